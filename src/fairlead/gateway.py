@@ -189,16 +189,10 @@ def _is_repeatable(job: Job) -> bool:
 
 
 def _answer(deltas: Deltas, seat: Seat) -> Answer:
-    estimate = seat.estimate
-    if estimate is None:
+    wait = seat.estimate
+    if wait is None:
         return Answer(deltas, seat.waited_s)
-    return Answer(
-        deltas,
-        seat.waited_s,
-        estimate.estimated_wait_s,
-        estimate.estimated_wait_p90_s,
-        estimate.position,
-    )
+    return Answer(deltas, seat.waited_s, wait.estimated_wait_s, wait.estimated_wait_p90_s, wait.position)
 
 
 def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:

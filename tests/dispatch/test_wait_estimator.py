@@ -46,10 +46,14 @@ async def test_waits_are_estimated_from_the_service_times_of_jobs_that_had_a_sea
     served = come(subject, to, job().job)
     await trio.sleep(SERVICE_S)
     go(subject, to, served)
-    assert subject.mean_service_s == SERVICE_S
+    assert subject.mean.mean_service_s == SERVICE_S
     sitting, first, second = (come(subject, to, job().job) for _ in range(3))
-    assert [sitting.ticket] == subject.running()
-    told = [subject.on_arrival(first.ticket), subject.now(second.ticket), subject.for_newcomer("m", "A", 1)]
+    assert [sitting.ticket] == list(subject._running)
+    told = [
+        subject.for_ticket(first.ticket, is_arriving=True),
+        subject.for_ticket(second.ticket),
+        subject.for_newcomer("m", "A", 1),
+    ]
     assert [estimate.position for estimate in told] == [1, 2, 3]
     waits = [estimate.estimated_wait_s for estimate in told]
     assert waits == [10, 10, 20], "the rest of the running job, then the mean of each job ahead"
@@ -60,13 +64,13 @@ async def test_jobs_that_never_had_a_seat_or_lost_it_do_not_change_the_estimate(
     lost, waiting = come(subject, to, job().job), come(subject, to, job().job)
     await trio.sleep(SERVICE_S)
     subject.requeued(lost)
-    assert subject.running() == []
+    assert list(subject._running) == []
     for waiter in (waiting, lost):
         go(subject, to, waiter)
     taught = come(subject, to, job().job)
     await trio.sleep(1.0)
     go(subject, to, taught)
-    assert subject.mean_service_s == 1.0
+    assert subject.mean.mean_service_s == 1.0
 
 
 async def test_a_job_costs_nothing_before_its_first_delta():
@@ -139,7 +143,7 @@ async def test_the_first_in_line_waits_at_least_for_the_rest_of_a_job_however_ma
         begin(to, come(subject, to, long_job()))
     await trio.sleep(3.0)
     first = come(subject, to, long_job())
-    assert subject.on_arrival(first.ticket).estimated_wait_s == 7
+    assert subject.for_ticket(first.ticket, is_arriving=True).estimated_wait_s == 7
 
 
 async def test_seats_and_jobs_of_another_model_change_no_estimate(autojump_clock, estimate):
@@ -169,4 +173,4 @@ async def test_a_job_that_waits_for_memory_waits_at_least_for_the_rest_of_the_ru
     await trio.sleep(3.0)
     first = come(subject, to, long_job(prompt=15))
     assert first.ticket.state is TicketState.QUEUED
-    assert subject.on_arrival(first.ticket).estimated_wait_s >= 7
+    assert subject.for_ticket(first.ticket, is_arriving=True).estimated_wait_s >= 7

@@ -129,7 +129,7 @@ class Dispatcher:
             try:
                 self.scheduler.submit(ticket, too_long=self._too_long(job))
                 if ticket.state is TicketState.QUEUED:
-                    waiter.estimate = self.estimator.on_arrival(ticket)
+                    waiter.estimate = self.estimator.for_ticket(ticket, is_arriving=True)
                 self._set_alarms(waiter, arrived)
                 self._load_if_refused(waiter)
                 node_id = await waiter.granted()
@@ -164,7 +164,7 @@ class Dispatcher:
         waiter = self._by_id.get(request_id)
         if waiter is None or waiter.ticket.state is not TicketState.QUEUED:
             return None
-        return self.estimator.now(waiter.ticket)
+        return self.estimator.for_ticket(waiter.ticket)
 
     def cancel(self, request_id: str, owner: str, error: FairleadError) -> bool:
         """End this waiting or running job with `error`. Return False if the owner has no such job."""
@@ -182,7 +182,7 @@ class Dispatcher:
         Jobs and load requests that wait for it end with `waiting`; None: they wait for its next load.
         """
         if error is not None:
-            for ticket in self.estimator.running():
+            for ticket in self._waiters:
                 node = ticket.node
                 if node is not None and node.limits.evictable and model in node.models:
                     self.stop(ticket, error)
@@ -202,8 +202,8 @@ class Dispatcher:
             running=counts.running,
             capacity=counts.capacity,
             seats=counts.seats,
-            mean_wait_s=self.estimator.mean_wait_s,
-            mean_service_s=self.estimator.mean_service_s,
+            mean_wait_s=self.estimator.mean.mean_wait_s,
+            mean_service_s=self.estimator.mean.mean_service_s,
         )
 
     # Effects of the scheduler ------------------------------------------------------------------------

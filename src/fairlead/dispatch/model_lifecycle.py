@@ -5,7 +5,6 @@ The dispatcher is that for jobs. The fleet, which owns the processes, executes t
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import structlog
 import trio
@@ -33,7 +32,8 @@ class ModelLifecycle:
         self._execute_stop: Callable[[str], None] | None = None
         self._ttl_s: Mapping[str, float] = {}
         self._loads: dict[str, _PendingLoad] = {}
-        self._idle: dict[str, _IdleNode] = {}  # the latest report of each node that has an alarm
+        # The latest report of each node that has an alarm: its last grant, and when its models expire.
+        self._idle: dict[str, tuple[int, float]] = {}
 
     def configure(
         self,
@@ -112,9 +112,9 @@ class ModelLifecycle:
         ttl_s = max((self._ttl_s.get(model, 0.0) for model in models), default=0.0)
         if ttl_s:
             has_alarm = node_id in self._idle
-            self._idle[node_id] = node = _IdleNode(used, trio.current_time() + ttl_s)
+            self._idle[node_id] = report = (used, trio.current_time() + ttl_s)
             if not has_alarm:
-                self._set_alarm(node_id, node)
+                self._set_alarm(node_id, report)
 
     # Clocks ------------------------------------------------------------------------------------------
 
@@ -126,23 +126,18 @@ class ModelLifecycle:
             load.alarm = self._timer.at(trio.current_time() + self._starvation_s, starved)
         return load
 
-    def _set_alarm(self, node_id: str, node: "_IdleNode") -> None:
+    def _set_alarm(self, node_id: str, report: tuple[int, float]) -> None:
+        used, expires_at = report
+
         def go_off() -> None:
             latest = self._idle[node_id]
-            if latest is not node:  # it has had a job and become idle again
+            if latest is not report:  # it has had a job and become idle again
                 self._set_alarm(node_id, latest)
                 return
             del self._idle[node_id]
-            self._scheduler.expired(node_id, node.used)
+            self._scheduler.expired(node_id, used)
 
-        self._timer.at(node.expires_at, go_off)
-
-
-class _IdleNode(NamedTuple):
-    """A node without jobs since its grant `used`, and when its models expire if it gets none."""
-
-    used: int
-    expires_at: float
+        self._timer.at(expires_at, go_off)
 
 
 class _PendingLoad:

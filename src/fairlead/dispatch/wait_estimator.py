@@ -37,7 +37,8 @@ class WaitEstimator:
     """Estimates waits of waiting and future jobs, retry times of refused ones, and costs of running ones.
 
     Is called for every seat that is granted, lost (`requeued`) or released (`ended`), and learns from them.
-    Queries the scheduler without changing it. `random` spreads the retries of jobs refused together.
+    Queries the scheduler without changing it. `random` spreads the retries of jobs refused together. `mean`
+    has the mean wait and service time of the last jobs.
     """
 
     def __init__(self, scheduler: SchedulerQueries, queue: QueueConfig, random: Random) -> None:
@@ -45,7 +46,7 @@ class WaitEstimator:
         self._random = random
         self._weights = TokenWeights(queue.prompt_weight, queue.output_weight)
         self._lengths = LengthPredictor()
-        self._mean = MeanEstimate()
+        self.mean = MeanEstimate()
         self._quantile = QuantileEstimate() if queue.estimate == "quantile" else None
         self._predictions: dict[Ticket, QuantilePrediction] = {}  # as of each queued job's arrival
         self._running: dict[Ticket, tuple[float, Waiter]] = {}  # grant time, waiter; the oldest first
@@ -69,7 +70,7 @@ class WaitEstimator:
 
     def waited(self, ticket: Ticket, waited_s: float) -> None:
         """Record how long a job waited for its first seat."""
-        self._mean.granted(waited_s)
+        self.mean.granted(waited_s)
         prediction = self._predictions.pop(ticket, None)
         if prediction is not None and self._quantile is not None:
             self._quantile.granted(prediction, waited_s)
@@ -80,17 +81,13 @@ class WaitEstimator:
         if (entry := self._running.pop(waiter.ticket, None)) is None:
             return
         job, service_s = waiter.ticket.job, trio.current_time() - entry[0]
-        self._mean.finished(service_s)
+        self.mean.finished(service_s)
         generated = waiter.generated()
         longest = generated // job.sequences
         if generated:
             self._lengths.observe(job.tenant, job.model, longest)
         if self._quantile is not None:
             self._quantile.finished(JobSize(job.prompt_tokens, longest), service_s)
-
-    def running(self) -> list[Ticket]:
-        """Return the tickets of the jobs that hold a seat, in the order of their grants."""
-        return list(self._running)
 
     def cost(self, waiter: Waiter) -> float:
         """Return what a job has cost until now; 0 before its first delta."""
@@ -100,23 +97,11 @@ class WaitEstimator:
 
     # Estimates ---------------------------------------------------------------------------------------
 
-    @property
-    def mean_wait_s(self) -> float:
-        """Mean wait of the last jobs that were granted a seat."""
-        return self._mean.mean_wait_s
-
-    @property
-    def mean_service_s(self) -> float:
-        """Mean time the last jobs held their seats."""
-        return self._mean.mean_service_s
-
-    def on_arrival(self, ticket: Ticket) -> WaitEstimate:
-        """Return the estimate for a job just queued; its actual wait is compared with that later."""
-        return self._of_ticket(ticket, is_arriving=True)
-
-    def now(self, ticket: Ticket) -> WaitEstimate:
-        """Return the current estimate for a waiting job."""
-        return self._of_ticket(ticket, is_arriving=False)
+    def for_ticket(self, ticket: Ticket, *, is_arriving: bool = False) -> WaitEstimate:
+        """Return a waiting job's estimate; the one of its arrival is later compared with its actual wait."""
+        ahead = self._scheduler.position(ticket)
+        jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
+        return self._estimate(ticket.job.model, ahead, jobs_ahead, arriving=ticket if is_arriving else None)
 
     def for_newcomer(self, model: str, tenant: str, priority: int) -> WaitEstimate:
         """Return the estimate for a job of this tenant and class if it arrived now."""
@@ -155,11 +140,6 @@ class WaitEstimator:
             self._refusal_estimates[model] = now, estimate
         return estimate
 
-    def _of_ticket(self, ticket: Ticket, *, is_arriving: bool) -> WaitEstimate:
-        ahead = self._scheduler.position(ticket)
-        jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
-        return self._estimate(ticket.job.model, ahead, jobs_ahead, arriving=ticket if is_arriving else None)
-
     def _estimate(
         self,
         model: str,
@@ -186,7 +166,7 @@ class WaitEstimator:
         ]
         if self._quantile is None:
             running_s = [now - since for since, _ in running]
-            wait_s = self._mean.wait_s(ahead=ahead, seats=awaited.seats, running_s=running_s)
+            wait_s = self.mean.wait_s(ahead=ahead, seats=awaited.seats, running_s=running_s)
             return WaitEstimate(position, max(1, wait_s))
         prediction = self._quantile.predict(
             ahead=[JobSize(job.prompt_tokens, self._output_tokens(job)) for job in jobs_ahead()],

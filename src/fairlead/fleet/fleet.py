@@ -65,15 +65,15 @@ class Fleet:
         self._dispatcher = dispatcher
         self._read = read
         self._on_progress = on_progress
-        self._local = LocalModels(
-            config,
-            dispatcher,
-            nodes,
-            self._spawn,
+        make_model = partial(
+            ManagedModel,
+            scheduler=dispatcher.scheduler,
+            nodes=nodes,
             on_progress=self._report_progress,
             engine_command=engine_command,
             make_process=make_process,
         )
+        self._local = LocalModels(config, dispatcher, self._spawn, make_model)
         self._remote = RemoteNodes(
             dispatcher,
             nodes,

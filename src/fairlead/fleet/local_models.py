@@ -1,17 +1,15 @@
 """The local models: starts and stops them as the scheduler decides, and restarts those that died."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import trio
 
-from fairlead.config import AnyModelConfig, Config, KeepSwap
+from fairlead.config import Config, KeepSwap
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, LoadCancelled, LoadFailed, ModelUnloaded
-from fairlead.fleet.managed_model import ManagedModel, OnProgress
+from fairlead.fleet.managed_model import ManagedModel
 from fairlead.fleet.model_memory import ModelMemory
-from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.nodes.model_process import ProcessFactory
 from fairlead.supervision import contain
 from fairlead.swap.policies import policy_for
 from fairlead.text.model import TextModel
@@ -19,50 +17,32 @@ from fairlead.text.model import TextModel
 MEASURE_EVERY_S = 10.0
 
 
-class LocalModels(Mapping[str, ManagedModel]):
+class LocalModels(dict[str, ManagedModel]):
     """The `ManagedModel` of each configured model, by name; also of removed ones until they have stopped.
 
-    `spawn` starts a task in the fleet's nursery. The other options are those of `ManagedModel`.
+    `spawn` starts a task in the fleet's nursery. `make_model` calls `ManagedModel` with the options that are
+    not given here.
     """
 
     def __init__(
         self,
         config: Config,
         dispatcher: Dispatcher,
-        nodes: NodeRegistry,
         spawn: Callable[..., None],
-        *,
-        on_progress: OnProgress,
-        engine_command: Sequence[str],
-        make_process: ProcessFactory,
+        make_model: Callable[..., ManagedModel],
     ) -> None:
+        super().__init__()
         self._config = config
         self._dispatcher = dispatcher
-        self._nodes = nodes
         self._spawn = spawn
-        self._on_progress = on_progress
-        self._engine_command = engine_command
-        self._make_process = make_process
-        self._models: dict[str, ManagedModel] = {}
+        self._make_model = make_model
         self._memory = ModelMemory()
         self._unloaded_early: set[str] = set()  # models whose preloading was ended by an unload
-
-    def __getitem__(self, name: str) -> ManagedModel:
-        """Return a model."""
-        return self._models[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the models."""
-        return iter(self._models)
-
-    def __len__(self) -> int:
-        """Return the number of models."""
-        return len(self._models)
 
     @property
     def are_ready(self) -> bool:
         """Whether no unload has interrupted preloading, and no model waits for its restart."""
-        if any(model.is_missed for model in self._models.values()):
+        if any(model.is_missed for model in self.values()):
             return False
         return not any(model.preload and model.name in self._unloaded_early for model in self._config.models)
 
@@ -74,9 +54,15 @@ class LocalModels(Mapping[str, ManagedModel]):
         self._memory.configure(config.models)
         for each in config.models:
             text = texts.get(each.name)
-            model = self._models.get(each.name)
+            model = self.get(each.name)
             if model is None:
-                model = self._models[each.name] = self._new_model(each, text)
+                model = self[each.name] = self._make_model(
+                    each,
+                    text,
+                    on_loaded=self._loaded,
+                    on_died=lambda died: self._spawn(self._restart, died),
+                    health=config.health_check,
+                )
             elif model.config != each:
                 model.config, model.text = each, text
             model.change_health(config.health_check)
@@ -114,41 +100,27 @@ class LocalModels(Mapping[str, ManagedModel]):
 
     async def retire(self, name: str) -> None:
         """Forget a model that is no longer configured, once its processes are gone."""
-        model = self._models[name]
+        model = self[name]
         while (life := model.life) is not None:
             await life.ended.wait()
         if all(each.name != name for each in self._config.models):
-            del self._models[name]
-
-    def _new_model(self, config: AnyModelConfig, text: TextModel | None) -> ManagedModel:
-        return ManagedModel(
-            config,
-            text,
-            self._dispatcher.scheduler,
-            self._nodes,
-            on_loaded=self._loaded,
-            on_died=lambda model: self._spawn(self._restart, model),
-            on_progress=self._on_progress,
-            health=self._config.health_check,
-            engine_command=self._engine_command,
-            make_process=self._make_process,
-        )
+            del self[name]
 
     # Decisions of the scheduler ----------------------------------------------------------------------
 
     def _start_swap(self, model: str, evict: frozenset[str]) -> None:
-        leaving = [self._models[name] for name in sorted(evict) if name in self._models]
+        leaving = [self[name] for name in sorted(evict) if name in self]
         lives = [each.life for each in leaving if each.life is not None]
         for each in leaving:
             each.evict()
         if not isinstance(self._config.swap, KeepSwap):
-            for each in self._models.values():
+            for each in self.values():
                 if each.name != model:
                     each.give_up()
-        self._models[model].begin(self._spawn, [life.ended for life in lives])
+        self[model].begin(self._spawn, [life.ended for life in lives])
 
     def _stop_model(self, model: str) -> None:
-        self._models[model].end()
+        self[model].end()
 
     # Events of models --------------------------------------------------------------------------------
 
@@ -163,7 +135,7 @@ class LocalModels(Mapping[str, ManagedModel]):
         """Load a model that died, after a backoff and if there is room."""
         await trio.sleep(model.next_backoff_s())
         # Meanwhile it may have been loaded, unloaded or removed.
-        if model.life is None and model.has_died and self._models.get(model.name) is model:
+        if model.life is None and model.has_died and self.get(model.name) is model:
             with suppress(FairleadError):  # after a failed load, `on_died` is called again
                 await self._dispatcher.models.load(model.name, only_if_free=True)
 
