@@ -64,8 +64,9 @@ class Offload:
 
         Raises `RateLimited`, too, if the body is long and the key's limits are used up.
         """
-        if request.body_bytes >= LONG_BODY_BYTES:
-            self._quotas.of(request.api_key).check(now_s=trio.current_time())
+        if request.body_bytes < LONG_BODY_BYTES:
+            return encode(*arguments, **options)
+        self._quotas.of(request.api_key).check(now_s=trio.current_time())
         return await self.in_turn(request, partial(encode, *arguments, **options))
 
     async def in_turn(self, request: Request, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:

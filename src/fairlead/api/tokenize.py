@@ -15,7 +15,7 @@ from msgspec import Meta
 from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.fields import TemplateVariables, TokenId
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
-from fairlead.api.dialects.unserved import TOKENIZE, reading, refuse_unserved
+from fairlead.api.dialects.unserved import TOKENIZE, capturing, refuse_unserved
 from fairlead.api.job_service import JobService
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import check_token_ids
@@ -67,7 +67,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[TokenId]
 
 
-_parse_tokenize = BodyParser(reading(TokenizeRequest, TOKENIZE))
+_parse_tokenize = BodyParser(capturing(TokenizeRequest, TOKENIZE))
 _parse_detokenize = BodyParser(DetokenizeRequest)
 
 

@@ -21,7 +21,7 @@ from fairlead.api.dialects.openai_chunks import Chunks
 from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.dialects.openai_logprobs import chat_logprobs, prompt_logprobs
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
-from fairlead.api.dialects.unserved import CHAT, reading, refuse_unserved
+from fairlead.api.dialects.unserved import CHAT, capturing, refuse_unserved
 from fairlead.config import Limits
 from fairlead.http.server_sent_events import encode_event
 from fairlead.job import Delta, Job
@@ -48,7 +48,7 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
 
 
-_parse = BodyParser(reading(ChatCompletionRequest, CHAT))
+_parse = BodyParser(capturing(ChatCompletionRequest, CHAT))
 
 
 class ChatDialect(OpenAIErrors, Dialect):

@@ -31,7 +31,7 @@ from fairlead.api.dialects.openai import (
 from fairlead.api.dialects.openai_chunks import Chunks
 from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.dialects.openai_logprobs import Scored, completion_logprobs, prompt_logprobs
-from fairlead.api.dialects.unserved import COMPLETION, reading, refuse_unserved
+from fairlead.api.dialects.unserved import COMPLETION, capturing, refuse_unserved
 from fairlead.config import Limits, SpecialTokens
 from fairlead.job import Delta
 
@@ -84,7 +84,7 @@ class CompletionOptions(NamedTuple):
         return list(map(_without_answer, deltas)) if self.echo_only else deltas
 
 
-_parse = BodyParser(reading(CompletionRequest, COMPLETION))
+_parse = BodyParser(capturing(CompletionRequest, COMPLETION))
 
 
 class CompletionDialect(OpenAIErrors, Dialect):

@@ -14,7 +14,7 @@ from fairlead.api.dialects.dialect import AnswerContext, Dialect, GenerationRequ
 from fairlead.api.dialects.fields import OF_ONE_KIND, CommonFields, NonEmpty, PositiveCount, Texts
 from fairlead.api.dialects.openai import OpenAIErrors, encode, prompts_of
 from fairlead.api.dialects.openai_events import ChunkReader
-from fairlead.api.dialects.unserved import EMBEDDING, reading, refuse_unserved
+from fairlead.api.dialects.unserved import EMBEDDING, capturing, refuse_unserved
 from fairlead.config import Limits
 from fairlead.errors import NodeFailed
 from fairlead.job import Delta
@@ -34,7 +34,7 @@ class EmbeddingRequest(CommonFields, frozen=True, kw_only=True):
     dimensions: PositiveCount | None = None
 
 
-_parse = BodyParser(reading(EmbeddingRequest, EMBEDDING))
+_parse = BodyParser(capturing(EmbeddingRequest, EMBEDDING))
 
 
 class EmbeddingDialect(OpenAIErrors, Dialect):

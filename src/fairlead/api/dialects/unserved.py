@@ -196,17 +196,20 @@ _HARMLESS = {
 IGNORED = {name: reason for reason, names in _HARMLESS.items() for name in names.split()}
 
 
-def reading(request: type[Request], fields: Fields) -> type[Request]:
-    """Return a subtype of `request` for decoding bodies, which also captures these fields."""
-    noticed = [(name, msgspec.Raw, _ABSENT) for name in fields]
-    noticing = msgspec.defstruct(request.__name__, noticed, bases=(request,), frozen=True, kw_only=True)
-    return cast("type[Request]", noticing)
+def capturing(request: type[Request], fields: Fields) -> type[Request]:
+    """Return a subtype of `request` for decoding bodies, which also has these fields."""
+    added = [(name, msgspec.Raw, _ABSENT) for name in fields]
+    subtype = msgspec.defstruct(request.__name__, added, bases=(request,), frozen=True, kw_only=True)
+    assert subtype.__struct_fields__[-len(fields) :] == tuple(fields)
+    return cast("type[Request]", subtype)
 
 
 def refuse_unserved(request: msgspec.Struct, fields: Fields) -> None:
-    """Raise `InvalidRequest` for the first of these fields that is not off. `reading` makes the type."""
-    for name, field in fields.items():
-        value: msgspec.Raw = getattr(request, name)
+    """Raise `InvalidRequest` for the first of these fields that is not off. `capturing` makes the type."""
+    values = msgspec.structs.astuple(request)[-len(fields) :]
+    if values == (_ABSENT,) * len(fields):
+        return
+    for (name, field), value in zip(fields.items(), values, strict=True):
         if value is not _ABSENT and not _is_off(value, field.off):
             advice = f"; use {field.instead}" if field.instead else ""
             raise InvalidRequest(f"{name}: is not served{advice}", param=name)
