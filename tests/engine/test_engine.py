@@ -1,6 +1,7 @@
 from array import array
 from itertools import count
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -234,7 +235,7 @@ def test_sequence_without_a_seed_gets_one_and_a_given_seed_is_kept():
     tested.submit(2, PROMPT, Sampling(max_tokens=1, seed=5))
     tested.submit(3, PROMPT, Sampling(max_tokens=1))
     step = tested.plan(0.0)
-    assert {tested.batch.state(slot).key: tested.batch.seed[slot] for slot in step.slots} == {
+    assert {state.key: state.sampling.parameters.seed for state in map(tested.batch.state, step.slots)} == {
         1: 100,
         2: 5,
         3: 101,
@@ -246,8 +247,9 @@ def test_batch_holds_the_sampling_of_each_sequence():
     sampling = Sampling(max_tokens=1, logit_bias={3: 1.5})
     tested.submit(1, PROMPT, sampling)
     step = tested.plan(0.0)
-    assert sampling is tested.batch.state(step.slots[0]).sampling
-    assert tested.batch.counters.biased == 1
+    held = tested.batch.state(step.slots[0]).sampling.parameters
+    assert held == msgspec.structs.replace(sampling, seed=held.seed)
+    assert step.processes_logits
 
 
 def test_logprobs_are_reported_with_their_token_and_other_tokens_stay_plain():

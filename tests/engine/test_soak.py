@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from fairlead.config import demonstration_model
 from fairlead.engine.engine import Engine
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
 

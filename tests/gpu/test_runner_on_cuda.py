@@ -8,7 +8,7 @@ import transformers
 
 from fairlead.engine.devices import multiplies_float8
 from fairlead.engine.graphs import Graphs
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
 from models.tiny import SIZES, Driver, load, prompt_of, save

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from engine.interpreted import interpreted
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.messages import WorkerSpec
 from fairlead.models.float8 import Float8Linear, narrow, narrow_linear

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.test_cpu_step import CONFIGS, Recorder, last_logits, relative_error
-from fairlead.engine import runner
+from fairlead.engine import loading
 from fairlead.engine.cpu_step import CpuStep
 from fairlead.engine.forward import TorchForward
 from fairlead.errors import LoadFailed
@@ -124,4 +124,4 @@ def test_int8_on_a_gpu_is_refused(tmp_path):
     spec = WorkerSpec(path=str(tmp_path), quantization="int8")
     source = read_source(tmp_path, device=CPU)
     with pytest.raises(LoadFailed, match="quantization int8 needs a CPU, not cuda:1"):
-        runner._linear(spec, source, torch.device("cuda:1"))
+        loading._linear(spec, source, torch.device("cuda:1"))

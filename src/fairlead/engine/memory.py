@@ -169,7 +169,8 @@ class Memory:
         """Take one more block per slot, in the only group; False, with none taken, if that is impossible."""
         if len(self._pools) > 1 or len(slots) > self.spare(0):
             return False
-        self._batch.append_one_each(slots, (self._pools[0].get_new_blocks(len(slots)),))
+        for slot, block in zip(slots, self._pools[0].get_new_blocks(len(slots)), strict=True):
+            self._batch.append_block_ids(slot, ([block],))
         self._table_entries[0] += len(slots)
         if self._promised[0]:
             for sequence in sequences:

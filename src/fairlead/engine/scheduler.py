@@ -72,6 +72,7 @@ class StepScheduler:
         self._occupied = np.zeros(slots, np.bool_)
         self._reserved = np.zeros(slots, np.bool_)  # pinned
         self._keys = np.zeros(slots, np.int64)
+        self._max_tokens = np.zeros(slots, np.int64)
         self._admissions = 0
         self._longest_tokens = 0  # of all that run, if each reaches its max_tokens
         self._forecast_is_new = False
@@ -274,7 +275,7 @@ class StepScheduler:
             self._keys[slots],
             np.asarray(self.batch.num_prompt_tokens)[slots] + outputs,
             outputs,
-            np.asarray(self.batch.max_tokens)[slots] - outputs,
+            self._max_tokens[slots] - outputs,
             reserved=self._reserved[slots],
             shared=self.memory.shared_tokens(0),
         )
@@ -294,6 +295,7 @@ class StepScheduler:
         self._occupied[slot] = True
         self._reserved[slot] = sequence.pinned
         self._keys[slot] = sequence.key
+        self._max_tokens[slot] = tokens.max_tokens
         self._longest_tokens += tokens.prompt_length + tokens.max_tokens
         self._running.setdefault(sequence.priority, {})[sequence.key] = sequence
         self._count(sequence, computed)
