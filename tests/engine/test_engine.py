@@ -81,7 +81,7 @@ def test_a_fresh_engine_is_idle_has_no_plan_and_nothing_to_tell():
     tested = engine()
     assert tested.idle
     assert tested.plan(0.0) is None
-    assert not tested.settle()
+    assert not tested.take_outcome()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_refusal_is_told_without_a_step():
     tested = engine()
     tested.submit(2, [], GREEDY)
     assert tested.plan(0.0) is None
-    (refusal,) = tested.settle().outputs
+    (refusal,) = tested.take_outcome().outputs
     assert refusal.key == 2
     assert tested.idle
 
@@ -185,7 +185,7 @@ def test_aborting_a_refused_sequence_drops_its_output():
     tested.submit(2, [], GREEDY)
     tested.abort(2)
     assert tested.idle
-    assert not tested.settle()
+    assert not tested.take_outcome()
 
 
 def test_an_abort_frees_at_once_between_steps():

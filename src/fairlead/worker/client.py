@@ -40,11 +40,11 @@ COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
 END_WAIT_S = 5.0
 KILLED_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
-LAST_WORDS_S = 0.3
+FINAL_OUTPUT_WAIT_S = 0.3
 # A load reports each tensor, but nothing while kernels are compiled. The watchdog covers requests only.
-LOAD_PATIENCE_S = 600.0
+LOAD_PROGRESS_TIMEOUT_S = 600.0
 # Delivering a step to 500 sequences takes several milliseconds. Other tasks can run at these intervals.
-TURN_S = 0.0005
+DELIVERY_SLICE_S = 0.0005
 READ_BYTES = 1 << 18
 LOG_LINES = 50
 
@@ -216,10 +216,10 @@ class Worker:
         assert self._socket is not None
         splitter = messages.FrameSplitter()
         while True:
-            with trio.move_on_after(inf if self._ready else LOAD_PATIENCE_S) as silence:
+            with trio.move_on_after(inf if self._ready else LOAD_PROGRESS_TIMEOUT_S) as silence:
                 await trio.lowlevel.wait_readable(self._socket)
             if silence.cancelled_caught:
-                self._load_error = f"the model's process made no progress for {LOAD_PATIENCE_S:g} s"
+                self._load_error = f"the model's process made no progress for {LOAD_PROGRESS_TIMEOUT_S:g} s"
                 return
             try:
                 data = self._socket.recv(READ_BYTES)
@@ -240,7 +240,7 @@ class Worker:
     async def _take(self, message: messages.ToParent, task_status: trio.TaskStatus[messages.Ready]) -> None:
         match message:
             case messages.StepOutputs():
-                await self._spread(message)
+                await self._deliver_step(message)
             case messages.LoadProgress(fraction, stage):
                 self.on_progress(fraction, stage)
             case messages.LoadFailure(reason):
@@ -249,10 +249,10 @@ class Worker:
                 self._ready = message
                 task_status.started(message)
 
-    async def _spread(self, step: messages.StepOutputs) -> None:
+    async def _deliver_step(self, step: messages.StepOutputs) -> None:
         """Deliver a step's outputs to the receivers, with checkpoints so that other tasks can run."""
         self.statistics = step.statistics
-        turn_ends = perf_counter() + TURN_S
+        slice_ends = perf_counter() + DELIVERY_SLICE_S
         for key, token_id in step.plain():
             receiver = self._open.get(key)
             if receiver is not None:  # else it was aborted, which the child had not read yet
@@ -260,14 +260,14 @@ class Worker:
                     receiver.receive_token(token_id)
                 except BaseException as error:  # noqa: BLE001  `_drop` raises `PASSING` again
                     self._drop(key, receiver, error)
-            if perf_counter() >= turn_ends:
+            if perf_counter() >= slice_ends:
                 await trio.lowlevel.checkpoint()
-                turn_ends = perf_counter() + TURN_S
+                slice_ends = perf_counter() + DELIVERY_SLICE_S
         for output in step.outputs:
             self._deliver(output)
-            if perf_counter() >= turn_ends:
+            if perf_counter() >= slice_ends:
                 await trio.lowlevel.checkpoint()
-                turn_ends = perf_counter() + TURN_S
+                slice_ends = perf_counter() + DELIVERY_SLICE_S
         self._watchdog.answered(more=bool(self._open))
 
     def _deliver(self, output: messages.Output) -> None:
@@ -307,7 +307,7 @@ class Worker:
         self.on_stuck(NodeFailed(self.stuck))
         self._fail_open(self.stuck)
         process.send_signal(signal.SIGUSR1)  # it prints its stack, unless the process is stopped
-        await trio.sleep(LAST_WORDS_S)
+        await trio.sleep(FINAL_OUTPUT_WAIT_S)
         reading.cancel()
 
     # Writing -----------------------------------------------------------------------------------------

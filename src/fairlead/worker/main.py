@@ -159,7 +159,7 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
     loop = Loop(_engine(model, spec), model.runner, channel)
     channel.write(_ready(model))
     for message in received:
-        loop.obey(message)
+        loop.execute(message)
     loop.run()  # until `ParentGone`
 
 
