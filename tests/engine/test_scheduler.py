@@ -283,7 +283,7 @@ def test_newest_sequence_is_preempted_and_requeued_first():
         SequenceStatus.PENDING,
     ]
     assert (sequences[2].preemptions, sequences[2].tokens.computed) == (1, 0)
-    assert [*line.scheduler._queues[1]] == [2, 9]
+    assert [*line.scheduler._queue._classes[1]] == [2, 9]
 
 
 def test_the_lowest_class_is_preempted_first():

@@ -6,7 +6,6 @@ token's meaning.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,6 +15,7 @@ from fairlead._cext.slotmap import SlotMap
 from fairlead.engine.admission import Predictor, SequenceAdmission
 from fairlead.engine.memory import Memory
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
+from fairlead.engine.sequence_queue import SequenceQueue
 
 
 class StepScheduler:
@@ -66,7 +66,7 @@ class StepScheduler:
         self._max_rows = min(max_batch, max_batched_tokens)
         # What any number of decodes leaves of a step; a prompt with one token to compute counts as a decode.
         self._even_chunk = max(1, max_batched_tokens - self._max_rows) if even_chunks else None
-        self._queues: dict[int, OrderedDict[int, Sequence]] = {}
+        self._queue = SequenceQueue()
         self._running: dict[int, dict[int, Sequence]] = {}  # by class, then key; in order of admission
         self._by_slot: list[Sequence | None] = [None] * slots
         self._occupied = np.zeros(slots, np.bool_)
@@ -85,7 +85,7 @@ class StepScheduler:
     @property
     def pending(self) -> int:
         """Sequences that are queued for a slot or for blocks."""
-        return sum(map(len, self._queues.values()))
+        return len(self._queue)
 
     @property
     def running(self) -> int:
@@ -102,7 +102,7 @@ class StepScheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Append a new sequence to its class's queue. One too long for an empty cache would block it."""
-        self._queue(sequence.priority)[sequence.key] = sequence
+        self._queue.append(sequence)
 
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Remove a sequence; its slot and blocks are free at once, even while a step with it is in flight.
@@ -112,10 +112,7 @@ class StepScheduler:
         """
         self._refused = None
         if sequence.handle == NO_HANDLE:
-            queue = self._queues[sequence.priority]
-            del queue[sequence.key]
-            if not queue:
-                del self._queues[sequence.priority]
+            self._queue.remove(sequence)
             return
         slot = sequence.slot
         self.memory.free(sequence, keep=keep)
@@ -210,9 +207,7 @@ class StepScheduler:
         victim.evicted_tokens = victim.tokens.committed
         self.remove(victim)
         victim.tokens.rewind(0)
-        queue = self._queue(victim.priority)
-        queue[victim.key] = victim
-        queue.move_to_end(victim.key, last=False)
+        self._queue.prepend(victim)
 
     def _leave_out(self, sequence: Sequence) -> None:
         """Leave a sequence out of this step only, and return its tokens to the budget."""
@@ -242,10 +237,9 @@ class StepScheduler:
     def _admit(self) -> None:
         """Admit heads of the queue while they fit."""
         self._forecast_is_new = False
-        while self._queues and self._slots.available:
-            queue = self._queues[min(self._queues)]
-            sequence = next(iter(queue.values()))
-            if sequence is self._refused:
+        while self._slots.available:
+            sequence = self._queue.head
+            if sequence is None or sequence is self._refused:
                 return
             if not self._is_admissible(sequence):
                 self._refused = sequence  # until one ends, the running ones only grow
@@ -316,9 +310,6 @@ class StepScheduler:
             self.prefix_hits += hit
 
     # Helpers -----------------------------------------------------------------------------------------
-
-    def _queue(self, priority: int) -> OrderedDict[int, Sequence]:
-        return self._queues.setdefault(priority, OrderedDict())
 
     def _in_slots(self, slots: Iterable[int]) -> list[Sequence]:
         return [sequence for slot in slots if (sequence := self._by_slot[slot]) is not None]
