@@ -10,7 +10,8 @@ from engine.interpreted import interpreted
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_forward import DeviceForward
 from fairlead.engine.forward import TorchForward
-from fairlead.engine.runner import LoadedModel, ModelRunner
+from fairlead.engine.loading import LoadedModel
+from fairlead.engine.runner import ModelRunner
 from fairlead.job import Sampling
 from fairlead.models.loader import load_model
 from models.tiny import SIZES, Driver, prompt_of, save

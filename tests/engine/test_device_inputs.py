@@ -37,7 +37,7 @@ def inputs_on_device(launches):
 def enter(batch, slot, length, blocks):
     """Add a sequence with nothing computed yet, and with blocks for tokens to come."""
     prompt = [(7 * slot + token) % 90 for token in range(length)]
-    state = SequenceState(slot, prompt, max_tokens=20, temperature=0.0)
+    state = SequenceState(slot, prompt, max_tokens=20)
     batch.add_request(slot, state, (blocks, [block + 100 for block in blocks]))
 
 
@@ -69,12 +69,12 @@ def check(inputs_on_device, batch, step, *, latest=None, tokens=None, rows=None)
 def test_staged_steps_and_tables_are_complete_and_padding_is_marked(batch, inputs_on_device):
     enter(batch, 3, 40, [5, 9, 2])
     enter(batch, 8, 5, [4])
-    batch.schedule([3, 8], [30, 5])
+    batch.num_scheduled[3], batch.num_scheduled[8] = 30, 5
     first = batch.prepare_inputs()
     there = check(inputs_on_device, batch, first)
     assert list(first.input_ids) == there.token_ids.tolist()
     latest = torch.tensor([11])
-    batch.schedule([3, 8], [10, 1])
+    batch.num_scheduled[3], batch.num_scheduled[8] = 10, 1
     second = batch.prepare_inputs()
     assert -1 in list(second.input_ids)
     there = check(inputs_on_device, batch, second, latest=latest, tokens=16, rows=6)
@@ -115,7 +115,7 @@ def test_token_id_outside_the_models_vocabulary_is_replaced_by_0(inputs_on_devic
     )  # the tokenizer has more ids than the model
     state = SequenceState(1, [5, 99, 100, 2**31 - 2], max_tokens=2)
     batch.add_request(0, state, ([0], [0]))
-    batch.schedule([0], [4])
+    batch.num_scheduled[0] = 4
     there = check(inputs_on_device, batch, batch.prepare_inputs())
     assert there.token_ids.tolist() == [5, 99, 0, 0]
 
@@ -124,5 +124,5 @@ def test_batch_with_more_slots_or_longer_sequences_does_not_fit(inputs_on_device
     for changed in ({"slots": 10}, {"max_model_len": 450}):
         batch = InputBatch(**{**SIZES, **changed}, vocab_size=VOCABULARY, windows=WINDOWS)
         enter(batch, 0, 5, [1])
-        batch.schedule([0], [5])
+        batch.num_scheduled[0] = 5
         assert not inputs_on_device.holds(batch.prepare_inputs(), batch)

@@ -38,8 +38,8 @@ def test_attention_equals_the_portable_attention(dtype, longest, heads, kv_heads
 
 @pytest.mark.parametrize("vocabulary", [5, 5000, 151_936])
 def test_thresholds_accept_the_same_tokens_as_sorting(vocabulary):
-    from fairlead.engine import torch_sampler as draws
     from fairlead.engine.device_sampling import thresholds
+    from fairlead.engine.sampling import torch_sampler as draws
 
     generator = torch.Generator().manual_seed(0)
     scores = (torch.randn(64, vocabulary, generator=generator) * 3).to(CUDA)

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from fairlead.engine.graphs import Graphs
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
 from fairlead.models.quantization.float8 import multiplies_float8

@@ -9,7 +9,7 @@ import transformers
 
 from engine.interpreted import interpreted
 from fairlead.config.models import ModelConfig
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.messages import WorkerSpec
 from fairlead.models.loader import read_source

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec

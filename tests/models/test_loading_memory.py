@@ -12,7 +12,7 @@ VOCABULARY, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 64_000, 2048, 5632, 16, 8
 SCRIPT = """
 import json, sys, torch
 from pathlib import Path
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.messages import WorkerSpec
 
 def peak():

@@ -11,7 +11,7 @@ import pytest
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.config import demonstration_model
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.messages import WorkerSpec
 
 

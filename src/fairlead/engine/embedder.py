@@ -56,9 +56,8 @@ class EmbeddingRunner:
             inputs.slots,
             inputs.sample_rows,
         )
-        return LaunchedTexts(
-            vectors, out_of_vocabulary_rows(batch, np.asarray(step.sample_slots), forward.vocab_size)
-        )
+        errors = out_of_vocabulary_rows(batch, np.asarray(step.sample_slots), forward.vocab_size)
+        return LaunchedTexts(vectors, errors)
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Return the memory of free blocks, by KV cache group, to the system where the device can."""

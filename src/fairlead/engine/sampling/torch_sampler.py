@@ -6,8 +6,7 @@ are all thresholds on a row's scores, so only finding them ever sorts; equally l
 dropped together. Does not wait for the device.
 """
 
-from typing import TYPE_CHECKING
-
+import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -16,9 +15,6 @@ from torch import Tensor
 from fairlead.engine.devices import runs_our_kernels
 from fairlead.engine.inputs import upload
 
-if TYPE_CHECKING:
-    from fairlead.engine.sampler import Parameters
-
 GREEDY_BELOW = 1e-5
 """Lower temperatures are greedy, because dividing by them overflows."""
 _CANDIDATES = 1024  # enough for top_p in most rows, and far cheaper than sorting a vocabulary
@@ -26,11 +22,32 @@ _RUN = 128  # tokens per partial sum in the search for a draw's place
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def choose_by_torch(logits: Tensor, parameters: "Parameters") -> tuple[Tensor, Tensor]:
+class RowParameters(msgspec.Struct, frozen=True):
+    """The parameters that S rows are drawn with.
+
+    `columns`: arrays [S] by parameter; one that is absent is off in all rows. `seed` (uint64) and `positions`
+    (of the token to choose) determine the draw.
+    """
+
+    columns: dict[str, np.ndarray]
+    positions: np.ndarray
+
+    def get(self, name: str) -> np.ndarray | None:
+        """Return a parameter's values [S]; None if it is off in all rows."""
+        return self.columns.get(name)
+
+    def of(self, rows: np.ndarray) -> "RowParameters":
+        """Return the parameters of some rows."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return RowParameters(columns, self.positions[rows])
+
+
+def choose_by_torch(logits: Tensor, parameters: RowParameters) -> tuple[Tensor, Tensor]:
     """Return the token of each row of `logits` [S, V], int64, and the row's highest logit: [S] each."""
     highest, tokens = logits.max(-1)
-    if parameters.temperatures is not None:
-        drawn = np.flatnonzero(parameters.temperatures >= GREEDY_BELOW)
+    temperatures = parameters.get("temperature")
+    if temperatures is not None:
+        drawn = np.flatnonzero(temperatures >= GREEDY_BELOW)
         if len(drawn) == len(logits):
             tokens = _draw(logits, highest, parameters)
         elif len(drawn):
@@ -54,18 +71,17 @@ def _mix(state: np.ndarray) -> np.ndarray:
     return np.asarray(state ^ (state >> np.uint64(31)))
 
 
-def _draw(logits: Tensor, highest: Tensor, parameters: "Parameters") -> Tensor:
+def _draw(logits: Tensor, highest: Tensor, parameters: RowParameters) -> Tensor:
     """Draw a token from each row [R, V] with its temperature and filters: [R]."""
-    assert parameters.temperatures is not None
     device = logits.device
-    temperatures = upload(parameters.temperatures.astype(np.float32), device)
+    temperatures = upload(parameters.columns["temperature"].astype(np.float32), device)
     # Relative to the row's highest, which becomes 0: nothing overflows, and +inf is simply the highest.
     scores = (logits - highest.clamp(max=_LARGEST)[:, None]).clamp_(max=0).div_(temperatures[:, None])
     thresholds = _thresholds(scores, parameters)
     weights = scores.exp()
     if thresholds is not None:
         weights.masked_fill_(scores < thresholds[:, None], 0)
-    numbers = upload(uniforms(parameters.seeds, parameters.positions), device)
+    numbers = upload(uniforms(parameters.columns["seed"], parameters.positions), device)
     return _inverse(weights, numbers)
 
 
@@ -93,18 +109,18 @@ def _passed(sums: Tensor, targets: Tensor) -> Tensor:
     return torch.minimum(torch.searchsorted(sums, targets, right=True), last)
 
 
-def _thresholds(scores: Tensor, parameters: "Parameters") -> Tensor | None:
+def _thresholds(scores: Tensor, parameters: RowParameters) -> Tensor | None:
     """Return the least score that each row accepts [R], or None if no row filters.
 
     min_p applies to the whole distribution, top_k to the likeliest tokens, top_p to what those two leave.
     """
-    if parameters.min_p is None and parameters.top_k is None and parameters.top_p is None:
+    requested_k, requested_p, min_p = (parameters.get(name) for name in ("top_k", "top_p", "min_p"))
+    if requested_k is None and requested_p is None and min_p is None:
         return None
     rows, vocabulary = scores.shape
-    top_p = np.ones(rows) if parameters.top_p is None else parameters.top_p.astype(np.float64)
-    top_k = np.zeros(rows, np.int64) if parameters.top_k is None else parameters.top_k.astype(np.int64)
-    top_k = top_k.clip(0, vocabulary)
-    least = np.full(rows, -np.inf, np.float32) if parameters.min_p is None else least_scores(parameters.min_p)
+    top_p = np.ones(rows) if requested_p is None else requested_p.astype(np.float64)
+    top_k = np.zeros(rows, np.int64) if requested_k is None else effective_top_k(requested_k, vocabulary)
+    least = np.full(rows, -np.inf, np.float32) if min_p is None else least_scores(min_p)
     thresholds = upload(least, scores.device)
     if runs_our_kernels(scores.device):
         from fairlead.engine import device_sampling  # which needs Triton
@@ -117,6 +133,11 @@ def _thresholds(scores: Tensor, parameters: "Parameters") -> Tensor | None:
         some = upload(sorting, scores.device)
         thresholds[some] = _top(scores[some], thresholds[some], top_k[sorting], top_p[sorting])
     return thresholds
+
+
+def effective_top_k(top_k: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Return the numbers of tokens to keep [R], int64; 0 where all are kept."""
+    return np.where((top_k > 0) & (top_k < vocabulary), top_k, 0).astype(np.int64)
 
 
 def least_scores(min_p: np.ndarray) -> np.ndarray:

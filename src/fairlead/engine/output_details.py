@@ -14,7 +14,7 @@ from fairlead.job import FinishReason, TokenLogprob
 from fairlead.messages import Output
 
 
-class Note(msgspec.Struct):
+class OutputDetails(msgspec.Struct):
     """What is reported for a sequence. With an `error` it has failed, and nothing else is reported."""
 
     logprobs: list[TokenLogprob] = []
@@ -29,7 +29,7 @@ class Note(msgspec.Struct):
         finish_reason: FinishReason | None = None,
         stop_token: int | None = None,
     ) -> Output:
-        """Return an `Output` with this note and these tokens."""
+        """Return an `Output` with these details and these tokens."""
         return Output(
             key,
             token_ids,
@@ -41,43 +41,45 @@ class Note(msgspec.Struct):
         )
 
 
-class TokenCounts(NamedTuple):
-    """Notes of sequences with a new token, by its index in `Committed`; of those still in prefill, by key."""
+class StepDetails(NamedTuple):
+    """By index in `Committed` for sequences with a new token; by key for those still in prefill."""
 
-    of_tokens: dict[int, Note]
-    of_prompts: dict[int, Note]
+    of_tokens: dict[int, OutputDetails]
+    of_prompts: dict[int, OutputDetails]
 
 
-def take_notes(
+def step_details(
     step: Step,
-    picks: SampledTokens,
+    sampled: SampledTokens,
     committed: Committed,
     scheduler: StepScheduler,
     sequences: Mapping[int, Sequence],
-) -> TokenCounts:
-    """Return the notes of a committed step, each reported once. Sequences that have ended get none."""
-    of_tokens: defaultdict[int, Note] = defaultdict(Note)
-    of_prompts: dict[int, Note] = {}
+) -> StepDetails:
+    """Return the details of a committed step, each reported once. Sequences that have ended get none."""
+    of_tokens: defaultdict[int, OutputDetails] = defaultdict(OutputDetails)
+    of_prompts: dict[int, OutputDetails] = {}
     cached = scheduler.cached
-    if not (picks.logprobs or picks.prompt_scores or cached):
-        return TokenCounts({}, {})
-    places = {key: place for place, key in enumerate(committed.keys)}
-    for sample, logprob in picks.logprobs.items():
-        # If the slot has a new sequence, that one was not in this step and is not in `places`.
+    if not (sampled.logprobs or sampled.prompt_scores or cached):
+        return StepDetails({}, {})
+    indices = {key: place for place, key in enumerate(committed.keys)}
+    for sample, logprob in sampled.logprobs.items():
+        # If the slot has a new sequence, that one was not in this step and is not in `indices`.
         sequence = scheduler.running_in(step.sample_slots[sample])
-        if sequence is not None and sequence.key in places:
-            of_tokens[places[sequence.key]].logprobs.append(logprob)
-    for key, scores in picks.prompt_scores.items():
+        if sequence is not None and sequence.key in indices:
+            of_tokens[indices[sequence.key]].logprobs.append(logprob)
+    for key, scores in sampled.prompt_scores.items():
         if (sequence := sequences.get(key)) is not None:
-            note = of_tokens[places[key]] if key in places else of_prompts.setdefault(key, Note())
-            note.error = scores.error
-            note.prompt_logprobs = _untold(sequence, scores)
-    for key in [key for key in cached if key in places]:
-        of_tokens[places[key]].cached_tokens = cached.pop(key)
-    return TokenCounts(of_tokens, of_prompts)
+            details = (
+                of_tokens[indices[key]] if key in indices else of_prompts.setdefault(key, OutputDetails())
+            )
+            details.error = scores.error
+            details.prompt_logprobs = _unreported(sequence, scores)
+    for key in [key for key in cached if key in indices]:
+        of_tokens[indices[key]].cached_tokens = cached.pop(key)
+    return StepDetails(of_tokens, of_prompts)
 
 
-def _untold(sequence: Sequence, scores: PromptScores) -> list[TokenLogprob]:
+def _unreported(sequence: Sequence, scores: PromptScores) -> list[TokenLogprob]:
     """Return the scores not reported yet: a preempted sequence computes its prompt again."""
     assert sequence.scored is not None
     new = scores.logprobs[max(0, sequence.scored - 1 - scores.position) :]
