@@ -98,17 +98,21 @@ async def _end_carelessly(process) -> None:
 
 
 MUTANTS = {
-    "a model's life expects only two errors": ("model", "nodes.resident.FailureBoundary", _OnlyExpected),
-    "what the fleet does beside is not contained": ("model", "nodes.fleet.contain", _not_contained),
+    "a model's life expects only two errors": ("model", "fleet.managed_model.FailureBoundary", _OnlyExpected),
+    "what the fleet does beside is not contained": ("model", "fleet.fleet.contain", _not_contained),
     "a child is ended without a second try": ("model", "worker.client._end", _end_carelessly),
     "a node that could not report its end keeps its seats": (
         "model",
         "dispatch.dispatcher.Dispatcher.counts",
         lambda _desk, _node_id: None,
     ),
-    "a command's life expects only two errors": ("command", "nodes.resident.FailureBoundary", _OnlyExpected),
+    "a command's life expects only two errors": (
+        "command",
+        "fleet.managed_model.FailureBoundary",
+        _OnlyExpected,
+    ),
     "relaying expects only two errors": ("node", "nodes.remote_node.FailureBoundary", _OnlyExpected),
-    "probing expects only two errors": ("node", "nodes.elsewhere.FailureBoundary", _OnlyExpected),
+    "probing expects only two errors": ("node", "fleet.remote_nodes.FailureBoundary", _OnlyExpected),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.job import Job, Sampling
 from fairlead.job_metrics import JobMetrics, JobStatistics
+from fairlead.nodes.status import EngineStatus
 from fairlead.request_timeline import SUCCESS, RequestTimeline
 
 
@@ -61,6 +62,11 @@ def engine(model: str = "m", **changes: Any) -> ModelStatus:
     """Return the status of a loaded local model."""
     settings = {"kind": "engine", "node": f"engine:{model}", "state": "ready", "seats": 8} | changes
     return ModelStatus(model=model, **settings)
+
+
+def engine_status(**changes: Any) -> EngineStatus:
+    """Return the state of an engine that has done nothing."""
+    return EngineStatus(**dict.fromkeys(EngineStatus.__struct_fields__, 0) | {"kernel": "torch"} | changes)
 
 
 def journey(

@@ -9,12 +9,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.config import ApiKey, Config
-from fairlead.fleet.status import NodeStatus
+from fairlead.fleet.status import LifetimeCounts, NodeStatus, RemoteDetails
 from fairlead.telemetry.metrics import Pulled, ServerMetrics
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview
 from fairlead.telemetry.tenants import TenantNames
-from telemetry.sources import FakeSources, engine, journey
+from telemetry.sources import FakeSources, engine, engine_status, journey
 
 VLLM = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
@@ -55,20 +55,24 @@ def sources() -> FakeSources:
     sources = FakeSources(refused={"invalid_api_key": 2})
     sources.fleet.statuses = [
         engine(
-            cache_usage=0.25,
-            blocks_total=100,
-            preemptions=3,
-            prefix_queries=40,
-            prefix_hits=10,
             busy=1,
-            loads=2,
-            stuck=1,
+            counts=LifetimeCounts(loads=2, stuck=1),
+            engine=engine_status(
+                cache_usage=0.25, blocks_total=100, preemptions=3, prefix_queries=40, prefix_hits=10
+            ),
         ),
         engine("far", kind="remote"),
     ]
     sources.fleet.node_statuses = [
         NodeStatus(
-            id="n", kind="remote", url="http://n", models=("far",), seats=4, busy=1, state="down", downs=2
+            id="n",
+            kind="remote",
+            models=("far",),
+            seats=4,
+            busy=1,
+            state="down",
+            downs=2,
+            remote=RemoteDetails(url="http://n"),
         )
     ]
     for outcome in ("success", "success", "client_left", "node_failed"):

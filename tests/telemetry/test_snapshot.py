@@ -4,16 +4,24 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.fleet.status import NodeStatus
+from fairlead.fleet.status import NodeStatus, RemoteDetails
 from fairlead.telemetry.snapshot import REJECTIONS, Overview, Snapshot
-from telemetry.sources import FakeSources, engine, journey
+from telemetry.sources import FakeSources, engine, engine_status, journey
 
 
 async def test_a_snapshot_has_the_queue_the_models_and_the_nodes_as_they_are():
     sources = FakeSources()
     sources.fleet.statuses = [engine()]
     sources.fleet.node_statuses = [
-        NodeStatus(id="n", kind="remote", url="http://n", models=("m",), seats=4, busy=1, state="up")
+        NodeStatus(
+            id="n",
+            kind="remote",
+            models=("m",),
+            seats=4,
+            busy=1,
+            state="up",
+            remote=RemoteDetails(url="http://n"),
+        )
     ]
     now = Overview(sources).snapshot()
     assert (
@@ -86,8 +94,8 @@ async def test_cache_usage_is_over_all_blocks_of_loaded_models_or_none():
     overview = Overview(sources)
     assert overview.snapshot().cache_usage is None
     sources.fleet.statuses = [
-        engine("a", cache_usage=1.0, blocks_total=100),
-        engine("b", cache_usage=0.0, blocks_total=300),
+        engine("a", engine=engine_status(cache_usage=1.0, blocks_total=100)),
+        engine("b", engine=engine_status(cache_usage=0.0, blocks_total=300)),
         engine("c", state="loading"),
         engine("d", kind="remote"),
     ]

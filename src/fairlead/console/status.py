@@ -29,6 +29,26 @@ STATE_STYLES = {
 }
 
 
+class LoadView(msgspec.Struct, frozen=True):
+    """The load of a model; `progress` None: not known."""
+
+    progress: float | None = 0.0
+    stage: str = ""
+
+
+class EngineView(msgspec.Struct, frozen=True):
+    """The cache usage of an engine, 0…1."""
+
+    cache_usage: float | None = None
+
+
+class RemoteView(msgspec.Struct, frozen=True):
+    """The address of a remote node, and the load that it reports."""
+
+    url: str = ""
+    load: float | None = None
+
+
 class ModelRow(msgspec.Struct, frozen=True):
     """A model that has a process here, or is served by a remote node."""
 
@@ -37,11 +57,10 @@ class ModelRow(msgspec.Struct, frozen=True):
     kind: str = ""
     seats: int = 0
     busy: int = 0
-    load_progress: float | None = 0.0
-    load_stage: str = ""
     memory_bytes: int = 0
-    cache_usage: float | None = None
     problem: str | None = None
+    load: LoadView = LoadView()
+    engine: EngineView | None = None
 
 
 class NodeRow(msgspec.Struct, frozen=True):
@@ -49,12 +68,11 @@ class NodeRow(msgspec.Struct, frozen=True):
 
     id: str
     kind: str = ""
-    url: str | None = None
     state: str = ""
     seats: int = 0
     busy: int = 0
-    load: float | None = None
     problem: str | None = None
+    remote: RemoteView | None = None
 
 
 class QueueFigures(msgspec.Struct, frozen=True):
@@ -94,7 +112,7 @@ def read_picture(data: str) -> ServerView:
     try:
         return msgspec.json.decode(data, type=ServerView)
     except msgspec.MsgspecError:
-        raise ServerError("the server sent something that is no picture of it") from None
+        raise ServerError("the server sent something that is not a snapshot") from None
 
 
 def ps(client: Client, *, as_json: bool) -> int:
@@ -133,11 +151,11 @@ def totals(picture: ServerView) -> str:
 
 def tables(picture: ServerView) -> "list[RenderableType]":
     """Return the tables of the models and of the remote nodes, and a line for each problem."""
-    elsewhere = [node for node in picture.nodes if node.url]
+    remote = [node for node in picture.nodes if node.remote is not None]
     return [
         models_table(picture.models) if picture.models else "There are no models.",
-        *([nodes_table(elsewhere)] if elsewhere else []),
-        *problems(picture.models, elsewhere),
+        *([nodes_table(remote)] if remote else []),
+        *problems(picture.models, remote),
     ]
 
 
@@ -172,30 +190,32 @@ def models_table(models: Iterable[ModelRow]) -> "Table":
     """Return a table of models, one row each."""
     table = _table("MODEL", "STATE", "KIND", "BUSY", "MEMORY", "CACHE")
     for row in models:
-        is_known = row.state == "loading" and row.load_progress is not None
-        state = f"{row.state} {row.load_progress:.0%}" if is_known else row.state
+        is_known = row.state == "loading" and row.load.progress is not None
+        state = f"{row.state} {row.load.progress:.0%}" if is_known else row.state
+        cache_usage = None if row.engine is None else row.engine.cache_usage
         table.add_row(
             row.model,
-            _styled(state, row.state) + _aside(row.load_stage if row.state == "loading" else ""),
+            _styled(state, row.state) + _aside(row.load.stage if row.state == "loading" else ""),
             row.kind,
             f"{row.busy}/{row.seats}",
             f"{row.memory_bytes / MIB:,.0f} MiB" if row.memory_bytes else "-",
-            "-" if row.cache_usage is None else f"{row.cache_usage:.0%}",
+            "-" if cache_usage is None else f"{cache_usage:.0%}",
         )
     return table
 
 
 def nodes_table(nodes: Iterable[NodeRow]) -> "Table":
-    """Return a table of nodes, one row each."""
+    """Return a table of remote nodes, one row each."""
     table = _table("NODE", "STATE", "KIND", "BUSY", "LOAD", "ADDRESS")
     for row in nodes:
+        remote = row.remote or RemoteView()
         table.add_row(
             row.id,
             _styled(row.state, row.state),
             row.kind,
             f"{row.busy}/{row.seats}",
-            "-" if row.load is None else f"{row.load:.2f}",
-            row.url or "here",
+            "-" if remote.load is None else f"{remote.load:.2f}",
+            remote.url,
         )
     return table
 

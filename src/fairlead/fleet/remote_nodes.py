@@ -8,7 +8,7 @@ import trio
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import InvalidRequest, NoNode, NotFound
-from fairlead.fleet.status import ModelStatus, NodeAvailability, NodeStatus
+from fairlead.fleet.status import LoadStatus, ModelStatus, NodeAvailability, NodeStatus, RemoteDetails
 from fairlead.nodes.remote_node import remote_node
 from fairlead.supervision import FailureBoundary, log_failure
 
@@ -83,15 +83,14 @@ class RemoteEntry:
         return NodeStatus(
             id=self.config.id,
             kind="remote",
-            url=self.config.url,
             models=told.models,
             seats=told.seats if told.is_up else 0,
             busy=told.busy if counts is None else counts.busy,
             state=self._state(is_up=told.is_up),
-            load=told.load,
             problem=told.problem,
             ups=told.ups,
             downs=told.downs,
+            remote=RemoteDetails(url=self.config.url, load=told.load),
         )
 
     def model_status(self, model: str) -> ModelStatus:
@@ -106,7 +105,7 @@ class RemoteEntry:
             seats=told.seats,
             busy=told.busy,
             sequences=told.busy,
-            load_progress=float(is_up),
+            load=LoadStatus(progress=float(is_up)),
             problem=told.problem,
         )
 

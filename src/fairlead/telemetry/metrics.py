@@ -4,6 +4,7 @@ All values are read on request, from the same sources as the dashboard's snapsho
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
@@ -11,6 +12,8 @@ from prometheus_client.registry import Collector
 
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.job_metrics import LABELS_AT_MOST, OTHER, JobStatistics, ModelCounts, TenantCounts
+from fairlead.nodes.node import ModelState
+from fairlead.nodes.status import EngineStatus
 from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, itself
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview, Snapshot, Sources
@@ -20,8 +23,6 @@ from fairlead.telemetry.vllm import as_vllm
 from fairlead.version import VERSION
 
 Refusals = Callable[[], Mapping[str, int]]
-
-MODEL_STATES = ("stopped", "loading", "ready", "draining", "stopping", "failed")
 
 SERVER: tuple[Row[Snapshot], ...] = (
     Gauge("fairlead_ready", "1 if no job would wait for a model to be loaded.", lambda now: now.ready),
@@ -72,23 +73,36 @@ MODELS: tuple[Row[ModelStatus], ...] = (
     Gauge("fairlead_model_seats", "Seats, while it is loaded.", lambda m: m.seats),
     Gauge("fairlead_model_busy_seats", "Seats that jobs hold.", lambda m: m.busy),
     Gauge(
-        "fairlead_model_load_progress", "How far its load is, 0 to 1, if known.", lambda m: m.load_progress
+        "fairlead_model_load_progress", "How far its load is, 0 to 1, if known.", lambda m: m.load.progress
     ),
     Gauge("fairlead_model_memory_bytes", "Memory of its processes.", lambda m: m.memory_bytes),
-    Gauge("fairlead_model_cache_usage", "Part of its cache blocks in use.", lambda m: m.cache_usage),
-    Gauge("fairlead_model_cache_blocks", "Its cache blocks.", lambda m: m.blocks_total),
-    Gauge("fairlead_model_cached_tokens", "Tokens kept for reuse.", lambda m: m.cached_tokens),
-    Gauge("fairlead_model_last_load_seconds", "What its latest load took.", lambda m: m.load_s),
-    Counter("fairlead_model_loads", "How often it was loaded.", lambda m: m.loads),
-    Counter("fairlead_model_load_failures", "How often it could not be.", lambda m: m.load_failures),
-    Counter("fairlead_model_evictions", "How often it made room for another.", lambda m: m.evictions),
-    Counter("fairlead_model_restarts", "How often it was started again after a death.", lambda m: m.restarts),
-    Counter("fairlead_model_stuck", "How often it was given up as stuck.", lambda m: m.stuck),
-    Counter("fairlead_model_preemptions", "Sequences that stepped back for memory.", lambda m: m.preemptions),
+    Gauge("fairlead_model_last_load_seconds", "What its latest load took.", lambda m: m.load.duration_s),
+    Counter("fairlead_model_loads", "How often it was loaded.", lambda m: m.counts.loads),
+    Counter("fairlead_model_load_failures", "How often its load failed.", lambda m: m.counts.load_failures),
     Counter(
-        "fairlead_model_prefix_queries", "Prompt tokens looked up for reuse.", lambda m: m.prefix_queries
+        "fairlead_model_evictions",
+        "How often it was evicted for another model.",
+        lambda m: m.counts.evictions,
     ),
-    Counter("fairlead_model_prefix_hits", "Prompt tokens found.", lambda m: m.prefix_hits),
+    Counter(
+        "fairlead_model_restarts",
+        "How often it was restarted after a death.",
+        lambda m: m.counts.restarts,
+    ),
+    Counter("fairlead_model_stuck", "How often it was given up as stuck.", lambda m: m.counts.stuck),
+)
+
+ENGINES: tuple[Row[EngineStatus], ...] = (
+    Gauge("fairlead_model_cache_usage", "Fraction of cache blocks in use.", lambda e: e.cache_usage),
+    Gauge("fairlead_model_cache_blocks", "Cache blocks.", lambda e: e.blocks_total),
+    Gauge("fairlead_model_cached_tokens", "Tokens kept for reuse.", lambda e: e.cached_tokens),
+    Counter(
+        "fairlead_model_preemptions", "Sequences preempted because memory was short.", lambda e: e.preemptions
+    ),
+    Counter(
+        "fairlead_model_prefix_queries", "Prompt tokens looked up for reuse.", lambda e: e.prefix_queries
+    ),
+    Counter("fairlead_model_prefix_hits", "Prompt tokens found.", lambda e: e.prefix_hits),
 )
 
 NODES: tuple[Row[NodeStatus], ...] = (
@@ -181,6 +195,10 @@ def _jobs(tallies: Mapping[str, ModelCounts]) -> Iterator[Metric]:
 
 
 def _models(models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
-    states = [((model.model, state), model.state == state) for model in models for state in MODEL_STATES]
+    states = [
+        ((model.model, state), model.state == state) for model in models for state in get_args(ModelState)
+    ]
     yield STATE.family(("model", "state"), states)
     yield from families(MODELS, ("model",), [((model.model,), model) for model in models])
+    engines = [((model.model,), model.engine) for model in models if model.engine is not None]
+    yield from families(ENGINES, ("model",), engines)

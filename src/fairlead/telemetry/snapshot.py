@@ -167,8 +167,7 @@ class _Rates:
 
 
 def _cache_usage(models: tuple[ModelStatus, ...]) -> float | None:
-    blocks = [(model.cache_usage, model.blocks_total) for model in models if model.state == "ready"]
-    told = [(usage, total) for usage, total in blocks if usage is not None and total]
-    if not told:
-        return None
-    return round(sum(usage * total for usage, total in told) / sum(total for _, total in told), 4)
+    engines = [model.engine for model in models if model.state == "ready" and model.engine is not None]
+    total = sum(engine.blocks_total for engine in engines)
+    used = sum(engine.cache_usage * engine.blocks_total for engine in engines)
+    return round(used / total, 4) if total else None

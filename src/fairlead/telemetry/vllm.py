@@ -9,6 +9,7 @@ from prometheus_client.core import Metric
 
 from fairlead.fleet.status import ModelStatus
 from fairlead.job_metrics import ModelCounts
+from fairlead.nodes.status import EngineStatus
 from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, itself
 
 LABELS = ("model_name", "engine")
@@ -29,11 +30,11 @@ JOBS: tuple[Row[ModelCounts], ...] = (
     Histogram("vllm:request_prefill_time_seconds", "In prefill.", lambda t: t.durations.prefill),
     Histogram("vllm:request_decode_time_seconds", "In decode.", lambda t: t.durations.decode),
 )
-ENGINES: tuple[Row[ModelStatus], ...] = (
+ENGINES: tuple[Row[EngineStatus], ...] = (
     Gauge("vllm:kv_cache_usage_perc", "Part of the cache in use: 1 is all.", lambda m: m.cache_usage),
     Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda m: m.prefix_queries),
     Counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda m: m.prefix_hits),
-    Counter("vllm:num_preemptions", "Sequences that stepped back.", lambda m: m.preemptions),
+    Counter("vllm:num_preemptions", "Sequences that were preempted.", lambda m: m.preemptions),
 )
 SUCCESS: Row[float] = Counter("vllm:request_success", "Answers by the reason of their end.", itself)
 
@@ -42,7 +43,8 @@ def as_vllm(tallies: Mapping[str, ModelCounts], models: tuple[ModelStatus, ...])
     """Yield the families: of jobs from a model's first job on, of caches while the model is loaded."""
     jobs = [((name, ENGINE), tally) for name, tally in tallies.items()]
     yield from families(JOBS, LABELS, jobs)
-    yield from families(ENGINES, LABELS, [((model.model, ENGINE), model) for model in models])
+    engines = [((model.model, ENGINE), model.engine) for model in models if model.engine is not None]
+    yield from families(ENGINES, LABELS, engines)
     ends = [
         ((*labels, reason), float(tally.finish_reasons.get(reason, 0)))
         for labels, tally in jobs
