@@ -23,7 +23,7 @@ class World:
         dispatcher = Dispatcher(QueueConfig(capacity=capacity, timeout_s=60), random=Random(0))
         nursery.start_soon(dispatcher.run)
         dispatcher.node_up(node, NodeLimits(seats=1, max_model_len=LIMITS.max_model_len))
-        self.gateway = Gateway(dispatcher, request_timeout_s=100, tell=self.told.append)
+        self.gateway = Gateway(dispatcher, request_timeout_s=100, on_finished=self.told.append)
 
     async def ask(self, *, tenant: str = "A", left_after_s: float = float("inf"), **options: object) -> None:
         with trio.move_on_after(left_after_s):

@@ -90,7 +90,7 @@ class _Round:
         self._problems: list[str] = []
         queue = QueueConfig(capacity=len(self._requests), timeout_s=PATIENCE_S)
         self._dispatcher = Dispatcher(queue, random=Random(seed))
-        self._gateway = Gateway(self._dispatcher, request_timeout_s=PATIENCE_S, tell=self._record)
+        self._gateway = Gateway(self._dispatcher, request_timeout_s=PATIENCE_S, on_finished=self._record)
 
     def _draw(self, number: int, *, stream: bool) -> ClientRequest:
         random = self._random

@@ -8,7 +8,7 @@ seat. When a client disconnects, the nursery is cancelled, which unwinds everyth
 A node that fails is replaced without the client noticing, as long as the client has nothing of the answer, or
 can get exactly what follows on what it has.
 
-At its end a job is counted here, and passed to `tell` for logs and traces.
+At its end a job is counted here, and passed to `on_finished` for logs and traces.
 """
 
 import time
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Gateway:
     """Serves jobs. `request_timeout_s` runs from a job's first seat; the queue limits the wait before that.
 
-    `tell` is called with each job's timeline when it is over. It must not raise.
+    `on_finished` is called with each job's timeline when it is over. It must not raise.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Gateway:
         dispatcher: Dispatcher,
         *,
         request_timeout_s: float,
-        tell: Callable[[RequestTimeline], None] = lambda _journey: None,
+        on_finished: Callable[[RequestTimeline], None] = lambda _journey: None,
     ) -> None:
         self._dispatcher = dispatcher
         self._request_timeout_s = request_timeout_s
-        self._tell = tell
+        self._on_finished = on_finished
         self._tally = JobMetrics()
         self._under_way: set[_Service] = set()
 
@@ -93,7 +93,7 @@ class Gateway:
             self._under_way.discard(service)
             journey = service.end()
             self._tally.add(journey)
-            self._tell(journey)
+            self._on_finished(journey)
 
     def statistics(self) -> JobStatistics:
         """Return the totals of all jobs, with what running jobs have generated so far."""

@@ -30,7 +30,7 @@ from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.text.model import TextModel
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
-STUB = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "--port")
+STUB = (sys.executable, str(Path(__file__).parent.parent / "nodes" / "stub_server.py"), "--port")
 _numbers = itertools.count()
 
 
