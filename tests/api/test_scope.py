@@ -14,7 +14,7 @@ from fairlead.config import ApiKey, SelectorConfig
 from fairlead.fleet.status import NodeStatus, RemoteDetails
 from fairlead.job_metrics import JobMetrics
 from fake_fleet import FakeFleet
-from telemetry.sources import journey
+from telemetry.sources import timeline
 
 ALL = ApiKey("sk-all", user="root")
 SMALL = ApiKey("sk-small", user="ana", models=("tiny",))
@@ -62,7 +62,7 @@ class CountingGateway(FakeGateway):
     def statistics(self):
         tally = JobMetrics()
         for tenant, model in (("ana", "small"), ("bob/eve", "far"), ("root", "cold"), ("bobby", "far")):
-            tally.add(journey(tenant, model))
+            tally.add(timeline(tenant, model))
         return tally.statistics()
 
 

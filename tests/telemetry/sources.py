@@ -27,7 +27,7 @@ class FakeFleet:
 
 @dataclass
 class FakeGateway:
-    """A gateway whose statistics are of `tally` and of the journeys under way."""
+    """A gateway whose statistics are of `tally` and of the requests under way."""
 
     tally: JobMetrics = field(default_factory=JobMetrics)
     under_way: list[RequestTimeline] = field(default_factory=list)
@@ -69,7 +69,7 @@ def engine_status(**changes: Any) -> EngineStatus:
     return EngineStatus(**dict.fromkeys(EngineStatus.__struct_fields__, 0) | {"kernel": "torch"} | changes)
 
 
-def journey(
+def timeline(
     tenant: str = "A", model: str = "m", *, outcome: str = SUCCESS, **changes: Any
 ) -> RequestTimeline:
     """Return a job with 3 prompt and 5 output tokens: granted after 1 s, first delta at 3 s, ended at 7 s."""

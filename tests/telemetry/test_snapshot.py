@@ -6,7 +6,7 @@ import trio
 
 from fairlead.fleet.status import NodeStatus, RemoteDetails
 from fairlead.telemetry.snapshot import REJECTIONS, Overview, Snapshot
-from telemetry.sources import FakeSources, engine, engine_status, journey
+from telemetry.sources import FakeSources, engine, engine_status, timeline
 
 
 async def test_a_snapshot_has_the_queue_the_models_and_the_nodes_as_they_are():
@@ -38,7 +38,7 @@ async def test_a_snapshot_has_the_queue_the_models_and_the_nodes_as_they_are():
 async def test_refused_jobs_count_as_rejected_and_all_other_errors_as_failed():
     sources = FakeSources(refused={"rate_limited": 3, "invalid_request": 7})
     for outcome in ("success", "success", "client_left", "queue_full", "queue_timeout", "node_failed"):
-        sources.gateway.tally.add(journey(outcome=outcome))
+        sources.gateway.tally.add(timeline(outcome=outcome))
     now = Overview(sources, sources.refusals).snapshot()
     assert now.answered == 2
     assert {code: number for code, number in now.rejected.items() if number} == {
@@ -52,7 +52,7 @@ async def test_refused_jobs_count_as_rejected_and_all_other_errors_as_failed():
 
 async def test_token_rate_covers_the_last_seconds(autojump_clock):
     sources = FakeSources()
-    running = journey(ended_s=None, tokens=0)
+    running = timeline(ended_s=None, tokens=0)
     sources.gateway.under_way = [running]
     overview = Overview(sources)
     assert overview.snapshot().tokens.generated_per_s == 0.0
@@ -69,7 +69,7 @@ async def test_token_rate_covers_the_last_seconds(autojump_clock):
 
 async def test_concurrent_snapshots_have_the_same_rate(autojump_clock):
     sources = FakeSources()
-    running = journey(ended_s=None, tokens=0)
+    running = timeline(ended_s=None, tokens=0)
     sources.gateway.under_way = [running]
     overview = Overview(sources)
     overview.snapshot()
@@ -80,7 +80,7 @@ async def test_concurrent_snapshots_have_the_same_rate(autojump_clock):
 
 async def test_rate_after_a_long_pause_is_the_mean_since_the_last_snapshot(autojump_clock):
     sources = FakeSources()
-    running = journey(ended_s=None, tokens=0)
+    running = timeline(ended_s=None, tokens=0)
     sources.gateway.under_way = [running]
     overview = Overview(sources)
     overview.snapshot()
