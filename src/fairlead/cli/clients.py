@@ -48,14 +48,14 @@ class ServerOptions:
 
     def ask(self, show: Callable[["Client"], int]) -> int:
         """Call `show` with a client; return its exit code, or 1 after reporting a `ServerError`."""
-        from fairlead.console.announcer import complain
+        from fairlead.console.announcer import report_error
         from fairlead.console.client import Client, ServerError
 
         try:
             with Client(self.url or DEFAULT_URL, api_key=self.key) as client:
                 return show(client)
         except ServerError as error:
-            complain(str(error))
+            report_error(str(error))
             return 1
 
 

@@ -68,10 +68,12 @@ def node(
 
 def _serve(config: Config, source: "ConfigSource | None", *, lifeline: bool) -> int:
     from fairlead.app import run as run_server
-    from fairlead.console.announcer import end_with_standard_input, open_announcer, warn
+    from fairlead.console.announcer import end_with_standard_input, open_announcer, report_warning
 
     if not is_loopback(config.host) and not config.api_keys:
-        warn(f"anybody who can reach {config.host} may use this server; --api-key would ask them for a key")
+        report_warning(
+            f"anybody who can reach {config.host} may use this server; --api-key would ask them for a key"
+        )
     if lifeline:
         end_with_standard_input()
     with open_announcer(key_needed=bool(config.api_keys), in_detail=lifeline) as announcer:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fairlead.config import CommandConfig, Config
 from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap
 from fairlead.configfile import ConfigFileError, Reading, read_config
-from fairlead.console.announcer import warn
+from fairlead.console.announcer import report_warning
 from fairlead.console.options import ServeOptions
 from fairlead.telemetry import streams
 
@@ -40,9 +40,11 @@ def read(file: Path) -> Reading | None:
     _configure_log(json=reading.config.log_json, level=reading.config.log_level)
     if reading.without_effect:
         number = len(reading.without_effect)
-        warn(f"{file} has settings without effect: {number} ('fairlead config check {file}' names them)")
+        report_warning(
+            f"{file} has settings without effect: {number} ('fairlead config check {file}' names them)"
+        )
     for remark in reading.remarks:
-        warn(f"{file}: {remark}")
+        report_warning(f"{file}: {remark}")
     return reading
 
 

@@ -3,9 +3,10 @@
 Fields that a server does not send take their defaults, so snapshots of other versions can be shown, too.
 """
 
+import signal
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 import msgspec
@@ -163,12 +164,16 @@ def logs(client: Client, model: str, *, follow: bool) -> int:
     """Print the last output of a model's processes; `follow`: also new output. Return the exit code."""
     path = f"/models/{quote(model, safe='')}/logs"
     empty = True
-    try:
-        with client.lines(f"{path}?follow=true" if follow else path, endless=follow) as lines:
-            for line in lines:
-                empty = False
-                print(_printable(line), flush=follow)
-    except KeyboardInterrupt:
+    with _Interrupt(client) as interrupt:
+        try:
+            with client.lines(f"{path}?follow=true" if follow else path, endless=follow) as lines:
+                for line in lines:
+                    empty = False
+                    print(_printable(line), flush=follow)
+        except (KeyboardInterrupt, ServerError):
+            if not interrupt.is_set:
+                raise
+    if interrupt.is_set:
         return 0
     if follow:
         raise ServerError(
@@ -230,6 +235,31 @@ def problems(models: Iterable[ModelRow], nodes: Iterable[NodeRow]) -> "list[Text
         for name, problem in named
         if problem
     ]
+
+
+class _Interrupt:
+    """A block in which Ctrl-C sets `is_set` and ends what the client reads.
+
+    It raises KeyboardInterrupt, too, but not only: Python ignores that in a destructor or callback.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.is_set = False
+        self._client = client
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is signal.default_int_handler:  # otherwise the signal is ignored
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, *_signal: object) -> None:
+        self.is_set = True
+        self._client.interrupt()
+        raise KeyboardInterrupt
 
 
 def _table(*columns: str) -> "Table":
