@@ -39,10 +39,10 @@ TEXTS = {
 }
 FUNCTIONS = {"compile", "match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
 HEADER_OF_SPACES = """
-from fairlead.http.response_parser import AnswerParser, BadAnswer
+from fairlead.http.response_parser import InvalidResponse, ResponseParser
 try:
-    AnswerParser().feed(b"HTTP/1.1 200 OK\\r\\na:" + b" " * 60_000 + b"\\x00\\r\\n\\r\\n")
-except BadAnswer:
+    ResponseParser().feed(b"HTTP/1.1 200 OK\\r\\na:" + b" " * 60_000 + b"\\x00\\r\\n\\r\\n")
+except InvalidResponse:
     print("refused")
 """
 

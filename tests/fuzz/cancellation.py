@@ -117,7 +117,7 @@ def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, tr
     done = Run(plan, strikes)
     striker = Striker(strikes, traced=traced)
     scenario = partial(_scenario, done, striker, parts)
-    with _deterministic(plan.seed), patch("fairlead.gateway.retry_sink", parts.again), capture_logs():
+    with _deterministic(plan.seed), patch("fairlead.gateway.retry_sink", parts.retry_sink), capture_logs():
         try:
             trio.run(scenario, clock=striker.clock, instruments=[striker], strict_exception_groups=True)
         except Exception as error:  # noqa: BLE001  # a mutant or a bug may raise anything

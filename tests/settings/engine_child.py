@@ -57,8 +57,8 @@ class _Channel:
         self.outbox: deque[messages.ToParent] = deque()
 
     def read(self, *, wait_s: float | None) -> list[bytes]:  # the child has waited already
-        messages, self.inbox = self.inbox, []
-        return messages
+        frames, self.inbox = self.inbox, []
+        return frames
 
     def write(self, message: messages.ToParent) -> None:
         self.outbox.append(message)
@@ -76,7 +76,7 @@ class EngineChild:
 
     async def run(self) -> int:
         """Load, then serve until the parent closes the connection."""
-        first, *messages = await self._receive()
+        first, *frames = await self._receive()
         spec = messages.spec_decoder.decode(first)
         self._plan.specs.append(spec)
         await self._process.pause(self._plan.load_s)
@@ -95,8 +95,8 @@ class EngineChild:
         loop = Loop(engine, model.runner, self._channel, clock=trio.current_time)
         await self._send(main._ready(model))
         while True:
-            self._channel.inbox += messages
-            for message in messages:
+            self._channel.inbox += frames
+            for message in frames:
                 self._note(message)
             if self._plan.is_stuck and not engine.idle:
                 await trio.sleep_forever()
@@ -109,9 +109,9 @@ class EngineChild:
             while self._channel.outbox:
                 await self._send(self._channel.outbox.popleft())
             wait_s = engine.wait_s(trio.current_time())
-            messages = []
+            frames = []
             with trio.move_on_after(float("inf") if wait_s is None else wait_s):
-                messages = await self._receive()
+                frames = await self._receive()
 
     def _note(self, message: bytes) -> None:
         request = messages.to_child_decoder.decode(message)
@@ -124,8 +124,8 @@ class EngineChild:
             await self._process.pause(0)
             if not data:
                 raise BrokenPipeError
-            if messages := list(self._splitter.feed(data)):
-                return messages
+            if frames := list(self._splitter.feed(data)):
+                return frames
 
     async def _send(self, message: messages.ToParent) -> None:
         await self._end.send(messages.encode_frame(message))

@@ -82,8 +82,8 @@ class EngineChild:
 
     async def run(self) -> int:
         """Load, then serve until the parent is gone; return the exit status."""
-        messages = await self._read()
-        self._model = Path(messages.spec_decoder.decode(messages[0]).path).name
+        frames = await self._read()
+        self._model = Path(messages.spec_decoder.decode(frames[0]).path).name
         self._plan = self._plan_of(self._model)
         if (status := await self._load()) is not None:
             return status
@@ -100,7 +100,7 @@ class EngineChild:
                 kv_cache_bytes=1,
             )
         )
-        self._obey(messages[1:])
+        self._obey(frames[1:])
         while True:
             if self._sequences or self._owes:
                 await self._process.pause(self._plan.step_s)
@@ -137,8 +137,8 @@ class EngineChild:
             await self._process.pause(0)
             if not data:
                 raise BrokenPipeError
-            if messages := list(self._splitter.feed(data)):
-                return messages
+            if frames := list(self._splitter.feed(data)):
+                return frames
 
     def _read_now(self) -> list[bytes]:
         if not self._end.is_ready("read"):
@@ -148,8 +148,8 @@ class EngineChild:
             raise BrokenPipeError
         return list(self._splitter.feed(data))
 
-    def _obey(self, messages: Sequence[bytes]) -> None:
-        for message in messages:
+    def _obey(self, frames: Sequence[bytes]) -> None:
+        for message in frames:
             self._owes = True
             match messages.to_child_decoder.decode(message):
                 case messages.Submit(key, prompt, sampling):

@@ -195,11 +195,11 @@ def _rarely() -> Iterator[None]:
 @contextlib.contextmanager
 def _collector_alone() -> Iterator[None]:
     """Keep the server from freezing the heap: this process runs many servers in sequence."""
-    settle, app.settle = app.settle, lambda: None
+    freeze, app.freeze = app.freeze, lambda: None
     try:
         yield
     finally:
-        app.settle = settle
+        app.freeze = freeze
 
 
 @cache

@@ -64,8 +64,8 @@ class World:
             raise ParentGone
         if not self.inbox:
             self.now_s += wait_s
-        messages, self.inbox = [messages.encode_frame(message)[4:] for message in self.inbox], []
-        return messages
+        frames, self.inbox = [messages.encode_frame(message)[4:] for message in self.inbox], []
+        return frames
 
     def write(self, message: messages.ToParent) -> None:
         assert isinstance(message, messages.StepOutputs)
