@@ -276,4 +276,4 @@ def _announce(announce: Callable[..., None], *details: object) -> None:
     with FailureBoundary() as boundary:
         announce(*details)
     if boundary.failure is not None:
-        log_failure("not announced", boundary.failure)
+        log_failure("announcement failed", boundary.failure)

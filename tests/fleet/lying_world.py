@@ -73,10 +73,13 @@ class World:
             estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.forecast(*asked)),
         )
         self.app = create_app(self.services)
-        self._overview = Overview(self.services)
-        self._metrics = ServerMetrics(
-            self.services, self._overview, refusals=dict, tenants=TenantNames(config)
+        self._overview = Overview(
+            self.services.fleet,
+            self.services.gateway,
+            ready=self.services.ready,
+            queue_statistics=self.services.queue_statistics,
         )
+        self._metrics = ServerMetrics(self._overview, refusals=dict, tenants=TenantNames(config))
         server.answer = self._answer
 
     def _answer(self, request: bytes) -> Iterable[bytes | float]:

@@ -9,6 +9,7 @@ from fairlead.job import Job, Sampling
 from fairlead.job_metrics import JobMetrics, JobStatistics
 from fairlead.nodes.status import EngineStatus
 from fairlead.request_timeline import SUCCESS, RequestTimeline
+from fairlead.telemetry.snapshot import Overview
 
 
 @dataclass
@@ -27,13 +28,13 @@ class FakeFleet:
 
 @dataclass
 class FakeGateway:
-    """A gateway whose statistics are of `tally` and of the requests under way."""
+    """A gateway whose statistics are of `metrics` and of the requests under way."""
 
-    tally: JobMetrics = field(default_factory=JobMetrics)
+    metrics: JobMetrics = field(default_factory=JobMetrics)
     under_way: list[RequestTimeline] = field(default_factory=list)
 
     def statistics(self) -> JobStatistics:
-        return self.tally.statistics(self.under_way)
+        return self.metrics.statistics(self.under_way)
 
 
 @dataclass
@@ -56,6 +57,15 @@ class FakeSources:
 
     def refusals(self) -> Mapping[str, int]:
         return self.refused
+
+    def overview(self) -> Overview:
+        return Overview(
+            self.fleet,
+            self.gateway,
+            ready=self.ready,
+            queue_statistics=self.queue_statistics,
+            refusals=self.refusals,
+        )
 
 
 def engine(model: str = "m", **changes: Any) -> ModelStatus:

@@ -26,7 +26,7 @@ async def test_every_metric_and_label_of_the_dashboard_exists():
     sources = FakeSources(refused={"invalid_request": 1})
     sources.fleet.statuses = [engine(engine=engine_status())]
     sources.fleet.node_statuses = [NodeStatus(id="n", kind="remote", models=(), seats=1, busy=0, state="up")]
-    sources.gateway.tally.add(timeline())
+    sources.gateway.metrics.add(timeline())
     families = list(text_string_to_metric_families(generate_latest(pulled(sources)).decode()))
     names = {sample.name for family in families for sample in family.samples}
     labels = {label for family in families for sample in family.samples for label in sample.labels}

@@ -176,7 +176,13 @@ def create_app(services: Services, *, past_quart: bool = True) -> Application:
     app.hot = GenerationRoutes(door, hot if past_quart else {}, edge.body_memory)
     for path, route in hot.items():
         app.add_url_rule(path, endpoint=path, methods=["POST"], view_func=partial(_answer, route))
-    overview = Overview(services, door.refusals)  # shared: rates are computed between snapshots
+    overview = Overview(  # shared: rates are computed between snapshots
+        services.fleet,
+        services.gateway,
+        ready=services.ready,
+        queue_statistics=services.queue_statistics,
+        refusals=door.refusals,
+    )
     for part in (
         openai,
         QueueRoutes(edge),

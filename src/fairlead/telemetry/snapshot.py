@@ -7,12 +7,14 @@ is kept: the token counts of the last snapshots.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import trio
 
+from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.gateway import Gateway
 from fairlead.job_metrics import JobStatistics
 from fairlead.request_timeline import LEFT, SUCCESS
 
@@ -24,7 +26,7 @@ REJECTIONS = (
 # The window of a rate. If there was no snapshot within it, the rate is since the one before.
 RATE_OVER_S = 3.0
 # Samples closer together than this are not kept, however often snapshots are taken.
-LOOKS_APART_S = 0.1
+SAMPLES_APART_S = 0.1
 
 
 class QueueTotals(msgspec.Struct, frozen=True):
@@ -71,78 +73,56 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeStatus, ...]
 
 
-class Fleet(Protocol):
-    """The part of the fleet that a snapshot reads."""
-
-    def models(self) -> list[ModelStatus]:
-        """Return every model that is known now."""
-
-    def nodes(self) -> list[NodeStatus]:
-        """Return every node."""
-
-
-class Gateway(Protocol):
-    """The part of the gateway that a snapshot reads."""
-
-    def statistics(self) -> JobStatistics:
-        """Return the metrics of all jobs."""
-
-
-class Sources(Protocol):
-    """What a snapshot is taken from; the services of the API are one."""
-
-    @property
-    def fleet(self) -> Fleet:
-        """Models and nodes."""
-
-    @property
-    def gateway(self) -> Gateway:
-        """Jobs."""
-
-    @property
-    def ready(self) -> Callable[[], bool]:
-        """Whether no job would have to wait for a model to be loaded."""
-
-    @property
-    def queue_statistics(self) -> Callable[[], dict[str, Any]]:
-        """The queue's totals, with the keys of `QueueTotals`."""
-
-
 class Overview:
     """Takes snapshots. One for each server, shared by all readers; each snapshot reads everything anew.
 
-    `refusals` returns how many requests were refused before they became jobs, by code. A snapshot takes some
-    tens of microseconds, and one microsecond for each running job.
+    `ready` returns whether no job would wait for a model to be loaded, `queue_statistics` the values of
+    `QueueTotals`, and `refusals` how many requests were refused before they became jobs, by code. A snapshot
+    takes some tens of microseconds, and one microsecond for each running job.
     """
 
-    def __init__(self, sources: Sources, refusals: Callable[[], Mapping[str, int]] = dict) -> None:
-        self._sources = sources
+    def __init__(
+        self,
+        fleet: Fleet,
+        gateway: Gateway,
+        *,
+        ready: Callable[[], bool],
+        queue_statistics: Callable[[], dict[str, Any]],
+        refusals: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        self._fleet = fleet
+        self._gateway = gateway
+        self._ready = ready
+        self._queue_statistics = queue_statistics
         self._refusals = refusals
         self._rates = _Rates()
 
+    def jobs(self) -> JobStatistics:
+        """Return the counts of all jobs, with what running jobs have generated so far."""
+        return self._gateway.statistics()
+
     def snapshot(self) -> Snapshot:
         """Return the server's state now."""
-        sources = self._sources
-        tally = sources.gateway.statistics()
-        codes = tally.outcomes
+        jobs = self.jobs()
+        codes = jobs.outcomes
         codes.update(self._refusals())
         answered = codes.pop(SUCCESS, 0)
         codes.pop(LEFT, None)
         rejected = {code: codes.pop(code, 0) for code in REJECTIONS}
-        prompt, generated = tally.prompt_tokens, tally.generated_tokens
-        prompt_per_s, generated_per_s = self._rates.look(trio.current_time(), prompt, generated)
-        models = tuple(sources.fleet.models())
+        prompt, generated = jobs.prompt_tokens, jobs.generated_tokens
+        prompt_per_s, generated_per_s = self._rates.add(trio.current_time(), prompt, generated)
+        models = tuple(self._fleet.models())
         return Snapshot(
             at_s=time.time(),
-            ready=sources.ready(),
-            queue=msgspec.convert(sources.queue_statistics(), QueueTotals),
+            ready=self._ready(),
+            queue=msgspec.convert(self._queue_statistics(), QueueTotals),
             answered=answered,
             rejected=rejected,
             failed=dict(codes),
             tokens=TokenTotals(prompt, generated, round(prompt_per_s, 2), round(generated_per_s, 2)),
             cache_usage=_cache_usage(models),
             models=models,
-            nodes=tuple(sources.fleet.nodes()),
+            nodes=tuple(self._fleet.nodes()),
         )
 
 
@@ -150,16 +130,16 @@ class _Rates:
     """Two counts and their rates of growth, from samples at irregular times."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, int, int]] = deque()
+        self._samples: deque[tuple[float, int, int]] = deque()
 
-    def look(self, now_s: float, prompt: int, generated: int) -> tuple[float, float]:
+    def add(self, now_s: float, prompt: int, generated: int) -> tuple[float, float]:
         """Add a sample; return how much each count grows in a second, 0 at the first sample."""
-        looks = self._looks
-        while len(looks) > 1 and looks[1][0] <= now_s - RATE_OVER_S:
-            looks.popleft()
-        then_s, prompt_then, generated_then = looks[0] if looks else (now_s, prompt, generated)
-        if not looks or now_s - looks[-1][0] >= LOOKS_APART_S:
-            looks.append((now_s, prompt, generated))
+        samples = self._samples
+        while len(samples) > 1 and samples[1][0] <= now_s - RATE_OVER_S:
+            samples.popleft()
+        then_s, prompt_then, generated_then = samples[0] if samples else (now_s, prompt, generated)
+        if not samples or now_s - samples[-1][0] >= SAMPLES_APART_S:
+            samples.append((now_s, prompt, generated))
         past_s = now_s - then_s
         if past_s <= 0:
             return 0.0, 0.0
