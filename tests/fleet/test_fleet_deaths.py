@@ -177,7 +177,7 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
 
 @pytest.mark.parametrize("makes_room", [True, False])
 async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, makes_room):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.05)
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.05)
     may_come_back = held(monkeypatch, Fleet, "_revive")
     swap = LruSwap(max_loaded=1 if makes_room else 2)
     async with garage(sleeper("x"), sleeper("y"), swap=swap) as opened:

@@ -179,7 +179,7 @@ async def test_start_still_fails_when_the_only_model_is_killed():
 
 
 async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.2)
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.2)
     async with garage(sleeper("m")) as opened:
         await opened.fleet.load("m")
         first = opened.pid()
@@ -193,7 +193,7 @@ async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
 
 
 async def test_killed_model_stays_unloaded_after_a_later_load_and_unload(monkeypatch):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.2)
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.2)
     async with garage(sleeper("m")) as opened:
         await opened.fleet.load("m")
         os.kill(opened.pid(), signal.SIGKILL)

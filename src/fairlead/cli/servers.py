@@ -74,7 +74,7 @@ def _serve(config: Config, source: "ConfigSource | None", *, lifeline: bool) -> 
     from fairlead.console.announcer import end_with_standard_input, open_announcer, report_warning
 
     if not is_loopback(config.host) and not config.api_keys:
-        report_warning(f"anybody who can reach {config.host} may use this server; --api-key requires a key")
+        report_warning(f"any client that reaches {config.host} may use this server: use --api-key")
     if lifeline:
         end_with_standard_input()
     with open_announcer(key_needed=bool(config.api_keys), in_detail=lifeline) as announcer:

@@ -48,9 +48,9 @@ def _report(
 ) -> None:
     """Print the table and write the requested files."""
     print(
-        f"{options.model} at {options.url}, {options.endpoint}, asked for {options.prompt_tokens} tokens in"
+        f"{options.model} at {options.url}, {options.endpoint}: {options.prompt_tokens} prompt tokens and "
+        f"{options.output_tokens} output tokens\n"
     )
-    print(f"and {options.output_tokens} out\n")
     print(format_table([level for level, _ in results]))
     if json is not None:
         document = {

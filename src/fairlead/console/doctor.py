@@ -61,7 +61,7 @@ def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: 
 
     `host` and `port` default to those of the configuration file, or else to those of `serve`.
     """
-    findings = list(_look(config, host, port))
+    findings = list(_findings(config, host, port))
     failed = any(finding.verdict == "bad" for finding in findings)
     if as_json:
         print(json.dumps([msgspec.to_builtins(finding) for finding in findings], indent=2))
@@ -84,10 +84,10 @@ def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: 
     return int(failed)
 
 
-def _look(file: Path | None, host: str | None, port: int | None) -> Iterator[Finding]:
+def _findings(file: Path | None, host: str | None, port: int | None) -> Iterator[Finding]:
     reading = None if file is None else _reading(file)
     config = reading.config if isinstance(reading, Reading) else Config(models=())
-    looks: list[Callable[[], Iterator[Finding]]] = [
+    checks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _torch,
         _kernels,
@@ -98,8 +98,8 @@ def _look(file: Path | None, host: str | None, port: int | None) -> Iterator[Fin
         _model_hub,
         lambda: _configuration(file, reading),
     ]
-    for look in looks:
-        yield from look()
+    for check in checks:
+        yield from check()
 
 
 def _python() -> Iterator[Finding]:

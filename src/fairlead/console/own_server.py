@@ -54,7 +54,7 @@ def own_server(model: Path | None) -> Iterator[tuple[str, str]]:
 
 
 def _wait_until_ready(lines: Iterable[str], announcer: PlainAnnouncer) -> str:
-    last_words = "its server ended without a word"
+    last_line = "its server ended and printed no reason"
     for line in lines:
         match read_line(line):
             case ReadyLine(url=url):
@@ -62,8 +62,8 @@ def _wait_until_ready(lines: Iterable[str], announcer: PlainAnnouncer) -> str:
             case LoadingLine(model=model, fraction=fraction, stage=stage):
                 announcer.loading(model, fraction, stage)
             case None if line.strip():
-                last_words = line.strip().removeprefix("fairlead: ")
-    raise ServerError(last_words)
+                last_line = line.strip().removeprefix("fairlead: ")
+    raise ServerError(last_line)
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:

@@ -108,7 +108,7 @@ class ServerView(msgspec.Struct, frozen=True):
     nodes: list[NodeRow] = []
 
 
-def read_picture(data: str) -> ServerView:
+def read_snapshot(data: str) -> ServerView:
     """Parse a snapshot. Raises `ServerError`."""
     try:
         return msgspec.json.decode(data, type=ServerView)
@@ -122,41 +122,41 @@ def ps(client: Client, *, as_json: bool) -> int:
         data = next((data for name, data in events if name == "snapshot"), None)
     if data is None:
         raise ServerError(f"{client.url}/events did not answer as a Fairlead server does")
-    picture = read_picture(data)
+    view = read_snapshot(data)
     if as_json:
         print(msgspec.json.format(data, indent=2))
         return 0
     from rich.console import Console
 
     console = Console(highlight=False)
-    queue = picture.queue
+    queue = view.queue
     console.print(
         f"{queue.running} running on {queue.seats} seats, {queue.waiting} waiting of {queue.capacity}, "
-        f"{picture.tokens.generated_per_s:.0f} tokens/s"
+        f"{view.tokens.generated_per_s:.0f} tokens/s"
     )
-    console.print(totals(picture))
-    for part in tables(picture):
+    console.print(totals(view))
+    for part in tables(view):
         console.print(part)
     return 0
 
 
-def totals(picture: ServerView) -> str:
+def totals(view: ServerView) -> str:
     """Return the line of means and totals."""
-    cache = "-" if picture.cache_usage is None else f"{picture.cache_usage:.0%}"
-    queue = picture.queue
+    cache = "-" if view.cache_usage is None else f"{view.cache_usage:.0%}"
+    queue = view.queue
     return (
         f"mean wait {queue.mean_wait_s:.1f} s   mean service {queue.mean_service_s:.1f} s   "
-        f"rejected {sum(picture.rejected.values())}   cache {cache}"
+        f"rejected {sum(view.rejected.values())}   cache {cache}"
     )
 
 
-def tables(picture: ServerView) -> "list[RenderableType]":
+def tables(view: ServerView) -> "list[RenderableType]":
     """Return the tables of the models and of the remote nodes, and a line for each problem."""
-    remote = [node for node in picture.nodes if node.remote is not None]
+    remote = [node for node in view.nodes if node.remote is not None]
     return [
-        models_table(picture.models) if picture.models else "There are no models.",
+        models_table(view.models) if view.models else "There are no models.",
         *([nodes_table(remote)] if remote else []),
-        *problems(picture.models, remote),
+        *problems(view.models, remote),
     ]
 
 

@@ -1,7 +1,12 @@
 """One instance of a local model, and when a model whose instance died is started again."""
 
+from contextlib import AbstractAsyncContextManager
+
 import trio
 
+from fairlead.answer.sink import Sink
+from fairlead.errors import NodeFailed
+from fairlead.job import Job
 from fairlead.nodes.model_process import ModelProcess
 
 FIRST_BACKOFF_S = 0.5
@@ -63,3 +68,15 @@ class Restarts:
         """Return the pause before the next restart, and double it, up to `LONGEST_BACKOFF_S`."""
         backoff_s, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, LONGEST_BACKOFF_S)
         return backoff_s
+
+
+class UnstartedNode:
+    """Stands for the node of an instance that failed before it had one."""
+
+    def __init__(self, node_id: str, model: str) -> None:
+        self.id = node_id
+        self.models = frozenset({model})
+
+    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
+        """See `Node`."""
+        raise NodeFailed(f"{self.id} is not running")

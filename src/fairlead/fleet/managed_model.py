@@ -5,7 +5,7 @@ gone; and its end is reported once. The dispatcher decides whether the model is 
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from typing import Protocol
 
@@ -13,13 +13,11 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.answer.sink import Sink
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
-from fairlead.fleet.instance import Instance, Restarts
+from fairlead.fleet.instance import Instance, Restarts, UnstartedNode
 from fairlead.fleet.status import LifetimeCounts, LoadStatus, ModelStatus, NodeKind
-from fairlead.job import Job
 from fairlead.nodes.model_process import ModelProcess, ProcessFactory, ProcessOptions, make_process
 from fairlead.nodes.node import GpuUse, ModelState, Node, NodeLimits
 from fairlead.process.memory import memory_of
@@ -255,7 +253,7 @@ class ManagedModel:
         else:
             self._counts.load_failures += 1
             error = failure if isinstance(failure, LoadFailed) else LoadFailed(self._problem)
-            self._desk.load_failed(instance.node or _UnmadeNode(self), error)
+            self._desk.load_failed(instance.node or UnstartedNode(self.node_id, self.name), error)
         if self._restarts.is_due:
             self._keeper.died(self)
 
@@ -347,15 +345,3 @@ class ManagedModel:
                 engine_command=self._engine_command,
             )
         )
-
-
-class _UnmadeNode:
-    """Stands for the node of an instance that failed before it had one."""
-
-    def __init__(self, model: ManagedModel) -> None:
-        self.id = model.node_id
-        self.models = frozenset({model.name})
-
-    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
-        """See `Node`."""
-        raise NodeFailed(f"{self.id} is not running")
