@@ -5,7 +5,6 @@ The command line overrides the file.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +22,7 @@ from fairlead.config import (
     QueueConfig,
     demonstration_model,
 )
-from fairlead.console.setting_options import SettingOption, with_help, with_options
+from fairlead.console.setting_options import SettingOption, setting_options
 from fairlead.text.hub import gguf_advice, is_gguf
 
 # A model on the Hugging Face hub: `organization/name`, optionally with `@revision`.
@@ -81,10 +80,8 @@ SERVE_OPTIONS = (
 )
 
 
-@with_help(SERVE_OPTIONS)
 @Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-@with_options(SERVE_OPTIONS)
+@setting_options(SERVE_OPTIONS)
 class ServeOptions:
     """Options of a server: the settings of `SERVE_OPTIONS`, and those below.
 

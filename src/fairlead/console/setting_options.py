@@ -1,6 +1,7 @@
 """Command-line options for settings: `config` has their types, ranges, defaults and help texts."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -57,29 +58,21 @@ class SettingOption(NamedTuple):
         return f"{text} Default: {default}."
 
 
-def with_options(options: Sequence[SettingOption]) -> Callable[[type[Options]], type[Options]]:
-    """Return a class decorator, to be used before `dataclass`, which adds a field for each option."""
+def setting_options(options: Sequence[SettingOption]) -> Callable[[type[Options]], type[Options]]:
+    """Return a decorator that makes a frozen dataclass, with a field and a help text for each option."""
 
-    def add_fields(kind: type[Options]) -> type[Options]:
+    def decorate(kind: type[Options]) -> type[Options]:
         own = dict(kind.__annotations__)
         kind.__annotations__.clear()
         for option in options:
             kind.__annotations__[option.name] = option.annotation
             setattr(kind, option.name, False if option.default is False else None)
         kind.__annotations__.update(own)
-        return kind
+        made = dataclass(frozen=True, kw_only=True)(kind)
+        type.__setattr__(made, "__doc__", _Help(made.__doc__ or "", options))
+        return made
 
-    return add_fields
-
-
-def with_help(options: Sequence[SettingOption]) -> Callable[[type[Options]], type[Options]]:
-    """Return a class decorator, to be used after `dataclass`, which documents the options."""
-
-    def add_help(kind: type[Options]) -> type[Options]:
-        type.__setattr__(kind, "__doc__", _Help(kind.__doc__ or "", options))
-        return kind
-
-    return add_help
+    return decorate
 
 
 class _Help:

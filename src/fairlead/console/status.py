@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from fairlead.console.client import Client, ServerError
+from fairlead.telemetry.totals import QueueTotals, TokenTotals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -76,32 +77,12 @@ class NodeRow(msgspec.Struct, frozen=True):
     remote: RemoteView | None = None
 
 
-class QueueFigures(msgspec.Struct, frozen=True):
-    """The queue's counts, and its mean times."""
-
-    waiting: int = 0
-    running: int = 0
-    capacity: int = 0
-    seats: int = 0
-    mean_wait_s: float = 0.0
-    mean_service_s: float = 0.0
-
-
-class TokenFigures(msgspec.Struct, frozen=True):
-    """Tokens since the server's start, and the current rates per second."""
-
-    prompt: int = 0
-    generated: int = 0
-    prompt_per_s: float = 0.0
-    generated_per_s: float = 0.0
-
-
 class ServerView(msgspec.Struct, frozen=True):
     """The displayed part of a server's snapshot. `at_s` is its Unix time."""
 
     at_s: float = 0.0
-    queue: QueueFigures = QueueFigures()
-    tokens: TokenFigures = TokenFigures()
+    queue: QueueTotals = QueueTotals()
+    tokens: TokenTotals = TokenTotals()
     rejected: dict[str, int] = {}
     cache_usage: float | None = None
     models: list[ModelRow] = []

@@ -17,6 +17,7 @@ from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.gateway import Gateway
 from fairlead.job_metrics import JobStatistics
 from fairlead.request_timeline import LEFT, SUCCESS
+from fairlead.telemetry.totals import QueueTotals, TokenTotals
 
 # Error codes for missing capacity: the job may be retried. The dashboard calls them rejected.
 REJECTIONS = (
@@ -27,30 +28,6 @@ REJECTIONS = (
 RATE_OVER_S = 3.0
 # Samples closer together than this are not kept, however often snapshots are taken.
 SAMPLES_APART_S = 0.1
-
-
-class QueueTotals(msgspec.Struct, frozen=True):
-    """The queue: waiting and running jobs, the limits of both, and means over the last 100 jobs."""
-
-    waiting: int = 0
-    running: int = 0
-    capacity: int = 0
-    seats: int = 0
-    mean_wait_s: float = 0.0
-    mean_service_s: float = 0.0
-
-
-class TokenTotals(msgspec.Struct, frozen=True):
-    """Tokens since the server started, also those of running jobs, and tokens per second now.
-
-    A prompt's tokens count when its answer begins; they are a guess if only a remote server has read the
-    prompt.
-    """
-
-    prompt: int = 0
-    generated: int = 0
-    prompt_per_s: float = 0.0
-    generated_per_s: float = 0.0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
