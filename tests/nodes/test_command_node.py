@@ -56,7 +56,7 @@ async def test_command_node_loads_serves_and_stops():
     assert node.state == "stopped"
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
-        assert node.is_ready
+        assert node.state == "ready"
         assert listener.reports == [("up", "command:m", 3)]
         got = await generated(node, relayed_job(seed=5))
         assert text() == got.text()
@@ -86,7 +86,7 @@ async def test_node_is_ready_only_after_its_health_check_succeeds():
                 pass
         server.healthy = True
         with trio.fail_after(60):
-            while not node.is_ready:  # noqa: ASYNC110
+            while node.state != "ready":  # noqa: ASYNC110
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
 
@@ -189,7 +189,7 @@ async def test_command_without_a_health_check_is_ready_at_once():
     node = CommandNode(sleeping(), listener)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
-        assert node.is_ready
+        assert node.state == "ready"
         nursery.cancel_scope.cancel()
     assert [report[0] for report in listener.reports] == ["up", "down"]
 

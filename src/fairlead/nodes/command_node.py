@@ -87,11 +87,6 @@ class CommandNode:
         return None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it takes jobs now."""
-        return self.state == "ready"
-
-    @property
     def pid(self) -> int | None:
         """The process id; None before the process is started."""
         return self._process.pid
@@ -122,7 +117,7 @@ class CommandNode:
                     with trio.CancelScope() as loading:
                         nursery.start_soon(self._cancel_at_end, loading)
                         await self._become_ready()
-                    was_ready = self.is_ready
+                    was_ready = not loading.cancelled_caught
                     if was_ready:
                         task_status.started()
                         with trio.CancelScope() as serving:

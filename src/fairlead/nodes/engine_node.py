@@ -17,7 +17,7 @@ from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
 from fairlead.job import Job
 from fairlead.messages import EngineStatistics, Ready, WorkerSpec
 from fairlead.nodes.node import GpuUse, NodeLimits, NodeListener
-from fairlead.nodes.status import EngineStatus, ProcessStatus, ratio
+from fairlead.nodes.status import EngineStatus, ProcessStatus
 from fairlead.text.answer import ChoiceText
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND, Worker
@@ -185,12 +185,12 @@ class EngineNode:
                 slots_free=counts.slots_free,
                 cache_usage=round(counts.cache_usage, 4),
                 cached_tokens=counts.cached_tokens,
-                prefix_hit_rate=ratio(counts.prefix_hits, counts.prefix_queries),
+                prefix_hit_rate=_ratio(counts.prefix_hits, counts.prefix_queries),
                 prefix_queries=counts.prefix_queries,
                 prefix_hits=counts.prefix_hits,
                 preemptions=counts.preemptions,
-                mean_step_ms=ratio(1000 * counts.step_s, counts.steps),
-                mean_step_tokens=ratio(counts.step_tokens, counts.steps),
+                mean_step_ms=_ratio(1000 * counts.step_s, counts.steps),
+                mean_step_tokens=_ratio(counts.step_tokens, counts.steps),
             ),
         )
 
@@ -239,6 +239,10 @@ class EngineNode:
             eos_token_ids=self._model.eos_token_ids,
             context=job.prompts[index // job.n],
         )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 4) if whole else 0.0
 
 
 class _Readiness:

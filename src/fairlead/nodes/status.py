@@ -36,8 +36,3 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     output: tuple[str, ...] = ()
     engine: EngineStatus | None = None
-
-
-def ratio(part: float, whole: float) -> float:
-    """Return the quotient, rounded to four places; 0 if `whole` is 0."""
-    return round(part / whole, 4) if whole else 0.0
