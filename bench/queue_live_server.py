@@ -72,7 +72,7 @@ async def watch(fleet: Fleet) -> None:
     printed: int | None = 0  # the number before the child's first report
     while True:
         (status,) = fleet.models()
-        free = status.slots_free
+        free = None if status.engine is None else status.engine.slots_free
         if free != printed:
             print(f"free {free} {time.monotonic():.6f}", flush=True)
             printed = free

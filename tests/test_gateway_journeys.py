@@ -25,7 +25,7 @@ class World:
         nursery.start_soon(dispatcher.run)
         nodes = NodeRegistry(dispatcher.scheduler)
         nodes.report(node, NodeLimits(seats=1, max_model_len=LIMITS.max_model_len))
-        self.gateway = Gateway(dispatcher, nodes, request_timeout_s=100, on_end=self.timelines.append)
+        self.gateway = Gateway(dispatcher, nodes, request_timeout_s=100, on_finished=self.timelines.append)
 
     async def ask(self, *, tenant: str = "A", left_after_s: float = float("inf"), **options: object) -> None:
         with trio.move_on_after(left_after_s):

@@ -93,7 +93,7 @@ class _Round:
         self._dispatcher = Dispatcher(queue, random=Random(seed))
         self._registry = NodeRegistry(self._dispatcher.scheduler)
         self._gateway = Gateway(
-            self._dispatcher, self._registry, request_timeout_s=PATIENCE_S, on_end=self._record
+            self._dispatcher, self._registry, request_timeout_s=PATIENCE_S, on_finished=self._record
         )
 
     def _draw(self, number: int, *, stream: bool) -> ClientRequest:

@@ -31,10 +31,10 @@ from fairlead.fleet.reload import ConfigSource, keep_up
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
 from fairlead.http.listener import bind, serve_http
+from fairlead.request_timeline import RequestTimeline
 from fairlead.supervision import FailureBoundary, keep_running, log_failure
 from fairlead.telemetry import logs
-from fairlead.telemetry.backlog import Backlog
-from fairlead.telemetry.witness import Witness, witness_of
+from fairlead.telemetry.request_log import RequestLog, open_request_log
 from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
 
@@ -65,9 +65,9 @@ def run(config: Config, announcer: ServerObserver, source: ConfigSource | None =
         logs.configure(json=config.log_json, level=config.log_level)
         raise_limit()
         try:
-            with witness_of(config) as witness:
+            with open_request_log(config) as request_log:
                 trio.run(
-                    partial(serve, config, announcer, source=source, witness=witness),
+                    partial(serve, config, announcer, source=source, request_log=request_log),
                     strict_exception_groups=True,
                 )
         except (Exception, BaseExceptionGroup) as error:
@@ -84,20 +84,20 @@ async def serve(
     announcer: ServerObserver,
     *,
     source: ConfigSource | None = None,
-    witness: Witness = lambda _journey, _load: None,
+    request_log: RequestLog | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Bind, load, serve, drain. Calls `started()` with the server's address when preloading is over.
 
     The listener answers before models are loaded, but after their files are fetched from a hub: `/health`
     succeeds, `/ready` does not yet, and jobs are queued until their models are loaded. The configuration is
-    read again from its `source`, if it has one. `witness` is called with each job at its end. Raises
+    read again from its `source`, if it has one. `request_log` records each job at its end. Raises
     `ConfigError`, `LoadFailed` or `OSError` if it cannot start.
     """
     with ExitStack() as listening:
         sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]
         url = _url_of(sockets[0])
-        composition = Composition(config, announcer, source=source, witness=witness)
+        composition = Composition(config, announcer, source=source, request_log=request_log)
         await composition.prepare()
 
         def loaded(models: Sequence[str]) -> None:
@@ -132,7 +132,7 @@ class Composition:
     """The parts of a server except the listener: fleet ⊃ dispatcher ⊃ the ASGI application.
 
     Call `prepare` first, then `running`. `draining` is set when no more jobs are taken. The configuration is
-    read again from its `source`, if it has one. `witness` is called with each job at its end. Tests replace
+    read again from its `source`, if it has one. `request_log` records each job at its end. Tests replace
     the fleet, or the `random` numbers that spread load and retries.
     """
 
@@ -142,7 +142,7 @@ class Composition:
         announcer: ServerObserver,
         *,
         source: ConfigSource | None = None,
-        witness: Witness = lambda _journey, _load: None,
+        request_log: RequestLog | None = None,
         make_fleet: FleetFactory = Fleet,
         random: Random | None = None,
     ) -> None:
@@ -163,10 +163,14 @@ class Composition:
             read=partial(_read_model, announcer=announcer),
             on_progress=announcer.loading,
         )
-        self._over = Backlog(lambda journey: witness(journey, self.fleet.load_times(journey.job.model)))
+        self._request_log = request_log
         self.gateway = Gateway(
-            self.dispatcher, self.nodes, request_timeout_s=config.request_timeout_s, on_end=self._over.add
+            self.dispatcher, self.nodes, request_timeout_s=config.request_timeout_s, on_finished=self._record
         )
+
+    def _record(self, timeline: RequestTimeline) -> None:
+        if self._request_log is not None:
+            self._request_log.add(timeline, self.fleet.load_times(timeline.job.model))
 
     async def prepare(self) -> None:
         """Read, or fetch from a hub, what must be known of every model. Raises `LoadFailed`."""
@@ -198,7 +202,8 @@ class Composition:
             app.change_keys(wanted.api_keys)
 
         async with trio.open_nursery() as beside:
-            beside.start_soon(keep_running, "request log", self._over.run)
+            if self._request_log is not None:
+                beside.start_soon(keep_running, "request log", self._request_log.run)
             if self._source is not None:
                 beside.start_soon(keep_running, "reloading", keep_up, self._source, self._config, change)
             async with trio.open_nursery() as nodes:
@@ -281,4 +286,4 @@ def _announce(announce: Callable[..., None], *details: object) -> None:
     with FailureBoundary() as boundary:
         announce(*details)
     if boundary.failure is not None:
-        log_failure("not announced", boundary.failure)
+        log_failure("announcement failed", boundary.failure)

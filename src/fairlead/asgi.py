@@ -32,7 +32,7 @@ from fairlead.fleet.reload import ConfigSource
 from fairlead.gc_tuning import freeze
 from fairlead.supervision import FailureBoundary, log_failure
 from fairlead.telemetry import logs
-from fairlead.telemetry.witness import witness_of
+from fairlead.telemetry.request_log import open_request_log
 
 # The wait for cancelled requests: a server may shield its sends from cancellation.
 CUT_OFF_S = 2.0
@@ -106,9 +106,9 @@ class AsgiApp:
         self._is_taken, self._has_ended = True, False
         try:
             config, source = self._prepare()
-            with witness_of(config) as witness:
+            with open_request_log(config) as request_log:
                 announcer = LogAnnouncer(key_needed=False)
-                composition = Composition(config, announcer, source=source, witness=witness)
+                composition = Composition(config, announcer, source=source, request_log=request_log)
                 await composition.prepare()
                 async with self._serving(composition):
                     yield

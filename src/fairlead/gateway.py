@@ -8,7 +8,7 @@ seat. When a client disconnects, the nursery is cancelled, which unwinds everyth
 A node that fails is replaced without the client noticing, as long as the client has nothing of the answer, or
 can get exactly what follows on what it has.
 
-At its end a job is counted here, and passed to `on_end` for logs and traces.
+At its end a job is counted here, and passed to `on_finished` for logs and traces.
 """
 
 import time
@@ -50,8 +50,8 @@ class Answer(msgspec.Struct, frozen=True):
 class Gateway:
     """Serves jobs. `request_timeout_s` runs from a job's first seat; the queue limits the wait before that.
 
-    `nodes` has the nodes of the seats. `on_end` is called with each job's timeline when it is over. It must
-    not raise.
+    `nodes` has the nodes of the seats. `on_finished` is called with each job's timeline when it is over. It
+    must not raise.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Gateway:
         nodes: NodeRegistry,
         *,
         request_timeout_s: float,
-        on_end: Callable[[RequestTimeline], None] = lambda _timeline: None,
+        on_finished: Callable[[RequestTimeline], None] = lambda _timeline: None,
     ) -> None:
         self._dispatcher = dispatcher
         self._nodes = nodes
         self._request_timeout_s = request_timeout_s
-        self._on_end = on_end
+        self._on_finished = on_finished
         self._metrics = JobMetrics()
         self._running: set[_RunningJob] = set()
 
@@ -100,7 +100,7 @@ class Gateway:
             self._running.discard(running)
             timeline = running.end()
             self._metrics.add(timeline)
-            self._on_end(timeline)
+            self._on_finished(timeline)
 
     def statistics(self) -> JobStatistics:
         """Return the totals of all jobs, with what running jobs have generated so far."""

@@ -216,9 +216,9 @@ def test_no_tenant_hits_the_cached_prefixes_of_another(guarded: Target, number):
     body = completion(prompt=f"{number} {LONG_PROMPT}")
 
     def found(key: str, **fields: str) -> int:
-        before = guarded.running.running()["prefix_hits"]
+        before = guarded.running.running()["engine"]["prefix_hits"]
         assert guarded.post(COMPLETIONS, body | fields, headers=bearer(KEYS[key])).status_code == 200
-        return guarded.running.running()["prefix_hits"] - before
+        return guarded.running.running()["engine"]["prefix_hits"] - before
 
     assert found("ana") == 0
     assert found("ana") > 0

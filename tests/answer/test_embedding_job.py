@@ -115,7 +115,7 @@ async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: 
                 await vectors(deltas)
         assert not node._worker._open
         await engine_node._until_idle(node)
-        assert node.statistics().engine.steps < 250  # half of what all texts would take, four at a time
+        assert node.statistics().steps < 250  # half of what all texts would take, four at a time
 
 
 async def test_timeout_also_ends_the_texts_that_wait(embedder: TextModel):

@@ -20,7 +20,8 @@ from fairlead.api.request import Request
 from fairlead.config import ApiKey, Limits
 from fairlead.fleet.status import ModelStatus
 from fairlead.job_metrics import JobMetrics
-from fairlead.telemetry.snapshot import QueueTotals, Snapshot, TokenTotals
+from fairlead.telemetry.snapshot import Snapshot
+from fairlead.telemetry.totals import QueueTotals, TokenTotals
 
 
 class Server:

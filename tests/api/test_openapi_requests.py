@@ -25,7 +25,7 @@ from fairlead.api import openapi
 from fairlead.api.route_table import ROUTES
 from fairlead.config import ApiKey
 from fairlead.dispatch.dispatcher import DispatchStatistics
-from fairlead.fleet.status import NodeStatus
+from fairlead.fleet.status import NodeStatus, RemoteDetails
 from fairlead.text.embedding import EmbeddingSettings
 from fake_fleet import FakeFleet
 
@@ -108,7 +108,13 @@ def client_for(model, path, *, keys=()):
     if path.endswith("/embeddings"):
         model = dataclasses.replace(model, embedding=EmbeddingSettings(4, normalized=False))
     node = NodeStatus(
-        id="big", kind="remote", url="http://big:8000", models=("far",), state="up", seats=4, busy=0
+        id="big",
+        kind="remote",
+        models=("far",),
+        state="up",
+        seats=4,
+        busy=0,
+        remote=RemoteDetails(url="http://big:8000"),
     )
     fleet = FakeFleet(["small"], ["far"], node_statuses=[node])
     if path == UPSTREAM:

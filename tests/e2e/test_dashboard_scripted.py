@@ -11,7 +11,7 @@ from api.conftest import FakeFleet
 from e2e.browser import expect, live, serious
 from e2e.scripted_server import scripted_server
 from fairlead.errors import LoadFailed, NodeFailed
-from fairlead.fleet.status import NodeStatus
+from fairlead.fleet.status import NodeStatus, RemoteDetails
 from fairlead.job import Delta
 
 
@@ -191,7 +191,13 @@ def test_server_with_keys_asks_for_one_which_is_kept_in_the_tab(chromium):
 
 def test_draining_a_node_needs_confirmation_and_a_refusal_is_shown(chromium):
     node = NodeStatus(
-        id="big/one", kind="remote", url="http://192.0.2.1", models=(), seats=4, busy=1, state="up"
+        id="big/one",
+        kind="remote",
+        models=(),
+        seats=4,
+        busy=1,
+        state="up",
+        remote=RemoteDetails(url="http://192.0.2.1"),
     )
     fleet = FakeFleet(["scripted"], node_statuses=[node])
     with scripted_server(fleet=fleet) as (url, _), chromium.open(url, expected="502") as page:

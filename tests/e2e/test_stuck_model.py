@@ -71,8 +71,8 @@ async def test_health_is_503_while_a_model_is_stuck(monkeypatch):
         await until(client, "/ready", 200)
         assert first == (await client.post("/v1/completions", json=ask)).json()["choices"]
         (status,) = (await client.get("/running")).json()
-        assert (status["restarts"], status["problem"]) == (1, None)
-        assert status["mean_step_ms"] > 0
+        assert (status["counts"]["restarts"], status["problem"]) == (1, None)
+        assert status["engine"]["mean_step_ms"] > 0
 
 
 async def _post(client: httpx.AsyncClient, body: dict, replies: list) -> None:

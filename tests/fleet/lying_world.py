@@ -75,10 +75,13 @@ class World:
             estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.estimator.for_newcomer(*asked)),
         )
         self.app = Application(self.services)
-        self._overview = Overview(self.services)
-        self._metrics = ServerMetrics(
-            self.services, self._overview, refusals=dict, tenants=TenantNames(config)
+        self._overview = Overview(
+            self.services.fleet,
+            self.services.gateway,
+            ready=self.services.ready,
+            queue_statistics=self.services.queue_statistics,
         )
+        self._metrics = ServerMetrics(self._overview, refusals=dict, tenants=TenantNames(config))
         server.answer = self._answer
 
     def _answer(self, request: bytes) -> Iterable[bytes | float]:
@@ -152,7 +155,8 @@ class World:
         """Check that all statuses and metrics can be encoded, and that their numbers are possible."""
         status = next(status for status in self.fleet.nodes() if status.id == "liar")
         assert 0 <= status.seats <= 4096
-        assert status.load is None or 0.0 <= status.load < math.inf
+        load = status.remote.load
+        assert load is None or 0.0 <= load < math.inf
         assert len(status.models) <= 1000
         assert all(name.isprintable() and 0 < len(name) <= 256 for name in status.models)
         assert status.problem is None or len(status.problem) < 300

@@ -38,10 +38,10 @@ async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_p
             pids.append(opened.pid(model))
             assert [pids[-1]] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         assert (
-            opened.status("x").loads,
-            opened.status("y").loads,
-            opened.status("x").evictions,
-            opened.status("x").restarts,
+            opened.status("x").counts.loads,
+            opened.status("y").counts.loads,
+            opened.status("x").counts.evictions,
+            opened.status("x").counts.restarts,
         ) == (2, 1, 1, 0)
 
 
@@ -49,7 +49,7 @@ async def test_no_model_is_evicted_without_a_swap_section():
     async with garage(engine("x"), engine("y")) as opened:
         for model in "xyx":
             assert await opened.ask(question(model))
-        assert [(status.state, status.loads) for status in opened.fleet.models()] == [
+        assert [(status.state, status.counts.loads) for status in opened.fleet.models()] == [
             ("ready", 1),
             ("ready", 1),
         ]
@@ -70,7 +70,7 @@ async def test_failed_load_reports_the_reason_and_the_next_job_retries(tmp_path:
         with pytest.raises(LoadFailed, match="while loading"):
             await opened.ask(relayed_job(model="x"))
         failed = opened.status("x")
-        assert (failed.state, failed.load_failures) == ("failed", 1)
+        assert (failed.state, failed.counts.load_failures) == ("failed", 1)
         assert "while loading" in str(failed.problem)
         opened.fleet._local["x"].config = command("x", free_port())
         assert await opened.ask(relayed_job(model="x")) == text()
@@ -81,7 +81,7 @@ async def test_jobs_that_wait_while_it_loads_join_that_load():
     async with garage(engine(behaviour="slots=8")) as opened, trio.open_nursery() as clients:
         for _ in range(5):
             clients.start_soon(opened.ask, question())
-    assert opened.status().loads == 1
+    assert opened.status().counts.loads == 1
 
 
 async def test_preloaded_models_are_loaded_before_the_server_is_ready():
@@ -110,7 +110,7 @@ async def test_explicit_load_shares_a_load_and_returns_when_the_model_is_ready()
         async with trio.open_nursery() as callers:
             for _ in range(3):
                 callers.start_soon(opened.fleet.load, "x")
-        assert (opened.status("x").state, opened.status("x").loads) == ("ready", 1)
+        assert (opened.status("x").state, opened.status("x").counts.loads) == ("ready", 1)
         await opened.fleet.load("y")
         assert [status.state for status in opened.fleet.models()] == ["stopped", "ready"]
         with pytest.raises(ModelNotFound):
@@ -206,7 +206,7 @@ async def test_unload_with_wait_keeps_queued_jobs_and_the_model_loads_again():
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, relayed_job(model="x"))
             await _unload_when_loading(opened, next_life=command("x", port))
-        assert (opened.errors, opened.status("x").loads) == ([], 1)
+        assert (opened.errors, opened.status("x").counts.loads) == ([], 1)
 
 
 async def _unload_when_loading(opened, next_life=None) -> None:
@@ -233,7 +233,7 @@ async def test_job_rejected_while_loading_still_starts_the_load():
         assert refused.value.retry_after_s is not None
         await opened.state("m", "ready")
         assert await opened.ask(question())
-    assert opened.status().loads == 1
+    assert opened.status().counts.loads == 1
 
 
 async def test_model_loads_even_without_a_queue():
@@ -307,7 +307,7 @@ async def test_fast_alternation_of_models_leaks_no_process_file_or_memory():
         assert [opened.pid("x")] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         await files.are_no_more()
         assert memory_bytes() - before_bytes < 5 * 2**20
-        assert opened.status("y").evictions == 26
+        assert opened.status("y").counts.evictions == 26
         assert len(opened.dispatcher.scheduler._nodes) == 1
 
 

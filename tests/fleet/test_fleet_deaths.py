@@ -55,7 +55,7 @@ async def test_killed_model_fails_jobs_that_cannot_be_replayed_and_restarts():
         (error,) = opened.errors
         assert isinstance(error, NodeFailed)
         assert "SIGKILL" in error.message
-        await opened.until(lambda: opened.status().state == "ready" and opened.status().restarts == 1)
+        await opened.until(lambda: opened.status().state == "ready" and opened.status().counts.restarts == 1)
         assert first != opened.pid()
         assert (opened.fleet.is_ready, opened.status().problem, opened.fleet.problems) == (True, None, {})
         assert await opened.ask(question())
@@ -106,7 +106,7 @@ async def test_stuck_model_is_reported_until_it_is_ready_again(tmp_path: Path, m
         await opened.until(lambda: opened.fleet.is_ready)
         assert (opened.fleet.problems, opened.status().problem) == ({}, None)
         assert first != opened.pid()
-        assert (opened.status().restarts, opened.status().stuck) == (1, 1)
+        assert (opened.status().counts.restarts, opened.status().counts.stuck) == (1, 1)
 
 
 async def test_stuck_model_loses_its_seats_before_its_process_ends(monkeypatch):
@@ -141,7 +141,7 @@ async def test_stuck_model_that_fails_to_load_again_stays_reported(tmp_path: Pat
             clients.start_soon(opened.ask_and_keep_error, endless())
             await opened.until(mark.exists)
             is_stuck.set()
-        await opened.until(lambda: opened.status().load_failures > 0)
+        await opened.until(lambda: opened.status().counts.load_failures > 0)
         assert "made no progress for 0.4 s" in opened.fleet.problems["m"]
         assert not opened.fleet.is_ready
 
@@ -166,7 +166,7 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
                 await opened.until(lambda: opened.dispatcher.statistics().running == 1)
             os.kill(first, signal.SIGSTOP)
             is_stopped.set()
-            await opened.until(lambda: opened.status().stuck == 1)
+            await opened.until(lambda: opened.status().counts.stuck == 1)
         reason = "m did not answer /health 3 times in a row, and did nothing else and is started again"
         assert reason in (opened.status().problem, reason if opened.fleet.is_ready else None)
         await opened.until(lambda: opened.fleet.is_ready)
@@ -178,7 +178,7 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
 
 @pytest.mark.parametrize("makes_room", [True, False])
 async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, makes_room):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.05)
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.05)
     may_come_back = held(monkeypatch, LocalModels, "_restart")
     swap = LruSwap(max_loaded=1 if makes_room else 2)
     async with garage(sleeper("x"), sleeper("y"), swap=swap) as opened:
@@ -193,4 +193,4 @@ async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, make
             assert opened.fleet.is_ready, "its room is another's now"
             await opened.fleet.unload("y")
         await opened.state("x", "ready")
-        assert opened.status("x").restarts == 1
+        assert opened.status("x").counts.restarts == 1

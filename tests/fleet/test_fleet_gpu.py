@@ -50,7 +50,7 @@ async def test_two_models_whose_shares_fit_stay_loaded_on_one_gpu(gpu, device, s
         for name in "xyxy":
             assert await opened.ask(question(name))
         assert states(opened) == {"x": "ready", "y": "ready"}
-        assert [status.loads for status in opened.fleet.models()] == [1, 1]
+        assert [status.counts.loads for status in opened.fleet.models()] == [1, 1]
     assert (gpu.most_processes, gpu.refused) == (2, 0)
 
 
@@ -72,7 +72,7 @@ async def test_two_models_that_do_not_fit_take_turns_by_lru(gpu, settings):
             assert await opened.ask(question(name))
             assert states(opened)[name] == "ready"
             assert list(states(opened).values()).count("ready") == 1
-        assert [status.evictions for status in opened.fleet.models()] == [2, 1]
+        assert [status.counts.evictions for status in opened.fleet.models()] == [2, 1]
     assert (gpu.most_processes, gpu.refused) == (1, 0)
 
 

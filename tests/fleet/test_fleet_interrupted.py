@@ -23,7 +23,7 @@ QUICK = HealthConfig(interval_s=0.05, failures=3, timeout_s=60.0)
 MOMENTS = {
     "it has a life": lambda opened: True,
     "its process has started": lambda opened: opened.fleet._local["m"].pid is not None,
-    "it has reported progress": lambda opened: opened.status().load_progress > 0,
+    "it has reported progress": lambda opened: opened.status().load.progress > 0,
 }
 
 
@@ -110,7 +110,7 @@ async def test_only_model_changed_during_load_loads_with_its_new_settings(moment
     async with loading(moment) as opened:
         await opened.fleet.reload(Config(models=(LOADED,)))
         await opened.until(lambda: opened.fleet.is_ready)
-        assert (opened.status().state, opened.status().loads) == ("ready", 1)
+        assert (opened.status().state, opened.status().counts.loads) == ("ready", 1)
         assert await opened.ask(question())
 
 
@@ -180,7 +180,7 @@ async def test_start_still_fails_when_the_only_model_is_killed():
 
 
 async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.2)
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.2)
     async with garage(sleeper("m")) as opened:
         await opened.fleet.load("m")
         first = opened.pid()
@@ -188,13 +188,13 @@ async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
         await opened.state("m", "failed")
         await opened.fleet.unload("m")
         await opened.until(lambda: not opened.fleet._nursery.child_tasks)
-        assert (opened.status().loads, opened.fleet._local["m"].life) == (1, None)
+        assert (opened.status().counts.loads, opened.fleet._local["m"].life) == (1, None)
         assert not Path(f"/proc/{first}").exists()
         assert opened.fleet.is_ready
 
 
 async def test_killed_model_stays_unloaded_after_a_later_load_and_unload(monkeypatch):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.2)
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.2)
     async with garage(sleeper("m")) as opened:
         await opened.fleet.load("m")
         os.kill(opened.pid(), signal.SIGKILL)
@@ -202,7 +202,7 @@ async def test_killed_model_stays_unloaded_after_a_later_load_and_unload(monkeyp
         await opened.fleet.load("m")
         await opened.fleet.unload("m")
         await opened.until(lambda: not opened.fleet._nursery.child_tasks)
-        assert (opened.status().loads, opened.status().state) == (2, "stopped")
+        assert (opened.status().counts.loads, opened.status().state) == (2, "stopped")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,9 @@ async def test_failed_background_task_affects_nothing_else(owner, task, monkeypa
     async with stub() as server, garage(sleeper("x"), sleeper("y"), health_check=QUICK) as opened:
         await opened.fleet.load("x")
         os.kill(opened.pid("x"), signal.SIGKILL)
-        await opened.until(lambda: opened.status("x").state == "failed" or opened.status("x").loads == 2)
+        await opened.until(
+            lambda: opened.status("x").state == "failed" or opened.status("x").counts.loads == 2
+        )
         nodes = (NodeConfig(id="far", url=server.url),)
         models = (sleeper("y"), sleeper("new", preload=True))
         await opened.fleet.reload(Config(models=models, nodes=nodes, health_check=QUICK))

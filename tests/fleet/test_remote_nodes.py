@@ -230,7 +230,7 @@ async def test_reload_adds_changes_and_removes_nodes():
             urls = {"same": one.url, "other": two.url, "new": three.url}
             await opened.until(
                 lambda: (
-                    urls == {status.id: status.url for status in opened.fleet.nodes()}
+                    urls == {status.id: status.remote.url for status in opened.fleet.nodes()}
                     and all(status.state == "up" for status in opened.fleet.nodes())
                 )
             )

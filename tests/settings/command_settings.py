@@ -208,7 +208,7 @@ async def load_progress_is_read_from_the_output(server: Served) -> None:
     process.print("loading: 40%")
     await trio.sleep(1)
     statuses = {status["model"]: status for status in await server.look("/running")}
-    assert statuses["far"]["load_progress"] == 0.4, statuses
+    assert statuses["far"]["load"]["progress"] == 0.4, statuses
     server.elsewhere.is_well = True
     assert (await job.done()).status == 200
 

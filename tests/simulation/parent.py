@@ -22,7 +22,7 @@ from fairlead.dispatch import dispatcher
 from fairlead.fleet import local_models
 from fairlead.fleet.reload import ConfigSource
 from fairlead.telemetry import logs
-from fairlead.telemetry.witness import witness_of
+from fairlead.telemetry.request_log import open_request_log
 from fairlead.text.model import TextModel
 from simulation.boundary import System
 from simulation.disk import ConfigurationFile
@@ -127,8 +127,8 @@ class Parent:
             with self._broken(), _collector_alone(), logged(), _rarely():
                 config = self._read()
                 source = ConfigSource(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
-                with witness_of(config) as witness:
-                    await app.serve(config, self.announcer, source=source, witness=witness)
+                with open_request_log(config) as request_log:
+                    await app.serve(config, self.announcer, source=source, request_log=request_log)
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # any error may end a server
             self.crash = error
         self.system.machine.note("server ended", type(self.crash).__name__)

@@ -78,9 +78,9 @@ def _progress(status: ModelStatus | None, waiting: WaitEstimate | None) -> str:
     """Return the progress of the load, and the job's queue position unless it is the first."""
     parts = []
     if status is not None and status.state == "loading":
-        parts.append(status.load_stage or "starting")
-        if status.load_progress is not None:
-            parts.append(f"{status.load_progress:.0%}")
+        parts.append(status.load.stage or "starting")
+        if status.load.progress is not None:
+            parts.append(f"{status.load.progress:.0%}")
     else:
         parts.append("waiting for room")
     if waiting is not None and waiting.position > 1:

@@ -21,7 +21,7 @@ class Metrics:
     ) -> None:
         tenants = TenantNames(services.config)
         self._services = services
-        self._metrics = ServerMetrics(services, overview, refusals=refusals, tenants=tenants)
+        self._metrics = ServerMetrics(overview, refusals=refusals, tenants=tenants)
         self._threads = trio.CapacityLimiter(1)
 
     async def metrics(self, request: Request) -> Response:

@@ -327,7 +327,13 @@ class Views:
         cors: Cors,
     ) -> None:
         self._pipeline = GenerationPipeline(jobs)
-        overview = Overview(services, auth.refusals)  # shared: rates are computed between snapshots
+        overview = Overview(
+            services.fleet,
+            services.gateway,
+            ready=services.ready,
+            queue_statistics=services.queue_statistics,
+            refusals=auth.refusals,
+        )  # shared: rates are computed between snapshots
         self.events = Events(overview.snapshot, services.draining, partial(scope_of, services))
         self._objects = (
             ModelRoutes(jobs),

@@ -4,8 +4,9 @@ Every failure is a `ServerError` with a one-line message for the user.
 """
 
 import re
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -85,6 +86,8 @@ class Client:
             # A proxy from the environment cannot reach this machine's loopback.
             trust_env=not is_loopback(httpx.URL(self.url).host),
         )
+        self._socket: socket.socket | None = None  # of the lines that are being read
+        self._is_interrupted = False
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +132,17 @@ class Client:
     def lines(self, path: str, *, endless: bool) -> Iterator[Iterator[str]]:
         """Yield an iterator over the lines of a text. An `endless` text has no read timeout."""
         with self._request("GET", path, read_timeout_s=None if endless else READ_TIMEOUT_S) as response:
+            self._socket = response.extensions["network_stream"].get_extra_info("socket")
+            if self._is_interrupted:
+                self.interrupt()
             yield response.iter_lines()
+
+    def interrupt(self) -> None:
+        """Make the reading of lines fail at once, as if the connection broke. For a signal handler."""
+        self._is_interrupted = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[str | Queued]]:

@@ -333,12 +333,11 @@ def _node_status(model: ModelStatus) -> NodeStatus:
     return NodeStatus(
         id=model.node,
         kind=model.kind,
-        url=None,
         models=(model.model,),
         seats=model.seats,
         busy=model.busy,
         state=states.get(model.state, "down"),
         problem=model.problem,
-        ups=model.loads,
-        downs=model.loads - (model.state in ("ready", "draining")),
+        ups=model.counts.loads,
+        downs=model.counts.loads - (model.state in ("ready", "draining")),
     )

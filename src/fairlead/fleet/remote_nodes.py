@@ -10,7 +10,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.effects import NodeCounts
 from fairlead.errors import InvalidRequest, NoNode, NotFound
 from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.fleet.status import ModelStatus, NodeAvailability, NodeStatus
+from fairlead.fleet.status import LoadStatus, ModelStatus, NodeAvailability, NodeStatus, RemoteDetails
 from fairlead.nodes.remote_node import remote_node
 from fairlead.supervision import FailureBoundary, log_failure
 
@@ -93,15 +93,14 @@ class RemoteEntry:
         return NodeStatus(
             id=self.config.id,
             kind="remote",
-            url=self.config.url,
             models=status.models,
             seats=status.seats if status.is_up else 0,
             busy=status.busy if counts is None else counts.busy,
             state=self._state(is_up=status.is_up),
-            load=status.load,
             problem=status.problem,
             ups=status.ups,
             downs=status.downs,
+            remote=RemoteDetails(url=self.config.url, load=status.load),
         )
 
     def model_status(self, model: str) -> ModelStatus:
@@ -116,7 +115,7 @@ class RemoteEntry:
             seats=status.seats,
             busy=status.busy,
             sequences=status.busy,
-            load_progress=float(is_up),
+            load=LoadStatus(progress=float(is_up)),
             problem=status.problem,
         )
 
