@@ -31,7 +31,6 @@ Promises:
 
 import mmap
 from array import array
-from operator import index
 from typing import NamedTuple
 
 from cpython.array cimport array as c_array, clone, resize_smart
@@ -867,8 +866,8 @@ cdef int64_t columns_for(int64_t tokens, int64_t block_size):
     return (tokens + block_size - 1) // block_size
 
 
-cdef int check_range(str what, value, int64_t least, int64_t most) except -1:
-    if not least <= index(value) <= most:
+cdef int check_range(str what, int64_t value, int64_t least, int64_t most) except -1:
+    if not least <= value <= most:
         raise ValueError(f"{what} must be in {least}...{most}, not {value}")
     return 0
 
