@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.api.schemas import Generation
+from fairlead.api.dialects.fields import SamplingParameters
 from fairlead.engine.request_validator import RequestValidator
 from fairlead.engine.sampling import logits_processors, parameters
 from fairlead.engine.sampling.logits_processors import LogitsProcessor, SampledRows, keep_by_slot
@@ -33,7 +33,7 @@ def test_wire_form_has_the_declared_names_types_and_defaults():
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=lambda parameter: parameter.name)
 def test_api_accepts_no_number_that_the_engine_refuses(parameter):
-    known = typing.get_type_hints(Generation, include_extras=True)
+    known = typing.get_type_hints(SamplingParameters, include_extras=True)
     if parameter.name not in known or parameter.name == "top_k":  # −1 there means off
         return
     for bounds in metas(known[parameter.name]):
