@@ -136,7 +136,6 @@ class SamplingColumns:
 
     def __init__(self, slots: int) -> None:
         self._values = np.zeros(slots, TABLE.dtype)
-        self._bytes = self._values.view(np.uint8).data
         self._names = [parameter.name for parameter in TABLE.columns]
         self._in_effect: dict[int, int] = {}  # `SequenceSampling.in_effect` by slot
         self._used = 0  # the same, of any sequence
@@ -147,14 +146,16 @@ class SamplingColumns:
 
     def update_state(self, update: BatchUpdate) -> None:
         """Store the values of new sequences, and forget those that left."""
-        size, in_effect = self._values.itemsize, self._in_effect
         for slot in update.removed:
-            in_effect.pop(slot, None)
-        for slot, state in update.added:
-            _, row, in_effect[slot], _ = state.sampling
-            self._bytes[slot * size : slot * size + size] = row
+            self._in_effect.pop(slot, None)
+        if update.added:
+            slots = [slot for slot, _ in update.added]
+            samplings: list[SequenceSampling] = [state.sampling for _, state in update.added]
+            rows = b"".join([sampling.row for sampling in samplings])
+            self._values[slots] = np.frombuffer(rows, self._values.dtype)
+            self._in_effect.update(zip(slots, [one.in_effect for one in samplings], strict=True))
         self._used = 0
-        for used in set(in_effect.values()):
+        for used in set(self._in_effect.values()):
             self._used |= used
 
     def gather(self, slots: np.ndarray) -> dict[str, np.ndarray]:
