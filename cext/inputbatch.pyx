@@ -587,7 +587,7 @@ cdef class InputBatch:
             raise ValueError(f"{sequence.length} tokens leave no room for one more below {batch.max_model_len}")
         if sequence.computed >= sequence.length:
             raise ValueError("no token of the sequence is left to compute: rewind it first")
-        if state.output_length >= sequence.max_tokens:
+        if sequence.length - sequence.prompt_length >= sequence.max_tokens:
             raise ValueError(f"the sequence has its {sequence.max_tokens} tokens of output")
         if sequence.largest >= batch.vocab_size:
             raise ValueError(f"token id {sequence.largest} is outside 0...{batch.vocab_size - 1}")

@@ -54,10 +54,10 @@ class SamplingParameter(msgspec.Struct, frozen=True):
 
     def encode(self, value: Any) -> Any:
         """Return the value as its column stores it: a seed modulo 2⁶⁴, None as −1."""
+        if self.dtype is np.float32:  # infinite is handled like any very large value
+            return math.copysign(math.inf, value) if abs(value) > _LARGEST_FLOAT32 else value
         if self.dtype is np.uint64:
             return (value or 0) & _SEED_BITS
-        if self.dtype is np.float32 and abs(value) > _LARGEST_FLOAT32:
-            return math.copysign(math.inf, value)  # handled like any very large value
         return -1 if value is None else value
 
 
@@ -96,26 +96,26 @@ class ParameterTable:
     def __init__(self, parameters: Sequence[SamplingParameter]) -> None:
         self.columns = [parameter for parameter in parameters if parameter.dtype is not None]
         self.dtype = np.dtype([(parameter.name, parameter.dtype) for parameter in self.columns])
-        self._parameters = parameters
+        self._bounded = [one for one in parameters if one.minimum is not None or one.maximum is not None]
+        self._of_logits = [(one.name, one.off) for one in parameters if one.use == "logits"]
+        self._values = attrgetter(*(column.name for column in self.columns))
+        self._effects = [(column.off, 1 << bit) for bit, column in enumerate(self.columns)]
         self._row = Struct("=" + "".join(_FORMATS[np.dtype(column.dtype).str] for column in self.columns))
-        self._of_logits = [(each.name, each.off) for each in parameters if each.use == "logits"]
-        self._values_of = attrgetter(*(parameter.name for parameter in parameters))
-        self._columns_of = attrgetter(*(parameter.name for parameter in self.columns))
 
     def check(self, sampling: Sampling) -> None:
         """Raise ValueError for the first parameter that is out of its range."""
-        for parameter, value in zip(self._parameters, self._values_of(sampling), strict=True):
-            if parameter.minimum is not None or parameter.maximum is not None:
-                parameter.check(value)
+        for parameter in self._bounded:
+            parameter.check(getattr(sampling, parameter.name))
 
     def encode(self, sampling: Sampling) -> SequenceSampling:
         """Return what a sequence with these parameters has in the columns."""
-        values, in_effect = [], 0
-        for bit, (parameter, value) in enumerate(zip(self.columns, self._columns_of(sampling), strict=True)):
-            values.append(parameter.encode(value))
-            in_effect |= (value != parameter.off) << bit
+        values, in_effect = self._values(sampling), 0
+        for value, (off, bit) in zip(values, self._effects, strict=True):
+            if value != off:
+                in_effect |= bit
+        row = self._row.pack(*map(SamplingParameter.encode, self.columns, values))
         processes_logits = any(getattr(sampling, name) != off for name, off in self._of_logits)
-        return SequenceSampling(sampling, self._row.pack(*values), in_effect, processes_logits)
+        return SequenceSampling(sampling, row, in_effect, processes_logits)
 
 
 TABLE = ParameterTable(PARAMETERS)
@@ -136,7 +136,6 @@ class SamplingColumns:
 
     def __init__(self, slots: int) -> None:
         self._values = np.zeros(slots, TABLE.dtype)
-        self._bytes = self._values.view(np.uint8).data
         self._names = [parameter.name for parameter in TABLE.columns]
         self._in_effect: dict[int, int] = {}  # `SequenceSampling.in_effect` by slot
         self._used = 0  # the same, of any sequence
@@ -147,14 +146,16 @@ class SamplingColumns:
 
     def update_state(self, update: BatchUpdate) -> None:
         """Store the values of new sequences, and forget those that left."""
-        size, in_effect = self._values.itemsize, self._in_effect
         for slot in update.removed:
-            in_effect.pop(slot, None)
-        for slot, state in update.added:
-            _, row, in_effect[slot], _ = state.sampling
-            self._bytes[slot * size : slot * size + size] = row
+            self._in_effect.pop(slot, None)
+        if update.added:
+            slots = [slot for slot, _ in update.added]
+            samplings: list[SequenceSampling] = [state.sampling for _, state in update.added]
+            rows = b"".join([sampling.row for sampling in samplings])
+            self._values[slots] = np.frombuffer(rows, self._values.dtype)
+            self._in_effect.update(zip(slots, [one.in_effect for one in samplings], strict=True))
         self._used = 0
-        for used in set(in_effect.values()):
+        for used in set(self._in_effect.values()):
             self._used |= used
 
     def gather(self, slots: np.ndarray) -> dict[str, np.ndarray]:
