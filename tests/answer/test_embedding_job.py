@@ -113,7 +113,7 @@ async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: 
         with pytest.raises(EngineFailed, match="on fire"):
             async with generating(node, job(1, prompts=2000, embed=True)) as deltas:
                 await vectors(deltas)
-        assert not node._worker._open
+        assert not len(node._worker._sequences)
         await engine_node._until_idle(node)
         assert node.statistics().steps < 250  # half of what all texts would take, four at a time
 

@@ -64,7 +64,7 @@ class CommandNode:
         self._remote = RemoteNode(
             self.id,
             self._upstream,
-            report,
+            lambda _remote, limits: report(self, limits),
             names={config.name: config.use_model_name or config.name},
             seats=config.concurrency_limit,
             filters=config.filters,
