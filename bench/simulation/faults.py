@@ -25,6 +25,7 @@ import trio
 import trio._core._run as trio_run
 from trio.testing import MockClock
 
+from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.exchange import unwrap
 from fairlead.config import HealthConfig, NodeConfig, QueueConfig, TimeoutsConfig
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -297,7 +298,7 @@ def _job(request: ClientRequest) -> Job:
         sampling,
         stream=request.stream,
         request_id=request.name,
-        relay=Relay("/v1/chat/completions", json.dumps(body).encode(), request.stream),
+        relay=Relay("/v1/chat/completions", json.dumps(body).encode(), request.stream, reader=ChunkReader()),
     )
 
 

@@ -27,7 +27,10 @@ def test_same_seed_gives_the_same_round():
 
 
 MUTANTS = {
-    "the second answer is added to the first": ("fairlead.gateway.retry_sink", lambda deltas: deltas),
+    "the second answer is added to the first": (
+        "fairlead.gateway.retry_sink",
+        lambda deltas, _reader: deltas,
+    ),
     "nothing is tried again": ("fairlead.gateway.ATTEMPTS", 1),
     "a node that is down keeps its jobs": (
         "fairlead.nodes.remote_node.RemoteNode._fail_running",

@@ -17,7 +17,14 @@ STATES = tuple(state for state in get_args(ModelState) if state != "draining")
 
 def model_in(state: ModelState) -> ManagedModel:
     model = ManagedModel(
-        sleeper("m"), None, None, None, on_progress=lambda *_progress: None, health=HealthConfig()
+        sleeper("m"),
+        None,
+        scheduler=None,
+        nodes=None,
+        on_loaded=lambda _model: None,
+        on_died=lambda _model: None,
+        on_progress=lambda *_progress: None,
+        health=HealthConfig(),
     )
     model._state = state
     return model
