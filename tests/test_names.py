@@ -5,13 +5,10 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 PYX_CLASS = re.compile(r"^(?:cdef )?class (\w+)", re.MULTILINE)
 
 
-@pytest.mark.xfail(strict=True, reason="some rooms still repeat a name; remove the mark with the last one")
 def test_each_public_class_name_occurs_once():
     places = defaultdict(set)
     for path in ROOT.glob("src/fairlead/**/*.py"):

@@ -149,14 +149,14 @@ async def _load(
 
 
 async def _first_model(connection: LoadConnection) -> str:
-    class Model(msgspec.Struct):
+    class ListedModel(msgspec.Struct):
         id: str
 
-    class Models(msgspec.Struct):
-        data: list[Model]
+    class Listing(msgspec.Struct):
+        data: list[ListedModel]
 
     with trio.fail_after(CONTROL_TIMEOUT_S):
-        models = msgspec.json.decode(await connection.request("GET", "/v1/models"), type=Models).data
+        models = msgspec.json.decode(await connection.request("GET", "/v1/models"), type=Listing).data
     if not models:
         raise RequestFailedError("models", "the server has none")
     return models[0].id
@@ -198,14 +198,16 @@ async def _fit(
 
 
 async def _count_tokens(options: Options, connection: LoadConnection, text: str) -> int | None:
-    class Tokens(msgspec.Struct):
+    class TokenList(msgspec.Struct):
         tokens: list[int]
 
     try:
         with trio.fail_after(CONTROL_TIMEOUT_S):
             body = {"model": options.model, **options.prompt(text)}
             return len(
-                msgspec.json.decode(await connection.request("POST", "/tokenize", body), type=Tokens).tokens
+                msgspec.json.decode(
+                    await connection.request("POST", "/tokenize", body), type=TokenList
+                ).tokens
             )
     except RequestFailedError as error:
         if error.kind == "connection" or error.kind == str(HTTPStatus.UNAUTHORIZED):
