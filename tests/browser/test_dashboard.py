@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.browser import expect, live, number, serious, tab_to
+from browser.headless import expect, live, number, serious, tab_to
 from e2e.own_copy import load_held_up, own_copy
 from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
 from e2e.slow_motion import slowed, stopped

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from api.conftest import FakeFleet
-from e2e.browser import expect, live, serious
+from browser.headless import expect, live, serious
 from e2e.scripted_server import scripted_server
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.fleet.status import NodeStatus, RemoteDetails
