@@ -38,11 +38,14 @@ from fairlead.engine.device_forward import DeviceForward
 from fairlead.engine.engine import Engine
 from fairlead.engine.runner import ModelRunner
 from fairlead.job import Sampling
+from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.float8 import narrow_linear
-from fairlead.models.layers import Embedding, Linear
-from fairlead.models.llama import LlamaForCausalLM
-from fairlead.models.shape import ModelShape
+from fairlead.models.layers import Embedding
+from fairlead.models.linear import Linear, Quantization
+from fairlead.models.llama import read_llama
+from fairlead.models.network import Network
+from fairlead.models.quantization import find_quantization
+from fairlead.models.quantization.none import NONE
 from fairlead.models.weights import Weights
 
 COMMON = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 500000.0, "tie_word_embeddings": False}
@@ -106,15 +109,13 @@ class Roofline(NamedTuple):
 class RandomWeights(Weights):
     """Random tensors, created on the device on request, instead of a checkpoint's."""
 
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        device: torch.device,
-        make_linear: Callable[[Tensor, Tensor | None], Linear],
-    ) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, quantization: Quantization) -> None:
         self.dtype, self.device = dtype, device
         self.bytes_placed = 0
-        self._make_linear = make_linear
+        self._quantization = quantization
+
+    def rename(self, rule: Callable[[str], str | None]) -> None:
+        """Do nothing: every name exists."""
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         made = torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -125,13 +126,13 @@ class RandomWeights(Weights):
         return self.tensor("+".join(rows), sum(rows.values()), *rest)
 
     def linear(
-        self, rows: Mapping[str, int], inputs: int, *, bias: bool = False, exact: bool = False
+        self, rows: Mapping[str, int], inputs: int, *, bias: bool = False, quantized: bool = True
     ) -> Linear:
         assert not bias
         weight = self.stack(rows, (inputs,))
-        made = Linear(weight) if exact else self._make_linear(weight, None)
-        self.bytes_placed -= made.saved_bytes
-        return made
+        linear = (self._quantization if quantized else NONE).make(weight, None)
+        self.bytes_placed += linear.nbytes - weight.nbytes
+        return linear
 
     def vocabulary(
         self, name: str, head: str | None, vocab_size: int, hidden: int, *, tied: bool
@@ -139,7 +140,7 @@ class RandomWeights(Weights):
         assert head is not None
         assert not tied
         table = self.tensor(name, vocab_size, hidden)
-        return Embedding(table), self.linear({head: vocab_size}, hidden, exact=True)
+        return Embedding(table), self.linear({head: vocab_size}, hidden, quantized=False)
 
 
 class Event(NamedTuple):
@@ -154,9 +155,9 @@ class Event(NamedTuple):
 class Served:
     """A model and its engine. As in service, a step is launched before the previous one has ended."""
 
-    def __init__(self, shape: ModelShape, weights: RandomWeights, plan: Plan) -> None:
+    def __init__(self, shape: ArchitectureSpec, weights: RandomWeights, plan: Plan) -> None:
         self.plan, self.shape, self.device = plan, shape, weights.device
-        self._model = LlamaForCausalLM(shape, weights)
+        self._model = Network(shape, weights)
         self.weight_bytes = weights.bytes_placed
         longest = max(context + plan.decode_steps + 16 for _, context in plan.decodes)
         longest = min(max(longest, *(prompt + 16 for prompt in plan.prompts)), shape.max_positions)
@@ -268,7 +269,7 @@ def decode_steps_s(events: Sequence[Event], batch: int) -> list[float]:
     ]
 
 
-def count_parameters(shape: ModelShape) -> tuple[int, int]:
+def count_parameters(shape: ArchitectureSpec) -> tuple[int, int]:
     """Return the numbers of parameters in the layers' matrices and in the head."""
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     layer = shape.hidden_size * (qkv + shape.heads * shape.head_dim + 3 * shape.intermediate_size)
@@ -382,7 +383,7 @@ def main() -> None:
     options = parser.parse_args()
     device, config = torch.device(options.device), SHAPES[options.shape]
     plan = TINY if options.shape == "tiny" else Plan()
-    shape = LlamaForCausalLM.read_shape(CheckpointConfig(Path("config.json"), config))
+    shape = read_llama(CheckpointConfig(Path("config.json"), config))
     on_cuda = device.type == "cuda"
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
@@ -390,7 +391,7 @@ def main() -> None:
         "shape": options.shape,
         "quantization": options.quantization,
     }
-    make_linear = narrow_linear if options.quantization else Linear
+    quantization = find_quantization(options.quantization)
     dtype = torch.bfloat16 if on_cuda else torch.float32
     with torch.inference_mode():
         roofline = measure_roofline(device, small=not on_cuda)
@@ -399,7 +400,7 @@ def main() -> None:
             "multiply_tflop_per_s": round(roofline.operations_per_s / 1e12, 1),
         }
         print(result, flush=True)
-        served = Served(shape, RandomWeights(dtype, device, make_linear), plan)
+        served = Served(shape, RandomWeights(dtype, device, quantization), plan)
         result |= {"kernel": served.kernel, "prepared_s": round(served.prepared_s, 1)}
         result["decodes"] = measure_decodes(served, roofline, options.rounds)
         result["prefills"] = measure_prefills(served, roofline, options.rounds)

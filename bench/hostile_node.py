@@ -126,15 +126,16 @@ async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[s
     import trio
 
     from fairlead.answer.deltas import Deltas
+    from fairlead.api.dialects.openai_events import ChunkReader
     from fairlead.errors import NodeFailed
     from fairlead.http.client import Upstream
     from fairlead.job import Job, Relay, Sampling
     from fairlead.nodes.remote_node import RemoteNode
-    from router import IgnoringListener
+    from router import ignore_report
 
     stream = attack in STREAMED
     upstream = Upstream(url, name="hostile", capacity=at_once)
-    node = RemoteNode("hostile", upstream, IgnoringListener(), names={"m": "m"}, seats=at_once)
+    node = RemoteNode("hostile", upstream, ignore_report, names={"m": "m"}, seats=at_once)
     node.came_up()
     outcomes: Counter[str] = Counter()
     stall_s = 0.0
@@ -149,7 +150,7 @@ async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[s
             sampling=Sampling(max_tokens=100, temperature=0.0),
             stream=stream,
             request_id=str(number),
-            relay=Relay("/v1/chat/completions", body, stream),
+            relay=Relay("/v1/chat/completions", body, stream, reader=ChunkReader()),
         )
         deltas = Deltas(1, keeps=stream)
         try:

@@ -36,9 +36,10 @@ from fairlead.engine.cache import KVCache
 from fairlead.engine.cpu_step import BLOCK_SIZE, CpuStep
 from fairlead.engine.forward import Forward, TorchForward
 from fairlead.engine.inputs import Inputs
+from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.registry import Architecture, built_in
-from fairlead.models.shape import ModelShape
+from fairlead.models.network import Network
+from fairlead.models.registry import read_built_in
 from fairlead.models.weights import Weights
 
 COMMON = {
@@ -170,22 +171,21 @@ class Implementation:
         )
 
 
-def read_shape(directory: Path) -> tuple[type[Architecture], ModelShape]:
-    found = built_in(CheckpointConfig.read(directory / "config.json"))
-    assert found is not None
-    return found
+def read_spec(directory: Path) -> ArchitectureSpec:
+    spec = read_built_in(CheckpointConfig.read(directory / "config.json"))
+    assert spec is not None
+    return spec
 
 
 def load_implementations(
-    kind: type[Architecture], shape: ModelShape, directory: Path, options: argparse.Namespace
+    spec: ArchitectureSpec, directory: Path, options: argparse.Namespace
 ) -> list[Implementation]:
     dtype, device = getattr(torch, options.dtype), torch.device("cpu")
     sequences, length = max(BATCHES), max(CONTEXTS) + STEPS
     blocks = sequences * -(-length // BLOCK_SIZE)
     with Weights(directory, dtype=dtype, device=device) as weights:
         step = CpuStep.load(
-            kind,
-            shape,
+            spec,
             weights,
             threads=options.threads,
             max_batched_tokens=MAX_TOKENS,
@@ -195,13 +195,13 @@ def load_implementations(
     implementations = [Implementation(f"kernel, {step.model.variant}", step, sequences, length)]
     if options.torch:
         with Weights(directory, dtype=dtype, device=device) as weights:
-            model = kind(shape, weights)
-        cache = KVCache(shape, blocks=(blocks,), block_size=BLOCK_SIZE, dtype=dtype, device=device)
+            model = Network(spec, weights)
+        cache = KVCache(spec, blocks=(blocks,), block_size=BLOCK_SIZE, dtype=dtype, device=device)
         implementations.append(Implementation("torch", TorchForward(model, cache), sequences, length))
     return implementations
 
 
-def count_parameters(shape: ModelShape) -> tuple[int, int]:
+def count_parameters(shape: ArchitectureSpec) -> tuple[int, int]:
     """Return the numbers of parameters in the layers' matrices and in the head."""
     qkv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     layer = shape.hidden_size * (qkv + shape.heads * shape.head_dim + 3 * shape.intermediate_size)
@@ -209,7 +209,7 @@ def count_parameters(shape: ModelShape) -> tuple[int, int]:
 
 
 def roofline_s(
-    shape: ModelShape, roofline: Roofline, itemsize: int, rows: int, length: int, samples: int
+    shape: ArchitectureSpec, roofline: Roofline, itemsize: int, rows: int, length: int, samples: int
 ) -> float:
     """Return the seconds of a step at the roofline: `rows` tokens of `samples` sequences of `length`."""
     layers, head = count_parameters(shape)
@@ -227,8 +227,8 @@ def measure(name: str, options: argparse.Namespace, machine: RooflineProbe) -> l
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         save_random(MODELS[name], directory, getattr(torch, options.dtype))
-        kind, shape = read_shape(directory)
-        implementations = load_implementations(kind, shape, directory, options)
+        shape = read_spec(directory)
+        implementations = load_implementations(shape, directory, options)
         itemsize = getattr(torch, options.dtype).itemsize
 
         def record(

@@ -16,11 +16,12 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
 from fairlead.http.listener import bind, serve_http
@@ -42,23 +43,24 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
         return text
 
     dispatcher = Dispatcher(queue)
-    fleet = Fleet(config, dispatcher, read=read, engine_command=CHILD)
+    nodes = NodeRegistry(dispatcher.scheduler)
+    fleet = Fleet(config, dispatcher, nodes, read=read, engine_command=CHILD)
     await fleet.prepare()
     services = Services(
         config=config,
-        gateway=Gateway(dispatcher, request_timeout_s=600),
+        gateway=Gateway(dispatcher, nodes, request_timeout_s=600),
         fleet=fleet,
         models=fleet.texts,
         aliases={},
         ready=lambda: fleet.is_ready,
-        estimate=lambda *who: msgspec.structs.asdict(dispatcher.forecast(*who)),
+        estimate=lambda *of: msgspec.structs.asdict(dispatcher.estimator.for_newcomer(*of)),
         queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
     )
     sockets = bind("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dispatcher.run)
         await nursery.start(fleet.run)
-        app = create_app(services)
+        app = Application(services)
         freeze()
         print(sockets[0].getsockname()[1], flush=True)
         nursery.start_soon(watch, fleet)
@@ -70,7 +72,7 @@ async def watch(fleet: Fleet) -> None:
     printed: int | None = 0  # the number before the child's first report
     while True:
         (status,) = fleet.models()
-        free = status.slots_free
+        free = None if status.engine is None else status.engine.slots_free
         if free != printed:
             print(f"free {free} {time.monotonic():.6f}", flush=True)
             printed = free

@@ -11,7 +11,8 @@ through only a `RemoteNode` in this process. Reported are medians over the round
 - the latency of the chunks of a stream with a chunk every 5 ms (p50, p99), and the latency added;
 - the CPU time of Fairlead's process for a request and for a chunk, which other load does not affect.
 
-Also reported is the cost of parsing a response: by Fairlead's parser, by h11 and, if installed, by httptools.
+Also reported is the cost of parsing a response: by Fairlead's parser, which uses httptools, by httptools
+without our bounds, and by h11.
 The goals (`GOALS`) are the best measured figures of a proxy in Python, with a tolerance of 50 %.
 
     python bench/router.py [--rounds 5] [--out bench/results/router.json]
@@ -29,10 +30,12 @@ from typing import Any, Protocol
 import trio
 
 from fairlead.answer.sink import Backpressure
+from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.errors import FairleadError
 from fairlead.http.client import Upstream
 from fairlead.job import Delta, Job, Relay, Sampling
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import RemoteNode
 from router_parsers import parsers
 from router_parts import CHUNKS, Address, Sockets, body_of, fairlead, process, serve
@@ -64,9 +67,7 @@ class NodeRoute:
 
     def __init__(self, url: str) -> None:
         self._upstream = Upstream(url, name="bench")
-        self._node = RemoteNode(
-            "bench", self._upstream, IgnoringListener(), names={"m": "m"}, seats=CONCURRENT
-        )
+        self._node = RemoteNode("bench", self._upstream, ignore_report, names={"m": "m"}, seats=CONCURRENT)
         self._node.came_up()
 
     async def whole(self) -> None:
@@ -93,7 +94,7 @@ class NodeRoute:
             sampling=Sampling(max_tokens=100),
             stream=stream,
             request_id="bench",
-            relay=Relay("/v1/chat/completions", body_of(kind), stream),
+            relay=Relay("/v1/chat/completions", body_of(kind), stream, reader=ChunkReader()),
         )
         async with self._node.generate(job, sink):
             await sink.ended.wait()
@@ -116,7 +117,7 @@ class CountingSink:
         if delta.finish_reason is not None:
             self.ended.set()
 
-    def room(self) -> Backpressure | None:
+    def backpressure(self) -> Backpressure | None:
         """See `Sink`."""
         return None
 
@@ -126,20 +127,8 @@ class CountingSink:
         self.ended.set()
 
 
-class IgnoringListener:
-    """A listener that ignores all events."""
-
-    def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """See `NodeListener`."""
-
-    def node_down(self, node: Node) -> None:
-        """See `NodeListener`."""
-
-    def load_failed(self, node: Node, error: FairleadError) -> None:
-        """See `NodeListener`."""
-
-    def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """See `RemoteListener`."""
+def ignore_report(node: Node, limits: NodeLimits | None) -> None:
+    """Ignore that a node is up or down; see `NodeReport`."""
 
 
 # Measuring -------------------------------------------------------------------------------------------

@@ -20,30 +20,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairlead.engine.logits import LogitAdjustments
-from fairlead.engine.sampler import Parameters, choose_compiled
-from fairlead.engine.torch_sampler import choose_by_torch
+from fairlead.engine.sampling.sampler import choose_compiled
+from fairlead.engine.sampling.torch_sampler import RowParameters, choose_by_torch
 
 SPREADS = {"steep": 8.0, "flat": 1.0}
 PARAMETERS: dict[str, dict[str, float]] = {
     "greedy": {},
-    "temperature": {"temperatures": 0.8},
-    "top_k": {"temperatures": 0.8, "top_k": 40},
-    "top_p": {"temperatures": 0.8, "top_p": 0.9},
-    "top_k and top_p": {"temperatures": 0.8, "top_k": 40, "top_p": 0.9},
+    "temperature": {"temperature": 0.8},
+    "top_k": {"temperature": 0.8, "top_k": 40},
+    "top_p": {"temperature": 0.8, "top_p": 0.9},
+    "top_k and top_p": {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
 }
-SAMPLERS: dict[str, Callable[[Tensor, Parameters], tuple[Tensor, Tensor]]] = {
+SAMPLERS: dict[str, Callable[[Tensor, RowParameters], tuple[Tensor, Tensor]]] = {
     "kernel": choose_compiled,
     "torch": choose_by_torch,
 }
 
 
-def parameters(rows: int, requested: dict[str, float]) -> Parameters:
+def parameters(rows: int, requested: dict[str, float]) -> RowParameters:
     """Return the same parameters for every row, with a different seed for each."""
-    columns = dict.fromkeys(("temperatures", "top_k", "top_p", "min_p", "logprobs"))
-    columns.update({name: np.full(rows, value) for name, value in requested.items()})
-    seeds = np.arange(rows, dtype=np.uint64)
-    return Parameters(**columns, seeds=seeds, positions=np.full(rows, 100), changes=LogitAdjustments())
+    columns = {name: np.full(rows, value) for name, value in requested.items()}
+    return RowParameters({**columns, "seed": np.arange(rows, dtype=np.uint64)}, np.full(rows, 100))
 
 
 def measure(vocabulary: int, rows: int, spread: str, name: str, rounds: int) -> dict[str, Any]:

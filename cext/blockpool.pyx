@@ -36,6 +36,11 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
 cimport cython
 
+from blockpool.index cimport (
+    NONE, Index, Place, fetch_ahead, index_add, index_find, index_prefix, index_remove, index_window,
+)
+from blockpool.siphash cimport Hash, is_none, is_same, siphash
+
 cdef extern from "Python.h":
     # Declared with `PyObject *`, so that Cython counts no references for each element.
     PyObject *PyList_GET_ITEM(PyObject *list, Py_ssize_t index)
@@ -46,22 +51,12 @@ cdef extern from "Python.h":
     Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
     PyObject **PySequence_Fast_ITEMS(object sequence)
 
-cdef extern from *:
-    """
-    #if defined(__GNUC__) || defined(__clang__)
-        #define fetch_ahead(address) __builtin_prefetch(address)
-    #else
-        #define fetch_ahead(address) ((void)(address))
-    #endif
-    """
-    void fetch_ahead(const void *address) noexcept
-
 
 class OutOfBlocks(Exception):
     """Fewer blocks are available than were requested; nothing has changed."""
 
 
-class Statistics(NamedTuple):
+class BlockPoolStatistics(NamedTuple):
     """The current use of the blocks, and counters since the pool was created.
 
     total = free + evictable + referenced. `cached_tokens`: tokens of the blocks that kept requests hold, each
@@ -81,19 +76,12 @@ class Statistics(NamedTuple):
 
 
 cdef enum:
-    NONE = -1            # no block, no request; ends every list
     IN_FREE_LIST = -1    # instead of a reference count
     BLOCKS_AT_MOST = 1 << 28
     BLOCK_SIZE_AT_MOST = 1 << 16
     HOLDS_A_BLOCK = 256  # bounds the memory of kept requests to 1 KiB a block; a block itself takes 100 B
     ROOM_AT_FIRST = 16
     PLACES_A_BLOCK = 2   # index places per block, so that collisions are rare
-    AHEAD = 8            # prefetch distance, in blocks
-
-
-cdef struct Hash:
-    uint64_t low
-    uint64_t high       # both 0: none
 
 
 cdef struct Block:
@@ -103,14 +91,6 @@ cdef struct Block:
     int32_t kept        # how often kept requests hold it
     int32_t owner       # the kept request that held it last; NONE once that request is dropped
     int32_t tip_of      # the kept request whose last block it is
-
-
-cdef struct Place:
-    # An entry of the index: open addressing with linear probing, at most half full. It holds all that a
-    # lookup needs, so that each block of a prefix costs one cache miss.
-    Hash hash           # its low bits select the place; none: an empty place
-    PyObject *number    # the block as an int, borrowed from BlockPool.numbers
-    int64_t block
 
 
 cdef struct Request:
@@ -138,8 +118,7 @@ cdef class BlockPool:
 
     cdef Block *blocks
     cdef int32_t *free_list   # a stack: the last one is allocated first
-    cdef Place *places
-    cdef int64_t mask         # places in the index − 1
+    cdef Index index
     cdef int32_t *scratch     # the block ids of the current call
     cdef PyObject **found     # the blocks that a lookup has found
     cdef Py_ssize_t scratch_room  # the capacity of both
@@ -191,15 +170,15 @@ cdef class BlockPool:
         self.oldest = self.newest = self.free_request = NONE
         self.rows = {}
         self.numbers = list(range(self.total))
-        self.mask = 1
-        while self.mask < PLACES_A_BLOCK * <int64_t>self.total:
-            self.mask *= 2
+        self.index.mask = 1
+        while self.index.mask < PLACES_A_BLOCK * <int64_t>self.total:
+            self.index.mask *= 2
         self.blocks = <Block *>PyMem_Calloc(self.total, sizeof(Block))
         self.free_list = <int32_t *>PyMem_Calloc(self.total, sizeof(int32_t))
-        self.places = <Place *>PyMem_Calloc(self.mask, sizeof(Place))
-        if self.blocks == NULL or self.free_list == NULL or self.places == NULL:
+        self.index.places = <Place *>PyMem_Calloc(self.index.mask, sizeof(Place))
+        if self.blocks == NULL or self.free_list == NULL or self.index.places == NULL:
             raise MemoryError
-        self.mask -= 1
+        self.index.mask -= 1
         for block in range(self.total):
             self.blocks[block].references = IN_FREE_LIST
             self.blocks[block].owner = self.blocks[block].tip_of = NONE
@@ -213,7 +192,7 @@ cdef class BlockPool:
         PyMem_Free(self.requests)
         PyMem_Free(self.blocks)
         PyMem_Free(self.free_list)
-        PyMem_Free(self.places)
+        PyMem_Free(self.index.places)
         PyMem_Free(self.scratch)
         PyMem_Free(self.found)
 
@@ -246,7 +225,7 @@ cdef class BlockPool:
         cdef Py_ssize_t i
         cdef int32_t *taken
         if wanted > self.total - self.referenced:
-            raise OutOfBlocks(f"{wanted} blocks were asked for, {self.available} of {self.total} can be had")
+            raise OutOfBlocks(f"{wanted} blocks were requested, {self.available} of {self.total} are available")
         given = PyList_New(wanted)
         while wanted > self.free:
             evict_row(self, self.oldest)
@@ -290,7 +269,7 @@ cdef class BlockPool:
         """
         cdef Py_ssize_t count = read_blocks(self, block_ids)
         drop_references(self, count)
-        settle_blocks(self, self.scratch, count)
+        free_unneeded(self, self.scratch, count)
 
     # Contents
 
@@ -320,7 +299,7 @@ cdef class BlockPool:
                 continue
             block = &self.blocks[id]
             if block.references <= 0:
-                raise ValueError(f"block {id} is full, but nobody has it")
+                raise ValueError(f"block {id} is full, but has no reference")
             if not is_none(&block.hash) and not is_same(&block.hash, &chain.chain[begin + i]):
                 raise ValueError(f"block {id} is full of other tokens already")
         for i in range(end - begin):
@@ -328,8 +307,8 @@ cdef class BlockPool:
             if id == NONE:
                 continue
             self.blocks[id].hash = chain.chain[begin + i]
-            if find_block(self, &chain.chain[begin + i]) == NONE:
-                index_add(self, id)
+            if index_find(self.index, &chain.chain[begin + i]) == NONE:
+                index_block(self, id)
 
     def match_prefix(self, hashes: BlockHashes, limit: int, *, window: int | None = None) -> list[int]:
         """Return the blocks of the longest cached prefix of a sequence: at most `limit`, all full.
@@ -345,9 +324,9 @@ cdef class BlockPool:
         reserve_scratch(self, longest)
         self.queries += longest * self.block_size
         if window is None:
-            length = seen = find_prefix(self.places, self.mask, chain.chain, longest, self.found)
+            length = seen = index_prefix(self.index, chain.chain, longest, self.found)
         else:
-            length = find_window(self.places, self.mask, chain.chain, longest, seen, self.found)
+            length = index_window(self.index, chain.chain, longest, seen, self.found)
             seen = min(seen, length)
         self.hits += length * self.block_size
         return list_answer(self, length - seen, length)
@@ -383,7 +362,7 @@ cdef class BlockPool:
             if replaced != NONE:
                 drop_row(self, replaced)
             cover_with(self, row)
-        settle_blocks(self, self.scratch, count)
+        free_unneeded(self, self.scratch, count)
         while self.holds > HOLDS_A_BLOCK * <int64_t>self.total:
             evict_row(self, self.oldest)
 
@@ -414,9 +393,9 @@ cdef class BlockPool:
 
     # Questions
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> BlockPoolStatistics:
         """Return a frozen summary."""
-        return Statistics(
+        return BlockPoolStatistics(
             total=self.total,
             free=self.free,
             evictable=self.evictable,
@@ -436,7 +415,7 @@ cdef class BlockPool:
         return (
             object.__sizeof__(self)
             + self.total * (sizeof(Block) + sizeof(int32_t))
-            + (self.mask + 1) * sizeof(Place)
+            + (self.index.mask + 1) * sizeof(Place)
             + self.scratch_room * (sizeof(int32_t) + sizeof(PyObject *))
             + self.requests_room * sizeof(Request)
             + self.holds * sizeof(int32_t)
@@ -445,6 +424,4 @@ cdef class BlockPool:
 
 include "blockpool/references.pxi"
 include "blockpool/kept.pxi"
-include "blockpool/index.pxi"
 include "blockpool/numbers.pxi"
-include "blockpool/siphash.pxi"

@@ -283,11 +283,11 @@ cdef class CpuModel:
         self.variant = model.kernels.name.decode()
         model.element = sizeof(float) if shape.dtype == FLOAT32 else sizeof(uint16_t)
         model.page_bytes = model.element * BLOCK * padded(shape.head_dim)
-        self._take_groups(windows, ropes)
+        self._set_groups(windows, ropes)
         model.layers = <Layer *> calloc(shape.layers, sizeof(Layer))
         if model.layers == NULL:
             raise MemoryError
-        self._take_layers(layer_groups, layer_ropes)
+        self._set_layers(layer_groups, layer_ropes)
         if lay_out_weights(model) or lay_out_work(model):
             raise MemoryError(f"{model.weights_bytes + model.work_bytes} bytes for weights and buffers")
         self.packed = {name: 0 for name in self._expected()}
@@ -295,7 +295,7 @@ cdef class CpuModel:
     def __dealloc__(self):
         free_model(&self.model)
 
-    cdef _take_groups(self, windows, ropes):
+    cdef _set_groups(self, windows, ropes):
         cdef Shape *shape = &self.model.shape
         cdef const float[::1] frequencies
         shape.groups = _integer("windows: their number", len(windows), 1, GROUPS_AT_MOST)
@@ -314,7 +314,7 @@ cdef class CpuModel:
             if len(frequencies):
                 memcpy(self.model.frequencies[rope], &frequencies[0], len(frequencies) * sizeof(float))
 
-    cdef _take_layers(self, groups, ropes):
+    cdef _set_layers(self, groups, ropes):
         cdef Shape *shape = &self.model.shape
         groups = (0,) * shape.layers if groups is None else groups
         ropes = (0,) * shape.layers if ropes is None else ropes
@@ -478,7 +478,7 @@ cdef class CpuModel:
         cdef const int32_t[:, ::1] table
         cdef float[:, ::1] out = logits
         cdef int group, failed
-        kept = []  # keeps the buffers alive until the step has ended
+        buffers = []  # keeps the buffers alive until the step has ended
         if self.model.cache_memory == NULL:
             raise ValueError("there is no KV cache yet")
         if not self.complete:
@@ -505,7 +505,7 @@ cdef class CpuModel:
             step.logits_stride = shape.vocabulary
             for group in range(shape.groups):
                 mapping, table = slot_mapping[group], block_tables[group]
-                kept.append((mapping, table))
+                buffers.append((mapping, table))
                 if len(mapping) != len(ids):
                     raise ValueError(f"slot_mapping of group {group}: {len(mapping)} for {len(ids)} tokens")
                 if table.shape[0] == 0 or table.shape[1] == 0:
@@ -527,7 +527,7 @@ cdef class CpuModel:
 
     cdef _enter(self):
         if self.busy:
-            raise RuntimeError("this model is at work on another thread")
+            raise RuntimeError("this model runs on another thread")
         self.busy = True
 
     cdef int _rows(self, str name):
@@ -577,7 +577,7 @@ cdef class CpuModel:
         cdef int half = GATE_HALF if name == "gate_bias" else UP_HALF if name == "up_bias" else PLAIN
         cdef int first = 0
         if layer >= 0:
-            index = _VECTOR_PLACES[name]
+            index = _VECTOR_INDICES[name]
             vector = self.model.layers[layer].vectors[<int> index]
             first = self._fused(name.removesuffix("_bias")) if name.endswith("_bias") else 0
         return pack_vector(vector, &source[0], <int> len(source), first, half)
@@ -590,7 +590,7 @@ cdef class CpuModel:
         return (shape.heads + shape.kv_heads) * shape.head_dim if name == "value" else 0
 
 
-_VECTOR_PLACES = {
+_VECTOR_INDICES = {
     "attention_norm": ATTENTION_NORM,
     "query_norm": QUERY_NORM,
     "key_norm": KEY_NORM,

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: annotation_typing=False, auto_pickle=False, autotestdict=False
-"""The persistent batch: the step inputs of the sequences that hold KV cache, updated only where they change.
+"""The persistent batch: the step inputs of the sequences that hold KV cache.
 
-Owns, by slot: token counts, the block tables of every KV cache group, the sampling columns; the order of the
-slots in use; and the arenas in which steps go to the device. A sequence keeps its slot while it is in the
-batch, so its columns never move: `condense` compacts an order of 4 bytes a row. The batch has no notion of
-block pools, scheduling policies or devices. It reads token ids through a pointer to the sequence's buffer.
+Owns, by slot: token counts and the block tables of every KV cache group; the order of the slots in use; and
+the arenas in which steps go to the device. This file checks what callers pass and owns the memory;
+`inputbatch/batch.h` declares the structures and the C functions that do the work. The batch has no notion
+of block pools, scheduling policies, sampling parameters or devices.
 
 Promises:
 
@@ -18,53 +18,390 @@ Promises:
   begins with a header of 16 words: tokens, rows, decodes, samples, words of block writes, number of block
   writes, groups, then the nine `Offsets`, in words from the arena's beginning. If all rows sample, `slots`
   and `sample_slots` are the same words.
-- Block table changes are staged and sent with the next step, at most one write for each (group, slot). A
-  device that replays them has every entry that a token can still attend to. A cancelled step may not have
-  arrived, so after it all rows are staged again.
+- Block table changes are sent with the next step, at most one write for each (group, slot). A device that
+  replays them has every entry that a token can still attend to. A cancelled step may not have arrived, so
+  after it all rows are sent again.
 - Two steps may be under way. A token that is not known yet is a placeholder: it counts, and its id in the
   next step is −1 − (its index among the samples of the previous step). Results go to the sequence that the
   step was prepared for, never to a later one in the same slot.
 - A sequence that has ended (finished, failed, cancelled) takes no part in later steps and gets no late
   results. The caller must remove it.
-- A step writes only what changed. A steady decode is a row that is in every step as a decode: its counts
-  follow from the number of steps, and are written only when they are read or when it stops being one.
-- The latest few tokens of a steady decode may be only in a ring that all rows share. They are copied to its
-  own buffer when they are read, or when it stops being one.
-- The arrays that a commit returns do not change while anything refers to them; then their memory is reused.
-- Memory is touched when it is used: long tables and arenas cost only address space until then. Memory that
-  every step touches is on large pages, where the system has them.
+- Memory is touched when it is used: long tables and arenas cost only address space until then.
 """
 
-import contextlib
 import mmap
 from array import array
-from operator import index
 from typing import NamedTuple
 
 from cpython.array cimport array as c_array, clone, resize_smart
 from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
-    PyObject_CheckBuffer, PyObject_GetBuffer,
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer,
+    PyObject_GetBuffer,
 )
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_AsUnsignedLongLongMask, PyLong_Check
-from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject, PyObject_Size, Py_SIZE
-from cpython.ref cimport Py_DECREF, Py_INCREF
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stddef cimport ptrdiff_t
-from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy, memset
+from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_Check
+from cpython.sequence cimport PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy
 cimport cython
 
 
-include "inputbatch/answers.pxi"
-include "inputbatch/loops.pxi"
-include "inputbatch/memory.pxi"
-include "inputbatch/turns.pxi"
-include "inputbatch/riders.pxi"
-include "inputbatch/sequence.pxi"
-include "inputbatch/step.pxi"
+cdef extern from "inputbatch/batch.h":
+    enum: NONE, HEADER, SECTIONS, GROUPS_AT_MOST, FAILED
+    enum: INPUT_IDS, POSITIONS, SLOT_MAPPING, QUERY_STARTS, SEQUENCE_LENGTHS, SLOTS, SAMPLE_ROWS, SAMPLE_SLOTS
+    enum: BLOCK_WRITES
+    enum: STEP_OK, BAD_COUNT, CANNOT_CONTINUE, NO_BLOCKS, TOO_MANY_TOKENS
+
+    ctypedef struct Sequence:
+        int64_t key
+        int32_t *ids
+        int32_t capacity, prompt_length, length, pending, computed, committed, max_tokens, min_tokens, slot, largest
+        int32_t *stops
+        int32_t stop_count
+        bint ignore_eos, processes_logits
+
+    ctypedef struct Slot:
+        Sequence *sequence
+        int64_t version
+        int32_t row, room
+
+    ctypedef struct TableRow:
+        int32_t count, slid, unsent
+
+    ctypedef struct Table:
+        int32_t *blocks
+        int32_t window
+        TableRow *rows
+
+    ctypedef struct Turn: pass
+    ctypedef struct Member: pass
+
+    ctypedef struct Batch:
+        int32_t slots, groups, columns, block_size, vocab_size, largest_block, max_batched_tokens, max_model_len
+        Slot *by_slot
+        int32_t *num_scheduled
+        Table tables[GROUPS_AT_MOST]
+        int32_t *eos
+        int32_t eos_count
+        int32_t *rows
+        int32_t rows_end, sequences, slots_end
+        int64_t version
+        Turn *turns
+        int32_t *scratch
+
+    ctypedef struct StepPlan:
+        int64_t number
+        int32_t groups, tokens, rows, decodes, samples, end
+        bint processes_logits
+        int32_t starts[SECTIONS]
+        Member *members
+
+    ctypedef struct Results:
+        int64_t *keys
+        int32_t *tokens
+        int32_t *samples
+        int32_t *filled
+        int32_t (*ended)[3]
+        int32_t count, filled_count, ended_count
+
+    int32_t num_tokens(const Sequence *sequence)
+    int32_t tokens_left(const Sequence *sequence)
+    int32_t add_sequence(Batch *batch, int32_t slot, Sequence *sequence)
+    void remove_sequence(Batch *batch, int32_t slot)
+    bint move_last_row(Batch *batch, int32_t *source, int32_t *target)
+    int32_t survey_rows(
+        Batch *batch, int32_t max_rows, int32_t *prefills, int32_t *prefill_count, int32_t *full, int32_t *full_count
+    )
+    int32_t list_changes(
+        const Batch *batch, int64_t since, int32_t *removed, int32_t *removed_count, int32_t *added
+    )
+    void update_room(Batch *batch, int32_t slot)
+    int32_t hidden_blocks(const Batch *batch, int32_t group, int32_t committed)
+    int32_t slide_window(Batch *batch, int32_t slot, int32_t group, int32_t *freed)
+    int plan_step(const Batch *batch, StepPlan *step, int32_t *slot)
+    void write_step(Batch *batch, StepPlan *step, int32_t *words)
+    void commit_step(Batch *batch, const StepPlan *step, const int32_t *sampled, Results *results)
+    int32_t cancel_step(Batch *batch, const StepPlan *step, int32_t *slots)
+
+
+cdef enum:
+    STEPS_AT_ONCE = 2
+    SLOTS_AT_MOST = 1 << 20
+    WORDS_AT_MOST = 1 << 30  # of an arena or a table, so that an offset is an int32 and sums do not overflow
+    OUTPUT_ROOM_AT_FIRST = 256
+
+cdef enum CountedTokens: ALL, PROMPT, COMPUTED, OUTPUT
+
+cdef dict REFUSALS = {
+    BAD_COUNT: "a count must not be negative, nor more than are left to compute",
+    CANNOT_CONTINUE: "the sequence has ended, or will with the steps under way",
+    NO_BLOCKS: "its blocks do not hold them",
+    TOO_MANY_TOKENS: "a step cannot have that many in all",
+}
+
+
+class Survey(NamedTuple):
+    """The sequences that can be scheduled.
+
+    `decodes`: how many slots were given their one token. `prefills` (int32): slots with more to compute, in
+    the order of admission. `short` (int32): slots of decodes whose blocks do not hold that token, by row.
+    """
+
+    decodes: int
+    prefills: array
+    short: array
+
+
+class SlotChanges(NamedTuple):
+    """The slots whose sequence was added or removed after a version of the batch, up to `version`.
+
+    A slot is in `added` if a sequence is in it now, also if another one was removed from it before.
+    """
+
+    version: int
+    removed: list[int]
+    added: list[int]
+
+
+class Offsets(NamedTuple):
+    """The beginnings of a step's sections, in int32 words from the beginning of its arena."""
+
+    input_ids: int
+    positions: int
+    slot_mapping: int
+    query_starts: int
+    sequence_lengths: int
+    slots: int
+    sample_rows: int
+    sample_slots: int
+    block_writes: int
+
+
+class Committed(NamedTuple):
+    """The results of a committed step.
+
+    `keys` (int64), `tokens` and `samples` (int32) [n]: the sequences' keys, their tokens, and the indices of
+    these among the step's samples, ascending. `finished`: (slot, reason, index among the n); reason 1: an
+    end-of-sequence or stop id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the
+    id was no token. `filled` (int32): slots whose committed tokens filled another block, by row of the step.
+    Only sequences still in the batch are named; they stay in it.
+    """
+
+    keys: memoryview
+    tokens: memoryview
+    samples: memoryview
+    finished: list[tuple[int, int, int]]
+    failed: list[tuple[int, int]]
+    filled: array
+
+
+@cython.final
+cdef class SequenceState:
+    """A sequence, in a batch or not: its token ids and counts.
+
+    `prompt`: int32 ids, at least one, not negative; they are copied. `processes_logits`: its logits are
+    processed on the host before it samples. `sampling` is the caller's own object. ValueError for a number
+    out of its range, TypeError for anything that is not a number.
+    """
+
+    cdef Sequence sequence
+    cdef c_array ids            # a larger one replaces it when it is full; views keep this one
+    cdef readonly object sampling
+    cdef readonly int64_t key
+    cdef readonly int32_t prompt_length, max_tokens, min_tokens
+
+    def __cinit__(
+        self,
+        int64_t key,
+        prompt,
+        *,
+        int64_t max_tokens,
+        int64_t min_tokens=0,
+        bint ignore_eos=False,
+        stop_token_ids=(),
+        bint processes_logits=False,
+        sampling=None,
+    ):
+        cdef Sequence *sequence = &self.sequence
+        check_range("max_tokens", max_tokens, 1, INT32_MAX)
+        check_range("min_tokens", min_tokens, 0, INT32_MAX)
+        self.sampling = sampling
+        self.key = sequence.key = key
+        self.max_tokens = sequence.max_tokens = max_tokens
+        self.min_tokens = sequence.min_tokens = min_tokens
+        sequence.ignore_eos, sequence.processes_logits = ignore_eos, processes_logits
+        sequence.slot = NONE
+        stop_token_ids = tuple(stop_token_ids)
+        count = len(stop_token_ids)
+        sequence.stops = <int32_t *>malloc(max(1, count) * sizeof(int32_t))
+        if sequence.stops == NULL:
+            raise MemoryError
+        sequence.stop_count = read_ids(
+            stop_token_ids, sequence.stops, count, INT32_MIN, INT32_MAX, "stop token ids"
+        )
+        self.copy_prompt(prompt)
+
+    def __dealloc__(self):
+        free(self.sequence.stops)
+
+    cdef int copy_prompt(self, prompt) except -1:
+        cdef Sequence *sequence = &self.sequence
+        cdef int32_t i
+        if not isinstance(prompt, (list, tuple)):
+            prompt = memoryview(prompt) if PyObject_CheckBuffer(prompt) else tuple(prompt)
+        length = len(prompt)
+        check_range("the number of prompt tokens", length, 1, WORDS_AT_MOST)
+        self.reserve(length + min(sequence.max_tokens, OUTPUT_ROOM_AT_FIRST))
+        sequence.length = read_ids(prompt, sequence.ids, length, 0, INT32_MAX, "token ids")
+        if sequence.length != length:
+            raise ValueError("the prompt was changed meanwhile")
+        self.prompt_length = sequence.prompt_length = sequence.length
+        for i in range(sequence.length):
+            sequence.largest = max(sequence.largest, sequence.ids[i])
+        return 0
+
+    cdef int reserve(self, int64_t capacity) except -1:
+        # Make room for `capacity` tokens.
+        cdef c_array ids = clone(INT32S, min(capacity, <int64_t>INT32_MAX), False)
+        memcpy(ids.data.as_ints, self.sequence.ids, self.sequence.length * sizeof(int32_t))
+        self.ids = ids
+        self.sequence.ids = <int32_t *>ids.data.as_ints
+        self.sequence.capacity = len(ids)
+        return 0
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return tuple([self.sequence.stops[i] for i in range(self.sequence.stop_count)])
+
+    @property
+    def slot(self) -> int:
+        """The slot in the batch, or −1 in no batch."""
+        return self.sequence.slot
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of prompt and output, placeholders included."""
+        return num_tokens(&self.sequence)
+
+    @property
+    def output_length(self) -> int:
+        """The number of committed tokens of output."""
+        return self.sequence.length - self.sequence.prompt_length
+
+    @property
+    def computed(self) -> int:
+        """The number of tokens in the KV cache when all prepared steps are done."""
+        return self.sequence.computed
+
+    @property
+    def committed(self) -> int:
+        """The number of tokens in the KV cache, of committed steps."""
+        return self.sequence.committed
+
+    def token_ids(self, int64_t start=0):
+        """Return a copy of the committed tokens from `start` on, an array of int32."""
+        cdef int32_t length = self.sequence.length
+        if not 0 <= start <= length:
+            raise ValueError(f"there are tokens 0...{length - 1}, none from {start} on")
+        return int32s(self.sequence.ids + start, length - start)
+
+    def tokens_view(self) -> memoryview:
+        """Return a read-only view of the committed tokens, int32. Later tokens may go to another buffer."""
+        return memoryview(self.ids).toreadonly()[: self.sequence.length]
+
+    def rewind(self, int64_t computed) -> None:
+        """Set how many tokens are in the KV cache: 0 after a preemption, or the length of a cached prefix.
+
+        ValueError in a batch, or unless at least one token is left to compute.
+        """
+        if self.sequence.slot != NONE:
+            raise ValueError("a sequence in a batch cannot be rewound")
+        if not 0 <= computed < self.sequence.length:
+            raise ValueError(f"of {self.sequence.length} tokens, {computed} cannot be computed already")
+        self.sequence.computed = self.sequence.committed = computed
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + (self.sequence.capacity + self.sequence.stop_count) * sizeof(int32_t)
+
+
+@cython.final
+@cython.no_gc  # it refers to views only
+@cython.freelist(4)
+cdef class Step:
+    """One prepared step: T tokens of B rows, S of which sample. Its sections are int32 views into its arena.
+
+    Valid until the arena is used again, in turn with the others. The first `decodes` rows have one token,
+    which samples. The index of sample s among the step's tokens is query_starts[sample_rows[s] + 1] − 1.
+    """
+
+    cdef StepPlan plan
+    cdef object words       # the whole arena
+    cdef readonly int64_t number
+    cdef readonly int32_t arena_index, tokens, rows, decodes, samples
+    cdef readonly bint processes_logits     # whether logits that it samples from are processed on the host
+
+    def __dealloc__(self):
+        free(self.plan.members)
+
+    cdef object section(self, int32_t section, int32_t length):
+        cdef int32_t start = self.plan.starts[section]
+        return self.words[start : start + length]
+
+    @property
+    def offsets(self):
+        return Offsets(*[self.plan.starts[i] for i in range(SECTIONS)])
+
+    @property
+    def arena(self) -> memoryview:
+        """The whole step, header first: the words that one copy takes to a device."""
+        return self.words[: self.plan.end]
+
+    @property
+    def input_ids(self) -> memoryview:
+        """[T]; an id not known yet is −1 − (its index among the samples of the previous step)."""
+        return self.section(INPUT_IDS, self.tokens)
+
+    @property
+    def positions(self) -> memoryview:
+        """[T]"""
+        return self.section(POSITIONS, self.tokens)
+
+    @property
+    def slot_mapping(self) -> tuple[memoryview, ...]:
+        """[T] by group: where a token's keys and values are written, block · block_size + offset."""
+        tokens = self.tokens
+        mapping = self.section(SLOT_MAPPING, self.plan.groups * tokens)
+        return tuple([mapping[group * tokens : (group + 1) * tokens] for group in range(self.plan.groups)])
+
+    @property
+    def query_starts(self) -> memoryview:
+        """[B + 1]"""
+        return self.section(QUERY_STARTS, self.rows + 1)
+
+    @property
+    def sequence_lengths(self) -> memoryview:
+        """[B]: tokens in the cache after this step."""
+        return self.section(SEQUENCE_LENGTHS, self.rows)
+
+    @property
+    def slots(self) -> memoryview:
+        """[B]"""
+        return self.section(SLOTS, self.rows)
+
+    @property
+    def sample_rows(self) -> memoryview:
+        """[S], ascending."""
+        return self.section(SAMPLE_ROWS, self.samples)
+
+    @property
+    def sample_slots(self) -> memoryview:
+        """[S]"""
+        return self.section(SAMPLE_SLOTS, self.samples)
+
+    @property
+    def block_writes(self) -> memoryview:
+        """The block table changes since the previous step: (group, slot, first column, count, ids …)*."""
+        return self.section(BLOCK_WRITES, self.plan.end - self.plan.starts[BLOCK_WRITES])
 
 
 @cython.final
@@ -77,149 +414,76 @@ cdef class InputBatch:
     least `arena_size(...)` bytes each, or their number; with only one, only one step can be under way.
     """
 
-    cdef Stay *stays
-    cdef PyObject **states          # by slot; each holds a reference
-    cdef Columns columns
-    cdef int32_t *occupied          # by slot: 1, or 0 if it is empty
-    cdef int32_t *rows              # slot by row
-    cdef uint64_t *holes            # bits by row
-    cdef int32_t rows_end           # rows in use, holes included
-    cdef int32_t hole_count
-    cdef int32_t hole_hint          # words before this one have no hole
-    cdef int32_t need_counts[NEEDS]
-    # Block tables
-    cdef int32_t groups
-    cdef int32_t *tables[GROUPS_AT_MOST]    # [slots, table_columns]
-    cdef int32_t windows[GROUPS_AT_MOST]    # 0: full attention
-    cdef Held *held                         # [groups, slots]
-    cdef uint64_t *staged                   # bits by slot: [groups, bit_words]
-    cdef int32_t bit_words
-    cdef int32_t table_columns
-    cdef int32_t largest_block
-    # Sizes
-    cdef readonly int32_t slots
-    cdef readonly int32_t num_reqs
-    cdef int32_t slots_end                  # above all slots that were ever in use
-    cdef int32_t max_batched_tokens
-    cdef int32_t max_model_len
-    cdef int32_t block_size
-    cdef int32_t block_shift                # NONE: block_size is no power of two
-    cdef int32_t vocab_size
-    cdef int32_t *eos
-    cdef int32_t eos_count
-    # Steps
-    cdef int64_t serials
-    cdef int64_t steps
+    cdef Batch batch
+    cdef list states            # by slot: a `SequenceState` or None
     cdef list arenas
-    cdef int32_t *arena_words[64]
     cdef int32_t arena_last
-    cdef int32_t steps_at_once
-    cdef Step oldest
-    cdef Step newest                        # the other one under way
-    cdef c_array keys_lent                  # of the latest commit's result; the caller may still refer to it
-    cdef c_array tokens_lent                # the same
-    cdef object all_samples                 # 0, 1, 2 …: one for each sample of the latest committed step
-    cdef Record records[STEPS_AT_ONCE]
-    cdef Riders riders
-    # Round robin for steps that cannot have all rows
-    cdef int64_t last_served                # serial of the last sequence chosen
-    cdef int64_t last_chosen                # the next `last_served`, if a step is prepared; 0: all chosen
-    # Scratch
-    cdef Turn *turns                        # [slots]
-    cdef int64_t *admissions                # [slots]
-    cdef int32_t *scratch                   # [groups + 1, slots]
-    cdef uint8_t *named                     # by slot, clear between calls
-    cdef uint64_t *unlike                   # bits by row, clear between calls
-    cdef uint64_t *due                      # bits by row
-    cdef uint8_t *marks                     # [slots + MARKS_MORE]
-    cdef int32_t *odd                       # rows; [slots], as all of these
-    cdef int32_t *found                     # rows, or indices in a run
-    cdef int32_t *filled                    # slots
-    cdef int32_t *boarders                  # slots
-    cdef Ending *endings
-    # Memory and its views
-    cdef list memory
+    cdef list under_way         # steps, the oldest first
+    cdef int32_t (*endings)[3]  # scratch, [slots]
     cdef tuple table_views
     cdef readonly object num_scheduled
-    cdef object num_tokens_view
-    cdef readonly object num_prompt_tokens
-    cdef object num_computed_tokens_view
-    cdef object output_tokens_view
-    cdef readonly object max_tokens
-    cdef readonly object min_tokens
-    cdef readonly object top_k
-    cdef readonly object logprobs
-    cdef readonly object temperature
-    cdef readonly object top_p
-    cdef readonly object min_p
-    cdef readonly object presence_penalty
-    cdef readonly object frequency_penalty
-    cdef readonly object repetition_penalty
-    cdef readonly object seed
 
     def __cinit__(
         self,
         *,
-        int64_t slots,
-        int64_t max_batched_tokens,
-        int64_t max_model_len,
-        int64_t block_size,
-        int64_t vocab_size,
-        windows=(None,),
-        eos_token_ids=(),
-        arenas=2,
+        int64_t slots, int64_t max_batched_tokens, int64_t max_model_len, int64_t block_size, int64_t vocab_size,
+        windows=(None,), eos_token_ids=(), arenas=2,
     ):
+        cdef Batch *batch = &self.batch
         cdef int32_t group
-        windows = tuple(windows)
+        windows, eos_token_ids = tuple(windows), tuple(eos_token_ids)
         size = self.arena_size(
-            slots=slots,
-            max_batched_tokens=max_batched_tokens,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            groups=len(windows),
+            slots=slots, max_batched_tokens=max_batched_tokens, max_model_len=max_model_len,
+            block_size=block_size, groups=len(windows),
         )
         check_range("vocab_size", vocab_size, 1, INT32_MAX)
-        self.groups = len(windows)
-        for group in range(self.groups):
+        batch.slots, batch.groups = slots, len(windows)
+        batch.max_batched_tokens, batch.max_model_len = max_batched_tokens, max_model_len
+        batch.block_size, batch.vocab_size = block_size, vocab_size
+        batch.columns = columns_for(max_model_len, block_size)
+        batch.largest_block = (<int64_t>INT32_MAX + 1) // block_size - 1
+        batch.by_slot = <Slot *>allocated(slots, sizeof(Slot))
+        batch.rows = <int32_t *>allocated(6 * slots, sizeof(int32_t))
+        batch.scratch = batch.rows + slots  # [2, slots]
+        self.endings = <int32_t (*)[3]>(batch.rows + 3 * slots)
+        batch.turns = <Turn *>allocated(slots, sizeof(Turn))
+        batch.eos = <int32_t *>allocated(len(eos_token_ids), sizeof(int32_t))
+        batch.eos_count = read_ids(
+            eos_token_ids, batch.eos, len(eos_token_ids), INT32_MIN, INT32_MAX, "eos_token_ids"
+        )
+        self.states = [None] * slots
+        self.under_way = []
+        self.num_scheduled = zeroed(4 * slots).cast("i")
+        batch.num_scheduled = <int32_t *>address_of(self.num_scheduled)
+        views = []
+        for group in range(batch.groups):
             if windows[group] is not None:
                 check_range("a window", windows[group], 1, INT32_MAX)
-                self.windows[group] = windows[group]
-        self.slots = slots
-        self.max_batched_tokens = max_batched_tokens
-        self.max_model_len = max_model_len
-        self.block_size = block_size
-        self.block_shift = NONE
-        if block_size & (block_size - 1) == 0:
-            self.block_shift = lowest_bit(block_size)
-        self.vocab_size = vocab_size
-        self.table_columns = columns_for(max_model_len, block_size)
-        self.largest_block = (<int64_t>INT32_MAX + 1) // block_size - 1
-        self.bit_words = (slots + 63) // 64
-        begin_memory(self)
-        begin_views(self)
-        begin_arenas(self, arenas, size)
-        ids = tuple(eos_token_ids)
-        self.eos = <int32_t *>PyMem_Malloc(len(ids) * sizeof(int32_t))
-        if self.eos == NULL:
-            raise MemoryError
-        self.eos_count = read_ids(ids, self.eos, len(ids), INT32_MIN, INT32_MAX, "eos_token_ids")
+                batch.tables[group].window = windows[group]
+            batch.tables[group].rows = <TableRow *>allocated(slots, sizeof(TableRow))
+            views.append(zeroed(4 * slots * batch.columns).cast("i", (slots, batch.columns)))
+            batch.tables[group].blocks = <int32_t *>address_of(views[group])
+        self.table_views = tuple(views)
+        self.arenas = checked_arenas(arenas, size)
+        self.arena_last = len(self.arenas) - 1
 
     def __dealloc__(self):
-        cdef int32_t slot
-        if self.states != NULL:
-            for slot in range(self.slots_end):
-                if self.states[slot] != NULL:
-                    let_go(self, slot)
-        PyMem_Free(self.eos)
+        cdef int32_t group
+        if self.states is not None:
+            for state in self.states:
+                if state is not None:
+                    remove_sequence(&self.batch, (<SequenceState>state).sequence.slot)
+        for group in range(self.batch.groups):
+            free(self.batch.tables[group].rows)
+        free(self.batch.by_slot)
+        free(self.batch.rows)
+        free(self.batch.turns)
+        free(self.batch.eos)
 
     @staticmethod
     def arena_size(
         *,
-        int64_t slots,
-        int64_t max_batched_tokens,
-        int64_t max_model_len,
-        int64_t block_size,
-        int64_t groups=1,
+        int64_t slots, int64_t max_batched_tokens, int64_t max_model_len, int64_t block_size, int64_t groups=1,
     ) -> int:
         """Return the bytes of the largest step: all tokens of the budget, and all blocks of all rows."""
         check_range("slots", slots, 1, SLOTS_AT_MOST)
@@ -235,32 +499,66 @@ cdef class InputBatch:
         return 4 * words
 
     @property
+    def slots(self) -> int:
+        return self.batch.slots
+
+    @property
+    def num_reqs(self) -> int:
+        return self.batch.sequences
+
+    @property
     def steps_under_way(self) -> int:
-        return under_way(self)
+        return len(self.under_way)
+
+    # Token counts by slot: copies of the current values; 0 for empty slots
 
     @property
     def num_tokens(self) -> memoryview:
-        """By slot, current: tokens of prompt and output, placeholders included."""
-        write_counts(self)
-        return self.num_tokens_view
+        """By slot: tokens of prompt and output, placeholders included."""
+        return self.counts_by_slot(ALL)
+
+    @property
+    def num_prompt_tokens(self) -> memoryview:
+        return self.counts_by_slot(PROMPT)
 
     @property
     def num_computed_tokens(self) -> memoryview:
-        """By slot, current: tokens in the KV cache when all prepared steps are done."""
-        write_counts(self)
-        return self.num_computed_tokens_view
+        """By slot: tokens in the KV cache when all prepared steps are done."""
+        return self.counts_by_slot(COMPUTED)
 
     @property
     def output_tokens(self) -> memoryview:
-        """By slot, current: committed tokens of output."""
-        write_counts(self)
-        return self.output_tokens_view
+        """By slot: committed tokens of output."""
+        return self.counts_by_slot(OUTPUT)
 
-    @property
-    def counters(self):
-        return Counters(*[self.need_counts[i] for i in range(NEEDS)])
+    cdef object counts_by_slot(self, CountedTokens which):
+        cdef c_array counts = clone(INT32S, self.batch.slots, True)
+        cdef Sequence *sequence
+        cdef int32_t slot
+        for slot in range(self.batch.slots_end):
+            sequence = self.batch.by_slot[slot].sequence
+            if sequence != NULL:
+                counts.data.as_ints[slot] = (
+                    num_tokens(sequence) if which == ALL
+                    else sequence.prompt_length if which == PROMPT
+                    else sequence.computed if which == COMPUTED
+                    else sequence.length - sequence.prompt_length
+                )
+        return memoryview(counts)
 
     # Membership
+
+    def changes(self, int64_t since):
+        """Return the `SlotChanges` after version `since`; 0: all since the beginning."""
+        cdef int32_t *added = self.batch.scratch
+        cdef int32_t *removed = self.batch.scratch + self.batch.slots
+        cdef int32_t removed_count
+        cdef int32_t added_count = list_changes(&self.batch, since, removed, &removed_count, added)
+        return SlotChanges(
+            self.batch.version,
+            [removed[i] for i in range(removed_count)],
+            [added[i] for i in range(added_count)],
+        )
 
     def add_request(self, int64_t slot, SequenceState state not None, tuple block_ids not None) -> int:
         """Put a sequence into an empty slot and return its row: the lowest hole, else the end.
@@ -269,83 +567,109 @@ cdef class InputBatch:
         a group with a window, blocks that no token attends to any more may be −1. ValueError for a slot that
         is occupied or does not exist, a sequence in a batch or unable to go on, or too many or few blocks.
         """
-        return add_state(self, slot, state, block_ids)
-
-    def add_requests(self, slots, states, block_ids) -> None:
-        """Call `add_request` for each of `slots` (a list or a buffer of int32), `states` and `block_ids`.
-
-        All have the same length. Add all, or none if it raises.
-        """
-        add_all(self, slots, states, block_ids)
+        cdef Batch *batch = &self.batch
+        cdef Sequence *sequence = &state.sequence
+        cdef int32_t counts[GROUPS_AT_MOST]
+        cdef int32_t group
+        check_range("slot", slot, 0, self.batch.slots - 1)
+        check_lists(block_ids, batch.groups)
+        for group in range(batch.groups):
+            if batch.by_slot[slot].sequence != NULL:
+                raise ValueError(f"slot {slot} is occupied")
+            counts[group] = self.read_blocks(slot, group, 0, sequence.committed, block_ids[group])
+            if <int64_t>counts[group] * batch.block_size < sequence.computed:
+                raise ValueError(f"{counts[group]} blocks do not hold {sequence.computed} computed tokens")
+        if batch.by_slot[slot].sequence != NULL:
+            raise ValueError(f"slot {slot} is occupied")  # by code that a buffer's exporter ran
+        if sequence.slot != NONE:
+            raise ValueError("the sequence is in a batch already")
+        if sequence.length >= batch.max_model_len:
+            raise ValueError(f"{sequence.length} tokens leave no room for one more below {batch.max_model_len}")
+        if sequence.computed >= sequence.length:
+            raise ValueError("no token of the sequence is left to compute: rewind it first")
+        if sequence.length - sequence.prompt_length >= sequence.max_tokens:
+            raise ValueError(f"the sequence has its {sequence.max_tokens} tokens of output")
+        if sequence.largest >= batch.vocab_size:
+            raise ValueError(f"token id {sequence.largest} is outside 0...{batch.vocab_size - 1}")
+        for group in range(batch.groups):
+            batch.tables[group].rows[slot] = TableRow(counts[group], 0, 0)
+        self.states[slot] = state
+        return add_sequence(batch, slot, sequence)
 
     def remove_request(self, int64_t slot) -> None:
         """Remove a sequence from its slot; its row becomes a hole.
 
         Its results of steps under way are dropped, and so are its placeholders. ValueError for an empty slot.
         """
-        stay_of(self, slot)
-        leave(self, slot)
-
-    def remove_requests(self, slots) -> None:
-        """Remove the sequences of all `slots` (a list or a buffer of int32), or none if it raises."""
-        remove_all(self, slots)
+        self.occupied(slot)
+        remove_sequence(&self.batch, slot)
+        self.states[slot] = None
 
     def condense(self) -> list[tuple[int, int]]:
         """Fill the holes below `num_reqs` with the last rows; return the moves (source, target) in order."""
+        cdef int32_t source, target
         cdef list moves = []
-        compact(self, moves)
+        while move_last_row(&self.batch, &source, &target):
+            moves.append((source, target))
         return moves
 
     def order(self) -> list[int]:
         """Return the slots by row; −1: a hole."""
-        return [self.rows[row] for row in range(self.rows_end)]
+        return [self.batch.rows[row] for row in range(self.batch.rows_end)]
 
     def row_of(self, int64_t slot) -> int:
-        return stay_of(self, slot).row
+        return self.occupied(slot).row
 
     def state(self, int64_t slot):
-        stay_of(self, slot)
-        return <object>self.states[slot]
+        self.occupied(slot)
+        return self.states[slot]
 
     # Block tables
 
     def append_block_ids(self, int64_t slot, tuple block_ids not None) -> None:
         """Append blocks to a slot's row in each group's table: by group, one list or buffer of int32."""
-        append_blocks(self, slot, block_ids)
-
-    def append_one_each(self, slots, tuple block_ids not None) -> None:
-        """Append one block to each slot's row in each group: lists or buffers of int32, as long as `slots`.
-
-        Append all, or none if it raises.
-        """
-        append_one_block_each(self, slots, block_ids)
+        cdef Batch *batch = &self.batch
+        cdef Slot *here = self.occupied(slot)
+        cdef int64_t version = here.version
+        cdef int32_t room = here.room
+        cdef int32_t counts[GROUPS_AT_MOST]
+        cdef int32_t group
+        check_lists(block_ids, batch.groups)
+        for group in range(batch.groups):
+            counts[group] = self.read_blocks(
+                slot, group, batch.tables[group].rows[slot].count, here.sequence.committed, block_ids[group]
+            )
+            if here.version != version or here.room != room:  # by code that a buffer's exporter ran
+                raise ValueError(f"slot {slot} was changed meanwhile")
+        for group in range(batch.groups):
+            batch.tables[group].rows[slot].count += counts[group]
+        update_room(batch, slot)
 
     def block_ids(self, int64_t slot) -> tuple[list[int], ...]:
         """Return the block ids by group; those that have slid out of the window are −1."""
         cdef int32_t group, column
-        cdef int32_t *row
-        stay_of(self, slot)
+        cdef int32_t *blocks
         lists = []
-        for group in range(self.groups):
-            row = self.tables[group] + slot * self.table_columns
-            lists.append(
-                [row[column] for column in range(self.held[<int64_t>group * self.slots + slot].count)]
-            )
+        for group, count in enumerate(self.block_counts(slot)):
+            blocks = self.table_row(group, slot)
+            lists.append([blocks[column] for column in range(count)])
         return tuple(lists)
 
     def block_counts(self, int64_t slot) -> tuple[int, ...]:
-        stay_of(self, slot)
-        return tuple(
-            [self.held[<int64_t>group * self.slots + slot].count for group in range(self.groups)]
-        )
+        self.occupied(slot)
+        return tuple([self.batch.tables[group].rows[slot].count for group in range(self.batch.groups)])
 
     def slide(self, int64_t slot, int64_t group) -> list[int]:
         """Replace the blocks that no later token attends to by −1 in a slot's row, and return their ids."""
-        return slide_out(self, slot, group)
+        self.occupied(slot)
+        check_range("group", group, 0, self.batch.groups - 1)
+        cdef c_array freed = clone(INT32S, self.batch.tables[group].rows[slot].count, False)
+        cdef int32_t count = slide_window(&self.batch, slot, group, <int32_t *>freed.data.as_ints)
+        return freed[:count].tolist()
 
     def block_table(self, int64_t group) -> memoryview:
         """Return a group's table, int32 [slots, blocks a row]; of a row, `block_counts` entries are valid."""
-        check_group(self, group)
+        check_range("group", group, 0, self.batch.groups - 1)
         return self.table_views[group]
 
     # A step
@@ -357,35 +681,57 @@ cdef class InputBatch:
         scheduled in the latest step. Ties are broken round robin in the order of admission, after the
         sequence chosen last when not all could be. A sequence whose last token is under way takes no part.
         """
+        cdef int32_t *prefills = self.batch.scratch
+        cdef int32_t *short = self.batch.scratch + self.batch.slots
+        cdef int32_t prefill_count, short_count
         if max_rows < 0:
             raise ValueError(f"max_rows must not be negative, not {max_rows}")
-        self.last_chosen = 0
-        if self.num_reqs > max_rows:
-            return survey_some(self, min(max_rows, self.slots))
-        return survey_all(self)
+        max_rows = min(max_rows, self.batch.slots)
+        decodes = survey_rows(&self.batch, max_rows, prefills, &prefill_count, short, &short_count)
+        return Survey(decodes, int32s(prefills, prefill_count), int32s(short, short_count))
 
-    def schedule(self, slots, counts) -> None:
-        """Set `num_scheduled` of these slots: lists or buffers of int32, of the same length."""
-        set_counts(self, slots, counts)
-
-    def prepare_inputs(self, num_scheduled=None):
-        """Begin a step of `num_scheduled` tokens (int32 [slots]; None: the batch's own); None if all are 0.
+    def prepare_inputs(self):
+        """Begin a step of `num_scheduled` tokens by slot; None if all are 0.
 
         Condenses first. Scheduled tokens count as computed from now on. A row that reaches its last token
         samples, and has a placeholder until the commit. ValueError for a count that is negative or more than
         is left, a row that takes no part, blocks that do not hold the tokens, or more than
         `max_batched_tokens`; RuntimeError if two steps (one, with one arena) are under way already.
         """
-        cdef Py_buffer buffer
-        if num_scheduled is None:
-            return prepare_step(self, self.columns.num_scheduled)
-        int32_buffer(num_scheduled, &buffer, "num_scheduled")
-        try:
-            if buffer.shape[0] != self.slots:
-                raise ValueError(f"num_scheduled must have {self.slots} entries, not {buffer.shape[0]}")
-            return prepare_step(self, <int32_t *>buffer.buf)
-        finally:
-            PyBuffer_Release(&buffer)
+        cdef Step step = Step.__new__(Step)
+        cdef SequenceState state
+        cdef int32_t slot = NONE, row, source, target
+        cdef int status
+        steps_at_once = min(STEPS_AT_ONCE, len(self.arenas))
+        if len(self.under_way) == steps_at_once:
+            raise RuntimeError(f"{steps_at_once} steps are under way already")
+        status = plan_step(&self.batch, &step.plan, &slot)
+        if status != STEP_OK:
+            raise ValueError(f"slot {slot}, {self.batch.num_scheduled[slot]} tokens: {REFUSALS[status]}")
+        if step.plan.rows == 0:
+            return None
+        step.plan.members = <Member *>allocated(step.plan.rows, sizeof(Member))
+        for row in range(self.batch.rows_end):
+            slot = self.batch.rows[row]
+            if slot != NONE and self.batch.num_scheduled[slot] != 0:
+                state = self.states[slot]
+                if num_tokens(&state.sequence) >= state.sequence.capacity:  # of the token that it will sample
+                    state.reserve(2 * <int64_t>state.sequence.capacity)
+        taken = [(<Step>other).arena_index for other in self.under_way]
+        self.under_way.append(step)
+        # From here on nothing can fail.
+        step.arena_index = (self.arena_last + 1) % len(self.arenas)
+        if step.arena_index in taken:
+            step.arena_index = (step.arena_index + 1) % len(self.arenas)
+        self.arena_last = step.arena_index
+        step.words = self.arenas[step.arena_index]
+        while move_last_row(&self.batch, &source, &target):
+            pass
+        write_step(&self.batch, &step.plan, <int32_t *>address_of(step.words))
+        step.number, step.tokens, step.rows = step.plan.number, step.plan.tokens, step.plan.rows
+        step.decodes, step.samples = step.plan.decodes, step.plan.samples
+        step.processes_logits = step.plan.processes_logits
+        return step
 
     def commit_tokens(self, Step step not None, sampled):
         """End the oldest step under way with its samples, int32 [S]; an id that is no token means failure.
@@ -394,27 +740,186 @@ cdef class InputBatch:
         step, or a wrong number of samples.
         """
         cdef Py_buffer buffer
-        if step is not self.oldest:
-            raise ValueError("only the oldest step under way can be committed")
+        cdef Results results
+        cdef int32_t i, samples = step.plan.samples
+        cdef c_array keys = clone(INT64S, samples, False)
+        cdef c_array tokens = clone(INT32S, samples, False), indices = clone(INT32S, samples, False)
+        cdef c_array filled = clone(INT32S, step.plan.rows, False)
         int32_buffer(sampled, &buffer, "sampled")
         try:
-            if buffer.shape[0] != step.samples:
-                raise ValueError(f"the step has {step.samples} samples, not {buffer.shape[0]}")
-            return commit_step(self, step, <int32_t *>buffer.buf)
+            if not self.under_way or self.under_way[0] is not step:
+                raise ValueError("only the oldest step under way can be committed")
+            if buffer.shape[0] != samples:
+                raise ValueError(f"the step has {samples} samples, not {buffer.shape[0]}")
+            del self.under_way[0]
+            results = Results(
+                <int64_t *>keys.data.as_longlongs, <int32_t *>tokens.data.as_ints,
+                <int32_t *>indices.data.as_ints, <int32_t *>filled.data.as_ints, self.endings, 0, 0, 0,
+            )
+            commit_step(&self.batch, &step.plan, <int32_t *>buffer.buf, &results)
         finally:
             PyBuffer_Release(&buffer)
+        resize_smart(keys, results.count)
+        resize_smart(tokens, results.count)
+        resize_smart(indices, results.count)
+        resize_smart(filled, results.filled_count)
+        finished, failed = [], []
+        for i in range(results.ended_count):
+            slot, reason, place = results.ended[i][0], results.ended[i][1], results.ended[i][2]
+            if reason == FAILED:
+                failed.append((slot, place))
+            else:
+                finished.append((slot, reason, place))
+        return Committed(memoryview(keys), memoryview(tokens), memoryview(indices), finished, failed, filled)
 
     def cancel_step(self, Step step not None) -> list[int]:
         """End a failed step under way, the oldest or not; return the slots of its rows still present.
 
         These take no part from now on. ValueError for a step that is not under way.
         """
-        return cancel(self, step)
+        if step not in self.under_way:
+            raise ValueError("the step is not under way")
+        self.under_way.remove(step)
+        count = cancel_step(&self.batch, &step.plan, self.batch.scratch)
+        return [self.batch.scratch[i] for i in range(count)]
+
+    # Helpers
+
+    cdef int32_t *table_row(self, int32_t group, int64_t slot) noexcept:
+        return self.batch.tables[group].blocks + slot * self.batch.columns
+
+    cdef int32_t read_blocks(
+        self, int64_t slot, int32_t group, int32_t start, int32_t committed, ids
+    ) except -1:
+        # Read ids into the table's row from column `start` on, which is not in use yet.
+        cdef int32_t *blocks = self.table_row(group, slot)
+        cdef int32_t hidden = hidden_blocks(&self.batch, group, committed)
+        cdef int32_t least = NONE if hidden > start else 0
+        cdef int32_t room = self.batch.columns - start
+        cdef int32_t count = read_ids(ids, blocks + start, room, least, self.batch.largest_block, "block ids")
+        cdef int32_t column
+        for column in range(max(hidden, start), start + count):
+            if blocks[column] < 0:
+                raise ValueError(f"block {column} of group {group} is still seen and must not be -1")
+        return count
+
+    cdef Slot *occupied(self, int64_t slot) except NULL:
+        check_range("slot", slot, 0, self.batch.slots - 1)
+        if self.batch.by_slot[slot].sequence == NULL:
+            raise ValueError(f"slot {slot} is empty")
+        return &self.batch.by_slot[slot]
 
 
-include "inputbatch/places.pxi"
-include "inputbatch/membership.pxi"
-include "inputbatch/tables.pxi"
-include "inputbatch/survey.pxi"
-include "inputbatch/prepare.pxi"
-include "inputbatch/commit.pxi"
+# Memory, and reading what callers pass
+
+cdef c_array INT32S = array("i")
+cdef c_array INT64S = array("q")
+
+
+cdef c_array int32s(const int32_t *numbers, Py_ssize_t count):
+    cdef c_array copy = clone(INT32S, count, False)
+    memcpy(copy.data.as_voidptr, numbers, count * sizeof(int32_t))
+    return copy
+
+
+cdef object zeroed(int64_t size):
+    # The pages are not allocated until they are written.
+    return memoryview(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size]
+
+
+cdef void *allocated(int64_t count, int64_t size) except NULL:
+    # Zeroed memory, to be freed by the caller.
+    cdef void *memory = calloc(max(count, 1), size)
+    if memory == NULL:
+        raise MemoryError
+    return memory
+
+
+cdef void *address_of(object view) except NULL:
+    # The caller keeps the view, and with it the memory, alive.
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
+    PyBuffer_Release(&buffer)
+    return buffer.buf
+
+
+cdef list checked_arenas(arenas, int64_t size):
+    if isinstance(arenas, int):
+        check_range("arenas", arenas, 1, 64)
+        arenas = [zeroed(size) for _ in range(arenas)]
+    cdef list views = []
+    for arena in arenas:
+        view = memoryview(arena)
+        if view.readonly or not view.c_contiguous:
+            raise ValueError("an arena must be writable and contiguous")
+        if view.nbytes < size:
+            raise ValueError(f"an arena must have at least {size} bytes, not {view.nbytes}")
+        view = view.cast("B")[:size].cast("i")
+        if <uint64_t>address_of(view) % sizeof(int32_t):
+            raise ValueError("an arena must be aligned to 4 bytes")
+        views.append(view)
+    check_range("the number of arenas", len(views), 1, 64)
+    return views
+
+
+cdef int64_t columns_for(int64_t tokens, int64_t block_size):
+    return (tokens + block_size - 1) // block_size
+
+
+cdef int check_range(str what, int64_t value, int64_t least, int64_t most) except -1:
+    if not least <= value <= most:
+        raise ValueError(f"{what} must be in {least}...{most}, not {value}")
+    return 0
+
+
+cdef int check_lists(tuple block_ids, int32_t groups) except -1:
+    if len(block_ids) != groups:
+        raise ValueError(f"there must be {groups} lists of block ids, one a group")
+    return 0
+
+
+cdef int int32_buffer(source, Py_buffer *buffer, str what) except -1:
+    # The caller releases the buffer, unless this raises.
+    PyObject_GetBuffer(source, buffer, PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS)
+    cdef char kind = 0 if buffer.format == NULL or buffer.format[1] != 0 else buffer.format[0]
+    if buffer.ndim != 1 or buffer.itemsize != sizeof(int32_t) or (kind != b"i" and kind != b"l"):
+        PyBuffer_Release(buffer)
+        raise TypeError(f"{what} must be int32, in one dimension")
+    return 0
+
+
+cdef int32_t read_ids(
+    source, int32_t *target, int64_t room, int32_t least, int32_t most, str what
+) except -1:
+    # Read a list or tuple of ints, or a buffer of int32; return their number. Nothing is written beyond `room`.
+    # What was written when it raises is not read. Runs no foreign code, except to export a buffer.
+    cdef Py_buffer buffer
+    cdef Py_ssize_t count, i
+    cdef object item
+    cdef long number
+    cdef int overflow = 0
+    if isinstance(source, (list, tuple)):
+        count = PySequence_Fast_GET_SIZE(source)
+        if count > room:
+            raise ValueError(f"{count} {what} are more than the {room} there is room for")
+        for i in range(count):
+            item = <object>PySequence_Fast_GET_ITEM(source, i)
+            if not PyLong_Check(item):
+                raise TypeError(f"{what} must be ints, not {type(item).__name__}")
+            number = PyLong_AsLongAndOverflow(item, &overflow)
+            if overflow != 0 or number < least or number > most:
+                raise ValueError(f"{what} must be in {least}...{most}, not {item}")
+            target[i] = number
+        return count
+    int32_buffer(source, &buffer, what)
+    try:
+        count = buffer.shape[0]
+        if count > room:
+            raise ValueError(f"{count} {what} are more than the {room} there is room for")
+        memcpy(target, buffer.buf, count * sizeof(int32_t))
+    finally:
+        PyBuffer_Release(&buffer)
+    for i in range(count):
+        if target[i] < least or target[i] > most:
+            raise ValueError(f"{what} must be in {least}...{most}, not {target[i]}")
+    return count

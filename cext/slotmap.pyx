@@ -98,7 +98,7 @@ cdef class SlotMap:
         for i in range(count):
             key_of(<object>PySequence_Fast_GET_ITEM(sequence, i))
         if count > self.count:
-            raise NoSlotFree(f"{count} ids were asked for, {self.count} of {self.capacity} are free")
+            raise NoSlotFree(f"{count} ids were requested, {self.count} of {self.capacity} are free")
         handles = PyList_New(count)
         for i in range(count):
             handle = self.handle_of(self.stack[self.count - 1 - i])

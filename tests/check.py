@@ -1,6 +1,6 @@
 """Run all checks: format, lint, imports, types, stubs and tests. Exit with 1 if any of them failed.
 
-Every tool runs in the interpreter that runs this file. `--fast` leaves out slow and GPU tests. A step that
+Every tool runs in the interpreter that runs this file. `--fast` runs the unit tests only. A step that
 passes prints its last line; one that fails prints its whole output. No test is repeated.
 """
 
@@ -48,7 +48,7 @@ class Step:
 def main() -> int:
     """Run every step, then print a summary."""
     parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--fast", action="store_true", help="leave out the slow and the GPU tests")
+    parser.add_argument("--fast", action="store_true", help="run the unit tests only")
     fast = parser.parse_args().fast
 
     lines: list[str] = []
@@ -77,7 +77,7 @@ def _steps(*, fast: bool) -> list[Step]:
     stubs = [f"fairlead._cext.{source.stem}" for source in sorted(KERNELS_BUILT.glob("*.pyi"))]
     # Each process has its own files and ports. An idle one takes over half of another's remaining tests.
     selected = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q"]
-    selected += ["-m", "not slow and not gpu"] if fast else []
+    selected += ["-m", "unit and not slow"] if fast else []
     return [
         Step("kernels are built from these sources", _check_kernels),
         _tool("ruff format", "-m", "ruff", "format", "--check", "."),

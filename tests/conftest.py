@@ -14,6 +14,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+TESTS = Path(__file__).parent
+# The mark of each folder; "unit" is that of all others.
+MARKS = {
+    **dict.fromkeys(("cli", "e2e", "fleet", "nodes", "process", "settings", "worker"), "process"),
+    "browser": "browser",
+    **dict.fromkeys(("advisories", "fuzz", "simulation"), "fuzz"),
+    **dict.fromkeys(("cext", "engine", "models"), "kernels"),
+    "gpu": "gpu",
+}
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -49,8 +59,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests marked `nightly` unless `--nightly` is given."""
+    """Mark each test by its folder. Deselect the tests marked `nightly` unless `--nightly` is given."""
+    for item in items:
+        item.add_marker(mark_of(item.path))
     if config.getoption("--nightly"):
         return
     config.hook.pytest_deselected(items=[item for item in items if "nightly" in item.keywords])
     items[:] = [item for item in items if "nightly" not in item.keywords]
+
+
+def mark_of(path: Path) -> str:
+    """Return the mark of a test file's folder. Files beside the folders are unit tests."""
+    folder = path.relative_to(TESTS).parts[0]
+    return MARKS.get(folder, "unit")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairlead.api import openapi
+from fairlead.api.route_table import ROUTES
 from fairlead.configfile.schema import schema
 from fairlead.configfile.table import tables
 from fairlead.telemetry import metrics, vllm
@@ -36,7 +37,7 @@ Schema = Mapping[str, Any]
 
 def documents() -> dict[Path, str]:
     """Return the text that each generated file must have."""
-    api = openapi.document()
+    api = openapi.document(ROUTES)
     return {
         PACKAGE / "config" / "schema.json": json.dumps(schema(), indent=1) + "\n",
         PACKAGE / "telemetry" / "grafana.json": json.dumps(dashboard(), indent=1) + "\n",

@@ -108,7 +108,7 @@ class FakeFleet:
 
     def _refuse_ours(self, node_id: str) -> None:
         if node_id in (f"engine:{name}" for name in self.engines):
-            raise InvalidRequest(f"the node {node_id} is a model of ours: unload that", param="id")
+            raise InvalidRequest(f"the node {node_id} is a local model: unload that", param="id")
 
     async def _ask(self, *what: object) -> None:
         await trio.lowlevel.checkpoint()

@@ -9,7 +9,7 @@ import trio
 from fairlead.answer.sink import Sink
 from fairlead.errors import FairleadError
 from fairlead.job import Delta, Job, Sampling
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 
 LIMITS = NodeLimits(seats=1, max_model_len=1000)
 

@@ -89,7 +89,8 @@ async def test_all_routes_belong_to_the_quart_application():
         }
         assert {"/v1/chat/completions", "/v1/embeddings", "/tokenize", "/metrics", "/"} <= set(endpoints)
         assert all(map(callable, endpoints.values()))
-        assert not app._quart.hot.serves({"type": "http", "method": "POST", "path": "/tokenize"})
+        scope = {"type": "http", "method": "POST", "path": "/tokenize"}
+        assert not app._quart.generation_routes.serves(scope)
 
 
 async def test_client_without_a_lifespan_is_refused():

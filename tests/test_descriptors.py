@@ -97,7 +97,7 @@ def test_with_enough_descriptors_there_are_as_many_connections_as_configured():
 
 def test_connections_share_the_descriptors_beyond_the_reserve():
     share = descriptors.share(config(), descriptors=1024, in_use=12)
-    assert share == descriptors.Share(connections=292, descriptors=1024, reserved=148)
+    assert share == descriptors.Share(connections=438, descriptors=1024, reserved=148)
 
 
 def test_models_and_nodes_add_to_the_reserve():

@@ -107,7 +107,7 @@ def test_every_script_and_test_that_a_page_names_exists():
 
 def test_every_module_that_the_architecture_names_exists():
     page = text_of(ROOT / "ARCHITECTURE.md")
-    named = set(re.findall(r"`([\w/]+\.(?:pyx|pxi|py|md|h|c))`", page)) - {"models/NAME.py"}
+    named = set(re.findall(r"`([\w/]+\.(?:pyx|pxd|pxi|py|md|h|c))`", page)) - {"models/NAME.py"}
     folders = (ROOT, ROOT / "src" / "fairlead")
     assert sorted(name for name in named if not any((folder / name).exists() for folder in folders)) == []
 

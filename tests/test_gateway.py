@@ -8,9 +8,10 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import NodeFailed, QueueFull, QueueTimeout, RequestTimeout
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Answer, Gateway
 from fairlead.job import Job
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fake_nodes import LIMITS, TimedNode, job
 
 
@@ -27,8 +28,9 @@ def gateway_for(
     config = QueueConfig(capacity=capacity, timeout_s=queue_timeout_s, **queue)
     dispatcher = Dispatcher(config, random=Random(0))
     nursery.start_soon(dispatcher.run)
-    dispatcher.node_up(node, NodeLimits(seats=seats, max_model_len=LIMITS.max_model_len))
-    return Gateway(dispatcher, request_timeout_s=request_timeout_s), dispatcher
+    nodes = NodeRegistry(dispatcher.scheduler)
+    nodes.report(node, NodeLimits(seats=seats, max_model_len=LIMITS.max_model_len))
+    return Gateway(dispatcher, nodes, request_timeout_s=request_timeout_s), dispatcher
 
 
 async def text_of(answer: Answer) -> str:
@@ -84,7 +86,7 @@ async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(auto
             clients.start_soon(ask, gateway, job(), answered)
             await trio.testing.wait_all_tasks_blocked()
         assert dispatcher.statistics().waiting == 3
-        assert dispatcher.forecast("m", "A", 1).estimated_wait_s == 30
+        assert dispatcher.estimator.for_newcomer("m", "A", 1).estimated_wait_s == 30
         async with trio.open_nursery() as exchange:
             answer = await exchange.start(gateway.serve, job())
             assert (answer.estimated_wait_s, answer.queue_position) == (30, 4)

@@ -20,9 +20,10 @@ from fairlead.errors import (
     QueueTimeout,
     RequestTimeout,
 )
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Answer, Gateway
 from fairlead.job import Delta, Job, Passthrough, Relay, Sampling
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fake_nodes import job
 
 GONE = NodeFailed("gone")
@@ -77,13 +78,14 @@ class House:
     def __init__(self, nursery: trio.Nursery, *nodes: PlayingNode, seats: int = 1, **queue: object) -> None:
         self.dispatcher = Dispatcher(QueueConfig(**queue), random=Random(0))
         nursery.start_soon(self.dispatcher.run)
-        self.gateway = Gateway(self.dispatcher, request_timeout_s=100)
+        self.registry = NodeRegistry(self.dispatcher.scheduler)
+        self.gateway = Gateway(self.dispatcher, self.registry, request_timeout_s=100)
         self.nodes = nodes
         for node in nodes:
             self.up(node, seats)
 
     def up(self, node: PlayingNode, seats: int = 1) -> None:
-        self.dispatcher.node_up(node, NodeLimits(seats=seats, max_model_len=1000))
+        self.registry.report(node, NodeLimits(seats=seats, max_model_len=1000))
 
     async def ask(self, asked: Job) -> str:
         """Return the answer's text, read as a route reads it. Raise the job's error."""
@@ -148,7 +150,7 @@ async def test_a_second_attempt_waits_for_another_node_even_if_the_failed_one_ha
 ):
     bad, good = PlayingNode("bad", (5.0, GONE), WHOLE), PlayingNode("good", (50.0, "long."), WHOLE)
     house = House(nursery, bad, good)
-    house.dispatcher.node_down(good)
+    house.registry.report(good, None)
 
     async def keep_the_good_one_busy() -> None:
         await trio.sleep(1)
@@ -178,7 +180,7 @@ async def test_a_second_attempt_waits_for_a_node_that_went_down_to_come_back(
 
     async def change_the_node() -> None:
         await trio.sleep(10)
-        house.dispatcher.node_down(node)
+        house.registry.report(node, None)
         await trio.sleep(30)
         assert house.dispatcher.statistics().waiting == 1
         house.up(node)
@@ -350,7 +352,7 @@ async def test_second_wait_keeps_the_first_deadline(autojump_clock, nursery, any
 
     async def take_the_node_away() -> None:
         await trio.sleep(10)
-        house.dispatcher.node_down(node)
+        house.registry.report(node, None)
 
     nursery.start_soon(take_the_node_away)
     with pytest.raises(QueueTimeout):
@@ -365,7 +367,7 @@ async def test_queue_timeout_does_not_apply_after_the_first_delta(autojump_clock
 
     async def change_the_node() -> None:
         await trio.sleep(1.5)
-        house.dispatcher.node_down(node)
+        house.registry.report(node, None)
         await trio.sleep(50)
         house.up(node)
 
@@ -388,7 +390,7 @@ async def test_the_request_timeout_ends_the_second_wait_too(autojump_clock, nurs
 
     async def take_the_node_away() -> None:
         await trio.sleep(10)
-        house.dispatcher.node_down(node)
+        house.registry.report(node, None)
 
     nursery.start_soon(take_the_node_away)
     started = trio.current_time()
@@ -435,9 +437,9 @@ async def test_failed_load_is_raised_to_a_job_that_waits_for_its_second_attempt(
 
     async def break_the_node() -> None:
         await trio.sleep(10)
-        house.dispatcher.node_down(node)
+        house.registry.report(node, None)
         await trio.sleep(20)
-        house.dispatcher.load_failed(node, LoadFailed("no such file"))
+        house.dispatcher.scheduler.load_failed(node.models, LoadFailed("no such file"))
 
     nursery.start_soon(break_the_node)
     with pytest.raises(LoadFailed):
@@ -452,7 +454,7 @@ async def test_a_server_that_drains_lets_a_failed_job_run_again(autojump_clock, 
     async def drain() -> None:
         await trio.sleep(0.5)
         assert house.dispatcher.statistics().waiting == 1
-        house.dispatcher.drain()
+        house.dispatcher.scheduler.drain()
 
     nursery.start_soon(drain)
     assert await house.ask(anything) == TEXT

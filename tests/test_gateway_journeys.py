@@ -9,21 +9,23 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import EngineFailed, FairleadError
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 from fake_nodes import LIMITS, TimedNode, job
 
 
 class World:
-    """A gateway over one node with one seat, and the journeys it has reported."""
+    """A gateway over one node with one seat, and the timelines it has reported."""
 
     def __init__(self, nursery: trio.Nursery, node: TimedNode, *, capacity: int = 100) -> None:
-        self.told: list[RequestTimeline] = []
+        self.timelines: list[RequestTimeline] = []
         dispatcher = Dispatcher(QueueConfig(capacity=capacity, timeout_s=60), random=Random(0))
         nursery.start_soon(dispatcher.run)
-        dispatcher.node_up(node, NodeLimits(seats=1, max_model_len=LIMITS.max_model_len))
-        self.gateway = Gateway(dispatcher, request_timeout_s=100, tell=self.told.append)
+        nodes = NodeRegistry(dispatcher.scheduler)
+        nodes.report(node, NodeLimits(seats=1, max_model_len=LIMITS.max_model_len))
+        self.gateway = Gateway(dispatcher, nodes, request_timeout_s=100, on_finished=self.timelines.append)
 
     async def ask(self, *, tenant: str = "A", left_after_s: float = float("inf"), **options: object) -> None:
         with trio.move_on_after(left_after_s):
@@ -36,7 +38,7 @@ class World:
                 pass
 
     def outcomes(self) -> list[str]:
-        return [journey.outcome for journey in self.told]
+        return [journey.outcome for journey in self.timelines]
 
 
 async def test_a_job_that_waited_is_stamped_at_each_moment(autojump_clock, nursery):
@@ -45,7 +47,7 @@ async def test_a_job_that_waited_is_stamped_at_each_moment(autojump_clock, nurse
         clients.start_soon(world.ask)
         await trio.testing.wait_all_tasks_blocked()
         clients.start_soon(world.ask)
-    second = world.told[1]
+    second = world.timelines[1]
     moments = (second.granted_s, second.first_delta_s, second.ended_s)
     assert pytest.approx((10, 14, 20)) == tuple(moment - second.arrived_s for moment in moments)
     assert (second.outcome, second.node, second.attempts, second.tokens) == (SUCCESS, "timed", 1, 2)
@@ -80,7 +82,7 @@ async def test_client_that_disconnects_is_recorded_as_having_left(
         clients.start_soon(world.ask)
         await trio.testing.wait_all_tasks_blocked()
         clients.start_soon(lambda: world.ask(tenant="B", left_after_s=left_after_s))
-    (left,) = [journey for journey in world.told if journey.job.tenant == "B"]
+    (left,) = [journey for journey in world.timelines if journey.job.tenant == "B"]
     assert (LEFT, had_seat, tokens) == (left.outcome, left.granted_s is not None, left.tokens)
     assert world.gateway.statistics().models["m"].outcomes == {SUCCESS: 1, LEFT: 1}
 

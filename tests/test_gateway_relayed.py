@@ -8,17 +8,18 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.answer.events import read_event
 from fairlead.api.exchange import unwrap
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, NodeFailed, NodeRefused
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
-from fairlead.http.event_splitter import split_events
+from fairlead.http.server_sent_events import split_events
 from fairlead.job import Job, Sampling
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import relayed_job, stub, upstream_of
 from nodes.stub_server import StubServer, text
+from upstream_readers import CHAT_READER
 
 BEFORE = [("gone", 0), ("garbage", 0), ("kind", 0), *(("status", status) for status in (204, 302, 500, 502))]
 ONLY_STREAMS = [("end", 0)]
@@ -31,12 +32,13 @@ class Fleet:
     def __init__(self, sick: StubServer, well: StubServer) -> None:
         self.sick, self.well = sick, well
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
-        self.gateway = Gateway(self.dispatcher, request_timeout_s=60)
+        registry = NodeRegistry(self.dispatcher.scheduler)
+        self.gateway = Gateway(self.dispatcher, registry, request_timeout_s=60)
         for name, server in (("sick", sick), ("well", well)):
-            node = RemoteNode(name, upstream_of(server), self.dispatcher, names={"m": "m"}, seats=4)
+            node = RemoteNode(name, upstream_of(server), registry.report, names={"m": "m"}, seats=4)
             node.came_up()
-        places = self.dispatcher._scheduler._places
-        places["well"].take(0)  # busier than the other
+        states = self.dispatcher.scheduler._nodes
+        states["well"].acquire(0)  # busier than the other
         self.rest = self.dispatcher.statistics()
 
     async def ask(self, asked: Job) -> bytes:
@@ -75,7 +77,7 @@ def asking(*, stream: bool = True, **sampling: object) -> Job:
 
 
 def said(raw: bytes) -> str:
-    return "".join(read_event(event).text for event in split_events(raw))
+    return "".join(CHAT_READER.read_event(event).text for event in split_events(raw))
 
 
 @pytest.mark.parametrize(

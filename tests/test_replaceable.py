@@ -17,10 +17,11 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.schedulers import SCHEDULERS, default_scheduler
 from fairlead.dispatch.scheduling import SchedulingOptions
 from fairlead.errors import LoadFailed, QueueFull
+from fairlead.gateway import spec_of
 from fairlead.nodes.model_process import ProcessOptions, make_process
 from fairlead.registry import Registry
 from fairlead.swap.policies import POLICIES, policy_for
-from fake_nodes import LIMITS, TimedNode, job
+from fake_nodes import LIMITS, job
 from fleet.running_fleet import engine, garage, question, sleeper
 
 ENTRY_POINTS = """\
@@ -177,9 +178,9 @@ def test_settings_of_a_policy_that_is_not_in_use_are_named(tmp_path):
 
 async def test_the_dispatcher_asks_the_scheduler_that_is_named(acme, autojump_clock):
     dispatcher = Dispatcher(QueueConfig(), scheduler="closed")
-    dispatcher.node_up(TimedNode(), LIMITS)
+    dispatcher.scheduler.node_up("node", frozenset("m"), LIMITS)
     with pytest.raises(QueueFull, match="closed for the day"):
-        async with dispatcher.seat(job()):
+        async with dispatcher.seat(spec_of(job())):
             pass
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from trio.testing import wait_all_tasks_blocked
 
-from fairlead.queue import HIGH, LOW, NORMAL, Closed, Full, RequestQueue
+from fairlead.queue import HIGH, LOW, NORMAL, QueueClosedError, QueueFullError, RequestQueue
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_verify_count_and_is_empty_properties(queue):
 def test_full_queue_refuses_and_changes_nothing():
     queue = RequestQueue[str](capacity=1)
     queue.enqueue(1, "first")
-    with pytest.raises(Full):
+    with pytest.raises(QueueFullError):
         queue.enqueue(2, "second")
     assert (len(queue), 2 in queue) == (1, False)
     assert queue.try_dequeue() == "first"
@@ -168,7 +168,7 @@ def test_enqueue_dequeue_race_conditions():
         while True:
             try:
                 mine.append(queue.dequeue())
-            except Closed:
+            except QueueClosedError:
                 return mine
 
     with ThreadPoolExecutor(8) as threads:
@@ -234,7 +234,7 @@ async def test_task_that_waits_is_given_the_next_item(queue):
     assert sorted(received) == ["from a thread", "from the loop"]
 
 
-async def test_item_of_a_task_that_is_cancelled_goes_to_the_next(queue):
+async def test_item_for_a_cancelled_task_wakes_the_next_waiter(queue):
     received: list[str] = []
 
     async def receive(scope: trio.CancelScope) -> None:
@@ -257,12 +257,12 @@ async def test_closing_ends_every_wait(queue):
     ended: list[str] = []
 
     async def receive() -> None:
-        with pytest.raises(Closed):
+        with pytest.raises(QueueClosedError):
             await queue.receive()
         ended.append("task")
 
     def dequeue() -> None:
-        with pytest.raises(Closed):
+        with pytest.raises(QueueClosedError):
             queue.dequeue()
         ended.append("thread")
 
@@ -285,7 +285,7 @@ def test_closed_queue_refuses_everything_that_moves_items(queue):
         queue.dequeue,
         lambda: queue.get_requests(1, 1),
     ):
-        with pytest.raises(Closed):
+        with pytest.raises(QueueClosedError):
             move()
 
 
@@ -342,7 +342,7 @@ class QueueMachine(RuleBasedStateMachine):
     def enqueue(self, priority, size):
         request_id, self.next_id = self.next_id, self.next_id + 1
         if sum(map(len, self.lines)) == 5:
-            with pytest.raises(Full):
+            with pytest.raises(QueueFullError):
                 self.queue.enqueue(request_id, request_id, priority=priority, size=size)
         else:
             self.queue.enqueue(request_id, request_id, priority=priority, size=size)

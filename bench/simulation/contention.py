@@ -7,7 +7,7 @@ from itertools import islice
 from random import Random
 from typing import Literal, NamedTuple
 
-from fairlead.dispatch.estimate import MeanEstimate, retry_after_s
+from fairlead.dispatch.estimates import MeanEstimate, retry_after_s
 from fairlead.errors import QueueFull
 from simulation.clock import Clock
 from simulation.measures import percentile, share_refused, waits_s

@@ -25,10 +25,12 @@ import trio
 import trio._core._run as trio_run
 from trio.testing import MockClock
 
+from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.exchange import unwrap
 from fairlead.config import HealthConfig, NodeConfig, QueueConfig, TimeoutsConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import Cancelled, FairleadError, NodeFailed
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import ATTEMPTS, Gateway
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.remote_node import RemoteNode, remote_node
@@ -86,11 +88,14 @@ class _Round:
         self._errors: dict[str, FairleadError] = {}
         self._has_read: set[str] = set()
         self._left: set[str] = set()
-        self._journeys: dict[str, list[RequestTimeline]] = {request.name: [] for request in self._requests}
+        self._timelines: dict[str, list[RequestTimeline]] = {request.name: [] for request in self._requests}
         self._problems: list[str] = []
         queue = QueueConfig(capacity=len(self._requests), timeout_s=PATIENCE_S)
         self._dispatcher = Dispatcher(queue, random=Random(seed))
-        self._gateway = Gateway(self._dispatcher, request_timeout_s=PATIENCE_S, tell=self._record)
+        self._registry = NodeRegistry(self._dispatcher.scheduler)
+        self._gateway = Gateway(
+            self._dispatcher, self._registry, request_timeout_s=PATIENCE_S, on_finished=self._record
+        )
 
     def _draw(self, number: int, *, stream: bool) -> ClientRequest:
         random = self._random
@@ -106,8 +111,8 @@ class _Round:
             is_cancelled=random.random() < 0.03,
         )
 
-    def _record(self, journey: RequestTimeline) -> None:
-        self._journeys[journey.job.request_id].append(journey)
+    def _record(self, timeline: RequestTimeline) -> None:
+        self._timelines[timeline.job.request_id].append(timeline)
 
     # The round ---------------------------------------------------------------------------------------
 
@@ -148,7 +153,7 @@ class _Round:
                     between_bytes_s=self._random.choice([1.5, 5.0, 60.0]),
                 ),
             )
-            self._nodes.append(remote_node(config, self._dispatcher, HEALTH))
+            self._nodes.append(remote_node(config, self._registry.report, HEALTH))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatcher.run)
             for node in self._nodes:
@@ -249,36 +254,36 @@ class _Round:
             outcomes[
                 f"{outcome}, repeatable stream" if request.stream and request.repeatable else outcome
             ] += 1
-            tried = sum(journey.attempts for journey in self._journeys[request.name])
+            tried = sum(timeline.attempts for timeline in self._timelines[request.name])
             attempts += tried
             replayed += outcome == "answered" and tried > 1
         return Verdict(self._problems, outcomes, replayed, attempts)
 
     def _judge(self, request: ClientRequest) -> tuple[str, str]:
         """Return a problem ('' if there is none) and the outcome."""
-        journeys = self._journeys[request.name]
+        timelines = self._timelines[request.name]
         if request.name in self._left and request.name not in self._texts:
-            return "" if len(journeys) <= 1 else "ended twice", "left"
-        if len(journeys) != 1:
-            return f"ended {len(journeys)} times", "lost"
+            return "" if len(timelines) <= 1 else "ended twice", "left"
+        if len(timelines) != 1:
+            return f"ended {len(timelines)} times", "lost"
         if (error := self._errors.get(request.name)) is not None:
-            return self._explain(request, error, journeys[0]), error.code
+            return self._explain(request, error, timelines[0]), error.code
         if (text := self._texts.get(request.name)) is None:
             return "neither an answer nor an error", "lost"
         salt = "" if request.repeatable else text.split("/")[1] if "/" in text else "?"
         expected = "".join(words_of(request.name, salt, request.words))
         return "" if text == expected else f"{text!r} instead of {expected!r}", "answered"
 
-    def _explain(self, request: ClientRequest, error: FairleadError, journey: RequestTimeline) -> str:
+    def _explain(self, request: ClientRequest, error: FairleadError, timeline: RequestTimeline) -> str:
         if isinstance(error, Cancelled):
             return "" if request.is_cancelled else "was cancelled without a request"
         if not isinstance(error, NodeFailed):
             return f"failed with {error.code}"
         full = sum(server.turned_away.get(request.name, 0) for server in self._servers.values())
         cannot_go_on = request.stream and not request.repeatable and request.name in self._has_read
-        if journey.attempts - full >= ATTEMPTS or cannot_go_on:
+        if timeline.attempts - full >= ATTEMPTS or cannot_go_on:
             return ""
-        return f"gave up after {journey.attempts} attempts, {full} of them at full nodes: {error.message}"
+        return f"gave up after {timeline.attempts} attempts, {full} of them at full nodes: {error.message}"
 
 
 def _job(request: ClientRequest) -> Job:
@@ -293,7 +298,7 @@ def _job(request: ClientRequest) -> Job:
         sampling,
         stream=request.stream,
         request_id=request.name,
-        relay=Relay("/v1/chat/completions", json.dumps(body).encode(), request.stream),
+        relay=Relay("/v1/chat/completions", json.dumps(body).encode(), request.stream, reader=ChunkReader()),
     )
 
 

@@ -5,7 +5,13 @@ from random import Random
 from statistics import median
 from typing import NamedTuple
 
-from fairlead.dispatch.estimate import Forecast, JobSize, MeanEstimate, QuantileEstimate, RunningJob
+from fairlead.dispatch.estimates import (
+    JobSize,
+    MeanEstimate,
+    QuantileEstimate,
+    QuantilePrediction,
+    RunningJob,
+)
 from simulation.clock import Clock
 from simulation.simulated_server import MODEL, Order, SimulatedServer
 from simulation.workload import MAX_TOKENS, Request, Shape, poisson
@@ -38,7 +44,7 @@ class _Estimate(NamedTuple):
     number: int
     by_arrival: float
     by_fair_position: float
-    forecast: Forecast
+    prediction: QuantilePrediction
 
 
 def forecasts(order: Order, *, length_s: float = 4 * 3600.0, load: float = 0.85, seed: int = 1) -> Forecasts:
@@ -82,13 +88,13 @@ class _EstimatingServer:
             number=len(server.requests),
             by_arrival=self._mean.wait_s(ahead=waiting, seats=SEATS, running_s=running_s),
             by_fair_position=self._mean.wait_s(ahead=len(ahead), seats=SEATS, running_s=running_s),
-            forecast=self._quantile.forecast(ahead=ahead, running=running, seats=SEATS),
+            prediction=self._quantile.predict(ahead=ahead, running=running, seats=SEATS),
         )
 
     def _granted(self, request: Request) -> None:
         if (estimate := self._estimates.pop(request, None)) is not None:
             assert request.waited_s is not None
-            self._quantile.granted(estimate.forecast, request.waited_s)
+            self._quantile.granted(estimate.prediction, request.waited_s)
             self.outcomes.append((estimate, request.waited_s))
 
     def _ended(self, request: Request) -> None:
@@ -116,7 +122,7 @@ def _errors(waits: list[tuple[_Estimate, float]]) -> Forecasts:
     return Forecasts(
         by_arrival=error([(estimate.by_arrival, waited_s) for estimate, waited_s in long]),
         by_fair_position=error([(estimate.by_fair_position, waited_s) for estimate, waited_s in long]),
-        quantile=error([(estimate.forecast.wait_s, waited_s) for estimate, waited_s in long]),
-        p90_coverage=sum(waited_s <= estimate.forecast.p90_s for estimate, waited_s in waits) / len(waits),
+        quantile=error([(estimate.prediction.wait_s, waited_s) for estimate, waited_s in long]),
+        p90_coverage=sum(waited_s <= estimate.prediction.p90_s for estimate, waited_s in waits) / len(waits),
         waits=len(waits),
     )

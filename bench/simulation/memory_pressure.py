@@ -58,7 +58,7 @@ class Rule:
     def learn(self, length: int) -> None:
         """Do nothing."""
 
-    def regret(self) -> None:
+    def on_preemption(self) -> None:
         """Do nothing."""
 
 

@@ -5,24 +5,19 @@ tokens, and deadlines.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
-from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
-from fairlead.job import Job, Sampling
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import SwapReason
 from simulation.clock import Clock
 from simulation.workload import MAX_TOKENS, Request, Speed
-
-if TYPE_CHECKING:
-    from fairlead.answer.sink import Sink
 
 MODEL = "model"
 PRIORITY = 1  # the default of a job
@@ -78,7 +73,7 @@ class SimulatedServer:
         self._scheduler = Scheduler(self, capacity=capacity, random=Random(1), fairness=fairness)
         for number in range(nodes):
             limits = NodeLimits(seats=seats, max_model_len=10 * MAX_TOKENS)
-            self._scheduler.node_up(Node(str(number)), limits)
+            self._scheduler.node_up(str(number), frozenset({MODEL}), limits)
         if order == "tokens":
             clock.every(METER_S, self._meter)
 
@@ -90,7 +85,7 @@ class SimulatedServer:
         self.requests.append(request)
         ticket = self._ticket(request, model)
         self._requests[ticket] = request
-        self._by_id[ticket.job.id] = request
+        self._by_id[ticket.job.request_id] = request
         self.waiting[request] = ticket
         if not self._displacing and len(self.waiting) > self._capacity and len(self.running) == self.seats:
             self._refused(request, "queue_full")
@@ -103,11 +98,11 @@ class SimulatedServer:
 
     def ahead_of(self, request: Request) -> list[Request]:
         """Return the waiting requests that leave before this one, in that order."""
-        return [self._by_id[job.id] for job in self._scheduler.jobs_ahead(self.waiting[request])]
+        return [self._by_id[job.request_id] for job in self._scheduler.jobs_ahead(self.waiting[request])]
 
     def ahead_of_newcomer(self, tenant: str) -> int:
         """Return how many jobs would leave before a new request of this tenant."""
-        return len(self._scheduler.foretell(MODEL, tenant, PRIORITY) or ())
+        return len(self._scheduler.jobs_ahead_of_newcomer(MODEL, tenant, PRIORITY) or ())
 
     def service(self) -> dict[str, float]:
         """Return the weighted tokens that each tenant has received so far."""
@@ -120,14 +115,19 @@ class SimulatedServer:
 
     # The scheduler's effects -------------------------------------------------------------------------
 
+    @property
+    def models(self) -> "SimulatedServer":
+        """See `Effects`."""
+        return self
+
     def grant(self, ticket: Ticket) -> None:
         """Start the request; it ends after its service time."""
         request = self._requests[ticket]
         del self.waiting[request]
         self.running[request] = ticket
         request.granted_s = self.clock.now_s
-        assert ticket.place is not None
-        self._count(request, int(ticket.place.node.id))
+        assert ticket.node is not None
+        self._count(request, int(ticket.node.id))
         self.clock.after(self.speed.service_s(request), partial(self._finish, request))
         self._granted(request)
 
@@ -147,15 +147,15 @@ class SimulatedServer:
         """See `start_swap`."""
         raise AssertionError(model)
 
-    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
+    def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
         """See `start_swap`."""
-        raise AssertionError(wish, error)
+        raise AssertionError(request, error)
 
-    def idle(self, place: NodeState) -> None:
+    def idle(self, node_id: str, models: frozenset[str], used: int) -> None:
         """See `start_swap`."""
-        raise AssertionError(place)
+        raise AssertionError(node_id, models, used)
 
-    def closed(self, node_id: str) -> None:
+    def node_closed(self, node_id: str) -> None:
         """Not called: no node is closed."""
         raise AssertionError(node_id)
 
@@ -165,7 +165,15 @@ class SimulatedServer:
         tenant = "everybody" if self._as_one else request.tenant
         output_tokens = self.lengths.predict(request.tenant, MODEL, max_tokens=MAX_TOKENS)
         number = str(len(self.requests))
-        job = Job(number, tenant, model, (range(request.prompt_tokens),), Sampling(max_tokens=MAX_TOKENS))
+        job = JobSpec(
+            request_id=number,
+            tenant=tenant,
+            model=model,
+            priority=PRIORITY,
+            prompt_tokens=request.prompt_tokens,
+            longest_prompt=request.prompt_tokens,
+            max_tokens=MAX_TOKENS,
+        )
         return Ticket(job, cost=WEIGHTS.cost(request.prompt_tokens, output_tokens))
 
     def _finish(self, request: Request) -> None:
@@ -187,7 +195,7 @@ class SimulatedServer:
         self._end(request, self.waiting.pop(request))
 
     def _end(self, request: Request, ticket: Ticket) -> None:
-        del self._requests[ticket], self._by_id[ticket.job.id]
+        del self._requests[ticket], self._by_id[ticket.job.request_id]
         # Deferred, because an effect must not call the scheduler.
         self.clock.after(0.0, partial(self._ended, request))
 
@@ -203,14 +211,3 @@ class SimulatedServer:
             self.granted_to_idle += self._busy[node] == 0
         self._busy[node] += 1
         self._node_of[request] = node
-
-
-class Node:
-    """The attributes of a node that the scheduler reads."""
-
-    def __init__(self, id: str, *models: str) -> None:  # noqa: A002  # the name is the protocol's
-        self.id = id
-        self.models = frozenset(models or {MODEL})
-
-    def generate(self, job: Job, into: "Sink") -> "AbstractAsyncContextManager[None]":
-        raise AssertionError(job, into)

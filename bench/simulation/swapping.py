@@ -10,17 +10,15 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from fairlead.dispatch.node_state import NodeState
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import PATIENCE
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
-from fairlead.job import Job, Sampling
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import SwapReason
 from simulation.clock import Clock
-from simulation.simulated_server import Node
 
 BUSY, RARE = "busy", ("rare-1", "rare-2")
 MODELS = (BUSY, *RARE)
@@ -142,9 +140,14 @@ class OurServer:
             loadable=frozenset(MODELS),
         )
 
+    @property
+    def models(self) -> "OurServer":
+        """See `Effects`."""
+        return self
+
     def submit(self, request: ModelRequest) -> None:
         """Queue a request."""
-        ticket = Ticket(Job("r", request.model, request.model, ([1],), Sampling(max_tokens=1)))
+        ticket = Ticket(JobSpec(request_id="r", tenant=request.model, model=request.model))
         self._requests[ticket] = request
         self._scheduler.submit(ticket)
         self._clock.after(PATIENCE * BOUND_S, partial(self._scheduler.starved, ticket))
@@ -154,12 +157,13 @@ class OurServer:
         self._granted(self._requests[ticket])
         self._clock.after(self._requests[ticket].service_s, partial(self._finish, ticket))
 
-    def start_swap(self, model: str, evict: frozenset[str], _reason: SwapReason) -> None:
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
         """See `Effects`."""
+        del reason
         self.swaps += 1
         self._clock.after(LOAD_S, partial(self._load, model, evict))
 
-    def idle(self, place: NodeState) -> None:
+    def idle(self, node_id: str, models: frozenset[str], used: int) -> None:
         """Do nothing: idle models stay loaded."""
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
@@ -172,18 +176,18 @@ class OurServer:
         """Not called."""
         raise AssertionError(model)
 
-    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
+    def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
         """See `stop_model`."""
-        raise AssertionError(wish, error)
+        raise AssertionError(request, error)
 
-    def closed(self, node_id: str) -> None:
+    def node_closed(self, node_id: str) -> None:
         """See `stop_model`."""
         raise AssertionError(node_id)
 
     def _load(self, model: str, evicted: Iterable[str]) -> None:
-        self._scheduler.gone(frozenset(evicted))
-        node = Node(f"engine:{model}", model)
-        self._scheduler.node_up(node, NodeLimits(seats=SEATS, max_model_len=100))
+        self._scheduler.stopped(frozenset(evicted))
+        limits = NodeLimits(seats=SEATS, max_model_len=100)
+        self._scheduler.node_up(f"engine:{model}", frozenset({model}), limits)
 
     def _finish(self, ticket: Ticket) -> None:
         request = self._requests.pop(ticket)

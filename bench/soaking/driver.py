@@ -22,7 +22,7 @@ from fairlead.app import serve
 from fairlead.configfile import read_config
 from fairlead.fleet.reload import ConfigSource
 from fairlead.telemetry import logs
-from fairlead.telemetry.witness import Witness, witness_of
+from fairlead.telemetry.request_log import RequestLog, open_request_log
 
 REPORT_S = 1.0
 
@@ -34,17 +34,17 @@ class Announcer:
         self._descriptor = descriptor
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
-        """See `fairlead.app.Announcer`."""
+        """See `fairlead.app.ServerObserver`."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:  # noqa: ARG002  # the signature is the protocol's
-        """See `fairlead.app.Announcer`."""
+        """See `fairlead.app.ServerObserver`."""
         report(self._descriptor, url=url)
 
     def failed(self, model: str, reason: str) -> None:
-        """See `fairlead.app.Announcer`."""
+        """See `fairlead.app.ServerObserver`."""
 
     def stopping(self) -> None:
-        """See `fairlead.app.Announcer`."""
+        """See `fairlead.app.ServerObserver`."""
 
 
 def report(descriptor: int, **values: object) -> None:
@@ -83,10 +83,10 @@ async def _report_statistics(descriptor: int) -> None:
         report(descriptor, tasks=tasks, blocks=sys.getallocatedblocks(), heap=heap_bytes())
 
 
-async def _serve(source: ConfigSource, descriptor: int, witness: Witness) -> None:
+async def _serve(source: ConfigSource, descriptor: int, request_log: RequestLog) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_report_statistics, descriptor)
-        await serve(source.read(), Announcer(descriptor), source=source, witness=witness)
+        await serve(source.read(), Announcer(descriptor), source=source, request_log=request_log)
         nursery.cancel_scope.cancel()
 
 
@@ -97,8 +97,8 @@ def main() -> None:
     source = ConfigSource(file, lambda: read_config(file, os.environ).config)
     with logs.log_streams():
         logs.configure(json=True)
-        with witness_of(source.read()) as witness:
-            trio.run(partial(_serve, source, descriptor, witness), strict_exception_groups=True)
+        with open_request_log(source.read()) as request_log:
+            trio.run(partial(_serve, source, descriptor, request_log), strict_exception_groups=True)
 
 
 if __name__ == "__main__":

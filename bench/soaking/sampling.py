@@ -135,9 +135,9 @@ async def _busy(world: World) -> list[str]:
     counts = {f"queue: {name}": queue[name] for name in ("waiting", "running")}
     for model in running:
         counts[f"{model['model']}: sequences"] = model["sequences"]
-        if model["blocks_total"] is not None:
-            counts[f"{model['model']}: blocks"] = model["blocks_total"] - model["blocks_free"]
-            counts[f"{model['model']}: slots"] = model["seats"] - model["slots_free"]
+        if (engine := model["engine"]) is not None:
+            counts[f"{model['model']}: blocks"] = engine["blocks_total"] - engine["blocks_free"]
+            counts[f"{model['model']}: slots"] = model["seats"] - engine["slots_free"]
         if model["model"] != "steady":
             counts[f"{model['model']}: loaded"] = 1
     counts |= {f"node {node['id']}: busy": node["busy"] for node in nodes}

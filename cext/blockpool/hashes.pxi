@@ -82,8 +82,6 @@ cdef class BlockHashes:
         return 0
 
 
-
-
 cdef int hash_tokens(BlockHashes chain, token_ids, Py_ssize_t blocks) except -1:
     # Extend the chain over all full blocks of `token_ids`, at least `blocks`.
     cdef Py_buffer view
@@ -110,14 +108,6 @@ cdef int tokens_open(Py_buffer *view, numbers) except -1:
         return 0
     PyBuffer_Release(view)
     raise TypeError("a buffer of numbers must have one dimension, of int32")
-
-
-cdef bint is_none(Hash *hash) noexcept:
-    return hash.low == 0 and hash.high == 0
-
-
-cdef bint is_same(Hash *one, Hash *other) noexcept:
-    return one.low == other.low and one.high == other.high
 
 
 cdef Hash key_of(hash_key) except *:

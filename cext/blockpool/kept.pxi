@@ -47,10 +47,10 @@ cdef void keep_row(BlockPool pool, int32_t row, Py_ssize_t count) noexcept:
         block = &pool.blocks[pool.scratch[i]]
         if is_none(&block.hash):
             continue
-        holder = find_block(pool, &block.hash)
+        holder = index_find(pool.index, &block.hash)
         if holder == NONE:
             holder = pool.scratch[i]
-            index_add(pool, holder)
+            index_block(pool, holder)
         block = &pool.blocks[holder]
         pool.kept += block.kept == 0
         block.kept += 1
@@ -91,7 +91,7 @@ cdef void drop_row(BlockPool pool, int32_t row) noexcept:
         fetch_ahead(&pool.blocks[request.held[i]])
     for i in range(request.count):
         block = &pool.blocks[request.held[i]]
-        fetch_ahead(&pool.places[<int64_t>block.hash.low & pool.mask])
+        fetch_ahead(&pool.index.places[<int64_t>block.hash.low & pool.index.mask])
         block.kept -= 1
         pool.kept -= block.kept == 0
         if block.owner == row:
@@ -101,7 +101,7 @@ cdef void drop_row(BlockPool pool, int32_t row) noexcept:
         block.tip_of = NONE
     pool.holds -= request.count
     unlink_row(pool, row)
-    settle_blocks(pool, request.held, request.count)
+    free_unneeded(pool, request.held, request.count)
     free_row(pool, row)
 
 

@@ -112,3 +112,9 @@ cdef void *grown(void *rows, size_t size) except NULL:
     if rows == NULL:
         raise MemoryError
     return rows
+
+
+cdef Py_ssize_t end_of(Py_ssize_t length, Py_ssize_t end) except -1:
+    if end > length:
+        raise ValueError(f"block {end - 1} of a sequence that has {length}")
+    return length if end < 0 else end

@@ -7,7 +7,7 @@ cdef int drop_references(BlockPool pool, Py_ssize_t count) except -1:
         block = &pool.blocks[pool.scratch[i]]
         if block.references <= 0:
             restore_references(pool, i)
-            raise ValueError(f"block {pool.scratch[i]} has no reference left: it was given back before")
+            raise ValueError(f"block {pool.scratch[i]} has no reference left: it was freed before")
         block.references -= 1
         pool.referenced -= block.references == 0
     return 0
@@ -20,7 +20,7 @@ cdef void restore_references(BlockPool pool, Py_ssize_t count) noexcept:
         pool.blocks[pool.scratch[i]].references += 1
 
 
-cdef void settle_blocks(BlockPool pool, int32_t *ids, Py_ssize_t count) noexcept:
+cdef void free_unneeded(BlockPool pool, int32_t *ids, Py_ssize_t count) noexcept:
     # Free the blocks without references or kept requests. The first of them is allocated next.
     cdef Py_ssize_t i
     cdef Block *block
@@ -29,8 +29,12 @@ cdef void settle_blocks(BlockPool pool, int32_t *ids, Py_ssize_t count) noexcept
         if block.references != 0 or block.kept != 0:
             continue
         if not is_none(&block.hash):
-            index_remove(pool, ids[i])
+            index_remove(pool.index, &block.hash, ids[i])
             block.hash.low = block.hash.high = 0
         block.references = IN_FREE_LIST
         pool.free_list[pool.free] = ids[i]
         pool.free += 1
+
+
+cdef void index_block(BlockPool pool, int32_t id) noexcept:
+    index_add(pool.index, &pool.blocks[id].hash, id, PyList_GET_ITEM(<PyObject *>pool.numbers, id))

@@ -19,7 +19,7 @@ static void release_tiles(void) { _tile_release(); }
 const Kernels amx_bf16 = {
     .name = "amx", .dtype = BFLOAT16, .tiles = 1, .multiply = multiply_tiles, .embed = NAME(embed),
     .normalize = NAME(normalize), .add_normalized = NAME(add_normalized), .split_heads = NAME(split_heads),
-    .attend = NAME(attend), .attend_tiled = attend_tiles, .merge = NAME(merge), .leave = release_tiles,
+    .attend = NAME(attend), .attend_tiled = attend_tiles, .merge = NAME(merge), .reset_thread = release_tiles,
 };
 END_TARGET
 #endif

@@ -40,7 +40,7 @@ ALWAYS void score_page(const bf16 *q, int room, const bf16 *page, float *scores)
 }
 
 /* Add the weighted values of 32 rows, for 32 channels from `channel` on. */
-ALWAYS void weigh_pages(Front *front, int room, int channel, const char *const *pages, int count, long values)
+ALWAYS void weight_pages(Front *front, int room, int channel, const char *const *pages, int count, long values)
 {
     float *sums = front->values[0] + channel;
     _tile_loadd(0, sums, room * 4);
@@ -67,7 +67,7 @@ ALWAYS void weigh_pages(Front *front, int room, int channel, const char *const *
 }
 
 /* Turn scores of `count` keys from position `first` on into weights. Row r attends to low[r] … high[r]. */
-static void soften_front(const Shape *shape, Front *front, int rows, int first, int count, const int *low,
+static void softmax_front(const Shape *shape, Front *front, int rows, int first, int count, const int *low,
                          const int *high)
 {
     float cap = shape->attention_cap, factor = shape->attention_scale * LOG2_E;
@@ -143,15 +143,15 @@ static void attend_tiles(const Model *model, const Layer *layer, const Step *ste
             pages[n] = layer->pages + task->table[block + n] * block_bytes + (size_t)kv_head * 2 * model->page_bytes;
             score_page(q, room, (const bf16 *)pages[n], front->scores[0] + n * BLOCK);
         }
-        soften_front(shape, front, task->count, block * BLOCK, count * BLOCK, low, high);
+        softmax_front(shape, front, task->count, block * BLOCK, count * BLOCK, low, high);
         for (int channel = 0; channel < room; channel += 32)
-            weigh_pages(front, room, channel, pages, count, (long)model->page_bytes);
+            weight_pages(front, room, channel, pages, count, (long)model->page_bytes);
     }
     for (int r = 0; r < task->count; r++) {
         float state[16 + HEAD_AT_MOST] __attribute__((aligned(64)));
         state[1] = front->sum[r];
         memcpy(state + 16, front->values[0] + r * room, room * sizeof(float));
-        NAME(hand_over)(model, state, kv_head, task->output + (task->first + r) / G - task->first / G,
+        NAME(write_output)(model, state, kv_head, task->output + (task->first + r) / G - task->first / G,
                         (task->first + r) % G, rows);
     }
 }

@@ -37,7 +37,7 @@ static void shape_tiles(int rows)
 }
 
 /* Prefetch the two tiles of weights that are read a little later. `T`: the number of tiles of rows. */
-ALWAYS void ask_for(const int T, const bf16 *w)
+ALWAYS void prefetch_panels(const int T, const bf16 *w)
 {
 #pragma GCC unroll 32
     for (int line = 0; line < 32; line++) {
@@ -99,7 +99,7 @@ ALWAYS void few_rows(const int kind, const int narrow, const int T, const Produc
             coming += 2 * TILE;
             w = ring + block % RING * 2 * TILE;
         } else {
-            ask_for(T, w);
+            prefetch_panels(T, w);
         }
         _tile_loadd(6, w, 64);
         _tile_loadd(4, a, 64);
@@ -192,7 +192,7 @@ ALWAYS void multiply_part_by_part(const int kind, const int narrow, const Produc
     long panel_size = (long)p->depth * PANEL;
     Ripe ripe = {0};
     if (parts == 0) parts = 1;
-    int turn = 0; /* which of the two buffers is in use */
+    int buffer = 0; /* which of the two buffers is in use */
     Coming coming = {.from = (const char *)p->weight + first_panel * panel_size, .to = room,
                      .left = blocks / parts * 2L * TILE, .lines = lines};
     if (narrow) widen_lines(&coming, INT32_MAX);
@@ -205,9 +205,9 @@ ALWAYS void multiply_part_by_part(const int kind, const int narrow, const Produc
             long next_at = (follows ? panel + 1 : first_panel) * panel_size + next * 2L * TILE;
             coming.from = (const char *)p->weight + next_at * (narrow ? 1 : 2);
             if (narrow) {
-                w = room + turn * BLOCKS_AT_MOST * 2 * TILE;
-                turn ^= 1;
-                coming.to = room + turn * BLOCKS_AT_MOST * 2 * TILE;
+                w = room + buffer * BLOCKS_AT_MOST * 2 * TILE;
+                buffer ^= 1;
+                coming.to = room + buffer * BLOCKS_AT_MOST * 2 * TILE;
                 int next_end = follows ? end : part + 1 < parts ? (int)((long)blocks * (part + 2) / parts) : next;
                 coming.left = (next_end - next) * 2L * TILE;
                 coming.then = panel_size;

@@ -64,7 +64,7 @@ ALWAYS void NAME(score)(const int R, const int N, const NAME(number) *q, int roo
 }
 
 /* Compute the weighted values of R rows, `W` vectors of channels from `channel` on. */
-ALWAYS void NAME(weigh)(const int R, const int W, const NAME(number) *weights, int room, int channel,
+ALWAYS void NAME(weight_values)(const int R, const int W, const NAME(number) *weights, int room, int channel,
                         const char *const *pages, int count, long values, float *states)
 {
     vf sums[NAME(together)][4];
@@ -105,7 +105,7 @@ ALWAYS void NAME(weigh)(const int R, const int W, const NAME(number) *weights, i
 
 /* Turn a row's scores into softmax weights, and write the chunk's maximum and sum to `state`. `first`: the
  * position of the first score; the row attends to low ≤ position ≤ high. */
-ALWAYS void NAME(soften)(const Shape *shape, float *scores, NAME(number) *weights, int first, int count, int low, int high,
+ALWAYS void NAME(softmax)(const Shape *shape, float *scores, NAME(number) *weights, int first, int count, int low, int high,
                          float *state)
 {
     vf top = splat(-INFINITY), sum = {0}, scale = splat(shape->attention_scale * LOG2_E);
@@ -128,7 +128,7 @@ ALWAYS void NAME(soften)(const Shape *shape, float *scores, NAME(number) *weight
 }
 
 /* Merge `part`, of the keys that follow, into `state`. */
-ALWAYS void NAME(join)(float *state, const float *part, int room)
+ALWAYS void NAME(merge_states)(float *state, const float *part, int room)
 {
     float top = state[0] > part[0] ? state[0] : part[0];
     float keep = power_of_two(splat(state[0] - top))[0], take = power_of_two(splat(part[0] - top))[0];
@@ -138,7 +138,7 @@ ALWAYS void NAME(join)(float *state, const float *part, int room)
 }
 
 /* Write a row's values, divided by their sum, to their place in the output projection's input. */
-ALWAYS void NAME(hand_over)(const Model *model, const float *state, int kv_head, int row, int group_head, int rows)
+ALWAYS void NAME(write_output)(const Model *model, const float *state, int kv_head, int row, int group_head, int rows)
 {
     const Shape *shape = &model->shape;
     int D = shape->head_dim, depth = padded(shape->heads * D);
@@ -146,15 +146,15 @@ ALWAYS void NAME(hand_over)(const Model *model, const float *state, int kv_head,
     vf share = splat(1.0f / state[1]);
     if (D % 16 == 0) {
         for (int i = 0; i < D; i += VW)
-            NAME(put)(NAME(spot)(model->found, rows, depth, row, channel + i), load(state + 16 + i) * share);
+            NAME(put)(NAME(element_of)(model->attended, rows, depth, row, channel + i), load(state + 16 + i) * share);
         return;
     }
     for (int i = 0; i < D; i++) { /* a vector would overlap the next head, which another thread may write */
         float value = state[16 + i] * share[0];
 #if BF16
-        *NAME(spot)(model->found, rows, depth, row, channel + i) = to_bf16(value);
+        *NAME(element_of)(model->attended, rows, depth, row, channel + i) = to_bf16(value);
 #else
-        *NAME(spot)(model->found, rows, depth, row, channel + i) = value;
+        *NAME(element_of)(model->attended, rows, depth, row, channel + i) = value;
 #endif
     }
 }
@@ -177,9 +177,9 @@ static void NAME(score_rows)(int rows, const NAME(number) *q, int room, int chan
 enum { NAME(pages_together_1) = 2, NAME(pages_together_4) = VW == 16 ? 2 : 1 };
 
 #define CASE(R, W) case R: \
-    for (int c = 0; c < room; c += W * VW) NAME(weigh)(R, W, weights, room, c, pages, count, values, states); \
+    for (int c = 0; c < room; c += W * VW) NAME(weight_values)(R, W, weights, room, c, pages, count, values, states); \
     break;
-static void NAME(weigh_rows)(int rows, const NAME(number) *weights, int room, const char *const *pages, int count,
+static void NAME(weight_rows)(int rows, const NAME(number) *weights, int room, const char *const *pages, int count,
                              long values, float *states)
 {
     switch (rows) {
@@ -195,7 +195,7 @@ static void NAME(weigh_rows)(int rows, const NAME(number) *weights, int room, co
 #undef CASE
 
 /* Attend to a chunk of keys with up to `together` rows, row r to low[r] … high[r]; write to `states`. */
-static void NAME(see_chunk)(const Model *model, const Layer *layer, const Task *task, int kv_head, int chunk,
+static void NAME(attend_chunk)(const Model *model, const Layer *layer, const Task *task, int kv_head, int chunk,
                             const NAME(number) *q, int rows, const int *low, const int *high, char *scratch,
                             float *states)
 {
@@ -229,9 +229,9 @@ static void NAME(see_chunk)(const Model *model, const Layer *layer, const Task *
     for (int n = 0; n < count; n += at_once)
         NAME(score_rows)(rows, q, room, channels, pages + n, (long)model->page_bytes, scores + n * BLOCK);
     for (int r = 0; r < rows; r++)
-        NAME(soften)(shape, scores + r * CHUNK, weights + r * CHUNK, first_block * BLOCK, count * BLOCK, low[r], high[r],
+        NAME(softmax)(shape, scores + r * CHUNK, weights + r * CHUNK, first_block * BLOCK, count * BLOCK, low[r], high[r],
                      states + r * STATE(room));
-    NAME(weigh_rows)(rows, weights, room, pages, count, (long)model->page_bytes, states);
+    NAME(weight_rows)(rows, weights, room, pages, count, (long)model->page_bytes, states);
 }
 
 static void NAME(attend)(const Model *model, const Layer *layer, const Step *step, const Task *task, int kv_head,
@@ -255,17 +255,17 @@ static void NAME(attend)(const Model *model, const Layer *layer, const Step *ste
             if (task->partial >= 0) {
                 long part = (long)(task->partial + chunk - task->chunk_first) * shape->kv_heads + kv_head;
                 float *to = model->partials + (part * ROWS_AT_ONCE + done) * STATE(room);
-                NAME(see_chunk)(model, layer, task, kv_head, chunk, q, count, low, high, rest, to);
+                NAME(attend_chunk)(model, layer, task, kv_head, chunk, q, count, low, high, rest, to);
                 continue;
             }
             float *to = chunk == task->chunk_first ? states : parts;
-            NAME(see_chunk)(model, layer, task, kv_head, chunk, q, count, low, high, rest, to);
+            NAME(attend_chunk)(model, layer, task, kv_head, chunk, q, count, low, high, rest, to);
             if (to == parts)
-                for (int r = 0; r < count; r++) NAME(join)(states + r * STATE(room), parts + r * STATE(room), room);
+                for (int r = 0; r < count; r++) NAME(merge_states)(states + r * STATE(room), parts + r * STATE(room), room);
         }
         if (task->partial >= 0) continue;
         for (int r = 0; r < count; r++)
-            NAME(hand_over)(model, states + r * STATE(room), kv_head,
+            NAME(write_output)(model, states + r * STATE(room), kv_head,
                             task->output + (first + r) / G - task->first / G, (first + r) % G, rows);
     }
 }
@@ -280,8 +280,8 @@ static void NAME(merge)(const Model *model, const Task *task, int kv_head, int r
     for (int r = 0; r < task->count; r++) {
         float *state = first + r * STATE(room);
         for (int chunk = 1; chunk < task->chunk_last - task->chunk_first; chunk++)
-            NAME(join)(state, state + chunk * pitch, room);
-        NAME(hand_over)(model, state, kv_head, task->output + (task->first + r) / G - task->first / G,
+            NAME(merge_states)(state, state + chunk * pitch, room);
+        NAME(write_output)(model, state, kv_head, task->output + (task->first + r) / G - task->first / G,
                         (task->first + r) % G, rows);
     }
 }

@@ -42,10 +42,10 @@ static int check_row(const Model *model, const Step *step, int row, char *reason
                 return refuse(reason, room, "block table of group %d, slot %d, column %d: %d is not one of %d blocks",
                               g, slot, block, table[block], model->blocks[g]);
         for (int t = first; t < last; t++) {
-            int position = length - last + t, place = table[position / BLOCK] * BLOCK + position % BLOCK;
-            if (step->slot_mapping[g][t] != place)
+            int position = length - last + t, expected = table[position / BLOCK] * BLOCK + position % BLOCK;
+            if (step->slot_mapping[g][t] != expected)
                 return refuse(reason, room, "slot_mapping of group %d, token %d: %d, where the block table says %d", g,
-                              t, step->slot_mapping[g][t], place);
+                              t, step->slot_mapping[g][t], expected);
         }
     }
     return 0;

@@ -111,7 +111,7 @@ static float NAME(find_kth)(const float *scores, const float *tops, int runs, in
 ALWAYS vf NAME(weight)(vf scores, vf least) { return choose(scores >= least, power_of_two(scores * LOG2_E), (vf){0}); }
 
 /* Compute the weight of each run, counting scores of at least `least`; return their sum. */
-static double NAME(weigh_runs)(const float *scores, const float *tops, int runs, float least, double *sums)
+static double NAME(sum_runs)(const float *scores, const float *tops, int runs, float least, double *sums)
 {
     double whole = 0;
     for (int run = 0; run < runs; run++) {
@@ -123,7 +123,7 @@ static double NAME(weigh_runs)(const float *scores, const float *tops, int runs,
     return whole;
 }
 
-static int NAME(falls)(const void *a, const void *b)
+static int NAME(compare_descending)(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
     return (x < y) - (x > y);
@@ -189,7 +189,7 @@ static float NAME(find_nucleus)(const float *scores, const float *tops, int runs
         low = lowest;
     }
     if (left > FEW) return low; /* all of them are equal */
-    qsort(room, (size_t)left, sizeof *room, NAME(falls));
+    qsort(room, (size_t)left, sizeof *room, NAME(compare_descending));
     int chosen = 0;
     for (; chosen < left - 1; chosen++)
         if ((before += power_of_two(splat(room[chosen] * LOG2_E))[0]) >= wanted) break;
@@ -239,13 +239,13 @@ static void NAME(choose_row)(const Choice *choice, int row, char *scratch)
         float kth = NAME(find_kth)(scores, tops, runs, choice->top_k[row], room);
         if (kth > least) least = kth;
     }
-    double whole = NAME(weigh_runs)(scores, tops, runs, least, sums);
+    double whole = NAME(sum_runs)(scores, tops, runs, least, sums);
     if (choice->top_p[row] < 1) {
         double wanted = choice->top_p[row] > 0 ? whole * choice->top_p[row] : 0;
         float nucleus = NAME(find_nucleus)(scores, tops, runs, least, wanted, whole, room);
         if (nucleus > least) {
             least = nucleus;
-            whole = NAME(weigh_runs)(scores, tops, runs, least, sums);
+            whole = NAME(sum_runs)(scores, tops, runs, least, sums);
         }
     }
     choice->tokens[row] = NAME(pass)(scores, runs, least, sums, whole, choice->numbers[row]);

@@ -140,7 +140,7 @@ typedef struct {
     float *branch;                /* [T][Cp] the result of attention or MLP, if it is normalized first */
     float *qkv;                   /* [T][(H + 2K)·D padded] */
     float *angles[ROPES_AT_MOST]; /* [T][2][rotated/2] cosine, then sine, of this step's tokens */
-    void *normal, *found, *gated; /* activations: normalized stream, attention's result, gated inner */
+    void *normal, *attended, *gated; /* activations: normalized stream, attention's result, gated inner */
     void *queries;                /* [K][T·G][Dp] */
     int *clear_from;              /* [groups][T]: offset from which a token zeroes its value page; 16: none */
     char *scratch;                /* by thread, SCRATCH_BYTES and `panel_bytes` */
@@ -201,7 +201,7 @@ typedef struct Kernels {
                          char *scratch);
     void (*merge)(const Model *, const Task *, int kv_head, int rows, char *scratch);
     void (*choose_row)(const Choice *, int row, char *scratch);  /* float32 only */
-    void (*leave)(void);          /* resets a thread at the end of a step, before it runs other code */
+    void (*reset_thread)(void);          /* resets a thread at the end of a step, before it runs other code */
 } Kernels;
 
 /* dispatch.c: the kernels that this processor can run. NULL if the name is unknown or not supported. */

@@ -32,10 +32,10 @@ static void *take_matrix(const Model *model, Arena *arena, int outputs, int inpu
     return matrix;
 }
 
-static void place_weights(Model *model, Arena *arena)
+static void assign_weights(Model *model, Arena *arena)
 {
     const Shape *s = &model->shape;
-    int qkv = (s->heads + 2 * s->kv_heads) * s->head_dim, found = s->heads * s->head_dim;
+    int qkv = (s->heads + 2 * s->kv_heads) * s->head_dim, attended = s->heads * s->head_dim;
     int gate_up = 2 * padded(s->inner); /* padded, so that the product writes the padding of its result too */
     model->head = take_matrix(model, arena, s->vocabulary, s->hidden, &model->head_scales);
     model->embedding = model->head;
@@ -45,7 +45,7 @@ static void place_weights(Model *model, Arena *arena)
     for (int l = 0; l < s->layers; l++) {
         Layer *layer = &model->layers[l];
         int outputs[] = {[QKV] = qkv, [OUTPUT] = s->hidden, [GATE_UP] = gate_up, [DOWN] = s->hidden};
-        int inputs[] = {[QKV] = s->hidden, [OUTPUT] = found, [GATE_UP] = s->hidden, [DOWN] = s->inner};
+        int inputs[] = {[QKV] = s->hidden, [OUTPUT] = attended, [GATE_UP] = s->hidden, [DOWN] = s->inner};
         for (int m = 0; m < MATRICES; m++)
             layer->matrices[m] = take_matrix(model, arena, outputs[m], inputs[m], &layer->scales[m]);
         int sizes[VECTORS] = {
@@ -68,19 +68,19 @@ static void place_weights(Model *model, Arena *arena)
 int lay_out_weights(Model *model)
 {
     Arena arena = {0};
-    place_weights(model, &arena);
+    assign_weights(model, &arena);
     model->weights_bytes = arena.used;
     arena = (Arena){.memory = map_memory(model->weights_bytes, 1)};
     if (!arena.memory) return -1;
     model->weights_memory = arena.memory;
-    place_weights(model, &arena);
+    assign_weights(model, &arena);
     return 0;
 }
 
-static void place_work(Model *model, Arena *arena)
+static void assign_work(Model *model, Arena *arena)
 {
     const Shape *s = &model->shape;
-    size_t hidden = padded(s->hidden), found = padded(s->heads * s->head_dim), inner = padded(s->inner);
+    size_t hidden = padded(s->hidden), attended = padded(s->heads * s->head_dim), inner = padded(s->inner);
     size_t qkv = padded((s->heads + 2 * s->kv_heads) * s->head_dim);
     size_t rows = (size_t)(s->tokens_at_most + 15) / 16 * 16; /* activations are in whole tiles */
     model->stream = take(arena, rows * hidden * sizeof(float));
@@ -89,13 +89,13 @@ static void place_work(Model *model, Arena *arena)
     model->qkv = take(arena, rows * qkv * sizeof(float));
     for (int r = 0; r < s->ropes; r++) model->angles[r] = take(arena, rows * s->rotated[r] * sizeof(float));
     model->normal = take(arena, rows * hidden * model->element);
-    model->found = take(arena, rows * found * model->element);
+    model->attended = take(arena, rows * attended * model->element);
     model->gated = take(arena, rows * inner * model->element);
     /* Tiles of queries are read whole, and the last one may have fewer rows. */
     size_t queries = rows * s->heads * padded(s->head_dim) + (size_t)ROWS_AT_ONCE * padded(s->head_dim);
     model->queries = take(arena, queries * model->element);
     model->clear_from = take(arena, (size_t)s->groups * s->tokens_at_most * sizeof(int));
-    size_t deepest = hidden > found ? hidden : found;
+    size_t deepest = hidden > attended ? hidden : attended;
     if (inner > deepest) deepest = inner;
     model->panel_bytes = s->int8 ? deepest * PANEL * model->element : 0;
     model->scratch = take(arena, s->threads * (SCRATCH_BYTES + model->panel_bytes));
@@ -104,12 +104,12 @@ static void place_work(Model *model, Arena *arena)
 int lay_out_work(Model *model)
 {
     Arena arena = {0};
-    place_work(model, &arena);
+    assign_work(model, &arena);
     model->work_bytes = arena.used;
     arena = (Arena){.memory = map_memory(model->work_bytes, 1)};
     if (!arena.memory) return -1;
     model->work_memory = arena.memory;
-    place_work(model, &arena);
+    assign_work(model, &arena);
     return 0;
 }
 

@@ -9,12 +9,12 @@
 typedef struct {
     long panel;
     int half, column;
-} Spot;
+} Position;
 
-static Spot spot_of(int row, int half)
+static Position position_of(int row, int half)
 {
-    if (half == PLAIN) return (Spot){row / PANEL, row % PANEL / 16, row % 16};
-    return (Spot){row / 16, half, row % 16};
+    if (half == PLAIN) return (Position){row / PANEL, row % PANEL / 16, row % 16};
+    return (Position){row / 16, half, row % 16};
 }
 
 static int64_t pack_rows_bf16(bf16 *matrix, const bf16 *source, int rows, int inputs, int first_row, int half)
@@ -24,8 +24,8 @@ static int64_t pack_rows_bf16(bf16 *matrix, const bf16 *source, int rows, int in
         int start = block * 32, count = inputs - start < 32 ? inputs - start : 32;
         for (int i = 0; i < rows; i++) {
             const bf16 *from = source + (long)i * inputs + start;
-            Spot spot = spot_of(first_row + i, half);
-            bf16 *tile = matrix + ((spot.panel * blocks + block) * 2 + spot.half) * TILE + spot.column * 2;
+            Position position = position_of(first_row + i, half);
+            bf16 *tile = matrix + ((position.panel * blocks + block) * 2 + position.half) * TILE + position.column * 2;
             int bad = 0;
             for (int k = 0; k < count; k++) {
                 tile[k / 2 * 32 + k % 2] = from[k];
@@ -43,10 +43,10 @@ static int64_t pack_rows_f32(float *matrix, const float *source, int rows, int i
     long depth = padded(inputs);
     for (int k = 0; k < inputs; k++) {
         for (int i = 0; i < rows; i++) {
-            Spot spot = spot_of(first_row + i, half);
+            Position position = position_of(first_row + i, half);
             float value = source[(long)i * inputs + k];
             if (!isfinite(value)) return (int64_t)i * inputs + k;
-            matrix[(spot.panel * depth + k) * PANEL + spot.half * 16 + spot.column] = value;
+            matrix[(position.panel * depth + k) * PANEL + position.half * 16 + position.column] = value;
         }
     }
     return -1;
@@ -62,10 +62,10 @@ static float number_at(const void *source, int64_t index, int dtype)
 }
 
 /* Return the index of input `k` of an output within its panel of 8-bit weights. */
-static long place_of(Spot spot, int k, int dtype)
+static long index_in_panel(Position position, int k, int dtype)
 {
-    if (dtype == FLOAT32) return (long)k * PANEL + spot.half * 16 + spot.column;
-    return ((long)(k / 32) * 2 + spot.half) * TILE + k % 32 / 2 * 32 + k % 2 * 16 + spot.column;
+    if (dtype == FLOAT32) return (long)k * PANEL + position.half * 16 + position.column;
+    return ((long)(k / 32) * 2 + position.half) * TILE + k % 32 / 2 * 32 + k % 2 * 16 + position.column;
 }
 
 /* Symmetric quantization: 0 stays 0, and an output's largest weight becomes ±127. */
@@ -73,7 +73,7 @@ static int64_t pack_rows_int8(int8_t *matrix, float *scales, const void *source,
                               int inputs, int first_row, int half)
 {
     for (int i = 0; i < rows; i++, start += inputs) {
-        Spot spot = spot_of(first_row + i, half);
+        Position position = position_of(first_row + i, half);
         float largest = 0;
         for (int k = 0; k < inputs; k++) {
             float size = fabsf(number_at(source, start + k, dtype));
@@ -84,10 +84,10 @@ static int64_t pack_rows_int8(int8_t *matrix, float *scales, const void *source,
         /* Weights too small for a scale become 0. */
         float factor = scale >= 1e-37f ? 1 / scale : 0;
         for (int k = 0; k < inputs; k++) {
-            int8_t *to = matrix + spot.panel * padded(inputs) * PANEL + place_of(spot, k, dtype);
+            int8_t *to = matrix + position.panel * padded(inputs) * PANEL + index_in_panel(position, k, dtype);
             *to = (int8_t)lrintf(number_at(source, start + k, dtype) * factor);
         }
-        scales[spot.panel * PANEL + spot.half * 16 + spot.column] = scale;
+        scales[position.panel * PANEL + position.half * 16 + position.column] = scale;
     }
     return -1;
 }
@@ -117,8 +117,8 @@ int64_t pack_vector(float *vector, const float *source, int size, int first, int
 {
     for (int i = 0; i < size; i++) {
         if (!isfinite(source[i])) return i;
-        Spot spot = spot_of(first + i, half);
-        vector[spot.panel * PANEL + spot.half * 16 + spot.column] = source[i];
+        Position position = position_of(first + i, half);
+        vector[position.panel * PANEL + position.half * 16 + position.column] = source[i];
     }
     return -1;
 }

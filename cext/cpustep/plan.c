@@ -17,12 +17,12 @@ typedef struct {
     int group, heads_of_group;
     int split;         /* whether the keys of long contexts are divided */
     int partial;       /* the next free index in `partials` */
-} Cutter;
+} Planner;
 
-static Task cut(Cutter *cutter, int row, int first, int count, int output)
+static Task make_task(Planner *planner, int row, int first, int count, int output)
 {
-    const Step *step = cutter->step;
-    int G = cutter->heads_of_group, window = cutter->model->shape.windows[cutter->group];
+    const Step *step = planner->step;
+    int G = planner->heads_of_group, window = planner->model->shape.windows[planner->group];
     int tokens = step->query_starts[row + 1] - step->query_starts[row];
     Task task = {
         .first = first,
@@ -31,7 +31,7 @@ static Task cut(Cutter *cutter, int row, int first, int count, int output)
         .start = step->sequence_lengths[row] - tokens,
         .output = output,
         .partial = -1,
-        .table = step->tables[cutter->group] + (long)step->slots[row] * step->table_width[cutter->group],
+        .table = step->tables[planner->group] + (long)step->slots[row] * step->table_width[planner->group],
     };
     int low = task.start + (first - task.base) / G, high = task.start + (first + count - 1 - task.base) / G;
     low = window && low >= window ? low - window + 1 : 0;
@@ -41,25 +41,25 @@ static Task cut(Cutter *cutter, int row, int first, int count, int output)
 }
 
 /* Add the tasks of `count` rows of queries from `first` on. */
-static void add(Cutter *cutter, int row, int first, int count, int output, Task *tasks, int *task_count,
+static void add_tasks(Planner *planner, int row, int first, int count, int output, Task *tasks, int *task_count,
                 Task *merges, int *merge_count)
 {
-    int G = cutter->heads_of_group;
-    int tiled = cutter->model->kernels->tiles && count >= TILED_FROM && count > G;
+    int G = planner->heads_of_group;
+    int tiled = planner->model->kernels->tiles && count >= TILED_FROM && count > G;
     for (int done = 0, size; done < count; done += size) {
         size = count - done < ROWS_AT_ONCE ? count - done : ROWS_AT_ONCE;
-        int place = output + (first + done) / G - first / G;
-        Task task = cut(cutter, row, first + done, size, place);
+        int output_row = output + (first + done) / G - first / G;
+        Task task = make_task(planner, row, first + done, size, output_row);
         task.tiled = tiled;
         int chunks = task.chunk_last - task.chunk_first;
-        if (!cutter->split || tiled || chunks < 2) {
+        if (!planner->split || tiled || chunks < 2) {
             tasks[(*task_count)++] = task;
             continue;
         }
-        task.partial = cutter->partial;
+        task.partial = planner->partial;
         merges[(*merge_count)++] = task;
         for (int chunk = task.chunk_first; chunk < merges[*merge_count - 1].chunk_last; chunk++) {
-            task.partial = cutter->partial++;
+            task.partial = planner->partial++;
             task.chunk_first = chunk;
             task.chunk_last = chunk + 1;
             tasks[(*task_count)++] = task;
@@ -80,22 +80,22 @@ static size_t bound_tasks(const Step *step, int G, int split)
 }
 
 /* Add the tasks of all rows of the step; with `last`, of the newest token of each row that samples. */
-static int cut_rows(Cutter *cutter, int last, Task *tasks, Task *merges, int *merge_count)
+static int add_rows(Planner *planner, int last, Task *tasks, Task *merges, int *merge_count)
 {
-    const Step *step = cutter->step;
-    int G = cutter->heads_of_group, count = 0;
-    cutter->partial = 0;
+    const Step *step = planner->step;
+    int G = planner->heads_of_group, count = 0;
+    planner->partial = 0;
     *merge_count = 0;
     if (last) {
         for (int s = 0; s < step->samples; s++) {
             int row = step->sample_rows[s];
-            add(cutter, row, (step->query_starts[row + 1] - 1) * G, G, s, tasks, &count, merges, merge_count);
+            add_tasks(planner, row, (step->query_starts[row + 1] - 1) * G, G, s, tasks, &count, merges, merge_count);
         }
         return count;
     }
     for (int row = step->rows - 1; row >= 0; row--) { /* prefills are last in a step and take longest */
         int first = step->query_starts[row], tokens = step->query_starts[row + 1] - first;
-        add(cutter, row, first * G, tokens * G, first, tasks, &count, merges, merge_count);
+        add_tasks(planner, row, first * G, tokens * G, first, tasks, &count, merges, merge_count);
     }
     return count;
 }
@@ -117,15 +117,15 @@ int plan_step(Model *model, const Step *step)
     for (int g = 0; g < shape->groups; g++) {
         Plan *plan = &model->plans[g];
         Task *memory = model->tasks_memory + (size_t)g * 4 * bound;
-        Cutter cutter = {.model = model, .step = step, .group = g, .heads_of_group = G, .split = split};
+        Planner planner = {.model = model, .step = step, .group = g, .heads_of_group = G, .split = split};
         plan->tasks = memory;
         plan->merges = memory + bound;
         plan->last_tasks = memory + 2 * bound;
         plan->last_merges = memory + 3 * bound;
-        plan->task_count = cut_rows(&cutter, 0, plan->tasks, plan->merges, &plan->merge_count);
-        if (cutter.partial > partials) partials = cutter.partial;
-        plan->last_task_count = cut_rows(&cutter, 1, plan->last_tasks, plan->last_merges, &plan->last_merge_count);
-        if (cutter.partial > partials) partials = cutter.partial;
+        plan->task_count = add_rows(&planner, 0, plan->tasks, plan->merges, &plan->merge_count);
+        if (planner.partial > partials) partials = planner.partial;
+        plan->last_task_count = add_rows(&planner, 1, plan->last_tasks, plan->last_merges, &plan->last_merge_count);
+        if (planner.partial > partials) partials = planner.partial;
     }
     size_t floats = (size_t)partials * shape->kv_heads * ROWS_AT_ONCE * (padded(shape->head_dim) + 16);
     if (floats > model->partials_room) {

@@ -10,7 +10,7 @@ typedef float NAME(number);
 #endif
 
 /* Return the address of the activation of a row and channel. */
-ALWAYS NAME(number) *NAME(spot)(void *activations, int rows, int depth, int row, int channel)
+ALWAYS NAME(number) *NAME(element_of)(void *activations, int rows, int depth, int row, int channel)
 {
 #if BF16
     int height = rows < 16 ? rows : 16;
@@ -32,7 +32,7 @@ ALWAYS void NAME(put)(NAME(number) *to, vf v)
 }
 
 /* Return the index of input `k` of an output in its panel of 8-bit weights. */
-ALWAYS long NAME(place)(int k, int column)
+ALWAYS long NAME(panel_index)(int k, int column)
 {
 #if BF16
     return (long)(k >> 5) * 2 * TILE + column / 16 * TILE + (k & 31) / 2 * 32 + (k & 1) * 16 + column % 16;
@@ -55,7 +55,7 @@ ALWAYS void NAME(widen)(const int8_t *from, NAME(number) *to)
 }
 
 /* Apply SiLU or GELU to the gate, as exact as the dtype it is rounded to. */
-ALWAYS vf NAME(opened)(vf gate, int is_gelu)
+ALWAYS vf NAME(activate)(vf gate, int is_gelu)
 {
 #if BF16 && VW == 16
     vf slope = gate;
@@ -87,7 +87,7 @@ ALWAYS void NAME(finish)(const int kind, const Product *p, int panel, int row, c
             b += load(bias + 16 + i);
         }
         if (kind == GATE) {
-            NAME(put)(NAME(spot)(p->gated, p->rows, p->gated_depth, row, panel * 16 + i), NAME(opened)(a, p->gelu) * b);
+            NAME(put)(NAME(element_of)(p->gated, p->rows, p->gated_depth, row, panel * 16 + i), NAME(activate)(a, p->gelu) * b);
             continue;
         }
         if (kind == ADD) {
@@ -227,7 +227,7 @@ static void NAME(multiply)(const Product *p, int first_panel, int last_panel, ch
 #else
                 long step = 32, pitch = p->depth;
 #endif
-                const NAME(number) *a = NAME(spot)((void *)p->input, p->rows, p->depth, row, 0);
+                const NAME(number) *a = NAME(element_of)((void *)p->input, p->rows, p->depth, row, 0);
                 NAME(some_rows)(count, a, step, pitch, w, p->depth, results);
 #define FINISH(kind) \
     for (int m = 0; m < count; m++) NAME(finish)(kind, p, panel, row + m, results[m], results[m] + 16)

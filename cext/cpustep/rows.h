@@ -11,7 +11,7 @@ static void NAME(embed)(const Model *model, int token_id, float *row)
     if (model->embedding_scales) {
         const int8_t *narrow = (const int8_t *)model->embedding + (long)(token_id / PANEL) * PANEL * depth;
         scale *= model->embedding_scales[token_id];
-        for (int k = 0; k < depth; k++) row[k] = narrow[NAME(place)(k, column)] * scale;
+        for (int k = 0; k < depth; k++) row[k] = narrow[NAME(panel_index)(k, column)] * scale;
         return;
     }
 #if BF16
@@ -28,7 +28,7 @@ static void NAME(embed)(const Model *model, int token_id, float *row)
 }
 
 /* Return the factor that gives x a root mean square of 1. The padding is zero and does not count. */
-ALWAYS float NAME(unit)(const float *x, int size, int room, float epsilon)
+ALWAYS float NAME(inverse_rms)(const float *x, int size, int room, float epsilon)
 {
     vf squares = {0};
     for (int i = 0; i < room; i += VW) {
@@ -42,16 +42,17 @@ static void NAME(normalize)(const float *row, const float *weight, float epsilon
                             int rows, int index)
 {
     int depth = padded(size);
-    float unit = NAME(unit)(row, size, depth, epsilon);
+    float inverse_rms = NAME(inverse_rms)(row, size, depth, epsilon);
     for (int k = 0; k < depth; k += VW)
-        NAME(put)(NAME(spot)(activations, rows, depth, index, k), load(row + k) * unit * load(weight + k));
+        NAME(put)(NAME(element_of)(activations, rows, depth, index, k), load(row + k) * inverse_rms * load(weight + k));
 }
 
 static void NAME(add_normalized)(float *row, const float *branch, const float *weight, float epsilon, int size)
 {
     int depth = padded(size);
-    float unit = NAME(unit)(branch, size, depth, epsilon);
-    for (int k = 0; k < depth; k += VW) store(row + k, load(row + k) + load(branch + k) * unit * load(weight + k));
+    float inverse_rms = NAME(inverse_rms)(branch, size, depth, epsilon);
+    for (int k = 0; k < depth; k += VW)
+        store(row + k, load(row + k) + load(branch + k) * inverse_rms * load(weight + k));
 }
 
 /* Copy a head's D channels from the fused row, normalize them if `weight` is given, and rotate them. */
@@ -62,8 +63,8 @@ ALWAYS void NAME(prepare_head)(const Model *model, const float *from, const floa
     memcpy(head, from, (size_t)D * sizeof *head);
     memset(head + D, 0, (size_t)(room - D) * sizeof *head);
     if (weight) {
-        float unit = NAME(unit)(head, D, room, model->shape.epsilon);
-        for (int i = 0; i < room; i += VW) store(head + i, load(head + i) * unit * load(weight + i));
+        float inverse_rms = NAME(inverse_rms)(head, D, room, model->shape.epsilon);
+        for (int i = 0; i < room; i += VW) store(head + i, load(head + i) * inverse_rms * load(weight + i));
     }
     const float *cosine = angles, *sine = angles + half;
     for (int i = 0; i < half; i++) {
@@ -73,7 +74,7 @@ ALWAYS void NAME(prepare_head)(const Model *model, const float *from, const floa
     }
 }
 
-ALWAYS void NAME(keep_key)(NAME(number) *page, int offset, int room, const float *head)
+ALWAYS void NAME(store_key)(NAME(number) *page, int offset, int room, const float *head)
 {
 #if BF16
     bf16 half[HEAD_AT_MOST];
@@ -86,7 +87,7 @@ ALWAYS void NAME(keep_key)(NAME(number) *page, int offset, int room, const float
 
 /* Also zero the value page from `clear_from` on: the block's previous content may have infinities, which a
  * weight of 0 turns into NaN. In a step, only a sequence's last token does this, if its block is new. */
-ALWAYS void NAME(keep_value)(NAME(number) *page, int offset, int room, const float *head, int clear_from)
+ALWAYS void NAME(store_value)(NAME(number) *page, int offset, int room, const float *head, int clear_from)
 {
 #if BF16
     bf16 half[HEAD_AT_MOST];
@@ -102,7 +103,7 @@ ALWAYS void NAME(keep_value)(NAME(number) *page, int offset, int room, const flo
 }
 
 /* A key is spread over all cache lines of its page: prefetch them while queries are prepared. */
-ALWAYS void NAME(ask_for_keys)(const Model *model, const char *block)
+ALWAYS void NAME(prefetch_keys)(const Model *model, const char *block)
 {
     for (int k = 0; k < model->shape.kv_heads; k++, block += 2 * model->page_bytes)
         for (size_t line = 0; line < model->page_bytes; line += 64) __builtin_prefetch(block + line, 1);
@@ -118,19 +119,19 @@ static void NAME(split_heads)(const Model *model, const Layer *layer, const Step
     float head[HEAD_AT_MOST] __attribute__((aligned(64)));
     int slot = step->slot_mapping[layer->group][token], offset = slot % BLOCK;
     char *block = layer->pages + (size_t)(slot / BLOCK) * K * 2 * model->page_bytes;
-    NAME(ask_for_keys)(model, block);
+    NAME(prefetch_keys)(model, block);
     for (int h = 0; h < H; h++) {
         NAME(prepare_head)(model, row + h * D, layer->vectors[QUERY_NORM], angles, rotated, head);
-        long place = (long)(h / G) * step->tokens * G + (long)token * G + h % G;
-        NAME(number) *to = (NAME(number) *)model->queries + place * room;
+        long query_row = (long)(h / G) * step->tokens * G + (long)token * G + h % G;
+        NAME(number) *to = (NAME(number) *)model->queries + query_row * room;
         for (int i = 0; i < room; i += VW) NAME(put)(to + i, load(head + i));
     }
     int clear_from = model->clear_from[layer->group * shape->tokens_at_most + token];
     for (int k = 0; k < K; k++, block += 2 * model->page_bytes) {
         NAME(prepare_head)(model, row + (H + k) * D, layer->vectors[KEY_NORM], angles, rotated, head);
-        NAME(keep_key)((NAME(number) *)block, offset, room, head);
+        NAME(store_key)((NAME(number) *)block, offset, room, head);
         memcpy(head, row + (H + K + k) * D, (size_t)D * sizeof *head);
         memset(head + D, 0, (size_t)(room - D) * sizeof *head);
-        NAME(keep_value)((NAME(number) *)(block + model->page_bytes), offset, room, head, clear_from);
+        NAME(store_value)((NAME(number) *)(block + model->page_bytes), offset, room, head, clear_from);
     }
 }

@@ -54,13 +54,13 @@ typedef struct {
     char *scratch;
 } Worker;
 
-static void note_processor(const Worker *worker)
+static void record_processor(const Worker *worker)
 {
 #if defined(__linux__)
-    atomic_int *place = &worker->team->processors[worker->thread];
-    int here = sched_getcpu();
-    if (atomic_load_explicit(place, memory_order_relaxed) != here)
-        atomic_store_explicit(place, here, memory_order_relaxed);
+    atomic_int *last_processor = &worker->team->processors[worker->thread];
+    int processor = sched_getcpu();
+    if (atomic_load_explicit(last_processor, memory_order_relaxed) != processor)
+        atomic_store_explicit(last_processor, processor, memory_order_relaxed);
 #else
     (void)worker;
 #endif
@@ -68,13 +68,13 @@ static void note_processor(const Worker *worker)
 
 /* Return whether another thread may be waiting for this processor. Spinning would block it: with one busy
  * process beside it on two cores, a step took three times as long. */
-static int is_in_the_way(const Worker *worker)
+static int shares_processor(const Worker *worker)
 {
 #if defined(__linux__)
     const atomic_int *processors = worker->team->processors;
-    int here = atomic_load_explicit(&processors[worker->thread], memory_order_relaxed);
+    int processor = atomic_load_explicit(&processors[worker->thread], memory_order_relaxed);
     for (int t = 0; t < worker->threads; t++)
-        if (t != worker->thread && atomic_load_explicit(&processors[t], memory_order_relaxed) == here) return 1;
+        if (t != worker->thread && atomic_load_explicit(&processors[t], memory_order_relaxed) == processor) return 1;
 #else
     (void)worker;
 #endif
@@ -82,11 +82,11 @@ static int is_in_the_way(const Worker *worker)
 }
 
 /* Wait for all threads. All writes before it are visible after it; the work counter restarts at 0. */
-static void meet(const Worker *worker)
+static void wait_for_all(const Worker *worker)
 {
     Team *team = worker->team;
     int generation = atomic_load(&team->generation);
-    note_processor(worker);
+    record_processor(worker);
     if (atomic_fetch_add(&team->arrived, 1) == team->threads - 1) {
         atomic_store(&team->arrived, 0);
         atomic_store(&team->next, 0);
@@ -97,7 +97,7 @@ static void meet(const Worker *worker)
 #endif
         return;
     }
-    for (int spin = is_in_the_way(worker) ? SPINS : 0; spin < SPINS; spin++) {
+    for (int spin = shares_processor(worker) ? SPINS : 0; spin < SPINS; spin++) {
         if (atomic_load_explicit(&team->generation, memory_order_acquire) != generation) return;
         pause_briefly();
     }
@@ -106,7 +106,7 @@ static void meet(const Worker *worker)
         atomic_fetch_add(&team->sleepers, 1);
         syscall(SYS_futex, &team->generation, FUTEX_WAIT_PRIVATE, generation, NULL, NULL, 0);
         atomic_fetch_sub(&team->sleepers, 1);
-        note_processor(worker);
+        record_processor(worker);
 #else
         sched_yield();
 #endif
@@ -144,10 +144,10 @@ static void multiply(const Worker *worker, const Product *product)
             worker->model->kernels->multiply(product, panel, end, worker->scratch);
         }
     }
-    meet(worker);
+    wait_for_all(worker);
 }
 
-static void turn(const Worker *worker, int token)
+static void compute_angles(const Worker *worker, int token)
 {
     const Model *model = worker->model;
     for (int r = 0; r < model->shape.ropes; r++) {
@@ -162,7 +162,7 @@ static void turn(const Worker *worker, int token)
     }
 }
 
-static void begin(const Worker *worker)
+static void embed_tokens(const Worker *worker)
 {
     const Model *model = worker->model;
     const Shape *shape = &model->shape;
@@ -171,15 +171,15 @@ static void begin(const Worker *worker)
     {
         float *row = model->stream + t * pitch;
         model->kernels->embed(model, worker->step->input_ids[t], row);
-        turn(worker, t);
+        compute_angles(worker, t);
         model->kernels->normalize(row, model->layers[0].vectors[ATTENTION_NORM], shape->epsilon, shape->hidden,
                                   model->normal, worker->step->tokens, t);
     }
-    meet(worker);
+    wait_for_all(worker);
 }
 
 /* With `post`, add the normalized result of attention or MLP. Then normalize the stream for the next part. */
-static void norms(const Worker *worker, float *stream, int rows, const float *post, const float *weight)
+static void normalize_rows(const Worker *worker, float *stream, int rows, const float *post, const float *weight)
 {
     const Model *model = worker->model;
     const Shape *shape = &model->shape;
@@ -190,7 +190,7 @@ static void norms(const Worker *worker, float *stream, int rows, const float *po
         if (post) model->kernels->add_normalized(row, model->branch + r * pitch, post, shape->epsilon, shape->hidden);
         model->kernels->normalize(row, weight, shape->epsilon, shape->hidden, model->normal, rows, r);
     }
-    meet(worker);
+    wait_for_all(worker);
 }
 
 static void attend(const Worker *worker, const Layer *layer, const Task *tasks, int count, const Task *merges,
@@ -206,11 +206,11 @@ static void attend(const Worker *worker, const Layer *layer, const Task *tasks, 
         else
             kernels->attend(model, layer, worker->step, task, work % K, rows, worker->scratch);
     }
-    meet(worker);
+    wait_for_all(worker);
     if (!merge_count) return;
     for (int work; (work = take_work(worker->team, 1)) < merge_count * K;)
         kernels->merge(model, &merges[work / K], work % K, rows, worker->scratch);
-    meet(worker);
+    wait_for_all(worker);
 }
 
 /* Run a layer after its attention, for `rows` rows of `stream`: output projection, MLP and the next norm. */
@@ -220,12 +220,12 @@ static void finish_layer(const Worker *worker, const Layer *layer, float *stream
     const Shape *shape = &model->shape;
     int post = shape->post_norms, hidden = padded(shape->hidden), inner = padded(shape->inner);
     Product output = {
-        .input = model->found, .weight = layer->matrices[OUTPUT], .scales = layer->scales[OUTPUT],
+        .input = model->attended, .weight = layer->matrices[OUTPUT], .scales = layer->scales[OUTPUT],
         .bias = layer->vectors[OUTPUT_BIAS], .rows = rows, .depth = padded(shape->heads * shape->head_dim), .panels = hidden / PANEL, .kind = post ? STORE : ADD,
         .output = post ? model->branch : stream, .stride = hidden,
     };
     multiply(worker, &output);
-    norms(worker, stream, rows, layer->vectors[POST_ATTENTION_NORM], layer->vectors[MLP_NORM]);
+    normalize_rows(worker, stream, rows, layer->vectors[POST_ATTENTION_NORM], layer->vectors[MLP_NORM]);
     Product gate_up = {
         .input = model->normal, .weight = layer->matrices[GATE_UP], .scales = layer->scales[GATE_UP],
         .bias = layer->vectors[GATE_UP_BIAS], .rows = rows, .depth = hidden, .panels = inner / 16, .kind = GATE,
@@ -238,15 +238,15 @@ static void finish_layer(const Worker *worker, const Layer *layer, float *stream
         .output = post ? model->branch : stream, .stride = hidden,
     };
     multiply(worker, &down);
-    norms(worker, stream, rows, layer->vectors[POST_MLP_NORM], next_norm);
+    normalize_rows(worker, stream, rows, layer->vectors[POST_MLP_NORM], next_norm);
 }
 
 /* Heads write only their own channels of attention's result. The padding is multiplied by weights of 0, but
  * it may be infinite: with another number of rows, this memory held other numbers. */
 static void clear_padding(const Model *model, int rows)
 {
-    int found = model->shape.heads * model->shape.head_dim, depth = padded(found);
-    if (found != depth) memset(model->found, 0, (size_t)((rows + 15) / 16 * 16) * depth * model->element);
+    int attended = model->shape.heads * model->shape.head_dim, depth = padded(attended);
+    if (attended != depth) memset(model->attended, 0, (size_t)((rows + 15) / 16 * 16) * depth * model->element);
 }
 
 static void run_layer(const Worker *worker, int index)
@@ -267,7 +267,7 @@ static void run_layer(const Worker *worker, int index)
     FOR_SHARE(worker, t, step->tokens) model->kernels->split_heads(model, layer, step, t);
     if (worker->thread == 0 && (index == 0 || last)) clear_padding(model, last ? step->samples : step->tokens);
     if (!last) {
-        meet(worker);
+        wait_for_all(worker);
         attend(worker, layer, plan->tasks, plan->task_count, plan->merges, plan->merge_count, step->tokens);
         finish_layer(worker, layer, model->stream, step->tokens, model->layers[index + 1].vectors[ATTENTION_NORM]);
         return;
@@ -278,18 +278,18 @@ static void run_layer(const Worker *worker, int index)
         int token = step->query_starts[step->sample_rows[s] + 1] - 1;
         memcpy(model->sampled + (long)s * hidden, model->stream + (long)token * hidden, hidden * sizeof(float));
     }
-    meet(worker);
+    wait_for_all(worker);
     if (!step->samples) return;
     attend(worker, layer, plan->last_tasks, plan->last_task_count, plan->last_merges, plan->last_merge_count,
            step->samples);
     finish_layer(worker, layer, model->sampled, step->samples, model->final_norm);
 }
 
-static void work(const Worker *worker)
+static void run_worker(const Worker *worker)
 {
     const Model *model = worker->model;
     const Shape *shape = &model->shape;
-    begin(worker);
+    embed_tokens(worker);
     for (int l = 0; l < shape->layers; l++) run_layer(worker, l);
     Product logits = {
         .input = model->normal, .weight = model->head, .scales = model->head_scales, .rows = worker->step->samples,
@@ -297,7 +297,7 @@ static void work(const Worker *worker)
         .stride = worker->step->logits_stride, .columns = shape->vocabulary, .cap = shape->logit_cap,
     };
     multiply(worker, &logits);
-    if (model->kernels->leave) model->kernels->leave();
+    if (model->kernels->reset_thread) model->kernels->reset_thread();
 }
 
 void run_step(Model *model, const Step *step)
@@ -313,11 +313,11 @@ void run_step(Model *model, const Step *step)
         int thread = omp_get_thread_num();
         char *scratch = model->scratch + (size_t)thread * (SCRATCH_BYTES + model->panel_bytes);
         Worker worker = {model, step, &team, thread, team.threads, scratch};
-        work(&worker);
+        run_worker(&worker);
     }
 #else
     team.threads = 1;
     Worker worker = {model, step, &team, 0, 1, model->scratch};
-    work(&worker);
+    run_worker(&worker);
 #endif
 }

@@ -18,7 +18,7 @@ import trio
 
 from fairlead import interpreter
 from fairlead.api.exchange import unwrap
-from fairlead.api.routes import Application, create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, ConfigError, Limits, ModelConfig
 from fairlead.descriptors import raise_limit, share_of_clients
@@ -26,21 +26,22 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.fleet.fleet import Fleet, Reader
 from fairlead.fleet.managed_model import OnProgress
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.reload import ConfigSource, keep_up
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
 from fairlead.http.listener import bind, serve_http
+from fairlead.request_timeline import RequestTimeline
 from fairlead.supervision import FailureBoundary, keep_running, log_failure
 from fairlead.telemetry import logs
-from fairlead.telemetry.backlog import Backlog
-from fairlead.telemetry.witness import Witness, witness_of
+from fairlead.telemetry.request_log import RequestLog, open_request_log
 from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
 
 logger = structlog.get_logger("fairlead.app")
 
 
-class Announcer(Protocol):
+class ServerObserver(Protocol):
     """Reports progress to the person at the terminal."""
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
@@ -56,7 +57,7 @@ class Announcer(Protocol):
         """Report that the server takes no more requests and finishes those it has."""
 
 
-def run(config: Config, announcer: Announcer, source: ConfigSource | None = None) -> int:
+def run(config: Config, announcer: ServerObserver, source: ConfigSource | None = None) -> int:
     """Serve until SIGINT or SIGTERM; return the exit code: 0 success, 1 failure, 2 bad configuration."""
     interpreter.prepare()
     names = ", ".join(model.name for model in config.models)
@@ -64,9 +65,9 @@ def run(config: Config, announcer: Announcer, source: ConfigSource | None = None
         logs.configure(json=config.log_json, level=config.log_level)
         raise_limit()
         try:
-            with witness_of(config) as witness:
+            with open_request_log(config) as request_log:
                 trio.run(
-                    partial(serve, config, announcer, source=source, witness=witness),
+                    partial(serve, config, announcer, source=source, request_log=request_log),
                     strict_exception_groups=True,
                 )
         except (Exception, BaseExceptionGroup) as error:
@@ -80,23 +81,23 @@ def run(config: Config, announcer: Announcer, source: ConfigSource | None = None
 
 async def serve(
     config: Config,
-    announcer: Announcer,
+    announcer: ServerObserver,
     *,
     source: ConfigSource | None = None,
-    witness: Witness = lambda _journey, _load: None,
+    request_log: RequestLog | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Bind, load, serve, drain. Calls `started()` with the server's address when preloading is over.
 
     The listener answers before models are loaded, but after their files are fetched from a hub: `/health`
     succeeds, `/ready` does not yet, and jobs are queued until their models are loaded. The configuration is
-    read again from its `source`, if it has one. `witness` is called with each job at its end. Raises
+    read again from its `source`, if it has one. `request_log` records each job at its end. Raises
     `ConfigError`, `LoadFailed` or `OSError` if it cannot start.
     """
     with ExitStack() as listening:
         sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]
         url = _url_of(sockets[0])
-        composition = Composition(config, announcer, source=source, witness=witness)
+        composition = Composition(config, announcer, source=source, request_log=request_log)
         await composition.prepare()
 
         def loaded(models: Sequence[str]) -> None:
@@ -115,7 +116,14 @@ class FleetFactory(Protocol):
     """Makes the fleet of a server: `Fleet`, or a test's replacement."""
 
     def __call__(
-        self, config: Config, desk: Dispatcher, /, *, read: Reader, on_progress: OnProgress
+        self,
+        config: Config,
+        dispatcher: Dispatcher,
+        nodes: NodeRegistry,
+        /,
+        *,
+        read: Reader,
+        on_progress: OnProgress,
     ) -> Fleet:
         """Return a fleet of the configuration's models and nodes that reports to this dispatcher."""
 
@@ -124,17 +132,17 @@ class Composition:
     """The parts of a server except the listener: fleet ⊃ dispatcher ⊃ the ASGI application.
 
     Call `prepare` first, then `running`. `draining` is set when no more jobs are taken. The configuration is
-    read again from its `source`, if it has one. `witness` is called with each job at its end. Tests replace
+    read again from its `source`, if it has one. `request_log` records each job at its end. Tests replace
     the fleet, or the `random` numbers that spread load and retries.
     """
 
     def __init__(
         self,
         config: Config,
-        announcer: Announcer,
+        announcer: ServerObserver,
         *,
         source: ConfigSource | None = None,
-        witness: Witness = lambda _journey, _load: None,
+        request_log: RequestLog | None = None,
         make_fleet: FleetFactory = Fleet,
         random: Random | None = None,
     ) -> None:
@@ -147,16 +155,22 @@ class Composition:
             rejects_loading=config.while_loading == "reject",
             scheduler=config.scheduler,
         )
+        self.nodes = NodeRegistry(self.dispatcher.scheduler)
         self.fleet = make_fleet(
             config,
             self.dispatcher,
+            self.nodes,
             read=partial(_read_model, announcer=announcer),
             on_progress=announcer.loading,
         )
-        self._over = Backlog(lambda journey: witness(journey, self.fleet.load_times(journey.job.model)))
+        self._request_log = request_log
         self.gateway = Gateway(
-            self.dispatcher, request_timeout_s=config.request_timeout_s, tell=self._over.add
+            self.dispatcher, self.nodes, request_timeout_s=config.request_timeout_s, on_finished=self._record
         )
+
+    def _record(self, timeline: RequestTimeline) -> None:
+        if self._request_log is not None:
+            self._request_log.add(timeline, self.fleet.load_times(timeline.job.model))
 
     async def prepare(self) -> None:
         """Read, or fetch from a hub, what must be known of every model. Raises `LoadFailed`."""
@@ -164,19 +178,19 @@ class Composition:
 
     def drain(self) -> None:
         """Take no more jobs and refuse queued ones. Running jobs continue."""
-        self.dispatcher.drain()
+        self.dispatcher.scheduler.drain()
         self.draining.set()
 
     @asynccontextmanager
     async def running(
-        self, loaded: Callable[[Sequence[str]], None], *, past_quart: bool = True
+        self, loaded: Callable[[Sequence[str]], None], *, bypasses_quart: bool = True
     ) -> AsyncIterator[Application]:
         """Run everything during the block; yield the application, to be served with its lifespan.
 
-        Calls `loaded` with the names of all models when preloading is over. `past_quart` is as for
-        `create_app`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
+        Calls `loaded` with the names of all models when preloading is over. `bypasses_quart` is as for
+        `Application`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
         """
-        app = create_app(self._services(), past_quart=past_quart)
+        app = Application(self._services(), bypasses_quart=bypasses_quart)
 
         async def load() -> None:
             async with trio.open_nursery() as fleet:
@@ -188,7 +202,8 @@ class Composition:
             app.change_keys(wanted.api_keys)
 
         async with trio.open_nursery() as beside:
-            beside.start_soon(keep_running, "request log", self._over.run)
+            if self._request_log is not None:
+                beside.start_soon(keep_running, "request log", self._request_log.run)
             if self._source is not None:
                 beside.start_soon(keep_running, "reloading", keep_up, self._source, self._config, change)
             async with trio.open_nursery() as nodes:
@@ -210,7 +225,7 @@ class Composition:
             ready=lambda: fleet.is_ready,
             problems=lambda: fleet.problems,
             estimate=lambda model, tenant, priority: msgspec.structs.asdict(
-                dispatcher.forecast(model, tenant, priority)
+                dispatcher.estimator.for_newcomer(model, tenant, priority)
             ),
             queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
             draining=self.draining.is_set,
@@ -236,7 +251,7 @@ def _limits(config: Config) -> Limits:
     return msgspec.structs.replace(config.limits, connections=share.connections)
 
 
-async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
+async def _read_model(model: ModelConfig, *, announcer: ServerObserver) -> TextModel:
     """Find a model's files, locally or on a hub, and read what the parent needs. Raises `LoadFailed`."""
     token = trio.lowlevel.current_trio_token()
 
@@ -256,7 +271,7 @@ async def _read_model(model: ModelConfig, *, announcer: Announcer) -> TextModel:
     return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
 
 
-async def _watch_signals(drain: Callable[[], None], announcer: Announcer) -> None:
+async def _watch_signals(drain: Callable[[], None], announcer: ServerObserver) -> None:
     """Drain at the first signal; a second one ends the process at once, by the default action."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
@@ -271,4 +286,4 @@ def _announce(announce: Callable[..., None], *details: object) -> None:
     with FailureBoundary() as boundary:
         announce(*details)
     if boundary.failure is not None:
-        log_failure("not announced", boundary.failure)
+        log_failure("announcement failed", boundary.failure)

@@ -18,7 +18,8 @@ from cyclopts import App, CycloptsError, Parameter
 from quart_trio.testing import TrioTestApp
 
 from fairlead import interpreter
-from fairlead.api.errors import error_reply
+from fairlead.api.errors import ErrorFormats, error_response
+from fairlead.api.route_table import ROUTES, dialects_of
 from fairlead.api.routes import Application
 from fairlead.app import Composition
 from fairlead.config import Config, ConfigError
@@ -31,7 +32,7 @@ from fairlead.fleet.reload import ConfigSource
 from fairlead.gc_tuning import freeze
 from fairlead.supervision import FailureBoundary, log_failure
 from fairlead.telemetry import logs
-from fairlead.telemetry.witness import witness_of
+from fairlead.telemetry.request_log import open_request_log
 
 # The wait for cancelled requests: a server may shield its sends from cancellation.
 CUT_OFF_S = 2.0
@@ -105,9 +106,9 @@ class AsgiApp:
         self._is_taken, self._has_ended = True, False
         try:
             config, source = self._prepare()
-            with witness_of(config) as witness:
+            with open_request_log(config) as request_log:
                 announcer = LogAnnouncer(key_needed=False)
-                composition = Composition(config, announcer, source=source, witness=witness)
+                composition = Composition(config, announcer, source=source, request_log=request_log)
                 await composition.prepare()
                 async with self._serving(composition):
                     yield
@@ -176,7 +177,7 @@ class AsgiApp:
             logger.info("ready", models=models)
             has_loaded.set()
 
-        async with composition.running(loaded, past_quart=False) as quart, trio.open_nursery() as nursery:
+        async with composition.running(loaded, bypasses_quart=False) as quart, trio.open_nursery() as nursery:
             quart.nursery = nursery
             await quart.startup()
             await has_loaded.wait()
@@ -199,7 +200,7 @@ class AsgiApp:
     async def _cut_off(self) -> None:
         """Cancel the requests that are left, so that none waits for a fleet that is gone."""
         if self._requests:
-            logger.warning("drain cut off", requests=len(self._requests))
+            logger.warning("drain timed out", requests=len(self._requests))
         for request in self._requests:
             request.cancel()
         with trio.move_on_after(CUT_OFF_S, shield=True):
@@ -241,7 +242,7 @@ class AsgiApp:
 
 async def _refuse(error: FairleadError, scope: Any, send: Any) -> None:
     """Send an error response, without the application's routes."""
-    reply = error_reply(error, scope["path"])
+    reply = error_response(error, ErrorFormats(dialects_of(ROUTES)).of(scope["path"]))
     assert isinstance(reply.body, bytes)
     headers = {**reply.headers, "Content-Length": str(len(reply.body))}
     encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -7,7 +7,6 @@ reserve for everything else.
 
 import os
 import resource
-import select
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -25,8 +24,8 @@ MOST = 1 << 20
 # `OPEN_MAX` of macOS, which accepts larger numbers but does not honor them.
 MOST_ON_MACOS = 10240
 
-# A client's socket, a job's connection to a node, and the epoll set that watches a client that sends ahead.
-PER_CONNECTION = 3 if hasattr(select, "epoll") else 2
+# A client's socket, and a job's connection to a node.
+PER_CONNECTION = 2
 # A child has four: a socket, two pipes, and a handle of the process. Starting one takes as many again.
 PER_MODEL = 8
 # Probes, and the idle connections that are kept. A command's server counts as a model and as a node.

@@ -8,7 +8,7 @@ seat. When a client disconnects, the nursery is cancelled, which unwinds everyth
 A node that fails is replaced without the client noticing, as long as the client has nothing of the answer, or
 can get exactly what follows on what it has.
 
-At its end a job is counted here, and passed to `tell` for logs and traces.
+At its end a job is counted here, and passed to `on_finished` for logs and traces.
 """
 
 import time
@@ -21,10 +21,12 @@ import trio
 from fairlead.answer.attempt import Attempt, retry_sink
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.sink import Sink
-from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.dispatch.forecast import Forecast
-from fairlead.dispatch.seat import Seat
+from fairlead.dispatch.dispatcher import Dispatcher, Seat
+from fairlead.dispatch.estimates import WaitEstimate
+from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.prefixes import prefix_hashes
 from fairlead.errors import Cancelled, FairleadError, NodeFailed, NodeFull, RequestTimeout
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.job import Job
 from fairlead.job_metrics import JobMetrics, JobStatistics
 from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
@@ -48,21 +50,24 @@ class Answer(msgspec.Struct, frozen=True):
 class Gateway:
     """Serves jobs. `request_timeout_s` runs from a job's first seat; the queue limits the wait before that.
 
-    `tell` is called with each job's timeline when it is over. It must not raise.
+    `nodes` has the nodes of the seats. `on_finished` is called with each job's timeline when it is over. It
+    must not raise.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
+        nodes: NodeRegistry,
         *,
         request_timeout_s: float,
-        tell: Callable[[RequestTimeline], None] = lambda _journey: None,
+        on_finished: Callable[[RequestTimeline], None] = lambda _timeline: None,
     ) -> None:
         self._dispatcher = dispatcher
+        self._nodes = nodes
         self._request_timeout_s = request_timeout_s
-        self._tell = tell
-        self._tally = JobMetrics()
-        self._under_way: set[_Service] = set()
+        self._on_finished = on_finished
+        self._metrics = JobMetrics()
+        self._running: set[_RunningJob] = set()
 
     async def serve(
         self, job: Job, *, task_status: trio.TaskStatus[Answer] = trio.TASK_STATUS_IGNORED
@@ -71,35 +76,37 @@ class Gateway:
 
         Raises a `FairleadError` before that, never after: later failures go through the deltas.
         """
-        service = _Service(job, task_status)
-        self._under_way.add(service)
+        running = _RunningJob(job, self._nodes, task_status)
+        self._running.add(running)
         try:
-            async with self._dispatcher.seat(job) as seat:
-                service.journey.granted_s = trio.current_time()
+            # One node needs no hashes: there is no choice.
+            spec = spec_of(job, with_prefixes=len(self._nodes) > 1)
+            async with self._dispatcher.seat(spec) as seat:
+                running.timeline.granted_s = trio.current_time()
                 with trio.move_on_after(self._request_timeout_s) as clock:
-                    await service.run(seat)
+                    await running.run(seat)
                 if clock.cancelled_caught:
                     raise RequestTimeout(f"the request ran longer than {self._request_timeout_s:g} s")
-            service.journey.outcome = SUCCESS
+            running.timeline.outcome = SUCCESS
         except FairleadError as error:
-            service.journey.outcome = error.code
-            if not service.has_begun:
+            running.timeline.outcome = error.code
+            if not running.has_begun:
                 raise
-            service.deltas.fail(error)
+            running.deltas.fail(error)
         except Exception:
-            service.journey.outcome = FairleadError.code  # our own bug; the client gets no details
+            running.timeline.outcome = FairleadError.code  # our own bug; the client gets no details
             raise
         finally:
-            self._under_way.discard(service)
-            journey = service.end()
-            self._tally.add(journey)
-            self._tell(journey)
+            self._running.discard(running)
+            timeline = running.end()
+            self._metrics.add(timeline)
+            self._on_finished(timeline)
 
     def statistics(self) -> JobStatistics:
         """Return the totals of all jobs, with what running jobs have generated so far."""
-        return self._tally.statistics(service.look() for service in self._under_way)
+        return self._metrics.statistics(job.current_timeline() for job in self._running)
 
-    def waiting(self, request_id: str) -> Forecast | None:
+    def waiting(self, request_id: str) -> WaitEstimate | None:
         """Return the position and estimate of a queued job; None if it is not queued."""
         return self._dispatcher.waiting(request_id)
 
@@ -108,14 +115,15 @@ class Gateway:
         return self._dispatcher.cancel(request_id, owner, Cancelled("the request was cancelled"))
 
 
-class _Service:
-    """One job under way: its timeline, and its channel, which outlives the attempts that write to it."""
+class _RunningJob:
+    """One job in progress: its timeline, and its channel, which outlives the attempts that write to it."""
 
-    def __init__(self, job: Job, task_status: trio.TaskStatus[Answer]) -> None:
+    def __init__(self, job: Job, nodes: NodeRegistry, task_status: trio.TaskStatus[Answer]) -> None:
         self.deltas = Deltas(job.sequences, keeps=job.stream and _is_repeatable(job))
-        self.journey = RequestTimeline(job, arrived_s=trio.current_time(), began_at_ns=time.time_ns())
+        self.timeline = RequestTimeline(job, arrived_s=trio.current_time(), began_at_ns=time.time_ns())
         self.has_begun = False
         self._job = job
+        self._nodes = nodes
         self._task_status = task_status
 
     async def run(self, seat: Seat) -> None:
@@ -128,35 +136,35 @@ class _Service:
             is_full = isinstance(error, NodeFull)
             failures += not is_full
             attempts = ATTEMPTS if self._job.may_be_repeated else 1
-            another = retry_sink(self.deltas) if failures < attempts else None
+            another = retry_sink(self.deltas, self._job.reader) if failures < attempts else None
             # A node that turns out to be full has not failed, and may report this many times.
-            say = logger.debug if is_full else logger.warning
-            say("attempt failed", node=seat.node.id, reason=error.message, goes_on=another is not None)
+            log = logger.debug if is_full else logger.warning
+            log("attempt failed", node=seat.node_id, reason=error.message, retries=another is not None)
             if another is None:
                 raise error
             into = another
             await seat.another(is_full=is_full, full_for_s=error.retry_after_s)
 
-    def look(self) -> RequestTimeline:
+    def current_timeline(self) -> RequestTimeline:
         """Return the timeline as it is now."""
-        self.journey.tokens = self.deltas.tokens
-        return self.journey
+        self.timeline.tokens = self.deltas.tokens
+        return self.timeline
 
     def end(self) -> RequestTimeline:
         """Close and return the timeline. A disconnect after the whole answer counts as a success."""
-        if self.journey.outcome == LEFT and len(self.deltas.finish_reasons) == self._job.sequences:
-            self.journey.outcome = SUCCESS
-        self.journey.ended_s = trio.current_time()
-        self.journey.finish_reasons = tuple(self.deltas.finish_reasons)
-        return self.look()
+        if self.timeline.outcome == LEFT and len(self.deltas.finish_reasons) == self._job.sequences:
+            self.timeline.outcome = SUCCESS
+        self.timeline.ended_s = trio.current_time()
+        self.timeline.finish_reasons = tuple(self.deltas.finish_reasons)
+        return self.current_timeline()
 
     async def _attempt(self, seat: Seat, into: Sink) -> FairleadError | None:
         """Run one attempt on the seat's node; return the error that ended it, None if the answer is over."""
         attempt = Attempt(into)
-        self.journey.attempts += 1
-        self.journey.node = seat.node.id
+        self.timeline.attempts += 1
+        self.timeline.node = seat.node_id
         try:
-            async with seat.node.generate(self._job, attempt):
+            async with self._nodes.find(seat.node_id).generate(self._job, attempt):
                 with attempt.scope:
                     if not self.has_begun:
                         await self.deltas.started()
@@ -170,7 +178,7 @@ class _Service:
 
     def _begin(self, seat: Seat) -> None:
         self.has_begun = True
-        self.journey.first_delta_s = trio.current_time()
+        self.timeline.first_delta_s = trio.current_time()
         seat.begin(lambda: self.deltas.tokens)
         self._task_status.started(_answer(self.deltas, seat))
 
@@ -181,7 +189,32 @@ def _is_repeatable(job: Job) -> bool:
 
 
 def _answer(deltas: Deltas, seat: Seat) -> Answer:
-    told = seat.forecast
-    if told is None:
+    wait = seat.estimate
+    if wait is None:
         return Answer(deltas, seat.waited_s)
-    return Answer(deltas, seat.waited_s, told.estimated_wait_s, told.estimated_wait_p90_s, told.position)
+    return Answer(deltas, seat.waited_s, wait.estimated_wait_s, wait.estimated_wait_p90_s, wait.position)
+
+
+def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
+    """Return what the scheduler needs to know of a job; `with_prefixes`: also the hashes of its prompt."""
+    relay = job.relay
+    prompt = job.prompts[0] if job.prompts else b"" if relay is None else relay.body
+    return JobSpec(
+        request_id=job.request_id,
+        tenant=job.tenant,
+        model=job.model,
+        owner=job.owner,
+        priority=job.priority,
+        no_queue=job.no_queue,
+        stream=job.stream,
+        prompt_tokens=job.prompt_tokens,
+        longest_prompt=max(map(len, job.prompts), default=0),
+        prompt_cache_tokens=job.prompt_tokens_at_once,
+        sequences=job.sequences,
+        max_tokens=job.sampling.max_tokens,
+        is_embedding=job.embed,
+        prefixes=prefix_hashes(prompt) if with_prefixes else (),
+        body_bytes=None if relay is None else len(relay.body),
+        must_be_relayed=relay is not None and not job.prompts,
+        needs_own_node=job.needs_own_node,
+    )

@@ -5,6 +5,8 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.upstream_events import UpstreamReader
+
 FinishReason = Literal["stop", "length"]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
@@ -14,7 +16,7 @@ TEXTS_AT_ONCE = 32
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How one sequence samples its tokens. The API checks the ranges (api/schemas.py).
+    """How one sequence samples its tokens. The API checks the ranges (api/dialects/fields.py).
 
     `top_k` 0, `top_p` 1 and `min_p` 0 mean off. `temperature` 0 is greedy. `seed` None: a random one is
     drawn when the sequence is submitted. `logprobs` None: none; k: the chosen token's and the k likeliest;
@@ -52,12 +54,14 @@ class Relay(msgspec.Struct, frozen=True):
 
     `body` is a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
     `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
+    `reader` reads the node's response, which needs none with a `passthrough`.
     """
 
     path: str
     body: bytes
     stream: bool = False
     passthrough: Passthrough | None = None
+    reader: UpstreamReader | None = None
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -108,6 +112,11 @@ class Job(msgspec.Struct, frozen=True):
         """The HTTP method of its request. Routes that make jobs are POST, except those below `/upstream`."""
         passthrough = self.relay.passthrough if self.relay is not None else None
         return "POST" if passthrough is None else passthrough.method
+
+    @property
+    def reader(self) -> UpstreamReader | None:
+        """The reader of other servers' responses to it, if it may be relayed."""
+        return self.relay.reader if self.relay is not None else None
 
     @property
     def may_be_repeated(self) -> bool:

@@ -21,17 +21,25 @@ from typing import Generic, Literal, TypeVar
 
 import trio
 
-from fairlead._cext.fairqueue import FairQueue, Full, Statistics
+from fairlead._cext.fairqueue import FairQueue, FairQueueStatistics, QueueFullError
 
-__all__ = ["HIGH", "LOW", "NORMAL", "Closed", "Full", "RequestQueue", "Statistics"]
+__all__ = [
+    "HIGH",
+    "LOW",
+    "NORMAL",
+    "FairQueueStatistics",
+    "QueueClosedError",
+    "QueueFullError",
+    "RequestQueue",
+]
 
 HIGH, NORMAL, LOW = range(3)
 
 Item = TypeVar("Item")
 
 
-class Closed(Exception):
-    """The queue was closed: it takes no more items, and what it held is gone."""
+class QueueClosedError(Exception):
+    """The queue was closed: it accepts no items, and those that it held are gone."""
 
 
 class RequestQueue(Generic[Item]):
@@ -72,8 +80,8 @@ class RequestQueue(Generic[Item]):
         """Add an item at the end of its tenant's queue.
 
         `cost` is what its turn charges under token fairness, `size` what it takes of a memory budget, in any
-        unit. Raises `Full`, `Closed`, and `ValueError` for an id that is queued already, a priority outside
-        0…7, or a negative cost or size.
+        unit. Raises `QueueFullError`, `QueueClosedError`, and `ValueError` for an id that is queued already,
+        a priority outside 0…7, or a negative cost or size.
         """
         with self._lock:
             self._check_open()
@@ -85,7 +93,7 @@ class RequestQueue(Generic[Item]):
             self._wake_next()
 
     def try_dequeue(self) -> Item | None:
-        """Remove and return the item whose turn it is; None if there is none. Raises `Closed`."""
+        """Remove and return the item whose turn it is; None if there is none. Raises `QueueClosedError`."""
         with self._lock:
             self._check_open()
             return self._take() if self._items else None
@@ -93,8 +101,8 @@ class RequestQueue(Generic[Item]):
     def dequeue(self, timeout_s: float | None = None) -> Item:
         """Remove and return the item whose turn it is, waiting for one in this thread.
 
-        Raises `TimeoutError` after `timeout_s` seconds, and `Closed`. Not for a Trio task: it would block the
-        event loop.
+        Raises `TimeoutError` after `timeout_s` seconds, and `QueueClosedError`. Not for a Trio task: it would
+        block the event loop.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -118,7 +126,7 @@ class RequestQueue(Generic[Item]):
     async def receive(self) -> Item:
         """Remove and return the item whose turn it is, waiting for one in this Trio task.
 
-        Raises `Closed`. Cancelling loses no item: the next waiting thread or task is woken for it.
+        Raises `QueueClosedError`. Cancelling loses no item: the next waiting thread or task is woken for it.
         """
         await trio.lowlevel.checkpoint()
         token = trio.lowlevel.current_trio_token()
@@ -144,7 +152,7 @@ class RequestQueue(Generic[Item]):
         """Remove and return up to `max_count` items whose sizes add up to `memory_budget` at most, in order.
 
         An item that does not fit is skipped, but only `bypass` times. After that, those behind it wait until
-        it fits a call's budget. Raises `Closed`.
+        it fits a call's budget. Raises `QueueClosedError`.
         """
         with self._lock:
             self._check_open()
@@ -169,7 +177,7 @@ class RequestQueue(Generic[Item]):
             self._empty()
 
     def close(self) -> None:
-        """Remove all items and end every wait with `Closed`. Closing twice is harmless."""
+        """Remove all items and end every wait with `QueueClosedError`. Closing twice is harmless."""
         with self._lock:
             self._is_closed = True
             self._empty()
@@ -196,7 +204,7 @@ class RequestQueue(Generic[Item]):
         with self._lock:
             return self._line.position(self._handles[request_id])
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> FairQueueStatistics:
         """Return counts: of what is queued now, and of what happened since the beginning."""
         with self._lock:
             return self._line.statistics()
@@ -205,7 +213,7 @@ class RequestQueue(Generic[Item]):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise Closed("the queue is closed")
+            raise QueueClosedError("the queue is closed")
 
     def _take(self) -> Item:
         return self._forget(self._line.pop())

@@ -11,7 +11,7 @@ from fairlead.config import ApiKey, Config
 from fairlead.errors import InvalidApiKey
 from fairlead.http.headers import FirstHeaders
 from fairlead.tenancy import access
-from fairlead.tenancy.access import Access, owner_of
+from fairlead.tenancy.access import Authenticator, owner_of
 
 LONG_PROMPT = "The owl and the fox went to sea " * 20
 NO_KEY = {"Authorization": ""}
@@ -49,12 +49,12 @@ def test_all_keys_are_compared_and_in_constant_time(monkeypatch):
     monkeypatch.setattr(
         access, "compare_digest", lambda one, other: compared.append((one, other)) or one == other
     )
-    doors = Access([ApiKey("first"), ApiKey("second"), ApiKey("third-and-longer")])
+    authenticator = Authenticator([ApiKey("first"), ApiKey("second"), ApiKey("third-and-longer")])
     for presented in ("first", "third-and-longer", "f", "x" * 10_000):
         compared.clear()
         headers = FirstHeaders([(b"authorization", f"Bearer {presented}".encode())])
         try:
-            found = doors.authenticate(headers)
+            found = authenticator.authenticate(headers)
         except InvalidApiKey:
             found = None
         assert (found is not None) == (presented in {"first", "third-and-longer"})
@@ -216,9 +216,9 @@ def test_no_tenant_hits_the_cached_prefixes_of_another(guarded: Target, number):
     body = completion(prompt=f"{number} {LONG_PROMPT}")
 
     def found(key: str, **fields: str) -> int:
-        before = guarded.running.running()["prefix_hits"]
+        before = guarded.running.running()["engine"]["prefix_hits"]
         assert guarded.post(COMPLETIONS, body | fields, headers=bearer(KEYS[key])).status_code == 200
-        return guarded.running.running()["prefix_hits"] - before
+        return guarded.running.running()["engine"]["prefix_hits"] - before
 
     assert found("ana") == 0
     assert found("ana") > 0

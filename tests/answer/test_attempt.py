@@ -7,6 +7,7 @@ from fairlead.answer.attempt import Attempt, retry_sink
 from fairlead.answer.deltas import Deltas
 from fairlead.errors import EngineFailed, NodeFailed
 from fairlead.job import Delta
+from upstream_readers import CHAT_READER
 
 
 async def test_attempt_uses_put_of_the_channel_directly():
@@ -67,7 +68,7 @@ async def test_retry_after_a_read_continues_after_all_deltas_put(attempts):
     assert [delta.text for delta in await deltas.take()] == ["one "]
     deltas.put(Delta(0, "two ", [2]))
     for attempt in range(attempts):
-        sink = retry_sink(deltas)
+        sink = retry_sink(deltas, CHAT_READER)
         assert sink is not None
         for number, text in enumerate(["one ", "two ", "three ", "four ", "five "][: 3 + attempt], start=1):
             sink.put(Delta(0, text, [number]))
@@ -81,7 +82,7 @@ async def test_retry_on_another_kind_of_node_is_not_merged_with_unread_deltas():
     deltas.put(Delta(0, "one ", [1]))
     await deltas.take()
     deltas.put(Delta(0, "two ", [2]))
-    sink = retry_sink(deltas)
+    sink = retry_sink(deltas, CHAT_READER)
     assert sink is not None
     event = b'data: {"choices":[{"index":0,"delta":{"content":"one two three "}}]}\n\n'
     sink.put(Delta(0, "one two three ", raw=[event], relayed_tokens=1))
@@ -94,12 +95,12 @@ async def test_failure_ends_only_the_replay_and_a_difference_fails_the_response(
     deltas = Deltas(1, keeps=True)
     deltas.put(Delta(0, "one ", [1]))
     await deltas.take()
-    sink = retry_sink(deltas)
+    sink = retry_sink(deltas, CHAT_READER)
     assert sink is not None
     attempt = Attempt(sink)
     attempt.fail(NodeFailed("gone"))
     assert not deltas.is_over
-    sink = retry_sink(deltas)
+    sink = retry_sink(deltas, CHAT_READER)
     assert sink is not None
     Attempt(sink).put(Delta(0, "uno ", [1]))
     with pytest.raises(NodeFailed, match="did not repeat"):

@@ -58,7 +58,7 @@ async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
 
 async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: TextModel, monkeypatch):
     there, most = set(), []
-    submit, came_back = Worker.submit, texts._Texts.came_back
+    submit, receive_vector = Worker.submit, texts._Texts.receive_vector
 
     def submitted(worker, prompt, *arguments, **options):
         there.add(len(prompt))
@@ -67,10 +67,10 @@ async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: Te
 
     def returned(self, index, vector):
         there.discard(len(self._job.prompts[index]))
-        came_back(self, index, vector)
+        receive_vector(self, index, vector)
 
     monkeypatch.setattr(Worker, "submit", submitted)
-    monkeypatch.setattr(texts._Texts, "came_back", returned)
+    monkeypatch.setattr(texts._Texts, "receive_vector", returned)
     asked = job(1, prompts=100, embed=True)
     async with running(embedder, Reports(), "embeds") as node, generating(node, asked) as deltas:
         assert expected(asked) == await vectors(deltas)
@@ -113,9 +113,9 @@ async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: 
         with pytest.raises(EngineFailed, match="on fire"):
             async with generating(node, job(1, prompts=2000, embed=True)) as deltas:
                 await vectors(deltas)
-        assert not node._worker._open
+        assert not len(node._worker._sequences)
         await engine_node._until_idle(node)
-        assert node.statistics().engine.steps < 250  # half of what all texts would take, four at a time
+        assert node.statistics().steps < 250  # half of what all texts would take, four at a time
 
 
 async def test_timeout_also_ends_the_texts_that_wait(embedder: TextModel):

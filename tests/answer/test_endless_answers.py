@@ -43,7 +43,7 @@ ENDLESS = {
     "whole, in tiny pieces": (lambda: chain([NO_LENGTH], repeat(b"x" * 64)), "more than 100000 bytes", False),
     "whole, in chunks of a byte": (
         lambda: chain([JSON_CHUNKED], repeat(chunk(b"x") * 1000)),
-        "chunks of next to nothing",
+        "too many bytes of chunk framing",
         False,
     ),
     "head": (lambda: chain([b"HTTP/1.1 200 OK\r\n"], repeat(b"X: y\r\n" * 1000)), "a head of more", True),
@@ -53,7 +53,7 @@ ENDLESS = {
         "a head of more|more than 200 headers",
         True,
     ),
-    "interim heads": (lambda: repeat(b"HTTP/1.1 103 Hints\r\n\r\n"), "status 103", True),
+    "interim heads": (lambda: repeat(b"HTTP/1.1 103 Hints\r\n\r\n"), "more than 10 interim responses", True),
     "first line": (lambda: repeat(b"HTTP/1.1 200 " + b"K" * 8192), "a head of more", True),
     "event": (lambda: endless(b"x", b"data: "), "an event of more than 100000 bytes", True),
     "event, in tiny pieces": (
@@ -63,10 +63,10 @@ ENDLESS = {
     ),
     "event of many lines": (lambda: endless(b"data: x\n"), "an event of more than 100000 bytes", True),
     "comment": (lambda: endless(b"x", b":"), "an event of more than 100000 bytes", True),
-    "comments": (lambda: endless(b": x\n\n"), "events that say nothing", True),
-    "comments after a token": (lambda: endless(b": x\n\n", BEGUN), "events that say nothing", True),
-    "empty events": (lambda: endless(b"\n\n"), "events that say nothing", True),
-    "unreadable events": (lambda: endless(b"data: {\n\n", BEGUN), "events that say nothing", True),
+    "comments": (lambda: endless(b": x\n\n"), "events without content", True),
+    "comments after a token": (lambda: endless(b": x\n\n", BEGUN), "events without content", True),
+    "empty events": (lambda: endless(b"\n\n"), "events without content", True),
+    "unreadable events": (lambda: endless(b"data: {\n\n", BEGUN), "events without content", True),
     "events without a token": (
         lambda: endless(b'data: {"choices":[]}\n\n'),
         "more than 100000 bytes before or after its answer",
@@ -89,16 +89,20 @@ ENDLESS = {
     ),
     "chunk extension": (
         lambda: chain([STREAM_HEAD, b"1;"], repeat(b"e" * 8192)),
-        "a chunk without a size",
+        "too many bytes of chunk framing",
         True,
     ),
     "chunk extensions": (
         lambda: chain([STREAM_HEAD], repeat(b"1;" + b"e" * 1000 + b"\r\n:\r\n")),
-        "chunks of next to nothing",
+        "too many bytes of chunk framing",
         True,
     ),
-    "chunk size": (lambda: [STREAM_HEAD, b"f" * 30 + b"\r\n"], "a chunk without a size", True),
-    "trailers": (lambda: chain([STREAM_HEAD, b"0\r\n"], repeat(b"X: y\r\n" * 1000)), "trailers of", True),
+    "chunk size": (lambda: [STREAM_HEAD, b"f" * 30 + b"\r\n"], "an invalid chunk", True),
+    "trailers": (
+        lambda: chain([STREAM_HEAD, b"0\r\n"], repeat(b"X: y\r\n" * 1000)),
+        "chunk framing or trailers",
+        True,
+    ),
     "chunk": (
         lambda: chain([STREAM_HEAD, b"fffffffffffffff\r\n"], repeat(b"x" * 8192)),
         "an event of more than 100000 bytes",

@@ -13,6 +13,7 @@ from fairlead.errors import InvalidRequest, NodeFailed
 from fairlead.http.client_connection import ClientConnection
 from nodes.listening import CHAT, Collected, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text, whole_answer
+from upstream_readers import CHAT_READER
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -236,7 +237,7 @@ async def test_choices_end_separately_even_if_more_arrive_than_were_requested(ch
     ]
     deltas = Deltas(choices)
     reads = events if reads_one_by_one else [b"".join(events)]
-    stream = RelayedStream("stub", relayed_job(n=choices), deltas, event_bytes=10_000)
+    stream = RelayedStream("stub", relayed_job(n=choices), CHAT_READER, deltas, event_bytes=10_000)
     await stream.run(_Read(*reads))
     await deltas.ended()
     taken = await deltas.take()

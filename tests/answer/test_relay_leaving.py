@@ -115,8 +115,9 @@ async def test_node_reports_that_it_is_down_before_its_jobs_fail():
     order = []
 
     class Noted(Listening):
-        def node_down(self, node):
-            order.append("down")
+        def __call__(self, node, limits):
+            if limits is None:
+                order.append("down")
 
     class Failing(Collected):
         def fail(self, error):

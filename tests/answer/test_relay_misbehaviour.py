@@ -12,14 +12,14 @@ from nodes.listening import Collected, generated, ready_node, relayed_job, stub
 from nodes.stub_server import StubServer, text, word
 
 SICK = [
-    ("gone", 0, "closed the connection unanswered"),
+    ("gone", 0, "closed the connection without a response"),
     ("reset", 0, "reset|closed the connection"),
-    ("garbage", 0, "sent no HTTP"),
-    ("reset", 4, "reset by peer|broke off"),
+    ("garbage", 0, "sent an invalid head"),
+    ("reset", 4, "reset by peer|in the middle of a response"),
     ("end", 4, "ended a stream before its end"),
     ("half", 4, "ended a stream before its end"),
-    ("broken", 4, "broke off in the middle of an answer"),
-    ("bad_chunk", 4, "a chunk without a size|broke off"),
+    ("broken", 4, "closed the connection in the middle of a response"),
+    ("bad_chunk", 4, "an invalid chunk|in the middle of a response"),
     ("status", 502, "answered 502"),
     ("status", 503, "answered 503"),
     ("status", 204, "answered 204"),
@@ -29,7 +29,7 @@ SICK = [
 ]
 WELL_BUT_USELESS = [
     ("status", 500, "answered 500: .*status 500"),
-    ("status", 401, "does not know our key"),
+    ("status", 401, "rejected our API key"),
     ("error", 4, "failed: out of order"),
 ]
 
@@ -108,7 +108,7 @@ async def test_stream_that_falls_silent_times_out(after, autojump_clock):
         got = await generated(node, relayed_job(stub={"how": "stall", "after": after}))
         assert pytest.approx(7.0, abs=0.5) == trio.current_time() - began
     assert isinstance(got.error, UpstreamFailed)
-    assert "fell silent" in got.error.message
+    assert "did not continue its response in time" in got.error.message
     assert text(max(0, after - 1)) == got.text()
 
 
@@ -129,7 +129,7 @@ async def test_server_that_never_answers_times_out(autojump_clock):
         got = await generated(node, relayed_job(stub={"how": "silent"}))
         assert pytest.approx(30.0, abs=0.5) == trio.current_time() - began
     assert isinstance(got.error, UpstreamFailed)
-    assert "did not answer in time" in got.error.message
+    assert "did not respond in time" in got.error.message
 
 
 async def test_error_for_an_unreachable_server_has_its_name_and_the_reason():

@@ -65,7 +65,7 @@ async def test_invalid_retry_after_is_ignored(monkeypatch, said):
 
 
 def test_codes_of_a_full_node_are_those_that_fairlead_sends():
-    assert {"model_loading", "draining", "no_node", "unloaded"} == relay.FULL
+    assert {"model_loading", "draining", "no_node", "unloaded"} == relay.BUSY
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@host:1", "http://me@host", "https://:secret@host/v1"])

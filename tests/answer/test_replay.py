@@ -7,23 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead.answer import replay
-from fairlead.answer.events import read_event
-from fairlead.answer.replay import Recorded, Replay
+from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.errors import NodeFailed
-from fairlead.http.event_splitter import split_events
+from fairlead.http.server_sent_events import split_events
 from fairlead.job import Delta, TokenLogprob
 from nodes.listening import Collected, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text
+from upstream_readers import CHAT_READER, READERS
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
 words = st.lists(st.text("abc ", min_size=1, max_size=4), max_size=8)
 
 
-def event_deltas(events, index=0):
+def event_deltas(events, reader=CHAT_READER):
     """Return deltas as a relaying node makes them, one for each event, the last with the finish reason."""
+    texts = [reader.read_event(event).text for event in events]
     deltas = [
-        Delta(index, read_event(event).text, raw=[event], relayed_tokens=bool(read_event(event).text))
-        for event in events
+        Delta(0, text, raw=[event], relayed_tokens=bool(text))
+        for event, text in zip(events, texts, strict=True)
     ]
     deltas[-1].finish_reason = "stop"
     return deltas
@@ -56,13 +57,13 @@ def copy(delta):
     )
 
 
-def repeated(first, second):
+def repeated(first, second, reader=CHAT_READER):
     """Return what the client got from an attempt that failed after `first`, and another with `second`."""
     client = Collected()
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     for delta in first:
         recorded.put(copy(delta))
-    replay = Replay(recorded)
+    replay = ReplaySink(recorded, reader)
     for delta in second:
         replay.put(copy(delta))
     return client
@@ -77,14 +78,16 @@ def repeated(first, second):
 )
 @settings(max_examples=300)
 def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, other_chunk_words, sizes, end):
-    first = event_deltas(stream_events(path, {}, 8, chunk_words))[:-1]
+    reader = READERS[path]
+    first = event_deltas(stream_events(path, {}, 8, chunk_words), reader)[:-1]
     # Nodes hold the first events back until there is text, so at least that much was sent.
     said = next(number for number, delta in enumerate(first, 1) if delta.text)
     first = first[: said + end]
-    second = event_deltas(stream_events(path, {}, 8, other_chunk_words))
-    client = repeated(joined(first, sizes), joined(second, reversed(sizes)))
+    second = event_deltas(stream_events(path, {}, 8, other_chunk_words), reader)
+    client = repeated(joined(first, sizes), joined(second, reversed(sizes)), reader)
     assert client.error is None
-    assert text() == client.text() == "".join(read_event(event).text for event in split_events(client.raw))
+    assert text() == client.text()
+    assert text() == "".join(reader.read_event(event).text for event in split_events(client.raw))
     assert sum(delta.finish_reason is not None for delta in client.deltas) == 1
     if chunk_words == other_chunk_words:
         assert b"".join(stream_events(path, {}, 8, chunk_words)) == client.raw
@@ -143,18 +146,18 @@ def chat(content, finish_reason=None, **more):
 
 def raw(*events):
     """Return one delta with these events."""
-    return Delta(0, "".join(read_event(event).text for event in events), raw=list(events))
+    return Delta(0, "".join(CHAT_READER.read_event(event).text for event in events), raw=list(events))
 
 
 DIFFERENCES = [
-    (raw(chat("one")), raw(chat("two")), "'two' came instead of 'one'"),
-    (raw(chat("one")), raw(chat("on"), chat("", "stop")), "ended sooner"),
+    (raw(chat("one")), raw(chat("two")), "received 'two' instead of 'one'"),
+    (raw(chat("one")), raw(chat("on"), chat("", "stop")), "ended earlier"),
     (raw(b'data: {"odd": 1}\n\n'), raw(b'data: {"odd": 1}\n\n'), "cannot be compared"),
     (raw(chat("ab")), raw(chat("abc", reasoning="")), None),
     (raw(chat("xab")), raw(chat("abc", reasoning="x")), "several pieces"),
-    (Delta(0, "a", [1, 2]), Delta(0, "a", [1, 3]), "its tokens are others"),
-    (Delta(0, "a", [1, 2]), Delta(0, "a", [1], finish_reason="stop"), "ended sooner"),
-    (Delta(0, "ab", [1]), Delta(0, "ac", [1]), "'ac' came instead of 'ab'"),
+    (Delta(0, "a", [1, 2]), Delta(0, "a", [1, 3]), "its tokens differ"),
+    (Delta(0, "a", [1, 2]), Delta(0, "a", [1], finish_reason="stop"), "ended earlier"),
+    (Delta(0, "ab", [1]), Delta(0, "ac", [1]), "received 'ac' instead of 'ab'"),
 ]
 
 
@@ -176,10 +179,10 @@ def test_nothing_is_sent_after_a_difference():
 
 def test_a_choice_that_had_ended_is_not_continued():
     client = Collected(2)
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     recorded.put(Delta(0, "a", [1], finish_reason="stop"))
     recorded.put(Delta(1, "b", [2]))
-    replay = Replay(recorded)
+    replay = ReplaySink(recorded, CHAT_READER)
     replay.put(Delta(1, "b", [2]))
     replay.put(Delta(0, "a", [1]))
     replay.put(Delta(0, finish_reason="stop"))
@@ -212,10 +215,10 @@ async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
             whole = await generated(ready_node(server), relayed_job(n=choices, delay_s=0.001))
             begun = [Delta(index, "w0 w", [1, 2]) for index in range(choices)]
             client = Collected(choices)
-            recorded = Recorded(client)
+            recorded = RecordingSink(client)
             for delta in begun:
                 recorded.put(delta)
-            replay = Replay(recorded)
+            replay = ReplaySink(recorded, CHAT_READER)
             for delta in whole.deltas:
                 replay.put(delta)
             assert client.error is None
@@ -225,7 +228,7 @@ async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
 
 def test_replay_of_an_engines_response_with_missing_tokens_fails():
     client = repeated([Delta(0, "w0 ", [1, 2])], [Delta(0, "w0 ", [1]), Delta(0, finish_reason="stop")])
-    assert "it ended sooner" in str(client.error)
+    assert "it ended earlier" in str(client.error)
 
 
 def test_response_of_an_engine_can_continue_a_relayed_one():
@@ -238,12 +241,12 @@ def test_response_of_an_engine_can_continue_a_relayed_one():
 def test_third_attempt_is_possible():
     client = Collected()
     deltas = [Delta(0, letter, [number]) for number, letter in enumerate("abcd")]
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     recorded.put(copy(deltas[0]))
-    second = Replay(recorded)
+    second = ReplaySink(recorded, CHAT_READER)
     for delta in deltas[:3]:
         second.put(copy(delta))
-    third = Replay(recorded)
+    third = ReplaySink(recorded, CHAT_READER)
     for delta in deltas:
         third.put(copy(delta))
     third.put(Delta(0, finish_reason="stop"))
@@ -255,21 +258,21 @@ def test_third_attempt_is_possible():
 @pytest.mark.parametrize("how", ["reset", "half", "broken", "end"])
 async def test_client_receives_one_response_from_two_servers(after, how):
     client = Collected()
-    recorded = Recorded(_Unfailing(client))
+    recorded = RecordingSink(_Unfailing(client))
     async with stub() as sick, stub() as well:
         first = ready_node(sick)
         failed = _Watched(recorded)
         async with first.generate(relayed_job(stub={"how": how, "after": after}), failed):
             await failed.over.wait()
         assert failed.error is not None
-        replay = _Watched(Replay(recorded, node="well"))
+        replay = _Watched(ReplaySink(recorded, CHAT_READER, node="well"))
         job = relayed_job(stub={"chunk_words": 3}, stream_options={"include_usage": True})
         async with ready_node(well).generate(job, replay):
             await replay.over.wait()
         undisturbed = await generated(ready_node(well), relayed_job())
     assert client.error is None
     assert undisturbed.text() == client.text()
-    assert text() == "".join(read_event(event).text for event in split_events(client.raw))
+    assert text() == "".join(CHAT_READER.read_event(event).text for event in split_events(client.raw))
     assert client.raw.endswith(b"data: [DONE]\n\n")
     assert client.raw.count(b'"role"') == 1
 
@@ -283,8 +286,8 @@ class _Unfailing:
     def put(self, delta):
         self._into.put(delta)
 
-    def room(self):
-        return self._into.room()
+    def backpressure(self):
+        return self._into.backpressure()
 
     def fail(self, error):
         pass
@@ -335,11 +338,11 @@ def _never_too_short(_sent, _tokens=0):
     ("where", "name", "mutant"),
     [
         (replay, "_silent_at_end", _no_silence),
-        (replay._Sent, "_new_text", _takes_any_text),
-        (replay._Sent, "_new_text", _forgets_where_it_is),
-        (replay._Sent, "_new_tokens", lambda _sent, token_ids: token_ids),
-        (replay._Sent, "_new_tokens", _takes_any_tokens),
-        (replay._Sent, "_check_end", _never_too_short),
+        (replay._ReplayedChoice, "_new_text", _takes_any_text),
+        (replay._ReplayedChoice, "_new_text", _forgets_where_it_is),
+        (replay._ReplayedChoice, "_new_tokens", lambda _sent, token_ids: token_ids),
+        (replay._ReplayedChoice, "_new_tokens", _takes_any_tokens),
+        (replay._ReplayedChoice, "_check_end", _never_too_short),
     ],
 )
 def test_replay_that_violates_a_rule_is_detected(where, name, mutant, monkeypatch):

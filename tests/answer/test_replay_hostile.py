@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from answer.test_replay import event_deltas
 from fairlead.answer.deltas import Deltas
-from fairlead.answer.events import read_event
-from fairlead.answer.replay import Recorded, Replay
+from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.errors import NodeFailed
 from fairlead.job import Delta
 from nodes.listening import Collected
 from nodes.stub_server import stream_events
+from upstream_readers import CHAT_READER
 
 FIRST = event_deltas(stream_events("/v1/chat/completions", {}, 8, 1))[:5]
 
@@ -49,10 +49,10 @@ def events(draw):
 @given(second=st.lists(events(), min_size=1, max_size=6))
 def test_no_second_attempt_raises(second):
     client = Collected()
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     for delta in FIRST:
         recorded.put(delta)
-    replay = Replay(recorded)
+    replay = ReplaySink(recorded, CHAT_READER)
     for delta in event_deltas(second):
         replay.put(delta)
     assert client.error is None or isinstance(client.error, NodeFailed)
@@ -61,18 +61,18 @@ def test_no_second_attempt_raises(second):
 
 def test_error_message_quotes_only_the_beginning_of_a_difference():
     client = Collected()
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     recorded.put(Delta(0, "a" * 10_000, raw=[b"a"]))
-    Replay(recorded).put(Delta(0, "b" * 10_000 + "\x1b", [1]))
+    ReplaySink(recorded, CHAT_READER).put(Delta(0, "b" * 10_000 + "\x1b", [1]))
     assert client.error is not None
     assert len(client.error.message) < 200
 
 
 async def test_replay_in_other_pieces_never_makes_the_count_negative():
     deltas = Deltas(1, keeps=True)
-    recorded = Recorded(deltas)
+    recorded = RecordingSink(deltas)
     recorded.put(said("x" * 1000))
-    replay = Replay(recorded)
+    replay = ReplaySink(recorded, CHAT_READER)
     for _ in range(1000):
         replay.put(said("x"))
     # The node reports that this was one token.
@@ -84,7 +84,7 @@ async def test_replay_in_other_pieces_never_makes_the_count_negative():
 
 def said(text: str) -> Delta:
     event = b'data: {"choices": [{"index": 0, "delta": {"content": "%s"}}]}\n\n' % text.encode()
-    assert read_event(event).text == text
+    assert CHAT_READER.read_event(event).text == text
     return Delta(0, text, raw=[event], relayed_tokens=1)
 
 
@@ -92,9 +92,11 @@ def said(text: str) -> Delta:
 def test_invalid_tool_calls_are_ignored(tool_calls):
     choice = {"index": 0, "delta": {"content": "w0 w1 w2 w3 w4 w5"}, "tool_calls": tool_calls}
     client = Collected()
-    recorded = Recorded(client)
+    recorded = RecordingSink(client)
     for delta in FIRST:
         recorded.put(delta)
-    Replay(recorded).put(event_deltas([f"data: {json.dumps({'choices': [choice]})}\n\n".encode()])[0])
+    ReplaySink(recorded, CHAT_READER).put(
+        event_deltas([f"data: {json.dumps({'choices': [choice]})}\n\n".encode()])[0]
+    )
     assert client.error is None
     assert client.text() == "w0 w1 w2 w3 w4 w5"

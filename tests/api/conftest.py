@@ -1,7 +1,7 @@
 """A small real model, a gateway that follows a script, and a client that calls the application by ASGI."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -15,7 +15,9 @@ from structlog.testing import LogCapture
 
 from api import far_away
 from fairlead.answer.deltas import Deltas
-from fairlead.api.routes import create_app
+from fairlead.api.route import Route
+from fairlead.api.route_table import ROUTES
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, Limits, ModelConfig, QueueConfig
 from fairlead.errors import Cancelled, FairleadError
@@ -281,7 +283,8 @@ def client_of(
     *api_keys: ApiKey,
     queue: QueueConfig | None = None,
     gateway_script: Script | None = None,
-    past_quart: bool = True,
+    routes: Sequence[Route] = ROUTES,
+    bypasses_quart: bool = True,
     **changes,
 ) -> Client:
     """Return a client of an application with these keys; `changes` replace the other services."""
@@ -304,7 +307,7 @@ def client_of(
         **changes,
     }
     services.setdefault("fleet", FakeFleet(services["models"]))
-    return Client(create_app(Services(**services), past_quart=past_quart), gateway)
+    return Client(Application(Services(**services), routes, bypasses_quart=bypasses_quart), gateway)
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 import json
 
-from fairlead.api.proxy import PATHS
 from fairlead.job import Delta
 
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-MESSAGES = "/v1/messages"
-ALL = (CHAT, COMPLETIONS, *PATHS)
-STREAMING = (CHAT, COMPLETIONS, "/v1/responses", MESSAGES)
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
+RELAYED_ONLY = (RESPONSES, MESSAGES, COUNT_TOKENS)
+ALL = (CHAT, COMPLETIONS, *RELAYED_ONLY)
+STREAMING = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 ANSWER = b'{"id": "theirs",  "unheard_of": [1, {"of": null}], "choices": []}'
 KIND = "application/json"

@@ -15,13 +15,13 @@ from api.conftest import client_of
 from api.raw_http import get, post, serving, until
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.generation_routes import GenerationRoutes
-from fairlead.api.origin import Guard
-from fairlead.api.request import Call, Reply
+from fairlead.api.origin import OriginPolicy
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.shares import Shares
 from fairlead.config import Config, Limits, ModelConfig
 from fairlead.errors import FairleadError
-from fairlead.tenancy.access import Access
+from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.quotas import Quotas
 from fake_fleet import FakeFleet
 
@@ -29,13 +29,14 @@ KB = 1024
 CHAT = "/v1/chat/completions"
 
 
-async def echo(call: Call) -> Reply:
-    return Reply(b"%d" % len(await call.read()), 200, {})
+async def echo(request: Request) -> Response:
+    return Response(b"%d" % len(await request.read()), 200, {})
 
 
-def hot(bodies, route=echo):
+def direct(bodies, route=echo):
     """Return an app with one route that bypasses Quart; tenants are the users that requests name."""
-    routes = GenerationRoutes(RequestAuth(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route}, bodies)
+    auth = RequestAuth(Authenticator(()), Quotas(()), OriginPolicy("127.0.0.1"))
+    routes = GenerationRoutes(auth, {"/": route}, bodies)
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
@@ -66,7 +67,7 @@ def quart(bodies):
     return app
 
 
-both = pytest.mark.parametrize("app_with", [hot, quart])
+both = pytest.mark.parametrize("app_with", [direct, quart])
 
 
 def of(user, body):
@@ -155,12 +156,12 @@ async def test_a_request_whose_response_has_started_is_not_refused_for_another()
                 await begun.wait()
             return self.pieces.pop()
 
-    async def stream(call: Call) -> Reply:
-        if len(await call.read()) < 8 * KB:
-            return Reply(b"small", 200, {})
-        return Reply(Slow(), 200, {})
+    async def stream(request: Request) -> Response:
+        if len(await request.read()) < 8 * KB:
+            return Response(b"small", 200, {})
+        return Response(Slow(), 200, {})
 
-    async with serving(hot(bodies, stream)) as server:
+    async with serving(direct(bodies, stream)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * 8 * KB))
         await client.until(b"first")
@@ -174,12 +175,12 @@ async def test_a_request_whose_response_has_started_is_not_refused_for_another()
 async def test_a_waiting_request_that_holds_its_body_is_refused_for_another_tenant():
     bodies = Shares(10 * KB)
 
-    async def wait(call: Call) -> Reply:
-        if len(await call.read()) > 5 * KB:
+    async def wait(request: Request) -> Response:
+        if len(await request.read()) > 5 * KB:
             await trio.sleep_forever()
-        return Reply(b"", 200, {})
+        return Response(b"", 200, {})
 
-    async with serving(hot(bodies, wait)) as server:
+    async with serving(direct(bodies, wait)) as server:
         waiting = await server.connect()
         await waiting.send(of("ana", b"x" * 8 * KB))
         await held(bodies, 8 * KB)
@@ -210,10 +211,10 @@ def freed():
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-@pytest.mark.parametrize("past_quart", [True, False])
-async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, stream, past_quart):
-    client = client_of(model, gateway_script=lambda _job: [None], past_quart=past_quart)
-    shares = client.app.hot._body_memory
+@pytest.mark.parametrize("bypasses_quart", [True, False])
+async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, stream, bypasses_quart):
+    client = client_of(model, gateway_script=lambda _job: [None], bypasses_quart=bypasses_quart)
+    shares = client.app.generation_routes._body_memory
     fields = {"prompt": "hello"} if path != CHAT else {}
     async with serving(client.app) as server:
         await (await server.connect()).send(post(padded(2_000_000, stream=stream, **fields), path))
@@ -226,7 +227,7 @@ async def test_a_relayed_job_holds_its_body_to_its_end(model):
     client = client_of(
         model, fleet=FakeFleet(["small"], ["far"]), gateway_script=lambda job: [None, *far_away.whole(job)]
     )
-    shares = client.app.hot._body_memory
+    shares = client.app.generation_routes._body_memory
     body = padded(1000, model="far")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.post, CHAT, body)
@@ -252,12 +253,12 @@ async def test_nothing_of_a_refused_body_stays_in_memory(model, freed, body):
     reply = await client.post(CHAT, body)
     assert reply.status == 400
     await freed()
-    assert client.app.hot._body_memory.taken == 0
+    assert client.app.generation_routes._body_memory.taken == 0
 
 
 async def test_nothing_of_a_revoked_body_stays_in_memory(freed):
     bodies = Shares(2_000_000)
-    async with serving(hot(bodies)) as server:
+    async with serving(direct(bodies)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * 1_900_000)[:-1])
         await held(bodies, 1_899_999)

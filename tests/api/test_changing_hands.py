@@ -11,14 +11,15 @@ import trio
 
 from api.raw_http import Answer, post, serving
 from fairlead.answer.sink import Sink
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, ModelConfig, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import NodeFailed
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.job import Delta, Job
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.remote_node import RemoteNode
 from fake_fleet import FakeFleet
 from nodes.listening import stub, upstream_of
@@ -62,15 +63,16 @@ class House:
 
     def __init__(self, model, engine: Engine, elsewhere: StubServer) -> None:
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
+        self.nodes = NodeRegistry(self.dispatcher.scheduler)
         self._engine = engine
         self._stub = elsewhere
         self._remote = RemoteNode(
-            "elsewhere", upstream_of(elsewhere), self.dispatcher, names={NAME: NAME}, seats=4
+            "elsewhere", upstream_of(elsewhere), self.nodes.report, names={NAME: NAME}, seats=4
         )
-        self.app = create_app(
+        self.app = Application(
             Services(
                 config=Config(models=(ModelConfig(path=Path(), name=NAME),)),
-                gateway=Gateway(self.dispatcher, request_timeout_s=60),
+                gateway=Gateway(self.dispatcher, self.nodes, request_timeout_s=60),
                 fleet=FakeFleet([NAME], [NAME]),
                 models={NAME: model},
                 aliases={},
@@ -96,7 +98,7 @@ class House:
         return answer
 
     def _engine_up(self) -> None:
-        self.dispatcher.node_up(self._engine, NodeLimits(seats=4, max_model_len=4096))
+        self.nodes.report(self._engine, NodeLimits(seats=4, max_model_len=4096))
 
     async def _after_engine(self) -> None:
         await self._engine.asked.wait()

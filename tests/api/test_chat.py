@@ -8,7 +8,8 @@ import trio
 import trio.testing
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from fairlead.api import answers, chunks, prepare
+from fairlead.api import sse
+from fairlead.api.dialects import openai_chat
 from fairlead.errors import NodeFailed, RequestTimeout
 from fairlead.job import Delta, Sampling, TokenLogprob
 
@@ -163,13 +164,13 @@ async def test_logprobs_come_with_their_tokens_and_bytes(client, chat, model):
 async def test_a_large_answer_is_written_in_a_thread(client, chat, monkeypatch):
     client.gateway.script = with_logprobs
     whole = (await client.post(CHAT, chat(logprobs=True, top_logprobs=2))).json["choices"]
-    monkeypatch.setattr(answers, "MANY_LOGPROBS", 1)
+    monkeypatch.setattr(sse, "MANY_LOGPROBS", 1)
     threads = []
-    write = answers.chat_completion
+    write = openai_chat.ChatDialect.write_whole
     monkeypatch.setattr(
-        answers,
-        "chat_completion",
-        lambda *given, **options: threads.append(threading.current_thread()) or write(*given, **options),
+        openai_chat.ChatDialect,
+        "write_whole",
+        lambda *given: threads.append(threading.current_thread()) or write(*given),
     )
     assert whole == (await client.post(CHAT, chat(logprobs=True, top_logprobs=2))).json["choices"]
     assert [threading.current_thread()] != threads
@@ -183,11 +184,11 @@ async def test_many_deltas_of_a_stream_are_written_in_a_thread(client, chat, mon
     client.gateway.script = all_at_once
     wanted = chat(logprobs=True, top_logprobs=2, stream=True)
     events = (await client.post(CHAT, wanted)).chunks[1:]
-    monkeypatch.setattr(answers, "MANY_LOGPROBS", 1)
+    monkeypatch.setattr(sse, "MANY_LOGPROBS", 1)
     threads = []
-    write = chunks.ChatChunks.write
+    write = openai_chat.ChatChunks.write
     monkeypatch.setattr(
-        chunks.ChatChunks,
+        openai_chat.ChatChunks,
         "write",
         lambda *given: threads.append(threading.current_thread()) or write(*given),
     )
@@ -399,16 +400,16 @@ async def test_a_long_body_or_prompt_is_encoded_in_a_thread_with_the_same_result
     assert (reply.status, reply.error["param"]) == (400, "messages")
 
 
-@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-async def test_many_messages_are_prepared_in_a_thread(client, monkeypatch, path):
+@pytest.mark.parametrize(("path", "module"), [(CHAT, "dialects.openai_chat"), ("/tokenize", "tokenize")])
+async def test_many_messages_are_prepared_in_a_thread(client, monkeypatch, path, module):
     threads = []
-    prepared = prepare.template_messages
+    prepared = openai_chat.template_messages
 
     def spy(messages):
         threads.append(threading.current_thread())
         return prepared(messages)
 
-    monkeypatch.setattr(prepare, "template_messages", spy)
+    monkeypatch.setattr(f"fairlead.api.{module}.template_messages", spy)
     message = {"role": "user", "content": "a"}
     assert (await client.post(path, {"messages": [message]})).status == 200
     await client.post(path, {"messages": [message] * 2_000})

@@ -4,7 +4,8 @@ import pytest
 
 from api.conftest import client_of
 from api.raw_http import post, serving
-from fairlead.api.fleet import FleetRoutes
+from fairlead.api.route import OPERATORS
+from fairlead.api.route_table import ROUTES
 from fairlead.config import ApiKey, Config, ConfigError, CorsConfig, Limits, ModelConfig
 
 CHAT = "/v1/chat/completions"
@@ -133,8 +134,8 @@ async def test_star_allows_every_page(client_for, chat):
 async def test_operator_routes_are_closed_to_configured_pages(client_for, origins, keys):
     client = client_for(*origins, api_keys=keys)
     authorized = {"Authorization": "Bearer sk"} if keys else {}
-    for rule in FleetRoutes.RULES:
-        path = rule.replace("<path:node_id>", "big")
+    for route in (route for route in ROUTES if route.permission in OPERATORS):
+        path = route.path.replace("{node_id}", "big").replace("{name}", "small")
         reply = await client.send("OPTIONS", path, b"", headers=FROM_PAGE | ASKING | authorized)
         assert (reply.status, of_cors(reply)) == (403, set())
     for method, path in (

@@ -11,7 +11,8 @@ import trio
 from openai.types import CreateEmbeddingResponse
 
 from api.conftest import FakeFleet
-from fairlead.api import answers, embeddings
+from fairlead.api import sse
+from fairlead.api.dialects.openai_embeddings import shortened
 from fairlead.config import ApiKey
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
@@ -99,7 +100,7 @@ async def test_fewer_dimensions_are_the_first_ones_normalized_if_the_model_norma
 
 
 def test_a_zero_vector_stays_zero_when_shortened():
-    assert bytes(8) == embeddings.shortened(bytes(16), 2, normalized=True)
+    assert bytes(8) == shortened(bytes(16), 2, normalized=True)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ async def test_a_disconnect_ends_the_job(client, autojump_clock, steps):
 
 
 async def test_a_large_response_is_written_in_a_thread(client, monkeypatch):
-    monkeypatch.setattr(answers, "LARGE_VECTORS_BYTES", 4 * 2 * WIDTH)
+    monkeypatch.setattr(sse, "LARGE_VECTORS_BYTES", 4 * 2 * WIDTH)
     threads = []
     run_sync = trio.to_thread.run_sync
 

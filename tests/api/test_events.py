@@ -7,22 +7,21 @@ from functools import partial
 import msgspec
 import pytest
 import trio
-from quart import g
 from quart.globals import request_ctx
 from quart_trio import QuartTrio
 
 from api.conftest import FakeGateway, hello_world
 from api.raw_http import get, serving
 from fairlead.api import events
-from fairlead.api.events import LOOK_EVERY_S, WATCHERS, Events, Looks, Watch
-from fairlead.api.exchange import Exchange, FairleadRequest
-from fairlead.api.history import EVERY_S, SPAN_S, History, totals_of
-from fairlead.api.request import Call
+from fairlead.api.events import MAX_CLIENTS, POLL_INTERVAL_S, Events, SnapshotCache, SnapshotStream
+from fairlead.api.exchange import Exchange, FairleadRequest, quart_response
+from fairlead.api.history import DURATION_S, INTERVAL_S, History, totals_of
+from fairlead.api.request import Request
 from fairlead.config import ApiKey, Limits
 from fairlead.fleet.status import ModelStatus
-from fairlead.http.headers import FirstHeaders
 from fairlead.job_metrics import JobMetrics
-from fairlead.telemetry.snapshot import QueueTotals, Snapshot, TokenTotals
+from fairlead.telemetry.snapshot import Snapshot
+from fairlead.telemetry.totals import QueueTotals, TokenTotals
 
 
 class Server:
@@ -30,11 +29,11 @@ class Server:
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.looks = 0
+        self.taken = 0
         self.draining = False
 
     def take(self) -> Snapshot:
-        self.looks += 1
+        self.taken += 1
         return Snapshot(
             at_s=trio.current_time(),
             ready=True,
@@ -48,9 +47,9 @@ class Server:
             nodes=(),
         )
 
-    def watch(self, looks: Looks | None = None, history: History | None = None) -> Watch:
-        view = (looks or Looks(self.take)).view(None)
-        return Watch(view, history or History(self.take), lambda: self.draining)
+    def watch(self, snapshots: SnapshotCache | None = None, history: History | None = None) -> SnapshotStream:
+        scoped = (snapshots or SnapshotCache(self.take)).of(None)
+        return SnapshotStream(scoped, history or History(self.take), lambda: self.draining)
 
 
 @dataclass
@@ -69,7 +68,7 @@ def parsed(body: bytes) -> list[tuple[str, dict]]:
     return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for event, data in lines]
 
 
-async def said_within(watch: Watch, seconds: float) -> list[tuple[float, dict]]:
+async def said_within(watch: SnapshotStream, seconds: float) -> list[tuple[float, dict]]:
     """Return the snapshots, with their times, that a watcher which always reads gets in that time."""
     said = []
     with trio.move_on_after(seconds):
@@ -90,8 +89,8 @@ async def test_a_watcher_gets_the_history_and_a_snapshot_at_once(autojump_clock)
     (first, kept), (second, snapshot) = parsed(await anext(server.watch(history=history)))
     assert began == trio.current_time()
     assert (first, second) == ("history", "snapshot")
-    assert kept["every_s"] == EVERY_S
-    assert [began - 60 + EVERY_S * row for row in range(30)] == pytest.approx(kept["columns"]["at_s"])
+    assert kept["every_s"] == INTERVAL_S
+    assert [began - 60 + INTERVAL_S * row for row in range(30)] == pytest.approx(kept["columns"]["at_s"])
     assert {name: column for name, column in kept["columns"].items() if name != "at_s"} == {
         "waiting": [0] * 30,
         "running": [1] * 30,
@@ -153,22 +152,22 @@ async def test_with_constant_changes_there_are_only_four_snapshots_a_second(auto
 
 async def test_a_hundred_watchers_need_as_many_snapshots_as_one(autojump_clock):
     server = Server()
-    looks = Looks(server.take)
+    snapshots = SnapshotCache(server.take)
     async with trio.open_nursery() as nursery:
         for _ in range(100):
-            nursery.start_soon(said_within, server.watch(looks), 10.1)
-    assert server.looks == 41
+            nursery.start_soon(said_within, server.watch(snapshots), 10.1)
+    assert server.taken == 41
 
 
 async def test_a_slow_watcher_gets_the_current_snapshot_and_none_are_buffered(autojump_clock):
     server = Server()
     watch = server.watch()
     await anext(watch)
-    looks = server.looks
+    taken = server.taken
     for waiting in range(1, 4):
         await trio.sleep(3600)
         server.waiting = waiting
-    assert looks == server.looks
+    assert taken == server.taken
     ((_, snapshot),) = parsed(await anext(watch))
     assert snapshot["queue"]["waiting"] == 3
 
@@ -184,7 +183,7 @@ async def test_a_server_that_drains_ends_the_stream(autojump_clock):
         nursery.start_soon(drain)
         began = trio.current_time()
         said = [piece async for piece in server.watch()]
-    assert pytest.approx(trio.current_time() - began, abs=2 * LOOK_EVERY_S) == 5
+    assert pytest.approx(trio.current_time() - began, abs=2 * POLL_INTERVAL_S) == 5
     assert 5 <= len(said) <= 6
 
 
@@ -197,12 +196,12 @@ async def test_output_of_commands_is_not_shown_and_is_no_change(autojump_clock):
         printed.append("password=1")
         return msgspec.structs.replace(shown, models=(msgspec.structs.replace(model, output=tuple(printed)),))
 
-    view = Looks(take).view(None)
-    view.look()
+    scoped = SnapshotCache(take).of(None)
+    scoped.update()
     await trio.sleep(1)
-    view.look()
-    assert (len(printed), view.changes) == (2, 1)
-    assert b"password" not in view.event
+    scoped.update()
+    assert (len(printed), scoped.changes) == (2, 1)
+    assert b"password" not in scoped.event
 
 
 # The history ----------------------------------------------------------------------------------------
@@ -214,9 +213,9 @@ async def test_the_history_is_limited_to_ten_minutes(autojump_clock):
     with trio.move_on_after(3 * 3600):
         await history.run()
     columns = history.columns()
-    assert {round(SPAN_S / EVERY_S) + 1} == {len(column) for column in columns.values()}
-    assert pytest.approx(columns["at_s"][-1] - columns["at_s"][0]) == SPAN_S
-    assert trio.current_time() - columns["at_s"][-1] <= EVERY_S
+    assert {round(DURATION_S / INTERVAL_S) + 1} == {len(column) for column in columns.values()}
+    assert pytest.approx(columns["at_s"][-1] - columns["at_s"][0]) == DURATION_S
+    assert trio.current_time() - columns["at_s"][-1] <= INTERVAL_S
 
 
 async def test_a_failed_snapshot_leaves_a_gap_in_the_history(autojump_clock, log):
@@ -224,16 +223,16 @@ async def test_a_failed_snapshot_leaves_a_gap_in_the_history(autojump_clock, log
 
     def take() -> Snapshot:
         snapshot = server.take()
-        if 3 <= server.looks < 5:
+        if 3 <= server.taken < 5:
             raise ZeroDivisionError
         return snapshot
 
     history = History(take)
     began = trio.current_time()
-    with trio.move_on_after(9 * EVERY_S + 0.1):
+    with trio.move_on_after(9 * INTERVAL_S + 0.1):
         await history.run()
-    assert [(at - began) / EVERY_S for at in history.columns()["at_s"]] == [0, 1, 4, 5, 6, 7, 8, 9]
-    assert [entry["event"] for entry in log] == ["no snapshot"] * 2
+    assert [(at - began) / INTERVAL_S for at in history.columns()["at_s"]] == [0, 1, 4, 5, 6, 7, 8, 9]
+    assert [entry["event"] for entry in log] == ["snapshot failed"] * 2
 
 
 async def test_a_row_has_totals_only(autojump_clock):
@@ -249,10 +248,8 @@ async def test_a_row_has_totals_only(autojump_clock):
     )
 
 
-async def test_the_history_is_kept_from_the_apps_start_to_its_end(autojump_clock):
-    server, app = Server(), QuartTrio("test")
-    watched = Events(server.take, lambda: False)
-    watched.add_to(app)
+async def test_the_history_is_kept_from_the_apps_start_to_its_end(watchable, autojump_clock):
+    client = watchable()
     to_app, from_test = trio.open_memory_channel(1)
     said = []
 
@@ -260,12 +257,17 @@ async def test_the_history_is_kept_from_the_apps_start_to_its_end(autojump_clock
         said.append(message["type"])
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(app, {"type": "lifespan", "asgi": {}}, from_test.receive, note))
+        nursery.start_soon(partial(client.app, {"type": "lifespan", "asgi": {}}, from_test.receive, note))
         await to_app.send({"type": "lifespan.startup"})
-        await trio.sleep(10.5 * EVERY_S)
+        await trio.sleep(10.5 * INTERVAL_S)
+        left, pieces = trio.Event(), []
+        nursery.start_soon(partial(client.get, "/events", left=left, pieces=pieces))
+        await trio.sleep(0.1)
+        left.set()
         await to_app.send({"type": "lifespan.shutdown"})
     assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-    assert len(watched.history.columns()["at_s"]) == 11
+    (_, history), _ = parsed(pieces[0])
+    assert len(history["columns"]["at_s"]) == 11
 
 
 # Watchers -------------------------------------------------------------------------------------------
@@ -295,7 +297,7 @@ async def test_the_route_says_what_the_queue_says(watchable, autojump_clock):
 
 async def test_watchers_are_bounded_and_a_disconnect_frees_a_place(watchable, autojump_clock):
     client = watchable()
-    leaving = [trio.Event() for _ in range(WATCHERS)]
+    leaving = [trio.Event() for _ in range(MAX_CLIENTS)]
     async with trio.open_nursery() as nursery:
         for left in leaving:
             nursery.start_soon(partial(client.get, "/events", left=left))
@@ -317,7 +319,7 @@ async def test_watchers_are_bounded_and_a_disconnect_frees_a_place(watchable, au
 
 async def test_a_head_request_takes_no_place(watchable, autojump_clock):
     client = watchable()
-    for _ in range(2 * WATCHERS):
+    for _ in range(2 * MAX_CLIENTS):
         assert (await client.send("HEAD", "/events", b"")).status == 200
 
 
@@ -345,12 +347,12 @@ def served(watched: Events) -> QuartTrio:
     app = App("test")
     app.config["RESPONSE_TIMEOUT"] = None
 
-    async def enter() -> None:
-        g.call = Call(FirstHeaders([]), None, lambda: None)
-        g.call.nursery = request_ctx.request.nursery
+    @app.get("/events")
+    async def route():
+        asked = Request({"method": "GET", "path": "/events", "headers": []}, trio.lowlevel.checkpoint)
+        asked.nursery = request_ctx.request.nursery
+        return quart_response(await watched.events(asked))
 
-    app.before_request(enter)
-    watched.add_to(app)
     return app
 
 
@@ -361,14 +363,14 @@ async def until(condition) -> None:
 
 
 async def test_a_watcher_that_does_not_read_is_cut_off_and_its_place_is_free(monkeypatch):
-    monkeypatch.setattr(events, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(events, "SPEAK_EVERY_S", 0.0)
+    monkeypatch.setattr(events, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(events, "MAX_SILENCE_S", 0.0)
     watched = Events(Server().take, lambda: False)
     async with serving(served(watched), Limits(stall_s=0.3)) as server:
         client = await server.connect()
         await client.send(get("/events"))
-        await until(lambda: watched._watchers == 1)
-        await until(lambda: watched._watchers == 0)
+        await until(lambda: watched._clients == 1)
+        await until(lambda: watched._clients == 0)
         assert not (await client.answer()).whole
 
 
@@ -378,9 +380,9 @@ async def test_a_server_that_shuts_down_does_not_wait_for_watchers():
     async with serving(served(watched), Limits(drain_s=3600)) as server:
         client = await server.connect()
         await client.send(get("/events"))
-        await until(lambda: watched._watchers == 1)
+        await until(lambda: watched._clients == 1)
         looked_at.draining = True
         server.shutdown.set()
         await server.ended.wait()
         assert (await client.answer()).whole
-    assert watched._watchers == 0
+    assert watched._clients == 0

@@ -7,29 +7,39 @@ import trio
 import trio.testing
 from openai.types import Model
 
-from fairlead.api.fleet import FleetRoutes
+from fairlead.api import route_table
+from fairlead.api.route import OPERATORS
 from fairlead.config import ApiKey, CommandConfig, NodeConfig
 from fairlead.errors import InvalidRequest, LoadFailed, NoNode, NotFound
-from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.fleet.status import LoadStatus, ModelStatus, NodeStatus, RemoteDetails
 from fake_fleet import FakeFleet
+from telemetry.sources import engine_status
 
 BIG = NodeStatus(
     id="org/big",
     kind="remote",
-    url="http://10.0.0.2:8000",
     models=("far",),
     seats=4,
     busy=1,
     state="up",
-    load=0.25,
+    remote=RemoteDetails(url="http://10.0.0.2:8000", load=0.25),
 )
 STATUSES = [
-    ModelStatus(model="small", kind="engine", node="engine:small", state="ready", seats=8, blocks_total=64),
+    ModelStatus(
+        model="small",
+        kind="engine",
+        node="engine:small",
+        state="ready",
+        seats=8,
+        engine=engine_status(blocks_total=64),
+    ),
     ModelStatus(model="cold", kind="command", node="command:cold", state="stopped", aliases=("frozen",)),
     ModelStatus(
         model="broken", kind="command", node="command:broken", state="failed", problem="no such file"
     ),
-    ModelStatus(model="coming", kind="command", node="command:coming", state="loading", load_progress=0.5),
+    ModelStatus(
+        model="coming", kind="command", node="command:coming", state="loading", load=LoadStatus(progress=0.5)
+    ),
     ModelStatus(model="secret", kind="command", node="command:secret", state="ready", unlisted=True),
     ModelStatus(model="far", kind="remote", node="big", state="ready", seats=4),
 ]
@@ -75,7 +85,7 @@ async def test_an_unload_lets_queued_requests_wait_only_if_requested(operator, f
 async def test_an_unload_with_another_wait_than_true_or_false_is_refused(operator, fleet):
     reply = await operator.post("/models/unload?wait=yes", {"model": "tiny"})
     assert (reply.status, reply.error["param"]) == (400, "wait")
-    assert reply.error["message"] == "wait must be true or false, not 'yes'"
+    assert reply.error["message"] == "wait: must be true or false, not 'yes'"
     assert fleet.asked == []
 
 
@@ -154,8 +164,9 @@ async def test_a_key_loads_and_unloads_its_own_models_only(client_with, fleet):
 async def test_running_models_are_those_with_a_local_process(operator):
     running = (await operator.get("/running")).json
     assert [entry["model"] for entry in running] == ["small", "coming", "secret"]
-    assert {"seats": 8, "blocks_total": 64, "sequences": 0}.items() <= running[0].items()
-    assert running[1]["load_progress"] == 0.5
+    assert {"seats": 8, "sequences": 0, "waiting": 0}.items() <= running[0].items()
+    assert [running[0]["engine"]["blocks_total"], running[1]["engine"]] == [64, None]
+    assert running[1]["load"] == {"progress": 0.5, "stage": "", "duration_s": 0.0}
 
 
 async def test_the_model_list_has_every_model_that_is_not_unlisted(operator):
@@ -234,12 +245,11 @@ async def test_nodes_are_listed_without_their_keys(operator):
     assert {
         "id": "org/big",
         "kind": "remote",
-        "url": "http://10.0.0.2:8000",
+        "remote": {"url": "http://10.0.0.2:8000", "load": 0.25},
         "models": ["far"],
         "seats": 4,
         "busy": 1,
         "state": "up",
-        "load": 0.25,
         "problem": None,
     }.items() <= node.items()
     assert not any("key" in name for name in node)
@@ -377,10 +387,10 @@ async def test_a_key_for_some_models_may_not_change_nodes(client_with, fleet):
 
 
 async def test_every_operator_route_is_tested(operator):
-    rules = {"org/big": "<path:node_id>", "small/logs": "<path:name>/logs"}
+    parameters = {"org/big": "{node_id}", "small/logs": "{name}/logs"}
     tried = set()
     for _, path, _ in ROUTES:
-        for name, rule in rules.items():
-            path = path.replace(name, rule)  # noqa: PLW2901
+        for value, parameter in parameters.items():
+            path = path.replace(value, parameter)  # noqa: PLW2901
         tried.add(path)
-    assert tried == FleetRoutes.RULES
+    assert tried == {route.path for route in route_table.ROUTES if route.permission in OPERATORS}

@@ -11,17 +11,17 @@ import trio
 from api.conftest import client_of
 from api.raw_http import get, post, serving
 from fairlead.answer.deltas import Deltas
-from fairlead.api.errors import error_event
+from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.generation_routes import GenerationRoutes
-from fairlead.api.origin import Guard
+from fairlead.api.origin import OriginPolicy
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.sse import EventStream, event_reply
+from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.job import Delta
-from fairlead.tenancy.access import Access
+from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.quotas import Quotas
 from fairlead.text.model import TextModel
 
@@ -30,11 +30,12 @@ COMPLETIONS = "/v1/completions"
 
 def served(route) -> object:
     """Return an app with this one route, at every path and for every method."""
-    hot = GenerationRoutes(RequestAuth(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route})
+    auth = RequestAuth(Authenticator(()), Quotas(()), OriginPolicy("127.0.0.1"))
+    routes = GenerationRoutes(auth, {"/": route})
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
-            await hot({**scope, "path": "/"}, receive, send)
+            await routes({**scope, "path": "/"}, receive, send)
 
     return app
 
@@ -42,8 +43,8 @@ def served(route) -> object:
 # Bodies --------------------------------------------------------------------------------------------
 
 
-async def echo(call: Call) -> Reply:
-    return Reply(await call.read(), 200, {})
+async def echo(request: Request) -> Response:
+    return Response(await request.read(), 200, {})
 
 
 @pytest.mark.parametrize("encoding", ["identity", ""])
@@ -96,9 +97,6 @@ class Plain:
     def end(self) -> bytes:
         return b"END"
 
-    def error(self, error: FairleadError) -> bytes:
-        return error_event(error)
-
 
 @dataclass
 class Given:
@@ -113,11 +111,11 @@ class Given:
 def streaming(deltas: Deltas) -> object:
     """Return an app whose every response is the stream of these deltas."""
 
-    async def route(call: Call) -> Reply:
-        await call.read()
+    async def route(request: Request) -> Response:
+        await request.read()
         pending = PendingAnswer()
         pending.started(Given(deltas))
-        return event_reply(EventStream(pending, Plain(), lambda: None), {})
+        return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
 
     return served(route)
 
@@ -243,7 +241,7 @@ async def test_other_methods_of_a_generating_route_are_a_405(model, method):
 
 
 async def test_a_failing_route_is_a_500_without_internals_and_is_logged_once():
-    async def fail(call: Call) -> Reply:
+    async def fail(request: Request) -> Response:
         raise ValueError("a secret")
 
     with structlog.testing.capture_logs() as logs:
@@ -255,11 +253,11 @@ async def test_a_failing_route_is_a_500_without_internals_and_is_logged_once():
 
 
 async def test_an_error_of_a_task_of_the_request_is_handled_like_the_routes():
-    async def route(call: Call) -> Reply:
+    async def route(request: Request) -> Response:
         async def fail() -> None:
             raise ValueError("in a task")
 
-        call.nursery.start_soon(fail)
+        request.nursery.start_soon(fail)
         await trio.sleep_forever()
         raise AssertionError("not reached")
 

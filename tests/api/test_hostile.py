@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.json import Decoder
 
 from fairlead.api.body import MAX_REWRITTEN_BYTES, parse
-from fairlead.api.schemas import ChatCompletionRequest
+from fairlead.api.dialects.openai_chat import ChatCompletionRequest
 from fairlead.config import Limits
 from fairlead.errors import InvalidRequest
 
@@ -257,7 +257,7 @@ def whole_numbers_as_floats(**more) -> bytes:
 
 def test_a_whole_number_may_be_written_with_a_fraction_of_zero():
     request = outcome(whole_numbers_as_floats(temperature=1.0, seed=-3e2))
-    assert (request.max_tokens, request.stop_token_ids, request.temperature) == (5, [1, 2], 1.0)
+    assert (request.max_tokens, request.stop_token_ids, request.temperature) == (5, (1, 2), 1.0)
     assert (type(request.max_tokens), request.seed) == (int, -300)
     assert type(request.tools[0].function.parameters["minimum"]) is float  # the template prints it
 

@@ -158,7 +158,7 @@ def parsed(monkeypatch):
 
     parse, loop = bodies.parse, threading.current_thread()
     monkeypatch.setattr(
-        "fairlead.api.job_service.parse", lambda body, decoder, limits: parse(body, Decoder(decoder), limits)
+        "fairlead.api.body.parse", lambda body, decoder, limits: parse(body, Decoder(decoder), limits)
     )
     return found
 

@@ -8,7 +8,7 @@ import trio
 from api import far_away
 from api.conftest import Client
 from fairlead.errors import LoadFailed, QueueFull
-from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.fleet.status import LoadStatus, ModelStatus, NodeStatus
 from fake_fleet import FakeFleet
 
 CHAT = "/v1/chat/completions"
@@ -25,7 +25,7 @@ class LoadingFleet(FakeFleet):
         if done >= 1:
             return [ModelStatus(state="ready", **STATUS)]
         stage = "weights" if done < 0.5 else "graphs"
-        return [ModelStatus(state="loading", load_progress=done, load_stage=stage, **STATUS)]
+        return [ModelStatus(state="loading", load=LoadStatus(progress=done, stage=stage), **STATUS)]
 
 
 @pytest.fixture
@@ -69,7 +69,11 @@ async def test_known_progress_of_a_command_is_reported_followed_by_dots_while_un
     client_with, chat, autojump_clock, progress, told
 ):
     status = ModelStatus(
-        model="small", kind="command", node="n", state="loading", load_progress=progress, load_stage="waiting"
+        model="small",
+        kind="command",
+        node="n",
+        state="loading",
+        load=LoadStatus(progress=progress, stage="waiting"),
     )
     client = client_with(fleet=FakeFleet(statuses=[status], loading_state_of=["small"]))
     client.gateway.prefill_s = 4.0
@@ -98,9 +102,7 @@ async def test_other_requests_wait_without_a_report(client, chat, autojump_clock
 
 async def test_chat_for_a_model_that_is_loaded_has_no_report(client, chat, autojump_clock):
     client.gateway.wait_s = 1.0
-    up = NodeStatus(
-        id="engine:small", kind="engine", url=None, models=("small",), seats=1, busy=1, state="up"
-    )
+    up = NodeStatus(id="engine:small", kind="engine", models=("small",), seats=1, busy=1, state="up")
     client.fleet.node_statuses = [up]
     reply = await client.post(CHAT, chat(stream=True))
     assert reasoning(reply) == ""
@@ -134,7 +136,9 @@ async def test_load_that_fails_is_an_error_event_after_the_report(client, chat, 
 
 
 async def test_relayed_chat_reports_the_load_before_the_relayed_events(client_with, chat, autojump_clock):
-    status = ModelStatus(model="far", kind="command", node="command:far", state="loading", load_progress=None)
+    status = ModelStatus(
+        model="far", kind="command", node="command:far", state="loading", load=LoadStatus(progress=None)
+    )
     client = client_with(
         fleet=FakeFleet(statuses=[status], loading_state_of=["far"]), gateway_script=far_away.streamed
     )

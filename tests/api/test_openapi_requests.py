@@ -22,13 +22,14 @@ from api.schema_values import ANYTHING, Values, spoilt
 from api.test_embeddings import script as embedded
 from api.test_upstream import answered
 from fairlead.api import openapi
+from fairlead.api.route_table import ROUTES
 from fairlead.config import ApiKey
 from fairlead.dispatch.dispatcher import DispatchStatistics
-from fairlead.fleet.status import NodeStatus
+from fairlead.fleet.status import NodeStatus, RemoteDetails
 from fairlead.text.embedding import EmbeddingSettings
 from fake_fleet import FakeFleet
 
-DOCUMENT = json.loads(msgspec.json.encode(openapi.document()))
+DOCUMENT = json.loads(msgspec.json.encode(openapi.document(ROUTES)))
 COMPONENTS = DOCUMENT["components"]["schemas"]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 NEVER_ENDS = "/events"
@@ -107,7 +108,13 @@ def client_for(model, path, *, keys=()):
     if path.endswith("/embeddings"):
         model = dataclasses.replace(model, embedding=EmbeddingSettings(4, normalized=False))
     node = NodeStatus(
-        id="big", kind="remote", url="http://big:8000", models=("far",), state="up", seats=4, busy=0
+        id="big",
+        kind="remote",
+        models=("far",),
+        state="up",
+        seats=4,
+        busy=0,
+        remote=RemoteDetails(url="http://big:8000"),
     )
     fleet = FakeFleet(["small"], ["far"], node_statuses=[node])
     if path == UPSTREAM:

@@ -4,16 +4,16 @@ import socket
 
 import pytest
 
-from fairlead.api.origin import Guard
+from fairlead.api.origin import OriginPolicy
 from fairlead.errors import Forbidden
 from fairlead.http.headers import FirstHeaders
 
-EVERYWHERE = Guard("0.0.0.0")  # only a setting: nothing listens on it
-LOOPBACK = Guard("127.0.0.1")
-NAMED = Guard("Models.example")
+EVERYWHERE = OriginPolicy("0.0.0.0")  # only a setting: nothing listens on it
+LOOPBACK = OriginPolicy("127.0.0.1")
+NAMED = OriginPolicy("Models.example")
 
 
-def is_right(guard: Guard, *, strict: bool = True, **headers: str) -> bool:
+def is_right(guard: OriginPolicy, *, strict: bool = True, **headers: str) -> bool:
     pairs = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     try:
         guard.check(FirstHeaders(pairs), strict=strict)
@@ -22,7 +22,7 @@ def is_right(guard: Guard, *, strict: bool = True, **headers: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("guard", [LOOPBACK, NAMED, EVERYWHERE, Guard("::")])
+@pytest.mark.parametrize("guard", [LOOPBACK, NAMED, EVERYWHERE, OriginPolicy("::")])
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.8.8.8:1", "[::1]:8000", "app.localhost:80"]
 )
@@ -58,7 +58,7 @@ def test_the_configured_host_is_accepted_in_upper_and_lower_case():
     assert not is_right(LOOPBACK, host="models.example:8000")
 
 
-@pytest.mark.parametrize("guard", [EVERYWHERE, Guard("::")])
+@pytest.mark.parametrize("guard", [EVERYWHERE, OriginPolicy("::")])
 def test_a_server_on_all_addresses_accepts_every_address_and_the_machines_name(guard):
     for host in ("10.0.0.2:8000", "[fe80::1]:8000", socket.gethostname()):
         assert is_right(guard, host=host)
@@ -115,7 +115,7 @@ def test_a_refusal_does_not_repeat_a_long_name():
     assert len(str(refused.value)) < 200
 
 
-BEHIND = Guard("127.0.0.1", ("Models.example",))
+BEHIND = OriginPolicy("127.0.0.1", ("Models.example",))
 
 
 @pytest.mark.parametrize("host", ["models.example", "models.EXAMPLE:8443", "localhost:8000"])
@@ -201,4 +201,4 @@ def test_page_behind_a_proxy_that_rewrites_host_is_accepted_if_same_origin():
 def test_the_number_of_remembered_hosts_is_bounded():
     for number in range(1000):
         is_right(LOOPBACK, strict=False, host=f"{number}.evil.example")
-    assert LOOPBACK._is_right.cache_info().currsize <= 256
+    assert LOOPBACK._allows_host.cache_info().currsize <= 256

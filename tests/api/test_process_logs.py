@@ -4,9 +4,9 @@ import pytest
 import trio
 import trio.testing
 
-from fairlead.api.process_logs import FOLLOWERS, printable
+from fairlead.api.process_logs import MAX_FOLLOWERS, printable
 from fairlead.config import ApiKey, SelectorConfig
-from fairlead.errors import ModelNotFound
+from fairlead.errors import ModelNotFound, quoted
 from fairlead.process.output import LINES_KEPT, ProcessOutput
 from fake_fleet import FakeFleet
 
@@ -60,7 +60,7 @@ async def test_control_characters_are_made_safe(client_with, fleet, printed, sho
 async def test_follow_must_be_true_or_false(client_with, fleet, value):
     reply = await client_with(fleet=fleet).get(f"{LOGS}?follow={value}")
     assert (reply.status, reply.error["param"]) == (400, "follow")
-    assert reply.error["message"] == "follow: must be true or false"
+    assert reply.error["message"] == f"follow: must be true or false, not {quoted(value)}"
 
 
 async def test_unknown_model_is_a_404(client_with, fleet):
@@ -133,7 +133,7 @@ async def test_followers_are_bounded_and_a_disconnect_frees_a_place(
     client_with, fleet, nursery, autojump_clock
 ):
     client = client_with(fleet=fleet)
-    followers = [Follower(client, nursery) for _ in range(FOLLOWERS)]
+    followers = [Follower(client, nursery) for _ in range(MAX_FOLLOWERS)]
     await trio.sleep(1)
     refused = await client.get(f"{LOGS}?follow=true")
     assert (refused.status, refused.error["code"]) == (429, "rate_limited")

@@ -14,12 +14,13 @@ from api.far_away import (
     EVENTS,
     KIND,
     MESSAGES,
+    RELAYED_ONLY,
     STREAMING,
     asking,
     streamed,
     whole,
 )
-from fairlead.api.proxy import PATHS, USUAL_TOKENS
+from fairlead.api.generate import USUAL_TOKENS
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.job import Delta
 from fake_fleet import FakeFleet
@@ -119,7 +120,7 @@ async def test_each_prompt_of_a_text_completion_has_its_choices(far, fields, cho
     assert choices == far.gateway.job.sequences
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", RELAYED_ONLY)
 async def test_n_is_ignored_where_there_are_no_choices(far, path):
     await far.post(path, asking(n=5, prompt=["one", "two"]))
     assert far.gateway.job.sequences == 1
@@ -223,7 +224,7 @@ async def test_an_alias_is_resolved_to_its_model(far, path):
     assert (far.gateway.job.model, far.gateway.job.relay.body) == ("far", body)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", RELAYED_ONLY)
 @pytest.mark.parametrize("name", ["small", "tiny"])
 async def test_local_models_are_refused_on_routes_for_relayed_models(far, path, name):
     reply = await far.post(path, asking(model=name))

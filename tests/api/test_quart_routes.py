@@ -24,8 +24,8 @@ def without_own(data: bytes) -> bytes:
 async def answers_of(model, method, path, body, headers, **options):
     """Return the response that bypasses Quart and the one of Quart, without their ids and times."""
     found = []
-    for past_quart in (True, False):
-        client = client_of(model, ApiKey(key="sk-1"), past_quart=past_quart, **options)
+    for bypasses_quart in (True, False):
+        client = client_of(model, ApiKey(key="sk-1"), bypasses_quart=bypasses_quart, **options)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         reply = await client.send(method, path, content, headers=headers)
         del reply.headers["x-request-id"]
@@ -78,7 +78,7 @@ async def test_a_response_that_fails_midway_is_the_same_in_both(model, stream):
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_refused_job_has_the_refusals_status_and_headers(model, stream):
-    client = client_of(model, past_quart=False)
+    client = client_of(model, bypasses_quart=False)
     client.gateway.refusal = QueueFull("the queue is full", retry_after_s=7, estimated_wait_s=9)
     reply = await client.post(CHAT, {**ASK, "stream": stream})
     assert (reply.status, reply.error["code"]) == (429, "queue_full")
@@ -88,7 +88,7 @@ async def test_a_refused_job_has_the_refusals_status_and_headers(model, stream):
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("script", [[None], [[Delta(0, "Hel", [10])], None]])
 async def test_a_disconnect_ends_the_job(model, stream, script, autojump_clock):
-    client = client_of(model, gateway_script=lambda _job: script, past_quart=False)
+    client = client_of(model, gateway_script=lambda _job: script, bypasses_quart=False)
     left = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(

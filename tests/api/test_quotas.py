@@ -30,7 +30,7 @@ def test_a_window_is_full_at_its_limit_and_empty_a_minute_later():
     assert (window.remaining(160.0), window.wait_s(1, 160.0), window.reset_s(160.0)) == (60, 0.0, 0.0)
 
 
-def test_the_wait_lasts_until_enough_expenses_have_left_the_window():
+def test_the_wait_lasts_until_enough_buckets_have_left_the_window():
     window = QuotaWindow(10)
     for now_s, amount in ((0.0, 3), (10.0, 3), (20.0, 3)):
         window.spend(amount, now_s)
@@ -56,7 +56,7 @@ def test_a_refund_of_what_has_left_the_window_changes_nothing():
     assert window.remaining(60.0) == 6
 
 
-def test_spending_above_the_limit_delays_later_expenses():
+def test_spending_above_the_limit_delays_later_buckets():
     window = QuotaWindow(10)
     window.spend(25, 0.0)
     window.spend(8, 5.0)
@@ -64,7 +64,7 @@ def test_spending_above_the_limit_delays_later_expenses():
     assert (window.remaining(60.0), window.wait_s(2, 60.0)) == (2, 0.0)
 
 
-def test_expenses_within_a_second_leave_the_window_with_the_last_of_them():
+def test_buckets_within_a_second_leave_the_window_with_the_last_of_them():
     window = QuotaWindow(10)
     for now_s in (0.0, 0.5, 0.75):
         window.spend(3, now_s)
@@ -75,7 +75,7 @@ def test_a_window_keeps_at_most_one_expense_a_second():
     window = QuotaWindow(10**9)
     for tick in range(20_000):
         window.spend(1, tick / 100)
-    assert len(window._expenses) <= WINDOW_S + 2
+    assert len(window._buckets) <= WINDOW_S + 2
     assert 6000 <= 10**9 - window.remaining(199.99) <= 6100
 
 
@@ -112,7 +112,7 @@ def test_no_minute_has_more_than_the_limit_and_every_wait_is_long_enough(limit, 
 def test_a_quota_without_limits_admits_everything_and_has_no_headers():
     quota = Quota(KeyLimits())
     for _ in range(1000):
-        quota.admit(prompt_tokens=10**9, now_s=0.0).answered(10**9, 0.0)
+        quota.admit(prompt_tokens=10**9, now_s=0.0).charge_answer(10**9, 0.0)
     assert quota.headers(0.0) == {}
 
 
@@ -153,7 +153,7 @@ def test_an_answer_is_charged_once_however_often_it_is_counted():
     quota = Quota(KeyLimits(tokens_per_minute=100))
     charge = quota.admit(prompt_tokens=10, now_s=0.0)
     for tokens in (3, 20, 20):
-        charge.answered(tokens, 1.0)
+        charge.charge_answer(tokens, 1.0)
     assert quota.headers(1.0)["x-ratelimit-remaining-tokens"] == "70"
 
 
@@ -161,9 +161,9 @@ def test_an_estimate_is_replaced_by_the_count():
     quota = Quota(KeyLimits(tokens_per_minute=100))
     other = quota.admit(prompt_tokens=10, now_s=0.0)
     charge = quota.admit(prompt_tokens=50, is_estimate=True, now_s=0.0)
-    charge.settle(20, 0.5)
+    charge.correct_prompt(20, 0.5)
     assert quota.headers(0.5)["x-ratelimit-remaining-tokens"] == "70"
-    charge.settle(80, 2.0)
+    charge.correct_prompt(80, 2.0)
     assert quota.headers(2.0)["x-ratelimit-remaining-tokens"] == "10"
     charge.refund()
     assert quota.headers(2.0)["x-ratelimit-remaining-tokens"] == "90"

@@ -11,10 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from api.conftest import FakeGateway, hello_world
 from api.test_fleet_routes import ALIASES, STATUSES
 from fairlead.config import ApiKey, SelectorConfig
-from fairlead.fleet.status import NodeStatus
+from fairlead.fleet.status import NodeStatus, RemoteDetails
 from fairlead.job_metrics import JobMetrics
 from fake_fleet import FakeFleet
-from telemetry.sources import journey
+from telemetry.sources import timeline
 
 ALL = ApiKey("sk-all", user="root")
 SMALL = ApiKey("sk-small", user="ana", models=("tiny",))
@@ -22,12 +22,34 @@ FAR = ApiKey("sk-far", user="bob", trusted=True, models=("far", "secret", "gone"
 EITHER = ApiKey("sk-either", models=("either",))
 NODES = [
     NodeStatus(
-        id="big", kind="remote", url="http://big", models=("cold", "far"), seats=4, busy=3, state="up"
+        id="big",
+        kind="remote",
+        models=("cold", "far"),
+        seats=4,
+        busy=3,
+        state="up",
+        remote=RemoteDetails(url="http://big"),
     ),
-    NodeStatus(id="other", kind="remote", url="http://o", models=("cold",), seats=4, busy=1, state="up"),
-    NodeStatus(id="empty", kind="remote", url="http://e", models=(), seats=4, busy=0, state="down"),
+    NodeStatus(
+        id="other",
+        kind="remote",
+        models=("cold",),
+        seats=4,
+        busy=1,
+        state="up",
+        remote=RemoteDetails(url="http://o"),
+    ),
+    NodeStatus(
+        id="empty",
+        kind="remote",
+        models=(),
+        seats=4,
+        busy=0,
+        state="down",
+        remote=RemoteDetails(url="http://e"),
+    ),
     *(
-        NodeStatus(id=f"engine:{name}", kind="engine", url=None, models=(name,), seats=8, busy=1, state="up")
+        NodeStatus(id=f"engine:{name}", kind="engine", models=(name,), seats=8, busy=1, state="up")
         for name in ("small", "secret")
     ),
 ]
@@ -40,7 +62,7 @@ class CountingGateway(FakeGateway):
     def statistics(self):
         tally = JobMetrics()
         for tenant, model in (("ana", "small"), ("bob/eve", "far"), ("root", "cold"), ("bobby", "far")):
-            tally.add(journey(tenant, model))
+            tally.add(timeline(tenant, model))
         return tally.statistics()
 
 

@@ -177,7 +177,7 @@ async def test_sending_to_a_client_that_has_disconnected_raises_an_oserror():
             await begun.wait()
             client.socket.close()
             await told.wait()
-    assert (raised, logs) == (["Disconnected"], [])
+    assert (raised, logs) == (["ClientDisconnected"], [])
 
 
 async def test_an_idle_client_that_disconnects_frees_its_connection():
@@ -347,7 +347,7 @@ async def test_shutdown_ends_although_an_app_waits_or_a_client_never_reads(path)
             server.shutdown.set()
             await server.ended.wait()
             client.socket.close()
-    assert [(entry["event"], entry["connections"]) for entry in logs] == [("drain cut off", 1)]
+    assert [(entry["event"], entry["connections"]) for entry in logs] == [("drain timed out", 1)]
 
 
 async def test_cancelling_the_listener_ends_all_of_its_tasks():

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from api.raw_http import until
-from fairlead.api.job_service import LONG_BODY_BYTES
+from fairlead.api.offload import LONG_BODY_BYTES
 from fairlead.config import ApiKey, KeyLimits
 
 CHAT, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/tokenize", "/detokenize"
@@ -152,7 +152,7 @@ def gate(model, monkeypatch):
 
 
 def turns_of(client):
-    return client.app.hot._routes[TOKENIZE].__self__._edge._encoding.turns
+    return client.app.generation_routes._views[TOKENIZE].__self__._jobs.offload._encoding.turns
 
 
 async def test_one_tenants_long_texts_do_not_delay_anothers(client_with, gate):

@@ -6,7 +6,11 @@ from dataclasses import replace
 import pytest
 
 from api.conftest import client_of
-from fairlead.api import schemas, unserved
+from fairlead.api.dialects import unserved
+from fairlead.api.dialects.openai_chat import ChatCompletionRequest
+from fairlead.api.dialects.openai_completions import CompletionRequest
+from fairlead.api.dialects.openai_embeddings import EmbeddingRequest
+from fairlead.api.tokenize import TokenizeRequest
 from fairlead.job import Delta
 from fairlead.text.embedding import EmbeddingSettings
 from fake_fleet import FakeFleet
@@ -15,10 +19,10 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/
 MESSAGES = [{"role": "user", "content": "hello"}]
 # By path: a minimal valid body, the fields that are refused, and the type of the fields that are served.
 ROUTES = {
-    CHAT: ({"messages": MESSAGES}, unserved.CHAT, schemas.ChatCompletionRequest),
-    COMPLETIONS: ({"prompt": "hello"}, unserved.COMPLETION, schemas.CompletionRequest),
-    EMBEDDINGS: ({"input": "hello"}, unserved.EMBEDDING, schemas.EmbeddingRequest),
-    "/tokenize": ({"messages": MESSAGES}, unserved.TOKENIZE, schemas.TokenizeRequest),
+    CHAT: ({"messages": MESSAGES}, unserved.CHAT, ChatCompletionRequest),
+    COMPLETIONS: ({"prompt": "hello"}, unserved.COMPLETION, CompletionRequest),
+    EMBEDDINGS: ({"input": "hello"}, unserved.EMBEDDING, EmbeddingRequest),
+    "/tokenize": ({"messages": MESSAGES}, unserved.TOKENIZE, TokenizeRequest),
 }
 FIELDS = [(path, name) for path, (_, fields, _) in ROUTES.items() for name in fields]
 # Values that clients send. All other fields get an object, which turns no field off.

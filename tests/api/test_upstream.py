@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from api.conftest import Client
-from fairlead.answer.passthrough import AnswerHead, encode_head
+from fairlead.answer.passthrough import PassthroughHead, encode_head
 from fairlead.config import ApiKey, Config, ConfigError, CorsConfig, KeyLimits, UpstreamConfig
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.fleet.status import ModelStatus
@@ -21,7 +21,7 @@ def status(model: str, kind: str, state: str = "ready") -> ModelStatus:
 
 def answered(*pieces: bytes, code: int = 200, headers: dict[str, str] | None = None):
     """Return a script of a server's response: its head, then its body in pieces."""
-    head = encode_head(AnswerHead(code, headers or {}))
+    head = encode_head(PassthroughHead(code, headers or {}))
     body = [[Delta(0, raw=[piece])] for piece in pieces]
     return lambda _job: [[Delta(0, raw=[head])], *body, [Delta(0, finish_reason="stop")]]
 
@@ -62,7 +62,7 @@ async def test_pieces_of_a_response_are_sent_as_they_arrive(client_of_command):
 
 
 async def test_response_that_fails_midway_cuts_the_connection(client_of_command):
-    head = encode_head(AnswerHead(200, {}))
+    head = encode_head(PassthroughHead(200, {}))
     script = [[Delta(0, raw=[head])], [Delta(0, raw=[b"half"])], NodeFailed("gone")]
     reply = await client_of_command(gateway_script=lambda _job: script).get("/upstream/away/x")
     assert (reply.status, reply.body, reply.whole) == (200, b"half", False)

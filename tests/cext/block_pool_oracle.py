@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fairlead._cext.blockpool import OutOfBlocks, Statistics
+from fairlead._cext.blockpool import BlockPoolStatistics, OutOfBlocks
 
 HOLDS_A_BLOCK = 256
 
@@ -252,7 +252,7 @@ class BlockPoolOracle:
     # Queries
 
     def statistics(self):
-        return Statistics(
+        return BlockPoolStatistics(
             total=self.total,
             free=self.free,
             evictable=self.evictable,

@@ -4,7 +4,7 @@ import copy
 import math
 from dataclasses import dataclass
 
-from fairlead._cext.fairqueue import Full, Statistics
+from fairlead._cext.fairqueue import FairQueueStatistics, QueueFullError
 
 CLASSES = 8
 CREDIT_AT_MOST = 4.0
@@ -56,7 +56,7 @@ class FairQueueOracle:
         check_arguments(tenant, cost, priority, size)
         if len(self) >= self.capacity:
             self.refused += 1
-            raise Full
+            raise QueueFullError
         handle = self.new_entry(Entry(tenant, cost, priority, size, retried=False))
         self.line(tenant, priority).append(handle)
         return handle
@@ -301,7 +301,7 @@ class FairQueueOracle:
         return sum(entry.tenant == tenant for entry in self.entries.values())
 
     def statistics(self):
-        return Statistics(
+        return FairQueueStatistics(
             length=len(self),
             capacity=self.capacity,
             tenants=len({entry.tenant for entry in self.entries.values()}),

@@ -9,21 +9,16 @@ STEPS_AT_ONCE = 2
 STOP, LENGTH = 1, 2
 
 
-class Counters(NamedTuple):
-    sampled: int
-    top_p: int
-    top_k: int
-    min_p: int
-    penalties: int
-    biased: int
-    min_tokens: int
-    logprobs: int
-
-
 class Survey(NamedTuple):
     decodes: int
     prefills: array
     short: array
+
+
+class SlotChanges(NamedTuple):
+    version: int
+    removed: list[int]
+    added: list[int]
 
 
 class Offsets(NamedTuple):
@@ -57,42 +52,18 @@ class SequenceStateOracle:
         *,
         max_tokens,
         min_tokens=0,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        repetition_penalty=1.0,
-        seed=0,
-        logprobs=None,
         ignore_eos=False,
         stop_token_ids=(),
-        biased=False,
+        processes_logits=False,
         sampling=None,
     ):
         self.tokens = whole_numbers(prompt, 0)
         check(len(self.tokens) >= 1)
         check(1 <= max_tokens <= INT32_MAX and 0 <= min_tokens <= INT32_MAX)
-        check(temperature >= 0 and 0 <= top_p <= 1 and 0 <= min_p <= 1 and 0 <= top_k <= INT32_MAX)
-        check(logprobs is None or 0 <= logprobs <= INT32_MAX)
         self.key, self.sampling = key, sampling
         self.prompt_length = len(self.tokens)
         self.max_tokens, self.min_tokens = max_tokens, min_tokens
-        self.columns = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty,
-            "repetition_penalty": repetition_penalty,
-            "seed": seed % 2**64,
-            "logprobs": -1 if logprobs is None else logprobs,
-            "max_tokens": max_tokens,
-            "min_tokens": min_tokens,
-        }
-        self.ignore_eos, self.biased = ignore_eos, biased
+        self.ignore_eos, self.processes_logits = ignore_eos, processes_logits
         self.stop_token_ids = tuple(whole_numbers(stop_token_ids, -INT32_MAX - 1))
         self.computed = self.committed = self.pending = 0
         self.slot = -1
@@ -116,36 +87,16 @@ class SequenceStateOracle:
         check(self.slot == -1 and 0 <= computed < len(self.tokens))
         self.computed = self.committed = computed
 
-    def needs(self, vocab_size):
-        """Return which of the counters count this sequence."""
-        columns = self.columns
-        sampled = columns["temperature"] > 0
-        return Counters(
-            sampled=sampled,
-            top_p=sampled and columns["top_p"] < 1,
-            top_k=sampled and 0 < columns["top_k"] < vocab_size,
-            min_p=sampled and columns["min_p"] > 0,
-            penalties=(
-                columns["presence_penalty"],
-                columns["frequency_penalty"],
-                columns["repetition_penalty"],
-            )
-            != (0, 0, 1),
-            biased=self.biased,
-            min_tokens=self.output_length < self.min_tokens,
-            logprobs=columns["logprobs"] >= 0,
-        )
 
+class Occupant:
+    """A sequence in a slot. `version` is the number of its addition."""
 
-class Stay:
-    """The state of a slot while one sequence is in it."""
-
-    def __init__(self, state, serial, blocks, latest):
-        self.state, self.serial = state, serial
+    def __init__(self, state, version, blocks, latest):
+        self.state, self.version = state, version
         self.last_scheduled = latest  # as if it were in the latest step
         self.blocks = blocks  # by group
         self.staged = [0] * len(blocks)  # by group: the first column not yet on the device; None: all are
-        self.over = False  # finished, failed or canceled: takes part in no further step, to be removed
+        self.ended = False  # finished, failed or canceled: takes part in no further step, to be removed
         self.sample = 0  # index of its pending token, if there is one, among its step's samples
 
 
@@ -154,7 +105,7 @@ class StepOracle:
 
     def __init__(self, number, arena_index, arena, sections, members):
         self.number, self.arena_index = number, arena_index
-        self.members = members  # (slot, stay, count, samples) by row
+        self.members = members  # (slot, occupant, count, samples) by row
         offsets, words = [], []
         for section in sections[:-2]:
             offsets.append(HEADER + len(words))
@@ -170,6 +121,9 @@ class StepOracle:
         self.offsets = Offsets(*offsets)
         self.tokens, self.rows = len(sections[0]), len(members)
         self.decodes = sum(count == 1 and samples for _, _, count, samples in members)
+        self.processes_logits = any(
+            samples and occupant.state.processes_logits for _, occupant, _, samples in members
+        )
         self.groups = len(sections[2]) // self.tokens
         sizes = [self.tokens, self.rows, self.decodes, self.samples]
         header = [*sizes, HEADER + len(words) - offsets[-1], len(sections[-1]), self.groups, *offsets]
@@ -220,7 +174,7 @@ class StepOracle:
 
 
 class InputBatchOracle:
-    """The interface of `InputBatch`, over `SequenceStateOracle`."""
+    """The interface of `InputBatch`, ended `SequenceStateOracle`."""
 
     def __init__(
         self,
@@ -254,23 +208,17 @@ class InputBatchOracle:
         self.arenas = [memoryview(arena).cast("B").cast("i") for arena in arenas]
         check(len(self.arenas) >= 1)
         check(all(arena.nbytes >= size and not arena.readonly for arena in self.arenas))
-        self.stays = {}  # slot -> Stay
+        self.occupants = {}  # slot -> Occupant
         self.rows = []  # slot by row; -1: a hole
         self.under_way = []
-        self.steps = self.serials = 0
-        self.last_served = self.last_chosen = 0  # serials; 0: all could be chosen
+        self.steps = self.version = 0
+        self.changed = {}  # slot -> version of its latest addition or removal
+        self.last_served = self.last_chosen = 0  # versions; 0: all could be chosen
         self.arena_last = len(self.arenas) - 1
         self.num_scheduled = memoryview(array("i", bytes(4 * slots)))
         self.tables = [
             memoryview(bytearray(4 * slots * self.columns)).cast("i", (slots, self.columns)) for _ in windows
         ]
-        for name in ("temperature", "top_p", "min_p"):
-            setattr(self, name, memoryview(array("f", bytes(4 * slots))))
-        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
-            setattr(self, name, memoryview(array("f", bytes(4 * slots))))
-        self.seed = memoryview(bytearray(8 * slots)).cast("Q")
-        for name in ("top_k", "logprobs", "max_tokens", "min_tokens"):
-            setattr(self, name, memoryview(array("i", bytes(4 * slots))))
 
     @staticmethod
     def arena_size(*, slots, max_batched_tokens, max_model_len, block_size, groups=1):
@@ -283,19 +231,14 @@ class InputBatchOracle:
 
     @property
     def num_reqs(self):
-        return len(self.stays)
+        return len(self.occupants)
 
     @property
     def steps_under_way(self):
         return len(self.under_way)
 
-    @property
-    def counters(self):
-        needs = [stay.state.needs(self.vocab_size) for stay in self.stays.values()]
-        return Counters(*map(sum, zip(*needs, strict=True))) if needs else Counters(*[0] * 8)
-
     def add_request(self, slot, state, block_ids):
-        check(0 <= slot < self.slots and slot not in self.stays and state.slot == -1)
+        check(0 <= slot < self.slots and slot not in self.occupants and state.slot == -1)
         check(isinstance(block_ids, tuple) and len(block_ids) == len(self.windows))
         blocks = [whole_numbers(ids, -1, self.largest_block) for ids in block_ids]
         for ids, window in zip(blocks, self.windows, strict=True):
@@ -304,29 +247,15 @@ class InputBatchOracle:
             check(all(block >= 0 or column < hidden for column, block in enumerate(ids)))
         check(state.num_tokens < self.max_model_len and state.output_length < state.max_tokens)
         check(state.computed < len(state.tokens) and max(state.tokens) < self.vocab_size)
-        self.serials += 1
-        self.stays[slot] = Stay(state, self.serials, blocks, self.steps)
+        self.version += 1
+        self.changed[slot] = self.version
+        self.occupants[slot] = Occupant(state, self.version, blocks, self.steps)
         state.slot = slot
-        for name, value in state.columns.items():
-            getattr(self, name)[slot] = value
         for group, ids in enumerate(blocks):
             for column, block in enumerate(ids):
                 self.tables[group][slot, column] = block
         self.num_scheduled[slot] = 0
         return self.enter_row(slot)
-
-    def add_requests(self, slots, states, block_ids):
-        slots = whole_numbers(slots, -INT32_MAX - 1)
-        check(len(slots) == len(states) == len(block_ids))
-        before, done = list(self.rows), []
-        try:
-            for slot, state, lists in zip(slots, states, block_ids, strict=True):
-                self.add_request(slot, state, lists)
-                done.append(slot)
-        except (ValueError, TypeError):
-            self.remove_requests(done)
-            self.rows = before
-            raise
 
     def enter_row(self, slot):
         if -1 in self.rows:
@@ -338,17 +267,22 @@ class InputBatchOracle:
         return row
 
     def remove_request(self, slot):
-        self.remove_requests([slot])
+        state = self.occupant(slot).state
+        del self.occupants[slot]
+        self.version += 1
+        self.changed[slot] = self.version
+        state.pending, state.slot = 0, -1
+        state.computed = state.committed
+        self.num_scheduled[slot] = 0
+        self.rows[self.rows.index(slot)] = -1
 
-    def remove_requests(self, slots):
-        slots = whole_numbers(slots, -INT32_MAX - 1)
-        check(len(set(slots)) == len(slots) and all(slot in self.stays for slot in slots))
-        for slot in slots:
-            state = self.stays.pop(slot).state
-            state.pending, state.slot = 0, -1
-            state.computed = state.committed
-            self.num_scheduled[slot] = 0
-            self.rows[self.rows.index(slot)] = -1
+    def changes(self, since):
+        slots = sorted(slot for slot, version in self.changed.items() if version > since)
+        return SlotChanges(
+            self.version,
+            [slot for slot in slots if slot not in self.occupants],
+            [slot for slot in slots if slot in self.occupants],
+        )
 
     def condense(self):
         moves = []
@@ -365,66 +299,54 @@ class InputBatchOracle:
         return list(self.rows)
 
     def row_of(self, slot):
-        self.stay(slot)
+        self.occupant(slot)
         return self.rows.index(slot)
 
     def state(self, slot):
-        return self.stay(slot).state
+        return self.occupant(slot).state
 
-    def stay(self, slot):
-        check(slot in self.stays)
-        return self.stays[slot]
+    def occupant(self, slot):
+        check(slot in self.occupants)
+        return self.occupants[slot]
 
     # Block tables
 
     def append_block_ids(self, slot, block_ids):
-        stay = self.stay(slot)
+        occupant = self.occupant(slot)
         check(isinstance(block_ids, tuple) and len(block_ids) == len(self.windows))
         appended = [whole_numbers(ids, 0, self.largest_block) for ids in block_ids]
-        for blocks, ids in zip(stay.blocks, appended, strict=True):
+        for blocks, ids in zip(occupant.blocks, appended, strict=True):
             check(len(blocks) + len(ids) <= self.columns)
         for group, ids in enumerate(appended):
             for block in ids:
                 self.append(slot, group, block)
 
-    def append_one_each(self, slots, block_ids):
-        slots = whole_numbers(slots, -INT32_MAX - 1)
-        check(isinstance(block_ids, tuple) and len(block_ids) == len(self.windows))
-        appended = [whole_numbers(ids, 0, self.largest_block) for ids in block_ids]
-        check(len(set(slots)) == len(slots))
-        check(all(len(ids) == len(slots) for ids in appended))
-        for slot in slots:
-            check(all(len(blocks) < self.columns for blocks in self.stay(slot).blocks))
-        for group, ids in enumerate(appended):
-            for slot, block in zip(slots, ids, strict=True):
-                self.append(slot, group, block)
-
     def append(self, slot, group, block):
-        stay = self.stays[slot]
-        column = len(stay.blocks[group])
-        stay.blocks[group].append(block)
+        occupant = self.occupants[slot]
+        column = len(occupant.blocks[group])
+        occupant.blocks[group].append(block)
         self.tables[group][slot, column] = block
-        if stay.staged[group] is None:
-            stay.staged[group] = column
+        if occupant.staged[group] is None:
+            occupant.staged[group] = column
 
     def block_ids(self, slot):
-        return tuple(list(blocks) for blocks in self.stay(slot).blocks)
+        return tuple(list(blocks) for blocks in self.occupant(slot).blocks)
 
     def block_counts(self, slot):
-        return tuple(len(blocks) for blocks in self.stay(slot).blocks)
+        return tuple(len(blocks) for blocks in self.occupant(slot).blocks)
 
     def block_table(self, group):
         check(0 <= group < len(self.windows))
         return self.tables[group]
 
     def slide(self, slot, group):
-        stay = self.stay(slot)
+        occupant = self.occupant(slot)
         check(0 <= group < len(self.windows))
         freed = []
-        for column in range(self.hidden(stay.state.committed, self.windows[group])):
-            if stay.blocks[group][column] >= 0:
-                freed.append(stay.blocks[group][column])
-                stay.blocks[group][column] = -1
+        for column in range(self.hidden(occupant.state.committed, self.windows[group])):
+            if occupant.blocks[group][column] >= 0:
+                freed.append(occupant.blocks[group][column])
+                occupant.blocks[group][column] = -1
                 self.tables[group][slot, column] = -1
         return freed
 
@@ -434,33 +356,38 @@ class InputBatchOracle:
 
     # A step
 
-    def left(self, stay):
-        return stay.state.num_tokens - stay.state.computed
+    def left(self, occupant):
+        return occupant.state.num_tokens - occupant.state.computed
 
     def limit(self, state):
         """Return the number of tokens at which a sequence ends."""
         return min(state.prompt_length + state.max_tokens, self.max_model_len)
 
-    def takes_part(self, stay):
-        return not stay.over and stay.state.num_tokens < self.limit(stay.state)
+    def takes_part(self, occupant):
+        return not occupant.ended and occupant.state.num_tokens < self.limit(occupant.state)
 
-    def holds(self, stay, tokens):
-        return all(len(blocks) * self.block_size >= tokens for blocks in stay.blocks)
+    def holds(self, occupant, tokens):
+        return all(len(blocks) * self.block_size >= tokens for blocks in occupant.blocks)
 
     def survey(self, max_rows):
         check(max_rows >= 0)
-        able = [slot for slot in self.rows if slot != -1 and self.takes_part(self.stays[slot])]
+        able = [slot for slot in self.rows if slot != -1 and self.takes_part(self.occupants[slot])]
         chosen = self.most_urgent(able)[:max_rows]
-        self.last_chosen = self.stays[chosen[-1]].serial if 0 < len(chosen) < len(able) else 0
-        decodes = [slot for slot in able if slot in chosen and self.left(self.stays[slot]) == 1]
-        prefills = [slot for slot in chosen if self.left(self.stays[slot]) > 1]
-        for slot in self.stays:
+        self.last_chosen = self.occupants[chosen[-1]].version if 0 < len(chosen) < len(able) else 0
+        decodes = [slot for slot in able if slot in chosen and self.left(self.occupants[slot]) == 1]
+        prefills = [slot for slot in chosen if self.left(self.occupants[slot]) > 1]
+        for slot in self.occupants:
             self.num_scheduled[slot] = int(slot in decodes)
         return Survey(
             decodes=len(decodes),
-            prefills=array("i", sorted(prefills, key=lambda slot: self.stays[slot].serial)),
+            prefills=array("i", sorted(prefills, key=lambda slot: self.occupants[slot].version)),
             short=array(
-                "i", [s for s in decodes if not self.holds(self.stays[s], self.stays[s].state.computed + 1)]
+                "i",
+                [
+                    s
+                    for s in decodes
+                    if not self.holds(self.occupants[s], self.occupants[s].state.computed + 1)
+                ],
             ),
         )
 
@@ -468,28 +395,20 @@ class InputBatchOracle:
         """Sort by last step, oldest first. Equals are in order of admission, starting after `last_served`."""
 
         def urgency(slot):
-            stay = self.stays[slot]
-            return stay.last_scheduled, stay.serial <= self.last_served, stay.serial
+            occupant = self.occupants[slot]
+            return occupant.last_scheduled, occupant.version <= self.last_served, occupant.version
 
         return sorted(slots, key=urgency)
 
-    def schedule(self, slots, counts):
-        slots, counts = whole_numbers(slots, -INT32_MAX - 1), whole_numbers(counts, 0)
-        check(len(set(slots)) == len(slots) == len(counts) and set(slots) <= self.stays.keys())
-        for slot, amount in zip(slots, counts, strict=True):
-            self.num_scheduled[slot] = amount
-
-    def prepare_inputs(self, num_scheduled=None):
+    def prepare_inputs(self):
         if len(self.under_way) == min(STEPS_AT_ONCE, len(self.arenas)):
             raise RuntimeError
-        counts = self.num_scheduled if num_scheduled is None else memoryview(num_scheduled)
-        check(counts.format == "i" and counts.shape == (self.slots,))
-        counts = {slot: counts[slot] for slot in self.stays}
+        counts = {slot: self.num_scheduled[slot] for slot in self.occupants}
         for slot, count in counts.items():
-            stay = self.stays[slot]
+            occupant = self.occupants[slot]
             if count:
-                check(0 < count <= self.left(stay))
-                check(self.takes_part(stay) and self.holds(stay, stay.state.computed + count))
+                check(0 < count <= self.left(occupant))
+                check(self.takes_part(occupant) and self.holds(occupant, occupant.state.computed + count))
         check(sum(counts.values()) <= self.max_batched_tokens)
         if not any(counts.values()):
             return None
@@ -501,10 +420,10 @@ class InputBatchOracle:
 
     def step_rows(self, counts):
         scheduled = [slot for slot in self.rows if slot in counts]
-        decodes = [slot for slot in scheduled if counts[slot] == 1 == self.left(self.stays[slot])]
+        decodes = [slot for slot in scheduled if counts[slot] == 1 == self.left(self.occupants[slot])]
         others = [slot for slot in scheduled if slot not in decodes]
         return [
-            (slot, self.stays[slot], counts[slot], counts[slot] == self.left(self.stays[slot]))
+            (slot, self.occupants[slot], counts[slot], counts[slot] == self.left(self.occupants[slot]))
             for slot in decodes + others
         ]
 
@@ -512,20 +431,20 @@ class InputBatchOracle:
         input_ids, positions, slot_mapping = [], [], [[] for _ in self.windows]
         query_starts, sequence_lengths, sample_rows, sample_slots = [0], [], [], []
         self.steps += 1
-        for row, (slot, stay, count, samples) in enumerate(members):
-            state = stay.state
-            known = self.known(stay)
+        for row, (slot, occupant, count, samples) in enumerate(members):
+            state = occupant.state
+            known = self.known(occupant)
             for position in range(state.computed, state.computed + count):
                 input_ids.append(known[position])
                 positions.append(position)
                 for group, mapping in enumerate(slot_mapping):
-                    mapping.append(self.cache_slot(stay.blocks[group], position))
+                    mapping.append(self.cache_slot(occupant.blocks[group], position))
             state.computed += count
             query_starts.append(len(input_ids))
             sequence_lengths.append(state.computed)
-            stay.last_scheduled = self.steps
+            occupant.last_scheduled = self.steps
             if samples:
-                stay.sample = len(sample_rows)
+                occupant.sample = len(sample_rows)
                 state.pending += 1
                 sample_rows.append(row)
                 sample_slots.append(slot)
@@ -543,9 +462,9 @@ class InputBatchOracle:
         index = self.next_arena()
         return StepOracle(self.steps, index, self.arenas[index], sections, members)
 
-    def known(self, stay):
+    def known(self, occupant):
         """Return the known token ids, then placeholders for the pending ones."""
-        return stay.state.tokens + [-1 - stay.sample] * stay.state.pending
+        return occupant.state.tokens + [-1 - occupant.sample] * occupant.state.pending
 
     def next_arena(self):
         taken = [step.arena_index for step in self.under_way]
@@ -561,9 +480,9 @@ class InputBatchOracle:
         """Return the staged writes in the order of slots, without leading blocks that slid out."""
         writes = []
         for group in range(len(self.windows)):
-            for slot, stay in sorted(self.stays.items()):
-                first, blocks = stay.staged[group], stay.blocks[group]
-                stay.staged[group] = None
+            for slot, occupant in sorted(self.occupants.items()):
+                first, blocks = occupant.staged[group], occupant.blocks[group]
+                occupant.staged[group] = None
                 if first is None:
                     continue
                 while first < len(blocks) and blocks[first] == -1:
@@ -579,12 +498,12 @@ class InputBatchOracle:
         check(sampled.format == "i" and sampled.shape == (step.samples,))
         self.under_way.pop(0)
         keys, tokens, which, finished, failed, filled = array("q"), array("i"), array("i"), [], [], array("i")
-        picks = iter(enumerate(sampled))
-        for slot, stay, count, samples in step.members:
-            index, token = next(picks) if samples else (None, None)
-            if not self.is_present(slot, stay):
+        samples_left = iter(enumerate(sampled))
+        for slot, occupant, count, samples in step.members:
+            index, token = next(samples_left) if samples else (None, None)
+            if not self.is_present(slot, occupant):
                 continue
-            state = stay.state
+            state = occupant.state
             if (state.committed + count) // self.block_size > state.committed // self.block_size:
                 filled.append(slot)
             state.committed += count
@@ -592,7 +511,7 @@ class InputBatchOracle:
                 continue
             if not 0 <= token < self.vocab_size:
                 failed.append((slot, index))
-                self.end(stay)
+                self.end(occupant)
                 continue
             state.pending -= 1
             state.tokens.append(token)
@@ -602,15 +521,15 @@ class InputBatchOracle:
             reason = self.reason_to_end(state, token)
             if reason:
                 finished.append((slot, reason, len(keys) - 1))
-                self.end(stay)
+                self.end(occupant)
         return Committed(memoryview(keys), memoryview(tokens), memoryview(which), finished, failed, filled)
 
-    def is_present(self, slot, stay):
-        return self.stays.get(slot) is stay and not stay.over
+    def is_present(self, slot, occupant):
+        return self.occupants.get(slot) is occupant and not occupant.ended
 
-    def end(self, stay):
-        stay.over = True
-        stay.state.pending = 0
+    def end(self, occupant):
+        occupant.ended = True
+        occupant.state.pending = 0
 
     def reason_to_end(self, state, token):
         ends = token in state.stop_token_ids or (token in self.eos_token_ids and not state.ignore_eos)
@@ -621,17 +540,22 @@ class InputBatchOracle:
     def cancel_step(self, step):
         check(step in self.under_way)
         self.under_way.remove(step)
-        present = [(slot, stay) for slot, stay, _, _ in step.members if self.is_present(slot, stay)]
-        for _, stay in present:
-            self.end(stay)
-        for stay in self.stays.values():
-            stay.staged = [0 for _ in self.windows]  # which of its writes arrived is unknown
+        present = [
+            (slot, occupant) for slot, occupant, _, _ in step.members if self.is_present(slot, occupant)
+        ]
+        for _, occupant in present:
+            self.end(occupant)
+        for occupant in self.occupants.values():
+            occupant.staged = [0 for _ in self.windows]  # which of its writes arrived is unknown
         return [slot for slot, _ in present]
 
     # Columns that change
 
     def column(self, value_of):
-        values = [value_of(self.stays[slot].state) if slot in self.stays else 0 for slot in range(self.slots)]
+        values = [
+            value_of(self.occupants[slot].state) if slot in self.occupants else 0
+            for slot in range(self.slots)
+        ]
         return memoryview(array("i", values))
 
     @property

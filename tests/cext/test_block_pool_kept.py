@@ -59,7 +59,7 @@ def test_the_same_prompt_a_thousand_times_is_kept_once(setting):
     assert setting.counts() == (6, 2, 0)
 
 
-def test_the_least_recently_used_request_goes_first_and_as_a_whole(setting):
+def test_least_recently_used_request_is_evicted_first_and_completely(setting):
     setting.live(1, [1, 2, 3, 4])
     setting.live(2, [5, 6, 7, 8])
     setting.pool.get_new_blocks(5)

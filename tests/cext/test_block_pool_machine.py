@@ -17,7 +17,7 @@ def run_machine(new_pool, new_hashes=BlockHashesOracle, **changes):
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 
 
-def test_the_kernel_lives_as_the_oracle_does():
+def test_kernel_passes_the_state_machine():
     run_machine(BlockPool, BlockHashes)
 
 

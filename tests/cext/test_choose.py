@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlead._cext.cpustep import choose, variants
-from fairlead.engine.logits import LogitAdjustments
-from fairlead.engine.sampler import Parameters, choose_compiled
-from fairlead.engine.torch_sampler import GREEDY_BELOW, choose_by_torch
+from fairlead.engine.sampling.sampler import choose_compiled
+from fairlead.engine.sampling.torch_sampler import GREEDY_BELOW, RowParameters, choose_by_torch
 
 VARIANTS = variants("float32")
 SIZES = (1, 2, 127, 128, 129, 1000, 1024, 5003)
@@ -23,16 +22,14 @@ def parameters_of(rows, rng):
     def some(values, off):
         return np.where(rng.random(rows) < 0.5, values, off)
 
-    return Parameters(
-        temperatures=rng.choice([0.0, 0.3, 1.0, 2.0, 50.0], rows),
-        top_k=some(rng.integers(1, 2000, rows), 0),
-        top_p=some(rng.random(rows), 1.0),
-        min_p=some(rng.random(rows) ** 4, 0.0),
-        logprobs=None,
-        seeds=rng.integers(0, 2**63, rows).astype(np.uint64),
-        positions=rng.integers(0, 10_000, rows),
-        changes=LogitAdjustments(),
-    )
+    columns = {
+        "temperature": rng.choice([0.0, 0.3, 1.0, 2.0, 50.0], rows),
+        "top_k": some(rng.integers(1, 2000, rows), 0),
+        "top_p": some(rng.random(rows), 1.0),
+        "min_p": some(rng.random(rows) ** 4, 0.0),
+        "seed": rng.integers(0, 2**63, rows).astype(np.uint64),
+    }
+    return RowParameters(columns, rng.integers(0, 10_000, rows))
 
 
 def chosen(logits, asked, *, variant=None, threads=1, numbers=None):
@@ -63,11 +60,11 @@ def chosen(logits, asked, *, variant=None, threads=1, numbers=None):
 def asked_of(parameters, vocabulary):
     """Return the kernel's arrays for a sampler's parameters."""
     with np.errstate(divide="ignore"):
-        least = np.log(parameters.min_p)
+        least = np.log(parameters.columns["min_p"])
     return {
-        "temperatures": parameters.temperatures,
-        "top_k": parameters.top_k.clip(0, vocabulary),
-        "top_p": parameters.top_p,
+        "temperatures": parameters.columns["temperature"],
+        "top_k": parameters.columns["top_k"].clip(0, vocabulary),
+        "top_p": parameters.columns["top_p"],
         "least": least,
     }
 
@@ -109,7 +106,7 @@ def test_kernel_chooses_what_a_float64_reference_allows(variant, size, seed, spr
     tokens, highest = chosen(logits, asked, variant=variant, threads=threads, numbers=numbers)
     assert logits.max(-1).tolist() == highest.tolist()
     for row, token in enumerate(tokens):
-        temperature = parameters.temperatures[row]
+        temperature = parameters.columns["temperature"][row]
         if temperature < GREEDY_BELOW:
             assert int(logits[row].argmax()) == token
             continue

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cext.fair_queue_oracle import FairQueueOracle
-from fairlead._cext.fairqueue import FairQueue, Full
+from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 both = pytest.mark.parametrize("new_queue", [FairQueue, FairQueueOracle], ids=["kernel", "oracle"])
 
@@ -130,7 +130,7 @@ def test_positions_predict_the_pop_order(new_queue, arrivals):
 def test_a_full_queue_refuses_and_counts_it(new_queue):
     queue = new_queue(capacity=2)
     push_all(queue, "AB")
-    with pytest.raises(Full):
+    with pytest.raises(QueueFullError):
         queue.push("C")
     assert (len(queue), queue.statistics().pushed, queue.statistics().refused) == (2, 2, 1)
 
@@ -138,7 +138,7 @@ def test_a_full_queue_refuses_and_counts_it(new_queue):
 @both
 def test_queue_of_capacity_zero_accepts_only_retries(new_queue):
     queue = new_queue(capacity=0)
-    with pytest.raises(Full):
+    with pytest.raises(QueueFullError):
         queue.push("A")
     retry = queue.push_front("A")
     assert retry == queue.pop()
@@ -289,7 +289,7 @@ def test_tenant_names_are_released_when_their_entries_leave():
     assert references == sys.getrefcount(name)
 
 
-def test_memory_follows_what_waits_and_not_what_came():
+def test_memory_grows_with_waiting_entries_only():
     queue = FairQueue(capacity=40)
     keep = [queue.push(number) for number in range(39)]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cext.fair_queue_oracle import FairQueueOracle
-from fairlead._cext.fairqueue import FairQueue, Full
+from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 both = pytest.mark.parametrize("new_queue", [FairQueue, FairQueueOracle], ids=["kernel", "oracle"])
 fairly = pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
@@ -64,7 +64,7 @@ def test_a_retry_is_never_refused_and_never_displaced(new_queue):
     queue = new_queue(capacity=2)
     retries = [queue.push_front("A") for _ in range(4)]
     assert queue.displace("B") is None
-    with pytest.raises(Full):
+    with pytest.raises(QueueFullError):
         queue.push("B")
     assert retries[::-1] == [queue.pop() for _ in retries]
 

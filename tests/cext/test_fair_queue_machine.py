@@ -6,7 +6,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from cext.fair_queue_machine import MACHINE_SETTINGS, FairQueueMachine
 from cext.fair_queue_oracle import FairQueueOracle, check_arguments
-from fairlead._cext.fairqueue import FairQueue, Full
+from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 
 def run_machine(new_queue, **changes):
@@ -16,7 +16,7 @@ def run_machine(new_queue, **changes):
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 
 
-def test_the_kernel_lives_as_the_oracle_does():
+def test_kernel_passes_the_state_machine():
     run_machine(FairQueue)
 
 
@@ -215,7 +215,7 @@ class RetryIsRefused(FairQueueOracle):
     def push_front(self, tenant, cost=1.0, *, priority=1, size=0):
         check_arguments(tenant, cost, priority, size)
         if len(self) >= self.capacity:
-            raise Full
+            raise QueueFullError
         return super().push_front(tenant, cost, priority=priority, size=size)
 
 

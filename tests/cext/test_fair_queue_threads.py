@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from fairlead._cext.fairqueue import FairQueue, Full
+from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 fairly = pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
 
@@ -42,7 +42,7 @@ def together(*works):
 
 
 @fairly
-def test_what_four_threads_push_comes_out_once(fairness):  # noqa: C901  (one branch a method)
+def test_each_entry_that_four_threads_push_leaves_once(fairness):  # noqa: C901  (one branch a method)
     queue = FairQueue(capacity=300, fairness=fairness, min_share=0.1)
     pushed, popped, discarded = [], [], []
 
@@ -52,7 +52,7 @@ def test_what_four_threads_push_comes_out_once(fairness):  # noqa: C901  (one br
         for number in range(12_500):
             action = chance.random()
             if action < 0.5:
-                with suppress(Full):
+                with suppress(QueueFullError):
                     own.append(queue.push(chance.choice("ABCDEFG"), number % 5, priority=number % 3))
                     pushed.append(own[-1])
             elif action < 0.6:
@@ -90,7 +90,7 @@ def test_entries_are_conserved_while_another_thread_clears(fairness):
     def push():
         nonlocal pushed
         for number in range(10_000):
-            with suppress(Full):
+            with suppress(QueueFullError):
                 queue.push(number % 50, number % 3, priority=number % 8)
                 pushed += 1
 
@@ -163,7 +163,7 @@ def test_fits_may_change_the_queue(fairness, change):
     others = []
 
     def fits(_handle):
-        with suppress(Full, IndexError):
+        with suppress(QueueFullError, IndexError):
             if change.startswith("push"):
                 others.append(getattr(queue, change)("newcomer"))
             elif change in ("clear", "pop"):
@@ -201,7 +201,7 @@ def test_pop_ends_although_fits_always_changes_the_queue():
 
 
 @fairly
-def test_equal_priorities_leave_in_the_order_in_which_they_came(fairness):
+def test_entries_of_equal_priority_leave_in_order_of_arrival(fairness):
     """The earlier queue never compared sequence numbers, and a heap does not keep equal items in order."""
     queue = FairQueue(capacity=1000, fairness=fairness)
     handles = [queue.push("A") for _ in range(1000)]

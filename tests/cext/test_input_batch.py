@@ -39,7 +39,8 @@ def enter(batch, slot, prompt=(1, 2, 3), **changes):
 def prepare(batch, max_rows=100):
     survey = batch.survey(max_rows)
     lengths, computed = batch.num_tokens, batch.num_computed_tokens
-    batch.schedule(survey.prefills, [lengths[slot] - computed[slot] for slot in survey.prefills])
+    for slot in survey.prefills:
+        batch.num_scheduled[slot] = lengths[slot] - computed[slot]
     return batch.prepare_inputs()
 
 
@@ -213,7 +214,7 @@ def test_arena_stores_slots_once_when_all_rows_sample():
     batch = InputBatch(**OPTIONS)
     for slot in range(2):
         enter(batch, slot)
-    batch.schedule([0, 1], [3, 2])
+    batch.num_scheduled[0], batch.num_scheduled[1] = 3, 2
     step = batch.prepare_inputs()
     assert (step.slots.tolist(), step.sample_slots.tolist()) == ([0, 1], [0])
     assert step.offsets.slots != step.offsets.sample_slots
@@ -299,8 +300,8 @@ class Twins:
         for batch in (self.batch, self.oracle):
             for slot in actual.short:
                 batch.append_block_ids(slot, ([slot + 3], [slot + 4]))
-            left = [batch.num_tokens[slot] - batch.num_computed_tokens[slot] for slot in actual.prefills]
-            batch.schedule(actual.prefills, left)
+            for slot in actual.prefills:
+                batch.num_scheduled[slot] = batch.num_tokens[slot] - batch.num_computed_tokens[slot]
         self.steps.append((self.batch.prepare_inputs(), self.oracle.prepare_inputs()))
         if self.steps[-1] == (None, None):
             self.steps.pop()
@@ -335,8 +336,7 @@ def test_wide_and_long_batches_behave_like_the_oracle(slots, steps, churn, overl
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("block_size", [257, 300, 512])
-def test_blocks_larger_than_the_number_of_phases_begin_at_the_right_step(block_size, overlap):
-    """Their largest divisors up to 256 are 1, 150 and 256, so a phase recurs before a block is full."""
+def test_large_blocks_begin_at_the_right_step(block_size, overlap):
     twins = Twins(8, 0.0, seed=block_size + overlap, block_size=block_size)
     live(twins, 600, overlap)
     assert twins.longest > block_size

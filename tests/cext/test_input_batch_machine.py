@@ -22,7 +22,7 @@ def run_machine(new_batch, new_state=SequenceStateOracle, **changes):
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 
 
-def test_the_kernel_lives_as_the_oracle_does():
+def test_kernel_passes_the_state_machine():
     run_machine(InputBatch, SequenceState)
 
 
@@ -62,35 +62,39 @@ class CondenseKeepsTheOrder(InputBatchOracle):
 
 
 class RemovalKeepsThePlaceholders(InputBatchOracle):
-    def remove_requests(self, slots):
-        before = {slot: self.stays[slot].state.pending for slot in slots if slot in self.stays}
-        states = {slot: self.stays[slot].state for slot in before}
-        super().remove_requests(slots)
-        for slot in slots:
-            states[slot].pending = before[slot]
+    def remove_request(self, slot):
+        state = self.occupant(slot).state
+        before = state.pending
+        super().remove_request(slot)
+        state.pending = before
 
 
 class RemovalKeepsWhatIsUnderWay(InputBatchOracle):
-    def remove_requests(self, slots):
-        before = {slot: self.stays[slot].state.computed for slot in slots if slot in self.stays}
-        states = {slot: self.stays[slot].state for slot in before}
-        super().remove_requests(slots)
-        for slot in slots:
-            states[slot].computed = before[slot]
+    def remove_request(self, slot):
+        state = self.occupant(slot).state
+        before = state.computed
+        super().remove_request(slot)
+        state.computed = before
 
 
 class OccupiedSlotIsTaken(InputBatchOracle):
     def add_request(self, slot, state, block_ids):
-        if slot in self.stays and state.slot == -1:
+        if slot in self.occupants and state.slot == -1:
             self.remove_request(slot)
         return super().add_request(slot, state, block_ids)
 
 
-class MinTokensAreCountedForever(InputBatchOracle):
-    @property
-    def counters(self):
-        lower_bounds = sum(stay.state.min_tokens > 0 for stay in self.stays.values())
-        return super().counters._replace(min_tokens=lower_bounds)
+class RemovedSlotsAreNotReported(InputBatchOracle):
+    def changes(self, since):
+        return super().changes(since)._replace(removed=[])
+
+
+class ReusedSlotIsNotReported(InputBatchOracle):
+    def add_request(self, slot, state, block_ids):
+        row = super().add_request(slot, state, block_ids)
+        self.first = getattr(self, "first", {})
+        self.changed[slot] = self.first.setdefault(slot, self.version)
+        return row
 
 
 # Block tables --------------------------------------------------------------------------------------
@@ -98,16 +102,16 @@ class MinTokensAreCountedForever(InputBatchOracle):
 
 class AppendedBlocksAreNotStaged(InputBatchOracle):
     def append(self, slot, group, block):
-        before = self.stays[slot].staged[group]
+        before = self.occupants[slot].staged[group]
         super().append(slot, group, block)
-        self.stays[slot].staged[group] = before
+        self.occupants[slot].staged[group] = before
 
 
 class ReusedSlotIsStagedTwice(InputBatchOracle):
-    def remove_requests(self, slots):
-        stale = [slot for slot in slots if slot in self.stays and self.stays[slot].staged[0] is not None]
-        super().remove_requests(slots)
-        self.stale = stale
+    def remove_request(self, slot):
+        stale = self.occupant(slot).staged[0] is not None
+        super().remove_request(slot)
+        self.stale = [slot] * stale
 
     def take_staged(self):
         writes = super().take_staged()
@@ -124,10 +128,10 @@ class OnlyTheFirstGroupIsStaged(InputBatchOracle):
 
 class CancelledWritesAreLost(InputBatchOracle):
     def cancel_step(self, step):
-        before = {slot: list(stay.staged) for slot, stay in self.stays.items()}
+        before = {slot: list(occupant.staged) for slot, occupant in self.occupants.items()}
         present = super().cancel_step(step)
         for slot, staged in before.items():
-            self.stays[slot].staged = staged
+            self.occupants[slot].staged = staged
         return present
 
 
@@ -142,7 +146,7 @@ class SlidesWhatIsStillUnderWay(InputBatchOracle):
     shows_with = {"windows": (3,), "block_size": 1, "max_batched_tokens": 100, "arenas": 2}  # noqa: RUF012
 
     def slide(self, slot, group):
-        state = self.stay(slot).state
+        state = self.occupant(slot).state
         committed, state.committed = state.committed, state.computed
         try:
             return super().slide(slot, group)
@@ -167,14 +171,14 @@ class SurveyPrefersTheFirstAdmitted(InputBatchOracle):
     shows_with = {"slots": 4, "max_batched_tokens": 100}  # noqa: RUF012
 
     def most_urgent(self, slots):
-        return sorted(slots, key=lambda slot: self.stays[slot].serial)
+        return sorted(slots, key=lambda slot: self.occupants[slot].version)
 
 
 class PlaceholderIsTheTokenBefore(InputBatchOracle):
     shows_with = {"arenas": 2}  # noqa: RUF012
 
-    def known(self, stay):
-        return stay.state.tokens + stay.state.tokens[-1:]
+    def known(self, occupant):
+        return occupant.state.tokens + occupant.state.tokens[-1:]
 
 
 class ArenaOfAStepUnderWayIsUsed(InputBatchOracle):
@@ -187,13 +191,13 @@ class ArenaOfAStepUnderWayIsUsed(InputBatchOracle):
 class LateResultsGoToTheNextOccupant(InputBatchOracle):
     shows_with = {"slots": 1, "arenas": 2}  # noqa: RUF012
 
-    def is_present(self, slot, stay):
-        return super().is_present(slot, self.stays.get(slot, stay))
+    def is_present(self, slot, occupant):
+        return super().is_present(slot, self.occupants.get(slot, occupant))
 
 
 class FinishedSequencesGoOn(InputBatchOracle):
-    def end(self, stay):
-        stay.state.pending = 0
+    def end(self, occupant):
+        occupant.state.pending = 0
 
 
 class MinTokensDoNotHoldBackAnEnd(InputBatchOracle):
@@ -203,6 +207,15 @@ class MinTokensDoNotHoldBackAnEnd(InputBatchOracle):
             return super().reason_to_end(state, token)
         finally:
             state.min_tokens = before
+
+
+class UnfinishedPromptsProcessLogits(InputBatchOracle):
+    shows_with = {"max_batched_tokens": 3}  # noqa: RUF012
+
+    def new_step(self, members):
+        step = super().new_step(members)
+        step.processes_logits = any(occupant.state.processes_logits for _, occupant, _, _ in members)
+        return step
 
 
 class EosCannotBeIgnored(InputBatchOracle):

@@ -44,7 +44,7 @@ def test_most_recently_freed_slot_is_allocated_first(new_map):
 
 
 @both
-def test_a_departed_owners_handle_is_refused_whoever_has_the_id_now(new_map):
+def test_stale_handle_is_refused_after_its_id_is_reused(new_map):
     slots = new_map(1)
     stale = slots.alloc(1)
     slots.free(stale)
@@ -150,7 +150,7 @@ def run_machine(new_map, **changes):
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 
 
-def test_the_kernel_lives_as_the_oracle_does():
+def test_kernel_passes_the_state_machine():
     run_machine(SlotMap)
 
 

@@ -45,14 +45,14 @@ class _Exchange(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.keys.add(self.headers["Authorization"])
-        if self.path == "/v1/models":
+        if self.path in self.server.texts:
+            self._write(self.server.texts[self.path])
+        elif self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": name} for name in self.server.models]})
         elif self.path in self.server.told:
             self._send(200, self.server.told[self.path])
         elif self.path == "/events":
             self._tell()
-        elif self.path in self.server.texts:
-            self._write(self.server.texts[self.path])
         else:
             self._refuse(404, f"there is no model\n{self.path.rpartition('/')[2]} here")
 

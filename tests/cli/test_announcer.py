@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from cli.terminal import Terminal
 from fairlead.console.announcer import (
-    Announcer,
-    Loading,
-    Ready,
-    complain,
+    LoadingLine,
+    PlainAnnouncer,
+    ReadyLine,
     open_announcer,
     read_line,
-    warn,
+    report_error,
+    report_warning,
 )
 from fairlead.telemetry.logs import log_streams
 
@@ -74,8 +74,8 @@ def test_with_a_json_log_all_output_is_events_on_standard_error(capfd):
         announcer.loading("small", 0.26, "weights")
         announcer.ready("http://127.0.0.1:8000", ["small"])
         announcer.failed("small", "no config.json")
-        warn("a warning")
-        complain("an error")
+        report_warning("a warning")
+        report_error("an error")
     out, err = capfd.readouterr()
     events = [json.loads(line) for line in err.splitlines()]
     for event in events:
@@ -104,12 +104,12 @@ def test_a_failure_names_the_model_and_the_reason(capsys):
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.3, 0.7, 1.0])
 def test_printed_lines_can_be_parsed(capsys, fraction):
-    announcer = Announcer(key_needed=False)
+    announcer = PlainAnnouncer(key_needed=False)
     announcer.loading("a: 5 % model", fraction, "reading weights")
     announcer.ready("http://[::1]:8000", ["a model"])
     printed = capsys.readouterr()
-    assert Loading("a: 5 % model", fraction, "reading weights") == read_line(printed.err.rstrip("\n"))
-    assert Ready("http://[::1]:8000") == read_line(printed.out.rstrip("\n"))
+    assert LoadingLine("a: 5 % model", fraction, "reading weights") == read_line(printed.err.rstrip("\n"))
+    assert ReadyLine("http://[::1]:8000") == read_line(printed.out.rstrip("\n"))
 
 
 def test_a_load_of_unknown_progress_has_a_line_without_a_percentage(capsys):
@@ -117,7 +117,9 @@ def test_a_load_of_unknown_progress_has_a_line_without_a_percentage(capsys):
     announcer.loading("small", None, "waiting for /health")
     announcer.loading("small", None, "waiting for /health")
     assert capsys.readouterr().err == "Loading small: waiting for /health\n"
-    assert read_line("Loading small: waiting for /health") == Loading("small", None, "waiting for /health")
+    assert read_line("Loading small: waiting for /health") == LoadingLine(
+        "small", None, "waiting for /health"
+    )
 
 
 def test_a_load_of_unknown_progress_is_an_event_without_a_percentage(capfd):

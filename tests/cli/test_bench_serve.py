@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cli.terminal import Terminal
+from fairlead.cli import main
 
 
 def load(server, *options: str) -> subprocess.CompletedProcess[str]:
@@ -110,3 +111,17 @@ def test_invalid_address_is_bad_usage():
     )
     assert (run.returncode, run.stdout) == (2, "")
     assert "--url" in run.stderr
+
+
+def test_answer_that_is_no_list_of_models_is_a_failure_in_one_line(server):
+    server.texts = {"/v1/models": ["<html>"]}
+    run = load(server)
+    message = f"fairlead: {server.url}: the answer to /v1/models is not a list of models\n"
+    assert (run.returncode, run.stderr) == (1, message)
+
+
+def test_list_of_models_that_does_not_come_is_a_failure_in_one_line(server, capsys, monkeypatch):
+    server.texts = {"/v1/models": ["", "{}"]}  # the second when released
+    monkeypatch.setattr("fairlead.load.generator.CONTROL_TIMEOUT_S", 0.2)
+    assert main(["bench", "--url", server.url]) == 1
+    assert capsys.readouterr().err.startswith(f"fairlead: {server.url}: no answer within ")

@@ -8,7 +8,8 @@ from types import ModuleType
 import pytest
 
 from fairlead.cli import main
-from fairlead.config import ApiKey, CommandConfig, Config, GroupSwap, ModelConfig, QueueConfig
+from fairlead.config import ApiKey, CommandConfig, Config, GroupSwap, ModelConfig, NamedSwap, QueueConfig
+from fairlead.configfile import Reading
 from fairlead.fleet.reload import ConfigSource
 
 FILE = """\
@@ -194,10 +195,18 @@ def test_a_good_file_is_told_in_a_few_lines(folder, capsys):
     assert main(["config", "check", "fairlead.yaml"]) == 0
     assert capsys.readouterr().out == (
         "fairlead.yaml is good.\n  models: qwen\n  nodes: big\n"
-        "  making room: never; there must be room for all models\n"
+        "  evictions: none; there must be room for all models\n"
         "  address: localhost:9000\n"
         "  API keys: 1\n  without effect: logToStdout\n"
     )
+
+
+def test_summary_of_a_file_names_the_eviction_policy_of_another_package(folder, capsys, monkeypatch):
+    config = Config(models=(), swap=NamedSwap("only"))
+    reading = Reading(config, (), ())
+    monkeypatch.setattr("fairlead.console.configuration.read_config", lambda *_: reading)
+    assert main(["config", "check", "fairlead.yaml"]) == 0
+    assert "  evictions: by the policy only\n" in capsys.readouterr().out
 
 
 def test_a_good_file_can_be_told_in_json_without_its_secrets(folder, capsys):
@@ -248,7 +257,7 @@ def test_faults_exit_with_2_on_standard_error_or_in_json(folder, capsys):
     write(folder, "prot: 1")
     assert main(["config", "check", "fairlead.yaml"]) == 2
     told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "fairlead.yaml:1: prot: is no setting; did you mean port?\n")
+    assert (told.out, told.err) == ("", "fairlead.yaml:1: prot: is not a setting; did you mean port?\n")
     assert main(["config", "check", "fairlead.yaml", "--json"]) == 2
-    fault = {"line": 1, "key": "prot", "message": "is no setting; did you mean port?"}
+    fault = {"line": 1, "key": "prot", "message": "is not a setting; did you mean port?"}
     assert {"file": "fairlead.yaml", "ok": False, "errors": [fault]} == json.loads(capsys.readouterr().out)

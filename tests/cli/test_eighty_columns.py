@@ -90,7 +90,7 @@ def test_config_check_wraps_no_line(tmp_path):
     assert f"{file} is good." == lines[0]
     assert lines[1] == "  models: m"
     file.write_text("models:\n  m: {cmd: 'x ${PORT}', tll: 3}\n")
-    assert [f"{file}:2: models.m.tll: is no setting; did you mean ttl?"] == look(
+    assert [f"{file}:2: models.m.tll: is not a setting; did you mean ttl?"] == look(
         "config", "check", str(file), code=2
     )[:-1]
 

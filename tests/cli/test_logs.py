@@ -1,9 +1,13 @@
 """`fairlead logs`: what the processes of a model have printed, and what they print from now on."""
 
+import signal
+from contextlib import suppress
+
 import pytest
 
 from cli.terminal import Terminal
 from fairlead.cli import main
+from fairlead.console.client import Client
 
 
 def test_logs_prints_the_lines_that_the_server_has(server, capsys):
@@ -44,6 +48,33 @@ def test_follow_prints_new_lines_until_ctrl_c(server, option):
         terminal.expect("old")
         terminal.interrupt()
         assert terminal.wait() == 0
+
+
+def test_follow_ends_at_ctrl_c_even_if_python_ignores_the_exception(server, monkeypatch, capsys):
+    def interrupted(line: str) -> str:
+        with suppress(KeyboardInterrupt):  # as in a destructor
+            signal.raise_signal(signal.SIGINT)
+        return line
+
+    server.texts = {"/models/small/logs?follow=true": ["old\n", "new\n"]}  # the second when released
+    monkeypatch.setattr("fairlead.console.status._printable", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["logs", "small", "-f", "--url", server.url]) == 0
+    assert capsys.readouterr().out == "old\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_before_the_first_line_ends_follow(server, monkeypatch, capsys):
+    class Interrupted(Client):
+        def lines(self, path: str, *, endless: bool):
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            return super().lines(path, endless=endless)
+
+    server.texts = {"/models/small/logs?follow=true": ["", "new\n"]}
+    monkeypatch.setattr("fairlead.console.client.Client", Interrupted)
+    assert main(["logs", "small", "-f", "--url", server.url]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_follow_fails_when_the_server_ends_it(server, capsys):

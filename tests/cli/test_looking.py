@@ -28,17 +28,17 @@ MODELS = [
         "seats": 4,
         "busy": 3,
         "memory_bytes": 512 * 1024 * 1024,
-        "cache_usage": 0.25,
+        "engine": {"cache_usage": 0.25},
         "something_newer": [1, 2],
     },
-    {"model": "large", "kind": "command", "state": "loading", "load_progress": 0.4, "load_stage": "weights"},
+    {"model": "large", "kind": "command", "state": "loading", "load": {"progress": 0.4, "stage": "weights"}},
 ]
 NODES = [
-    {"id": "engine:small", "kind": "engine", "url": None, "state": "up", "seats": 4, "busy": 3},
+    {"id": "engine:small", "kind": "engine", "remote": None, "state": "up", "seats": 4, "busy": 3},
     {
         "id": "big",
         "kind": "remote",
-        "url": "http://192.0.2.1",
+        "remote": {"url": "http://192.0.2.1"},
         "state": "down",
         "problem": "[red]no\x1b[2J answer",
     },
@@ -80,7 +80,7 @@ def test_markup_and_control_characters_of_a_server_have_no_effect(telling, capsy
 
 
 def test_ps_shows_no_percentage_where_the_progress_of_a_load_is_not_known(telling, capsys):
-    loading = MODELS[1] | {"load_progress": None, "load_stage": "waiting for /health"}
+    loading = MODELS[1] | {"load": {"progress": None, "stage": "waiting for /health"}}
     telling.events = [("snapshot", PICTURE | {"models": [loading]})]
     assert main(["ps", "--url", telling.url]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "large" in line)
@@ -101,7 +101,7 @@ def test_unreachable_server_is_reported_in_one_line(command, nobody, capsys):
 def test_server_other_than_fairlead_is_reported(server, capsys):
     server.events = [("snapshot", ["nothing", "we", "know"])]
     assert main(["ps", "--url", server.url]) == 1
-    assert "the server sent something that is no picture of it" in capsys.readouterr().err
+    assert "the server sent something that is not a snapshot" in capsys.readouterr().err
     server.events, server.rounds = [("something", {})], range(1)
     assert main(["ps", "--url", server.url]) == 1
     assert "/events did not answer as a Fairlead server does" in capsys.readouterr().err

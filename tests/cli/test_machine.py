@@ -18,7 +18,7 @@ from cli.test_serve import FakeApp
 from fairlead.cli import main
 from fairlead.configfile.read import read_config
 from fairlead.console import doctor
-from fairlead.console.announcer import Announcer
+from fairlead.console.announcer import PlainAnnouncer
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +54,15 @@ def test_doctor_finds_that_a_server_would_run_here():
 
 
 @pytest.mark.usefixtures("quick")
+def test_check_that_takes_too_long_is_a_finding_of_doctor(capsys, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "CHILD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(doctor, "ASK_TORCH", "import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "ASK_KERNEL", "print('amx')")
+    assert main(["doctor", "--port", "0"]) == 1
+    assert "it did not end within 0.2 s" in capsys.readouterr().out
+
+
 def test_doctor_says_who_has_the_port(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -168,7 +177,7 @@ def test_systemd_is_told_when_the_server_is_ready_and_when_it_stops(tmp_path, mo
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + name if abstract else name)
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name if abstract else name)
-        announcer = Announcer(key_needed=False)
+        announcer = PlainAnnouncer(key_needed=False)
         announcer.ready("http://127.0.0.1:1", ["small"])
         assert manager.recv(1024) == b"READY=1\nSTATUS=serving small at http://127.0.0.1:1"
         announcer.stopping()
@@ -177,7 +186,7 @@ def test_systemd_is_told_when_the_server_is_ready_and_when_it_stops(tmp_path, mo
 
 def test_notify_socket_without_a_listener_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
-    Announcer(key_needed=False).ready("http://127.0.0.1:1", ["small"])
+    PlainAnnouncer(key_needed=False).ready("http://127.0.0.1:1", ["small"])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")

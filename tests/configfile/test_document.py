@@ -90,7 +90,7 @@ def test_merged_mappings_give_the_missing_keys():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: 1\nb: {c: 1,\n  c: 2}", "b.c: is given twice, on line 2 and on line 3"),
+        ("a: 1\nb: {c: 1,\n  c: 2}", "b.c: occurs twice, on line 2 and on line 3"),
         ("a: .nan", "a: must be a finite number, not .nan"),
         ("a: [1, -.inf]", "a[1]: must be a finite number, not -.inf"),
         ("a: 1e999", "a: must be a finite number, not 1e999"),

@@ -274,7 +274,7 @@ SELECTED = "groups: {g: {swap: false, members: [a, b]}}\nmodels: {a: {cmd: '${PO
             "s: {strategy: spillover, targets: [a, b], settings: {spillover: 0}}",
             "selectors.s.settings.spillover: must be at least 1",
         ),
-        ("s: {strategy: spillover, targets: [a, b, a]}", "selectors.s.targets[2]: a is there twice"),
+        ("s: {strategy: spillover, targets: [a, b, a]}", "selectors.s.targets[2]: a occurs twice"),
     ],
 )
 def test_invalid_selectors_are_refused_by_name(tmp_path, selectors, expected):
@@ -286,7 +286,7 @@ def test_jobs_cannot_spill_over_between_models_that_evict_each_other(tmp_path):
     selectors = "selectors: {s: {strategy: spillover, targets: [a, b]}}"
     assert reading(tmp_path, SELECTED + selectors).without_effect == ()
     found = refusals(tmp_path, SELECTED.partition("\n")[2] + selectors)
-    assert "selectors.s.targets[1]: b cannot be loaded beside a" in found
+    assert "selectors.s.targets[1]: b cannot be loaded together with a" in found
 
 
 def test_peer_model_named_like_a_selector_has_only_its_full_name(tmp_path):
@@ -333,19 +333,19 @@ def test_empty_sections_are_accepted(tmp_path):
         ("macros: {a: '${b}', b: x}\nhost: ${a}", "host: there is no macro ${b}"),  # b is defined after a
         ("models: {a: {cmd: 'x ${PORT} ${PID}'}}", "models.a.cmd: there is no macro ${PID}"),
         ("models: {a: {cmd: x, proxy: 'http://h:${PORT}'}}", "a.proxy: uses ${PORT}, but cmd does not"),
-        ("models: {a: {cmd: x, env: [PORT=7]}}", "models.a.env: says PORT: then proxy must say where"),
-        ("models: {a: {cmd: x, env: {PORT: 7}}}", "models.a.env: says PORT: then proxy must say where"),
+        ("models: {a: {cmd: x, env: [PORT=7]}}", "models.a.env: sets PORT, so proxy must have the address"),
+        ("models: {a: {cmd: x, env: {PORT: 7}}}", "models.a.env: sets PORT, so proxy must have the address"),
         ("models: {a: {cmd: x, env: 7}}", "models.a.env: must be "),
-        ("startPort: 65535\nmodels: {a: {cmd: x}, b: {cmd: x}}", "models.b.cmd: there is no port left"),
+        ("startPort: 65535\nmodels: {a: {cmd: x}, b: {cmd: x}}", "models.b.cmd: no port is left"),
         (
             "startPort: 65535\nmodels: {a: {cmd: '${PORT}'}, b: {cmd: '${PORT}'}}",
-            "models.b.cmd: there is no port left",
+            "models.b.cmd: no port is left",
         ),
         ("startPort: 0", "startPort: must be at least 1"),
         ("models: {a: {cmd: '${PORT}', filters: {setParamsByID: {'${x}': {}}}}}", "there is no macro ${x}"),
         (
             "models: {a: {cmd: '${PORT}', filters: {setParamsByID: {'${MODEL_ID}': {}, a: {}}}}}",
-            "models.a.filters.setParamsByID.a: is a, which is given already",
+            "models.a.filters.setParamsByID.a: is a, which occurs already",
         ),
         ("peers: {p: {proxy: 'http://h', models: []}}", "p.models: must be one name or more"),
         ("peers: {p: {proxy: h, models: [a]}}", "peers.p.proxy: must be a URL"),
@@ -363,14 +363,14 @@ def test_values_that_llama_swap_refuses_are_refused(tmp_path, text, expected):
 def test_expansion_of_macros_is_bounded(tmp_path):
     macros = "\n".join(f"  m{level}: '{f'${{m{level - 1}}}' * 10}'" for level in range(1, 12))
     found = refusals(tmp_path, f"macros:\n  m0: x\n{macros}\nhost: ${{m11}}")
-    assert "host: would have more than 100000 letters" in found
+    assert "host: would have more than 100000 characters" in found
 
 
 def test_total_size_of_expanded_macros_is_bounded(tmp_path):
     text = f"macros: {{a: {'x' * 1000}, b: '{'${a}' * 90}'}}\nx-all: 1\nmodels:\n" + "".join(
         f"  m{number}: {{cmd: '${{PORT}} ${{b}}'}}\n" for number in range(60)
     )
-    assert any("is one macro in a macro too many" in refusal for refusal in refusals(tmp_path, text))
+    assert any("expands to more than" in refusal for refusal in refusals(tmp_path, text))
 
 
 def test_macros_of_a_model_override_those_of_the_file_and_may_use_earlier_ones(tmp_path):

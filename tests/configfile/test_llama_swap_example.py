@@ -92,7 +92,7 @@ def test_command_without_a_port_gets_it_in_its_environment(config, reading):
     (model,) = [model for model in config.models if model.name == "unlisted-model"]
     assert (model.cmd, model.env) == (("some-upstream-server",), {"PORT": "10003"})
     assert model.proxy == "http://localhost:10003"
-    assert reading.remarks[0].startswith("models.unlisted-model.cmd: does not use ${PORT}")
+    assert reading.remarks[0].startswith("models.unlisted-model.cmd: uses neither ${PORT} nor a proxy")
 
 
 def test_other_models_have_the_same_ports_as_in_llama_swap(config):

@@ -181,7 +181,7 @@ def test_invalid_time_is_refused(file, said):
             r"1: models.b.aliases\[0\]: 'x' is an alias of a already",
         ),
         ("queue:\n  capacity: -1", "2: queue.capacity: must be at least 0"),
-        ("queue: {capcity: 1}", "1: queue.capcity: is no setting; did you mean capacity"),
+        ("queue: {capcity: 1}", "1: queue.capcity: is not a setting; did you mean capacity"),
         ("queue: 5", "1: queue: must be a mapping, not a whole number"),
         ("queue: {minShare: 1.5}", "1: queue.minShare: must be at least 0 and at most 1"),
         ("queue: {tenantWeights: {ana: 0}}", "1: queue.tenantWeights.ana: must be more than 0"),
@@ -207,8 +207,8 @@ def test_invalid_time_is_refused(file, said):
         ("nodes: [{id: a, url: 'http://a', models: []}]", r"1: nodes\[0\].models: must be one name or more"),
         ("nodes: [{id: a, url: 'http://a'}, {id: a, url: 'http://b'}]", r"1: nodes\[1\].id: is given twice"),
         ("lru: {maxLoaded: 0}", "1: lru.maxLoaded: must be at least 1"),
-        ("modles: {}", "1: modles: is no setting; did you mean models"),
-        ("whileLoding: wait", "1: whileLoding: is no setting; did you mean whileLoading"),
+        ("modles: {}", "1: modles: is not a setting; did you mean models"),
+        ("whileLoding: wait", "1: whileLoding: is not a setting; did you mean whileLoading"),
     ],
 )
 def test_invalid_value_is_refused_with_line_and_key(file, text, expected):
@@ -228,10 +228,10 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines(file):
         """
     assert file.faults(text) == [
         "fairlead.yaml:2: queue.capacity: must be at least 0",
-        "fairlead.yaml:3: queue.timeot: is no setting; did you mean timeout?",
+        "fairlead.yaml:3: queue.timeot: is not a setting; did you mean timeout?",
         "fairlead.yaml:5: models.a.slots: must be at least 1",
         "fairlead.yaml:5: models.a.threads: must be a whole number, not text",
-        "fairlead.yaml:6: models.b.nonsense: is no setting",
+        "fairlead.yaml:6: models.b.nonsense: is not a setting",
         "fairlead.yaml:7: port: must be at least 0 and at most 65535",
     ]
 

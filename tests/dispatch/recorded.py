@@ -1,31 +1,31 @@
 """Effects that are only recorded, and helpers that build jobs, nodes and limits for a scheduler."""
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
 from fairlead._cext.fairqueue import FairQueue
-from fairlead.answer.sink import Sink
-from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
+from fairlead.gateway import spec_of
 from fairlead.job import Job, Sampling
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import SwapReason
 
 MODEL = "m"
 
 
 class FakeNode:
+    """The id and the models of a node: all that the scheduler knows of it, besides its limits."""
+
     def __init__(self, id: str = "node", *models: str) -> None:  # noqa: A002
         self.id = id
         self.models = frozenset(models or {MODEL})
 
-    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
-        raise AssertionError("the scheduler never generates")
+    def __iter__(self) -> Iterator[str | frozenset[str]]:
+        return iter((self.id, self.models))
 
 
 class Ledger:
@@ -92,9 +92,13 @@ class RecordedEffects:
         self.swaps: list[tuple[str, frozenset[str]]] = []
         self.reasons: list[SwapReason] = []
         self.stopped_models: list[str] = []
-        self.wishes: dict[LoadRequest, FairleadError | None] = {}
+        self.loads: dict[LoadRequest, FairleadError | None] = {}
         self.closed_nodes: list[str] = []
-        self.idle_places: list[NodeState] = []
+        self.idle_nodes: list[tuple[str, int]] = []
+
+    @property
+    def models(self) -> "RecordedEffects":
+        return self
 
     def grant(self, ticket: Ticket) -> None:
         self.granted.append(ticket)
@@ -113,16 +117,15 @@ class RecordedEffects:
     def stop_model(self, model: str) -> None:
         self.stopped_models.append(model)
 
-    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
-        assert wish not in self.wishes
-        self.wishes[wish] = error
+    def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
+        assert request not in self.loads
+        self.loads[request] = error
 
-    def closed(self, node_id: str) -> None:
+    def node_closed(self, node_id: str) -> None:
         self.closed_nodes.append(node_id)
 
-    def idle(self, place: NodeState) -> None:
-        assert not place.busy
-        self.idle_places.append(place)
+    def idle(self, node_id: str, models: frozenset[str], used: int) -> None:
+        self.idle_nodes.append((node_id, used))
 
 
 def job(
@@ -136,18 +139,15 @@ def job(
     **options,
 ) -> Ticket:
     """Return a ticket for a job with one prompt."""
-    return Ticket(
-        Job(
-            id="r",
-            tenant=tenant,
-            model=model,
-            prompts=(list(range(prompt)),),
-            sampling=Sampling(max_tokens=max_tokens),
-            **options,
-        ),
-        cost=cost,
-        tokens=tokens,
+    asked = Job(
+        id="r",
+        tenant=tenant,
+        model=model,
+        prompts=(list(range(prompt)),),
+        sampling=Sampling(max_tokens=max_tokens),
+        **options,
     )
+    return Ticket(spec_of(asked, with_prefixes=True), cost=cost, tokens=tokens)
 
 
 def limits(seats: int, *, longest: int = 100, cache_tokens: int | None = None) -> NodeLimits:

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dispatch.recorded import FakeNode, Ledger, RecordedEffects, elsewhere, job, limits
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.errors import Displaced, FairleadError, InvalidRequest, LoadFailed, QueueFull, QueueTimeout
-from fairlead.job import Job, Relay
-from fairlead.nodes.node import NodeLimits
+from fairlead.job import Relay
+from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy, SwapReason
 
 CAPACITY = 5
@@ -55,9 +56,9 @@ class Watching(RecordedEffects):
         super().stop_model(model)
         self.machine.check_stop(model)
 
-    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
-        super().wish_ended(wish, error)
-        self.machine.check_wish(wish, error)
+    def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
+        super().load_ended(request, error)
+        self.machine.check_load_end(request, error)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -79,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=OneAtATime(),
             loadable=frozenset("xy"),
         )
-        self.ledger = self.subject._queue._line = Ledger(self.subject._queue._line)
+        self.ledger = self.subject._queue._kernel = Ledger(self.subject._queue._kernel)
         self.costs: Counter[str] = Counter()  # per tenant, of its jobs that have ended
         self.order: dict[Ticket, int] = {}  # order of arrival; returned jobs come first
         self.nodes = {
@@ -94,7 +95,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.failed_at: dict[Ticket, NodeState] = {}
         self.full: dict[NodeState, None] = {}  # ordered, so that Hypothesis can repeat its draws
         self.settled: set[Ticket] = set()
-        self.wishes: list[LoadRequest] = []  # load requests that have not ended
+        self.loads: list[LoadRequest] = []  # load requests that have not ended
         self.leaving: set[str] = set()  # models that are to be unloaded
         self.dying: set[str] = set()  # models whose processes have not ended yet
         self.newcomer: Ticket | None = None
@@ -102,20 +103,21 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tickets(self, *states: TicketState) -> list[Ticket]:
         return [ticket for ticket in self.order if ticket.state in states]
 
-    def holding(self, model: str) -> set[NodeState]:
-        return {place for place in self.subject._places.values() if model in place.node.models}
+    def with_model(self, model: str) -> set[NodeState]:
+        return {node for node in self.subject._nodes.values() if model in node.models}
 
-    def taking(self, job: Job) -> set[NodeState]:
+    def accepting(self, job: JobSpec) -> set[NodeState]:
         """Return where the job could run. A remote server needs the request as its client wrote it."""
-        return {place for place in self.holding(job.model) if job.relay or place.node.id != "far"}
+        may_be_far = job.body_bytes is not None
+        return {node for node in self.with_model(job.model) if may_be_far or node.id != "far"}
 
-    def swapped(self, place: NodeState) -> frozenset[str]:
+    def swapped(self, node: NodeState) -> frozenset[str]:
         """Return the models that a swap loaded there."""
-        return place.node.models if place.node.id.startswith("swap") else frozenset()
+        return node.models if node.id.startswith("swap") else frozenset()
 
     def settle(self, ticket: Ticket, cost: float) -> None:
         """Record, once, what a ticket that has ended has cost its tenant."""
-        self.full.pop(ticket.place, None)
+        self.full.pop(ticket.node, None)
         if ticket in self.settled or not ticket.attempts:
             return
         self.settled.add(ticket)
@@ -128,17 +130,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ticket not in self.effects.refused
         assert 1 + self.returns[ticket] == ticket.attempts, "granted twice"
         assert ticket.has_begun or ticket not in self.expired, "granted after its deadline"
-        assert ticket.place is not None
-        assert ticket.job.model in ticket.place.node.models
-        assert ticket.place.node.id in self.seats, "a seat on a node that is down"
-        assert ticket.place.busy <= self.seats[ticket.place.node.id], "a seat that was taken"
-        assert ticket.place not in self.full, "a place that has turned a job away"
-        assert not self.swapped(ticket.place) & self.leaving, "a model that is to be unloaded"
-        assert ticket.place in self.taking(ticket.job), "nothing to pass on"
-        others = self.taking(ticket.job) - {self.failed_at.get(ticket)}
-        assert not others or ticket.place in others, "back to where it failed"
+        assert ticket.node is not None
+        assert ticket.job.model in ticket.node.models
+        assert ticket.node.id in self.seats, "a seat on a node that is down"
+        assert ticket.node.busy <= self.seats[ticket.node.id], "a seat that was taken"
+        assert ticket.node not in self.full, "a node that has rejected a job"
+        assert not self.swapped(ticket.node) & self.leaving, "a model that is to be unloaded"
+        assert ticket.node in self.accepting(ticket.job), "nothing to pass on"
+        others = self.accepting(ticket.job) - {self.failed_at.get(ticket)}
+        assert not others or ticket.node in others, "back to where it failed"
         for other in self.tickets(TicketState.QUEUED):
-            if self.failed_at.get(other) is ticket.place or ticket.place not in self.taking(other.job):
+            if self.failed_at.get(other) is ticket.node or ticket.node not in self.accepting(other.job):
                 continue
             same_line = (ticket.job.tenant, ticket.job.priority, ticket.job.model) == (
                 other.job.tenant,
@@ -147,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
             assert not same_line or self.order[ticket] < self.order[other], "FIFO within a tenant"
             higher = other.job.priority < ticket.job.priority
-            assert not higher or other.job.model not in ticket.place.node.models, "a higher class waits"
+            assert not higher or other.job.model not in ticket.node.models, "a higher class waits"
 
     def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
         # A job that a node returned may find that its model no longer loads, or that no node is left which
@@ -169,8 +171,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_swap(self, model: str, evict: frozenset[str]) -> None:
         assert model not in self.loading
         for ticket in self.tickets(TicketState.GRANTED):
-            holds = ticket.place is not None and self.swapped(ticket.place) & evict
-            assert not holds or ticket.place.node.id not in self.seats, "evicted while it worked"
+            holds = ticket.node is not None and self.swapped(ticket.node) & evict
+            assert not holds or ticket.node.id not in self.seats, "evicted while it worked"
         self.loading.add(model)
         self.dying.discard(model)  # its last process may still run; the next one waits for its end
         for evicted in evict:
@@ -179,9 +181,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.dying.add(evicted)
                 self.leaving.discard(evicted)
         assert self.dying <= evict, "there is room for one"
-        spare = [wish for wish in self.wishes if wish.model == model and wish.spare]
+        spare = [request for request in self.loads if request.model == model and request.only_if_free]
         waits = any(ticket.job.model == model for ticket in self.tickets(TicketState.QUEUED))
-        assert waits or not spare or not evict, "evicted for a wish that was to evict nothing"
+        assert waits or not spare or not evict, "evicted for a request that was to evict nothing"
 
     def check_stop(self, model: str) -> None:
         """A model is stopped only if it is to be unloaded, and only without running jobs."""
@@ -189,29 +191,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.leaving.discard(model)
         self.dying.add(model)
         for ticket in self.tickets(TicketState.GRANTED):
-            assert ticket.place is None or model not in self.swapped(ticket.place), "stopped while it worked"
+            assert ticket.node is None or model not in self.swapped(ticket.node), "stopped while it worked"
         if model in self.loading:
             self.loading.remove(model)
         self.seats.pop(f"swap {model}", None)
 
-    def check_wish(self, wish: LoadRequest, error: FairleadError | None) -> None:
+    def check_load_end(self, request: LoadRequest, error: FairleadError | None) -> None:
         """A load request ends once, and without an error only if its model is loaded."""
-        if wish in self.wishes:
-            self.wishes.remove(wish)
-        assert error is not None or f"swap {wish.model}" in self.seats
+        if request in self.loads:
+            self.loads.remove(request)
+        assert error is not None or f"swap {request.model}" in self.seats
 
     # Events ------------------------------------------------------------------------------------------
 
-    @rule(model=st.sampled_from("xy"), spare=st.booleans())
-    def wish(self, model, spare) -> None:
-        if all(wish.model != model for wish in self.wishes):
-            self.wishes.append(wish := LoadRequest(model, spare=spare))
-            self.subject.wish(wish)
+    @rule(model=st.sampled_from("xy"), only_if_free=st.booleans())
+    def request_load(self, model, only_if_free) -> None:
+        if all(request.model != model for request in self.loads):
+            self.loads.append(request := LoadRequest(model, only_if_free=only_if_free))
+            self.subject.request_load(request)
 
-    @precondition(lambda self: self.wishes)
+    @precondition(lambda self: self.loads)
     @rule(data=st.data())
-    def starve_of_wishing(self, data) -> None:
-        self.subject.wish_starved(data.draw(st.sampled_from(self.wishes)))
+    def starve_of_loading(self, data) -> None:
+        self.subject.load_starved(data.draw(st.sampled_from(self.loads)))
 
     @rule(model=st.sampled_from("xy"))
     def unload(self, model) -> None:
@@ -224,25 +226,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     def be_gone(self, data) -> None:
         model = data.draw(st.sampled_from(sorted(self.dying)))
         self.dying.remove(model)
-        self.subject.gone(frozenset({model}))
+        self.subject.stopped(frozenset({model}))
 
     def idle(self) -> list[NodeState]:
-        """Return the places that were reported as idle, and that still exist and are idle."""
-        places = self.effects.idle_places
-        return [place for place in places if not place.busy and self.subject.place(place.node.id) is place]
+        """Return the nodes that were reported as idle, and that are still up and idle."""
+        nodes = self.subject._nodes
+        reported = dict.fromkeys(node_id for node_id, _ in self.effects.idle_nodes)
+        return [nodes[node_id] for node_id in reported if node_id in nodes and not nodes[node_id].busy]
 
     @precondition(lambda self: self.idle())
     @rule(data=st.data(), used=st.booleans())
     def expire(self, data, used) -> None:
-        place = data.draw(st.sampled_from(self.idle()))
-        if used and place.used:
-            self.subject.expired(place, place.used - 1)  # it has had a job since
-            assert self.subject.place(place.node.id) is place
+        nodes, node = self.subject._nodes, data.draw(st.sampled_from(self.idle()))
+        if used and node.used:
+            self.subject.expired(node.id, node.used - 1)  # it has had a job since
+            assert nodes[node.id] is node
         else:
-            (model,) = place.node.models
+            (model,) = node.models
             self.leaving.add(model)
-            self.subject.expired(place, place.used)
-            assert self.subject.place(place.node.id) is not place
+            self.subject.expired(node.id, node.used)
+            assert nodes.get(node.id) is not node
 
     @rule(
         tenant=st.sampled_from("ABC"),
@@ -303,11 +306,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.order[ticket] = -len(self.order) - self.returns.total()
         self.returns[ticket] += 1
         if is_full:
-            self.full[ticket.place] = None
-            self.subject.turned_away(ticket)
+            self.full[ticket.node] = None
+            self.subject.rejected_by_node(ticket)
         else:
-            self.failed_at[ticket] = ticket.place
-            self.subject.returned(ticket)
+            self.failed_at[ticket] = ticket.node
+            self.subject.requeued(ticket)
         may_wait = ticket.has_begun or not (ticket in self.expired or ticket.job.no_queue)
         assert not may_wait or ticket not in self.effects.refused
         assert may_wait or ticket.state is not TicketState.QUEUED
@@ -315,9 +318,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.full)
     @rule(data=st.data())
     def have_room(self, data) -> None:
-        place = data.draw(st.sampled_from(list(self.full)))
-        del self.full[place]
-        self.subject.has_room(place)
+        node = data.draw(st.sampled_from(list(self.full)))
+        del self.full[node]
+        if self.subject._nodes.get(node.id) is node:
+            self.subject.has_room(node.id)
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))
     @rule(data=st.data())
@@ -340,18 +344,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def drain(self) -> None:
         self.subject.drain()
-        assert self.wishes == []
+        assert self.loads == []
         assert all(ticket.attempts for ticket in self.tickets(TicketState.QUEUED))
 
     @rule(name=st.sampled_from(["one", "two", "far"]), seats=st.integers(1, 3))
     def node_up(self, name, seats) -> None:
         self.seats[name] = seats
-        self.subject.node_up(self.nodes[name], self.limits(name, seats))
+        self.subject.node_up(*self.nodes[name], self.limits(name, seats))
 
     @rule(name=st.sampled_from(["one", "two", "far"]))
     def node_down(self, name) -> None:
         self.seats.pop(name, None)
-        self.subject.node_down(self.nodes[name])
+        self.subject.node_down(name)
 
     @precondition(lambda self: self.seats)
     @rule(data=st.data(), seats=st.integers(1, 3))
@@ -359,7 +363,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.seats)))
         self.seats[name] = seats
         node = self.nodes.get(name) or FakeNode(name, name[-1])
-        self.subject.seats_changed(node, self.limits(name, seats))
+        self.subject.seats_changed(*node, self.limits(name, seats))
 
     def limits(self, name: str, seats: int) -> NodeLimits:
         return elsewhere(seats) if name == "far" else limits(seats, longest=20)
@@ -372,9 +376,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         node = FakeNode(f"swap {model}", model)
         if loads:
             self.seats[node.id] = 1
-            self.subject.node_up(node, limits(1, longest=20))
+            self.subject.node_up(*node, limits(1, longest=20))
         else:
-            self.subject.load_failed(node, LoadFailed("no such file"))
+            self.subject.load_failed(node.models, LoadFailed("no such file"))
 
     # What must hold between events -------------------------------------------------------------------
 
@@ -383,45 +387,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         statistics = self.subject.statistics()
         assert len(self.tickets(TicketState.QUEUED)) == statistics.waiting
         assert sum(self.seats.values()) == statistics.seats
-        holders = dict.fromkeys(self.subject._places.values(), 0)
+        holders = dict.fromkeys(self.subject._nodes.values(), 0)
         for ticket in self.tickets(TicketState.GRANTED):
-            if ticket.place in holders:
-                holders[ticket.place] += 1
-        assert holders == {place: place.busy for place in holders}
-        assert self.full.keys() & holders.keys() == {place for place in holders if place.is_full}
+            if ticket.node in holders:
+                holders[ticket.node] += 1
+        assert holders == {node: node.busy for node in holders}
+        assert self.full.keys() & holders.keys() == {node for node in holders if node.is_full}
         assert sum(holders.values()) == statistics.running
         assert statistics.waiting <= CAPACITY + self.returns.total()
         assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queue)
-        assert len(self.subject._queue) == len(self.subject._queue._line)
+        assert len(self.subject._queue) == len(self.subject._queue._kernel)
 
     @invariant()
     def a_free_seat_means_nobody_waits_who_could_have_it(self) -> None:
         for ticket in self.tickets(TicketState.QUEUED):
-            taking = self.taking(ticket.job)
-            assert not any(place.free > 0 for place in taking - {self.failed_at.get(ticket)} or taking)
+            taking = self.accepting(ticket.job)
+            assert not any(node.free > 0 for node in taking - {self.failed_at.get(ticket)} or taking)
 
     @invariant()
-    def a_place_makes_room_only_while_somebody_starves(self) -> None:
-        if any(place.draining for place in self.subject._places.values()):
+    def a_node_makes_room_only_while_somebody_starves(self) -> None:
+        if any(node.draining for node in self.subject._nodes.values()):
             waiting = self.tickets(TicketState.QUEUED)
-            assert any(wish.starved for wish in self.wishes) or any(ticket.starved for ticket in waiting)
+            assert any(request.starved for request in self.loads) or any(ticket.starved for ticket in waiting)
 
     @invariant()
     def whoever_waits_for_a_swap_gets_one_when_nothing_works(self) -> None:
         swapped = {name for name in self.seats if name.startswith("swap")}
-        working = any(place.busy for name, place in self.subject._places.items() if name in swapped)
+        working = any(node.busy for name, node in self.subject._nodes.items() if name in swapped)
         waiting = {
             ticket.job.model
             for ticket in self.tickets(TicketState.QUEUED)
-            if ticket.job.model in "xy" and not self.taking(ticket.job)
+            if ticket.job.model in "xy" and not self.accepting(ticket.job)
         }
         if waiting and not working:
             assert self.loading or self.leaving
 
     @invariant()
-    def a_wish_is_granted_when_its_model_is_there(self) -> None:
-        for wish in self.wishes:
-            assert f"swap {wish.model}" not in self.seats or wish.model in self.leaving
+    def a_load_request_ends_when_its_model_is_loaded(self) -> None:
+        for request in self.loads:
+            assert f"swap {request.model}" not in self.seats or request.model in self.leaving
 
     @invariant()
     def a_ticket_has_one_end(self) -> None:
@@ -439,10 +443,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (statistics.waiting, statistics.running) == (0, 0)
         assert not self.subject._queue
         swaps = self.subject._swaps
-        assert swaps._starved == {wish.model: 1 for wish in self.wishes if wish.starved}
-        assert swaps._wanted == {wish.model: 1 for wish in self.wishes}
-        assert not swaps._unrelayed
-        assert len(self.subject._queue._line) == 0
+        assert swaps._starved == {request.model: 1 for request in self.loads if request.starved}
+        assert swaps._requested == {request.model: 1 for request in self.loads}
+        assert not swaps._local_only
+        assert len(self.subject._queue._kernel) == 0
 
 
 class TokensMachine(SchedulerMachine):

@@ -19,13 +19,13 @@ HUGE = Relay("/v1/completions", b"x" * 200)
 
 def admission(*, seats: int, rejects_loading: bool = False) -> JobAdmission:
     """Use a local and a remote node for "m"; "x" could be loaded, and 100 bytes may be queued."""
-    places = NodePool(Random(0))
+    nodes = NodePool(Random(0))
     for node, its in ((FakeNode(), limits(2, longest=20)), (FakeNode("far"), elsewhere(2, longest=20))):
-        place = places.add(node, its)
+        state = nodes.add(*node, its)
         for _ in range(2 - seats):
-            place.take(0)
-    swaps = Swaps(places, KeepEverything(), frozenset("x"))
-    return JobAdmission(Queue(10, waiting_bytes=100), places, swaps, rejects_loading=rejects_loading)
+            state.acquire(0)
+    swaps = Swaps(nodes, KeepEverything(), frozenset("x"))
+    return JobAdmission(Queue(10, waiting_bytes=100), nodes, swaps, rejects_loading=rejects_loading)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +65,11 @@ def test_a_job_may_wait_for_a_load_if_loading_is_not_rejected():
 def test_draining_refuses_jobs_and_load_requests():
     subject = admission(seats=2)
     subject.drain()
-    for refusal in (subject.refusal(job().job), subject.refusal_of_wish(LoadRequest("x"))):
+    for refusal in (subject.refusal(job().job), subject.load_refusal(LoadRequest("x"))):
         assert isinstance(refusal, Draining)
 
 
 def test_a_load_request_needs_a_loadable_model():
     subject = admission(seats=0, rejects_loading=True)
-    assert subject.refusal_of_wish(LoadRequest("x")) is None
-    assert isinstance(subject.refusal_of_wish(LoadRequest("m")), ModelNotFound)
+    assert subject.load_refusal(LoadRequest("x")) is None
+    assert isinstance(subject.load_refusal(LoadRequest("m")), ModelNotFound)

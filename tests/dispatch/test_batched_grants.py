@@ -38,7 +38,7 @@ class Counted:
 
 
 def counted(subject: Scheduler) -> list[str]:
-    line = subject._queue._line = Counted(subject._queue._line)
+    line = subject._queue._kernel = Counted(subject._queue._kernel)
     return line.calls
 
 
@@ -46,7 +46,7 @@ def test_the_seats_of_a_node_that_comes_up_are_granted_in_one_call():
     subject, effects = scheduler()
     calls = counted(subject)
     tickets = submit(subject, *[job(tenant) for tenant in "AAAAABB"])
-    subject.node_up(FakeNode(), limits(5))
+    subject.node_up(*FakeNode(), limits(5))
     assert calls == ["pop_many 5"]
     assert [ticket.job.tenant for ticket in effects.granted] == list("ABABA")
     assert [ticket.charged for ticket in effects.granted] == 5 * [1.0]
@@ -57,7 +57,7 @@ def test_with_a_limited_cache_the_first_job_is_granted_alone_and_the_others_toge
     subject, effects = scheduler()
     calls = counted(subject)
     submit(subject, job(tokens=90), job(tokens=4), job(tokens=7), job(tokens=6))
-    subject.node_up(FakeNode(), limits(5, cache_tokens=100))
+    subject.node_up(*FakeNode(), limits(5, cache_tokens=100))
     assert calls == ["pop", "pop_many 4", "pop_many 2"]
     assert [ticket.tokens for ticket in effects.granted] == [90, 4, 6]
 
@@ -68,10 +68,10 @@ def test_jobs_are_popped_one_by_one_if_not_all_could_have_every_seat(other):
     calls = counted(subject)
     submit(subject, job(), job())
     if other == "model":
-        subject.wish(LoadRequest("x"))
+        subject.request_load(LoadRequest("x"))
     else:
-        subject.node_up(FakeNode("other", "n"), limits(1))
-    subject.node_up(FakeNode(), limits(3))
+        subject.node_up(*FakeNode("other", "n"), limits(1))
+    subject.node_up(*FakeNode(), limits(3))
     assert len(effects.granted) == 2
     assert {call.split()[0] for call in calls} == {"pop"}
 
@@ -93,9 +93,9 @@ def test_batched_grants_keep_the_order_of_single_grants(fairness, jobs, seats, c
         ]
         submit(subject, *tickets)
         node = FakeNode()
-        subject.node_up(node, limits(0, cache_tokens=cache_tokens))
+        subject.node_up(*node, limits(0, cache_tokens=cache_tokens))
         for now in seats:
-            subject.seats_changed(node, limits(now, cache_tokens=cache_tokens))
+            subject.seats_changed(*node, limits(now, cache_tokens=cache_tokens))
             if effects.granted and len(effects.granted) % 2:
                 subject.leave(effects.granted[-1])
         return [(tickets.index(ticket), ticket.charged) for ticket in effects.granted]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.dispatch.estimate import KEPT_JOBS, MeanEstimate, retry_after_s
+from fairlead.dispatch.estimates import KEPT_JOBS, MeanEstimate, retry_after_s
 
 
 def test_three_waiting_jobs_of_ten_seconds_and_one_seat_make_thirty():

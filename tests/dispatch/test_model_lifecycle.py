@@ -9,97 +9,104 @@ import structlog
 import trio
 
 from dispatch.recorded import FakeNode, limits
-from fairlead.config import LruSwap, MatrixSwap, QueueConfig
+from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.swaps import PATIENCE
 from fairlead.errors import Draining, LoadFailed
+from fairlead.gateway import spec_of
+from fairlead.swap.lru import LruPolicy
+from fairlead.swap.matrix import MatrixPolicy
 from fake_nodes import LIMITS, TimedNode, job
 
 TTL_S = 100.0
 
 
-class Told:
-    """A model host that only records which orders it receives, and when."""
+class Orders:
+    """Stands for the fleet: only records which orders it receives, and when."""
 
     def __init__(self) -> None:
-        self.orders: list[tuple[float, str, str]] = []
+        self.received: list[tuple[float, str, str]] = []
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        self.orders.append((trio.current_time(), "load", model))
+        self.received.append((trio.current_time(), "load", model))
 
     def stop_model(self, model: str) -> None:
-        self.orders.append((trio.current_time(), "stop", model))
+        self.received.append((trio.current_time(), "stop", model))
 
 
 @asynccontextmanager
-async def desk(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, Told, float]]:
-    dispatcher, told = Dispatcher(QueueConfig(timeout_s=600.0, starvation_bound_s=60.0)), Told()
-    dispatcher.arrange(told, LruSwap(max_loaded=1), ttl_s, {})
+async def desk(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, Orders, float]]:
+    dispatcher, fleet = Dispatcher(QueueConfig(timeout_s=600.0, starvation_bound_s=60.0)), Orders()
+    policy = LruPolicy(max_loaded=1)
+    dispatcher.models.configure(policy, ttl_s, start_swap=fleet.start_swap, stop_model=fleet.stop_model)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dispatcher.run)
-        yield dispatcher, told, trio.current_time()
+        yield dispatcher, fleet, trio.current_time()
         nursery.cancel_scope.cancel()
 
 
 async def test_a_deadline_that_fails_stops_no_other(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, told, now):
+    async with desk(m=TTL_S) as (dispatcher, fleet, now):
 
         def fail() -> None:
             raise KeyError("a bug")
 
         with structlog.testing.capture_logs() as logs:
             dispatcher._timer.at(now + TTL_S, fail)
-            dispatcher.node_up(TimedNode(), LIMITS)
+            up(dispatcher, TimedNode())
             dispatcher._timer.at(now + TTL_S, fail)
             await trio.sleep(2 * TTL_S)
-        assert told.orders == [(now + TTL_S, "stop", "m")]
-        assert [line["task"] for line in logs] == ["deadlines", "deadlines"]
+        assert fleet.received == [(now + TTL_S, "stop", "m")]
+        events = [line.get("task", line["event"]) for line in logs]
+        assert events == ["deadlines", "unloading model", "deadlines"]
 
 
 async def test_a_charge_that_fails_does_not_stop_the_later_charges(autojump_clock, monkeypatch):
     async with desk(m=TTL_S) as (dispatcher, _, now):
-        dispatcher.node_up(TimedNode(), LIMITS)
+        up(dispatcher, TimedNode())
         read_at = []
 
         def charge(_ticket, _cost) -> None:
             read_at.append(trio.current_time() - now)
             raise ValueError("a bug")
 
-        async with dispatcher.seat(job()):
+        async with dispatcher.seat(spec_of(job())):
             with structlog.testing.capture_logs(), monkeypatch.context() as patch:
-                patch.setattr(dispatcher._scheduler, "charge", charge)
+                patch.setattr(dispatcher.scheduler, "charge", charge)
                 await trio.sleep(3.5)
         assert read_at == [1.0, 2.0, 3.0]
 
 
 async def test_awaited_loads_are_refused_when_the_server_drains(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, told, now):
+    async with desk(m=TTL_S) as (dispatcher, fleet, now):
         errors = []
 
         async def load() -> None:
             with pytest.raises(Draining) as refused:
-                await dispatcher.load("m")
+                await dispatcher.models.load("m")
             errors.append(refused.value)
 
         async with trio.open_nursery() as callers:
             callers.start_soon(load)
             callers.start_soon(load)
             await trio.sleep(1)
-            assert told.orders == [(now, "load", "m")]
-            dispatcher.drain()
+            assert fleet.received == [(now, "load", "m")]
+            dispatcher.scheduler.drain()
         assert len(errors) == 2
 
 
 async def test_a_swap_is_logged_once_with_what_it_evicts_the_chosen_set_and_its_cost(autojump_clock):
     dispatcher = Dispatcher(QueueConfig())
-    swap = MatrixSwap({"pair": "m & x"}, evict_costs={"y": 3})
-    dispatcher.arrange(Told(), swap, dict.fromkeys("mxy", 0.0), {})
+    policy, fleet = MatrixPolicy({"pair": "m & x"}, evict_costs={"y": 3}), Orders()
+    dispatcher.models.configure(
+        policy, dict.fromkeys("mxy", 0.0), start_swap=fleet.start_swap, stop_model=fleet.stop_model
+    )
     loaded = TimedNode()
     loaded.models = frozenset("y")
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            dispatcher.node_up(loaded, LIMITS)
-            async with dispatcher.seat(msgspec.structs.replace(job(), model="y")):
+            up(dispatcher, loaded)
+            async with dispatcher.seat(msgspec.structs.replace(spec_of(job()), model="y")):
                 for _ in range(3):  # they wait for the job of y, and the policy is called for each
                     nursery.start_soon(wait_for_seat, dispatcher)
                     await trio.testing.wait_all_tasks_blocked()
@@ -119,53 +126,57 @@ async def test_a_swap_is_logged_once_with_what_it_evicts_the_chosen_set_and_its_
     ]
 
 
+def up(dispatcher: Dispatcher, node: TimedNode) -> None:
+    dispatcher.scheduler.node_up(node.id, node.models, LIMITS)
+
+
 async def wait_for_seat(dispatcher: Dispatcher) -> None:
-    async with dispatcher.seat(job()):
+    async with dispatcher.seat(spec_of(job())):
         pass
 
 
 async def serve(dispatcher: Dispatcher, node: TimedNode, service_s: float) -> None:
-    async with dispatcher.seat(job()) as seat:
-        assert node is seat.node
+    async with dispatcher.seat(spec_of(job())) as seat:
+        assert seat.node_id == node.id
         await trio.sleep(service_s)
 
 
 async def test_a_model_is_unloaded_after_it_was_idle_for_its_ttl_and_no_sooner(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, told, now):
+    async with desk(m=TTL_S) as (dispatcher, fleet, now):
         node = TimedNode()
-        dispatcher.node_up(node, LIMITS)
+        up(dispatcher, node)
         for pause_s in (90.0, 99.0, 1.0):
             await trio.sleep(pause_s)
             await serve(dispatcher, node, 50.0)
         ended = trio.current_time()
         await trio.sleep(1000.0)
-        assert [(ended + TTL_S, "stop", "m")] == told.orders
+        assert [(ended + TTL_S, "stop", "m")] == fleet.received
         assert ended == now + 90 + 99 + 1 + 150
 
 
 async def test_a_model_that_works_longer_than_its_ttl_stays_loaded(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, told, now):
+    async with desk(m=TTL_S) as (dispatcher, fleet, now):
         node = TimedNode()
-        dispatcher.node_up(node, LIMITS)
+        up(dispatcher, node)
         await trio.sleep(99.0)
         await serve(dispatcher, node, 500.0)
-        assert told.orders == []
+        assert fleet.received == []
         await trio.sleep(101.0)
-        assert [(now + 99 + 500 + TTL_S, "stop", "m")] == told.orders
+        assert [(now + 99 + 500 + TTL_S, "stop", "m")] == fleet.received
 
 
 async def test_a_model_that_is_never_used_is_unloaded_too_and_one_without_a_ttl_never(autojump_clock):
-    async with desk(m=TTL_S, kept=0.0) as (dispatcher, told, now):
-        dispatcher.node_up(TimedNode(), LIMITS)
-        dispatcher.node_up(FakeNode("kept", "kept"), limits(1))
+    async with desk(m=TTL_S, kept=0.0) as (dispatcher, fleet, now):
+        up(dispatcher, TimedNode())
+        dispatcher.scheduler.node_up(*FakeNode("kept", "kept"), limits(1))
         await trio.sleep(10_000.0)
-        assert [(now + TTL_S, "stop", "m")] == told.orders
+        assert [(now + TTL_S, "stop", "m")] == fleet.received
 
 
 async def test_however_often_a_model_is_idle_there_is_one_alarm_for_it(autojump_clock):
     async with desk(m=TTL_S) as (dispatcher, _told, _now):
         node = TimedNode()
-        dispatcher.node_up(node, LIMITS)
+        up(dispatcher, node)
         await serve(dispatcher, node, 0.1)
         before = len(dispatcher._timer)
         for _ in range(20):
@@ -175,23 +186,23 @@ async def test_however_often_a_model_is_idle_there_is_one_alarm_for_it(autojump_
 
 
 async def test_a_shared_load_request_starves_after_a_part_of_the_bound(autojump_clock):
-    async with desk(m=0.0, other=0.0) as (dispatcher, told, now):
+    async with desk(m=0.0, other=0.0) as (dispatcher, fleet, now):
         node = TimedNode()
-        dispatcher.node_up(node, LIMITS)
+        up(dispatcher, node)
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(serve, dispatcher, node, 30.0)
             await trio.testing.wait_all_tasks_blocked()
             for _ in range(2):
-                nursery.start_soon(dispatcher.load, "other")
+                nursery.start_soon(dispatcher.models.load, "other")
             await trio.sleep(60.5)
             # It starved during the second job of three, so it is next.
             assert 30.0 < PATIENCE * 60.0 < 60.0
-            assert [(now + 60.0, "load", "other")] == told.orders
-            dispatcher.node_up(FakeNode("other", "other"), limits(1))
+            assert [(now + 60.0, "load", "other")] == fleet.received
+            dispatcher.scheduler.node_up(*FakeNode("other", "other"), limits(1))
             await trio.testing.wait_all_tasks_blocked()
-            assert told.orders[-1][2] == "m"
-            dispatcher.node_up(node, LIMITS)
+            assert fleet.received[-1][2] == "m"
+            up(dispatcher, node)
 
 
 async def test_a_load_that_fails_raises_in_all_callers(autojump_clock):
@@ -200,12 +211,12 @@ async def test_a_load_that_fails_raises_in_all_callers(autojump_clock):
 
         async def load() -> None:
             with pytest.raises(LoadFailed) as raised:
-                await dispatcher.load("m")
+                await dispatcher.models.load("m")
             errors.append(raised.value.message)
 
         async with trio.open_nursery() as nursery:
             for _ in range(2):
                 nursery.start_soon(load)
             await trio.testing.wait_all_tasks_blocked()
-            dispatcher.load_failed(TimedNode(), LoadFailed("no such file"))
+            dispatcher.scheduler.load_failed(frozenset("m"), LoadFailed("no such file"))
         assert errors == ["no such file"] * 2

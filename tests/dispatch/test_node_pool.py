@@ -1,4 +1,4 @@
-"""The places by themselves: where a job fits, which jobs hold seats, and which nodes are closed."""
+"""The node pool by itself: where a job fits, which jobs hold seats, and which nodes are closed."""
 
 from random import Random
 
@@ -8,37 +8,37 @@ from msgspec.structs import replace
 from dispatch.recorded import FakeNode, elsewhere, job, limits
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import choose
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 
 
-def places(**limits_by_id: NodeLimits) -> NodePool:
+def pool(**limits_by_id: NodeLimits) -> NodePool:
     filled = NodePool(Random(0))
     for name, its in limits_by_id.items():
-        filled.add(FakeNode(name), its)
+        filled.add(*FakeNode(name), its)
     return filled
 
 
 def test_a_job_fits_where_a_seat_and_its_memory_are_free():
-    subject = places(one=limits(1, cache_tokens=10))
+    subject = pool(one=limits(1, cache_tokens=10))
     large = job(tokens=50)
-    assert subject.fit(job(model="another")) is None
-    assert subject.fit(large), "alone, whatever was let in fits"
-    subject.seat(large)
-    assert subject.fit(job()) is None
+    assert subject.fits(job(model="another")) is None
+    assert subject.fits(large), "alone, whatever was let in fits"
+    subject.assign(large)
+    assert subject.fits(job()) is None
     subject["one"].limits = limits(2, cache_tokens=10)
-    assert subject.fit(job(tokens=1)) is False
-    subject.vacate(large)
-    assert subject.fit(job(tokens=1))
+    assert subject.fits(job(tokens=1)) is False
+    subject.release(large)
+    assert subject.fits(job(tokens=1))
 
 
 def test_one_node_that_has_both_seat_and_memory_is_enough():
-    subject = places(small=limits(2, cache_tokens=10), large=limits(2, cache_tokens=100))
+    subject = pool(small=limits(2, cache_tokens=10), large=limits(2, cache_tokens=100))
     for name, taken in (("small", 9), ("large", 50)):
-        subject[name].take(taken)
+        subject[name].acquire(taken)
     asked = job(tokens=20)
-    assert subject.fit(asked)
-    subject.seat(asked)
-    assert subject["large"] is asked.place
+    assert subject.fits(asked)
+    subject.assign(asked)
+    assert subject["large"] is asked.node
 
 
 @pytest.mark.parametrize(
@@ -58,83 +58,83 @@ def test_one_node_that_has_both_seat_and_memory_is_enough():
 def test_score_weighs_reported_load_by_three_tenths_and_our_own_count_by_seven(
     load_of_first, busy_of_first, expected
 ):
-    subject = places(
+    subject = pool(
         first=replace(limits(10), load=load_of_first),
         other=replace(limits(10), load=0.5),
     )
     for name, busy in (("first", busy_of_first), ("other", 5)):
         for _ in range(busy):
-            subject[name].take(0)
+            subject[name].acquire(0)
     chosen = {choose([subject["first"], subject["other"]], Random(seed), job().job) for seed in range(10)}
     assert chosen == {subject[expected]}
 
 
 def test_idle_node_is_chosen_before_any_score_counts():
-    subject = places(idle=replace(limits(1), load=1.0), busy=replace(limits(100), load=0.0))
-    subject["busy"].take(0)
+    subject = pool(idle=replace(limits(1), load=1.0), busy=replace(limits(100), load=0.0))
+    subject["busy"].acquire(0)
     assert choose(subject.free(), Random(0), job().job) is subject["idle"]
 
 
 def test_a_job_goes_back_where_it_failed_only_if_there_is_nothing_else():
-    subject = places(one=limits(1), two=limits(1))
+    subject = pool(one=limits(1), two=limits(1))
     failed = job()
     failed.failed_at = subject["one"]
-    assert [subject["two"]] == subject.open_to(failed)
-    subject["two"].take(0)
-    assert subject.fit(failed) is None
+    assert [subject["two"]] == subject.candidates(failed)
+    subject["two"].acquire(0)
+    assert subject.fits(failed) is None
     subject.remove("two")
-    assert [subject["one"]] == subject.open_to(failed)
+    assert [subject["one"]] == subject.candidates(failed)
 
 
 def test_a_seat_of_a_node_before_its_restart_is_not_freed_on_the_restarted_node():
-    subject = places(one=limits(1))
+    subject = pool(one=limits(1))
     sitting = job()
-    subject.seat(sitting)
+    subject.assign(sitting)
     earlier = subject["one"]
-    later = subject.add(FakeNode("one"), limits(1))
+    later = subject.add(*FakeNode("one"), limits(1))
     assert (subject.is_current(earlier), subject.is_current(later)) == (False, True)
-    assert earlier is subject.vacate(sitting)
+    assert earlier is subject.release(sitting)
     assert later.free == 1
 
 
 def test_a_closed_node_stays_closed_when_it_is_added_again_until_it_is_reopened():
-    subject = places(one=limits(1))
+    subject = pool(one=limits(1))
     assert subject.close("one")
     assert not subject.close("two")
     assert subject.free() == []
     assert [subject["one"]] == subject.idle_and_leaving()
     for name in ("one", "two"):
-        assert subject.add(FakeNode(name), limits(1)).leaving
+        assert subject.add(*FakeNode(name), limits(1)).leaving
         subject.reopen(name)
-        assert not subject.add(FakeNode(name), limits(1)).leaving
+        assert not subject.add(*FakeNode(name), limits(1)).leaving
 
 
 def test_a_busy_node_is_not_released_and_uses_are_numbered_in_order():
-    subject = places(one=limits(2), two=limits(2))
+    subject = pool(one=limits(2), two=limits(2))
     first, second = job(), job()
-    subject.seat(first)
-    subject.seat(second)
-    assert {place.used for place in subject.values()} == {1, 2}
-    assert second.place is not None
-    assert second.place.used == 2
+    subject.assign(first)
+    subject.assign(second)
+    assert {node.used for node in subject.values()} == {1, 2}
+    assert second.node is not None
+    assert second.node.used == 2
     subject.close("one")
     assert subject.idle_and_leaving() == []
 
 
-@pytest.mark.parametrize(("prompt", "is_misfit"), [(49, False), (50, True)])
-def test_a_job_is_a_misfit_only_if_the_longest_model_is_too_short(prompt, is_misfit):
-    subject = places(one=limits(1, longest=20), two=limits(1, longest=50))
-    error = subject.misfit(job(prompt=prompt).job)
-    assert is_misfit == (error is not None)
+@pytest.mark.parametrize(("prompt", "is_too_long"), [(49, False), (50, True)])
+def test_a_job_is_too_long_only_if_the_longest_model_is_too_short(prompt, is_too_long):
+    subject = pool(one=limits(1, longest=20), two=limits(1, longest=50))
+    error = subject.length_error(job(prompt=prompt).job)
+    assert is_too_long == (error is not None)
     assert error is None or (error.param, "length is 50 tokens" in error.message) == ("prompt", True)
-    assert subject.misfit(job(prompt=prompt, model="not up").job) is None
+    assert subject.length_error(job(prompt=prompt, model="not up").job) is None
 
 
-def test_a_node_that_a_swap_loads_is_ours_and_a_remote_node_is_not():
-    subject = places(far=elsewhere(1), near=limits(1))
-    assert [subject["near"]] == subject.ours()
-    assert subject["near"] is subject.of_ours("m")
-    assert [subject["far"], subject["near"]] == subject.holding("m")
+def test_a_node_that_a_swap_loads_is_local_and_a_remote_node_is_not():
+    subject = pool(far=elsewhere(1), near=limits(1))
+    assert [subject["near"]] == subject.local()
+    assert subject["near"] is subject.local_with("m")
+    assert [subject["far"], subject["near"]] == subject.with_model("m")
     assert [subject["near"]] == subject.free_for(job().job), "nothing to pass on"
     subject.remove("near")
-    assert subject.of_ours("m") is None
+    assert subject.local_with("m") is None

@@ -9,7 +9,7 @@ from fairlead.job import Relay
 def queue(*tickets: Ticket, capacity: int = 10, waiting_bytes: int = 0) -> Queue:
     filled = Queue(capacity, fairness="tokens", waiting_bytes=waiting_bytes)
     for ticket in tickets:
-        filled.join(ticket)
+        filled.push(ticket)
     return filled
 
 
@@ -38,15 +38,15 @@ def test_pop_skips_tickets_that_do_not_fit_and_returns_none_if_none_fits():
     assert [first] == list(subject)
 
 
-def test_a_ticket_that_rejoins_comes_first_and_is_charged_once():
+def test_a_requeued_ticket_comes_first_and_is_charged_once():
     again, other = job("A", cost=3.0), job("B", cost=3.0)
     subject = queue(again)
     assert again is subject.pop(everybody)
-    subject.join(other)
+    subject.push(other)
     subject.charge(again, 5.0)
-    subject.rejoin(again)
+    subject.requeue(again)
     assert again is subject.pop(everybody)
-    assert 5.0 == again.charged == subject._line.counter("A")
+    assert 5.0 == again.charged == subject._kernel.counter("A")
 
 
 def test_a_charge_adds_only_what_exceeds_the_last_and_a_refund_ends_it():
@@ -55,9 +55,9 @@ def test_a_charge_adds_only_what_exceeds_the_last_and_a_refund_ends_it():
     subject.pop(everybody)
     for cost in (1.0, 4.0, 4.0, 2.0):
         subject.charge(ticket, cost)
-    assert subject._line.counter("A") == 4.0
+    assert subject._kernel.counter("A") == 4.0
     subject.refund(ticket, down_to=1.0)
-    assert (subject._line.counter("A"), ticket.charged) == (1.0, 0.0)
+    assert (subject._kernel.counter("A"), ticket.charged) == (1.0, 0.0)
 
 
 def test_a_newcomer_displaces_a_job_of_the_longest_list_only_if_that_makes_room():
@@ -65,7 +65,7 @@ def test_a_newcomer_displaces_a_job_of_the_longest_list_only_if_that_makes_room(
     subject = queue(*theirs, capacity=3)
     assert subject.is_full
     assert subject.displace(job("A").job) is None
-    subject.rejoin(back := job("C"))
+    subject.requeue(back := job("C"))
     assert subject.displace(job("B").job) is None, "one less would still be no room"
     subject.remove(back)
     assert theirs[-1] is subject.displace(job("B").job)
@@ -78,7 +78,7 @@ def test_a_request_frees_its_bytes_however_it_leaves_the_queue():
     large = sized(100)
     for leave in (subject.remove, lambda _: subject.pop(everybody)):
         assert subject.has_bytes_for(large.job)
-        subject.join(large)
+        subject.push(large)
         assert not subject.has_bytes_for(large.job)
         leave(large)
     subject = queue(sized(50), sized(50), capacity=2, waiting_bytes=100)  # 25 for each are reserved
@@ -92,7 +92,7 @@ def test_listing_the_jobs_ahead_of_a_newcomer_does_not_change_the_queue():
     subject = queue(first, second)
     assert [first.job] == subject.ahead_of_newcomer("B", 1)
     assert [first, second] == list(subject)
-    assert len(subject._line) == 2
+    assert len(subject._kernel) == 2
     assert [subject.position(ticket) for ticket in subject] == [0, 1]
     assert [first.job] == subject.ahead(second)
 
@@ -102,4 +102,4 @@ def test_tickets_may_be_removed_during_iteration():
     for ticket in subject:
         subject.remove(ticket)
     assert list(subject) == []
-    assert len(subject._line) == 0
+    assert len(subject._kernel) == 0

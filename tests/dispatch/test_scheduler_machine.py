@@ -9,13 +9,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from dispatch import test_scheduler_swaps as swaps
 from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
 from fairlead._cext.fairqueue import FairQueue
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
-from fairlead.job import Job
 
 TestRoundRobin = SchedulerMachine.TestCase
 TestRoundRobin.settings = SETTINGS
@@ -32,24 +32,24 @@ def forgets_to_pump(self: Scheduler) -> None:
 
 
 def gives_a_seat_back_twice(self: NodePool, ticket: Ticket) -> NodeState:
-    place = _vacate(self, ticket)
-    if place.busy:
-        place.give_back(0)
-    return place
+    node = _release(self, ticket)
+    if node.busy:
+        node.release(0)
+    return node
 
 
 def keeps_the_seat_of_who_left(self: NodePool, ticket: Ticket) -> NodeState | None:
-    place, ticket.place = ticket.place, None
-    return place
+    node, ticket.node = ticket.node, None
+    return node
 
 
 def evicts_what_works(self: Scheduler) -> None:
-    for place in self._places.values():
-        place.busy, kept = 0, place.busy
-        place.node.kept = kept
+    busy = {node: node.busy for node in self._nodes.values()}
+    for node in busy:
+        node.busy = 0
     _start_swaps(self)
-    for place in self._places.values():
-        place.busy = place.node.kept
+    for node, count in busy.items():
+        node.busy = count
 
 
 def never_starts_a_swap(self: Scheduler) -> None:
@@ -76,28 +76,28 @@ def puts_everybody_into_one_class(self: Queue, ticket: Ticket, push) -> None:
 
 
 def leaves_who_was_displaced_in_the_line(self: Queue, ticket: Ticket) -> None:
-    ticket.state = TicketState.DONE
+    ticket.become(TicketState.DONE)
 
 
 def goes_back_where_it_failed(self: NodePool, ticket: Ticket) -> list[NodeState]:
-    return self.holding(ticket.job.model)
+    return self.with_model(ticket.job.model)
 
 
-def passes_on_what_it_does_not_have(self: NodeState, job: Job) -> bool:
-    return job.model in self.node.models
+def passes_on_what_it_does_not_have(self: NodeState, job: JobSpec) -> bool:
+    return job.model in self.models
 
 
 def charges_for_each_attempt(self: Scheduler, ticket: Ticket) -> None:
-    self._queue.rejoin = self._queue.join
-    _return(self, ticket)
-    del self._queue.rejoin
+    self._queue.requeue = self._queue.push
+    _requeue(self, ticket)
+    del self._queue.requeue
 
 
-def forgets_that_a_place_is_full(self: Scheduler, ticket: Ticket) -> None:
-    _return(self, ticket)
+def forgets_that_a_node_is_full(self: Scheduler, ticket: Ticket) -> None:
+    _requeue(self, ticket)
 
 
-def never_looks_again_at_a_full_place(self: Scheduler, place: NodeState) -> None:
+def never_uses_a_full_node_again(self: Scheduler, node_id: str) -> None:
     return None
 
 
@@ -105,11 +105,11 @@ def keeps_what_was_charged(self: Queue, ticket: Ticket, *, down_to: float) -> No
     return None
 
 
-def lets_go_who_works(self: Scheduler) -> None:
-    for place in [place for place in self._places.values() if place.leaving]:
-        place.busy, kept = 0, place.busy
-        _let_go(self)
-        place.busy = kept
+def removes_nodes_that_work(self: Scheduler) -> None:
+    for node in [node for node in self._nodes.values() if node.leaving]:
+        node.busy, kept = 0, node.busy
+        _remove_leaving_nodes(self)
+        node.busy = kept
 
 
 def gives_jobs_to_who_is_leaving(self: NodeState) -> int:
@@ -120,16 +120,17 @@ def forgets_what_is_stopping(self: Swaps, models: Iterable[str]) -> None:
     return None
 
 
-def evicts_for_a_spare_wish(self: Swaps, model: str) -> bool:
+def evicts_for_a_request_that_must_not_evict(self: Swaps, model: str) -> bool:
     return False
 
 
-def never_ends_a_wish(self: Scheduler, model: str, error: Exception | None) -> None:
+def never_ends_a_load_request(self: Scheduler, model: str, error: Exception | None) -> None:
     return None
 
 
-def expires_although_it_was_used(self: Scheduler, place: NodeState, used: int) -> None:
-    _expired(self, place, place.used)
+def expires_although_it_was_used(self: Scheduler, node_id: str, used: int) -> None:
+    if node_id in self._nodes:
+        _expired(self, node_id, self._nodes[node_id].used)
 
 
 def goes_on_making_room_when_it_drains(self: Scheduler) -> None:
@@ -138,11 +139,11 @@ def goes_on_making_room_when_it_drains(self: Scheduler) -> None:
     del self._pump
 
 
-_let_go = Scheduler._let_go
+_remove_leaving_nodes = Scheduler._remove_leaving_nodes
 _drain = Scheduler.drain
 _expired = Scheduler.expired
-_return = Scheduler._return
-_vacate = NodePool.vacate
+_requeue = Scheduler._requeue
+_release = NodePool.release
 _start_swaps = Scheduler._start_swaps
 _deadline = Scheduler.deadline
 _add = Queue._add
@@ -152,8 +153,8 @@ _add = Queue._add
     ("owner", "name", "mutant"),
     [
         (Scheduler, "_pump", forgets_to_pump),
-        (NodePool, "vacate", gives_a_seat_back_twice),
-        (NodePool, "vacate", keeps_the_seat_of_who_left),
+        (NodePool, "release", gives_a_seat_back_twice),
+        (NodePool, "release", keeps_the_seat_of_who_left),
         (Scheduler, "_start_swaps", evicts_what_works),
         (Scheduler, "_start_swaps", never_starts_a_swap),
         (NodeState, "free", property(counts_a_seat_too_many)),
@@ -161,17 +162,17 @@ _add = Queue._add
         (Scheduler, "deadline", forgets_a_deadline_that_passed_in_a_seat),
         (Queue, "_add", puts_everybody_into_one_class),
         (Queue, "_forget", leaves_who_was_displaced_in_the_line),
-        (NodePool, "open_to", goes_back_where_it_failed),
-        (NodeState, "takes", passes_on_what_it_does_not_have),
-        (Scheduler, "_return", charges_for_each_attempt),
-        (Scheduler, "turned_away", forgets_that_a_place_is_full),
-        (Scheduler, "has_room", never_looks_again_at_a_full_place),
+        (NodePool, "candidates", goes_back_where_it_failed),
+        (NodeState, "accepts", passes_on_what_it_does_not_have),
+        (Scheduler, "_requeue", charges_for_each_attempt),
+        (Scheduler, "rejected_by_node", forgets_that_a_node_is_full),
+        (Scheduler, "has_room", never_uses_a_full_node_again),
         (Queue, "refund", keeps_what_was_charged),
-        (Scheduler, "_let_go", lets_go_who_works),
+        (Scheduler, "_remove_leaving_nodes", removes_nodes_that_work),
         (NodeState, "free", property(gives_jobs_to_who_is_leaving)),
-        (Swaps, "stops", forgets_what_is_stopping),
-        (Swaps, "_is_spare", evicts_for_a_spare_wish),
-        (Scheduler, "_end_wish", never_ends_a_wish),
+        (Swaps, "stopping", forgets_what_is_stopping),
+        (Swaps, "_only_if_free", evicts_for_a_request_that_must_not_evict),
+        (Scheduler, "_end_load_request", never_ends_a_load_request),
         # Rarely found: the machine needs more than a thousand examples.
         pytest.param(Scheduler, "expired", expires_although_it_was_used, marks=pytest.mark.nightly),
     ],
@@ -185,10 +186,10 @@ def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutan
 
 def test_a_separate_test_catches_what_the_machine_reaches_too_rarely(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Scheduler, "drain", goes_on_making_room_when_it_drains)
-    case = swaps.test_a_place_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved
+    case = swaps.test_a_node_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved
     with pytest.raises(AssertionError):
         case()
 
 
 def test_the_machine_uses_the_compiled_queue():
-    assert isinstance(SchedulerMachine().subject._queue._line._line, FairQueue)
+    assert isinstance(SchedulerMachine().subject._queue._kernel._line, FairQueue)

@@ -8,7 +8,7 @@ from dispatch.scheduler_machine import RELAY
 from dispatch.test_scheduler_swaps import swapping, up
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.errors import Draining, LoadFailed, ModelLoading, ModelNotFound, ModelUnloaded
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import KeepEverything
 
@@ -17,21 +17,21 @@ def test_a_load_request_waits_for_running_jobs_and_ends_when_the_model_is_loaded
     subject, effects = swapping()
     up(subject, "x")
     (running,) = submit(subject, job(model="x"))
-    wish = LoadRequest("y")
-    subject.wish(wish)
+    request = LoadRequest("y")
+    subject.request_load(request)
     assert effects.swaps == []
     subject.leave(running)
     assert [("y", frozenset("x"))] == effects.swaps
-    assert effects.wishes == {}
+    assert effects.loads == {}
     up(subject, "y")
-    assert {wish: None} == effects.wishes
+    assert {request: None} == effects.loads
 
 
 def test_a_load_request_takes_its_turn_among_jobs_by_its_arrival():
     subject, effects = swapping()
     up(subject, "x")
     (running,) = submit(subject, job(model="x"))
-    subject.wish(LoadRequest("y"))
+    subject.request_load(LoadRequest("y"))
     submit(subject, job(model="z"))
     subject.leave(running)
     assert [model for model, _ in effects.swaps] == ["y"]
@@ -41,9 +41,9 @@ def test_a_starving_load_request_comes_before_jobs_for_the_loaded_model():
     subject, effects = swapping()
     up(subject, "x")
     running, _later = submit(subject, job(model="x"), job(model="x"))
-    wish = LoadRequest("y")
-    subject.wish(wish)
-    subject.wish_starved(wish)
+    request = LoadRequest("y")
+    subject.request_load(request)
+    subject.load_starved(request)
     subject.leave(running)
     assert [("y", frozenset("x"))] == effects.swaps
 
@@ -52,34 +52,34 @@ def test_a_wish_for_what_is_there_is_granted_at_once_and_for_what_cannot_be_is_r
     subject, effects = swapping()
     up(subject, "x")
     there, unknown = LoadRequest("x"), LoadRequest("unknown")
-    subject.wish(there)
-    subject.wish(unknown)
+    subject.request_load(there)
+    subject.request_load(unknown)
     subject.drain()
     late = LoadRequest("y")
-    subject.wish(late)
-    assert effects.wishes[there] is None
-    assert isinstance(effects.wishes[unknown], ModelNotFound)
-    assert isinstance(effects.wishes[late], Draining)
+    subject.request_load(late)
+    assert effects.loads[there] is None
+    assert isinstance(effects.loads[unknown], ModelNotFound)
+    assert isinstance(effects.loads[late], Draining)
 
 
 def test_a_spare_load_request_evicts_nothing_until_it_is_strengthened():
     subject, effects = swapping()
     up(subject, "x")
-    wish = LoadRequest("y", spare=True)
-    subject.wish(wish)
+    request = LoadRequest("y", only_if_free=True)
+    subject.request_load(request)
     assert effects.swaps == []
-    subject.strengthen(wish)
+    subject.allow_eviction(request)
     assert [("y", frozenset("x"))] == effects.swaps
 
 
 def test_a_failed_load_ends_its_load_request():
     subject, effects = swapping()
-    wish = LoadRequest("x")
-    subject.wish(wish)
+    request = LoadRequest("x")
+    subject.request_load(request)
     error = LoadFailed("no such file")
-    subject.load_failed(FakeNode("node of x", "x"), error)
-    assert {wish: error} == effects.wishes
-    subject.wish(LoadRequest("x"))
+    subject.load_failed(FakeNode("node of x", "x").models, error)
+    assert {request: error} == effects.loads
+    subject.request_load(LoadRequest("x"))
     assert len(effects.swaps) == 2
 
 
@@ -115,22 +115,22 @@ def test_an_unload_with_an_error_ends_a_load_that_has_not_begun():
     subject, effects = swapping()
     up(subject, "x")
     submit(subject, job(model="x"))
-    subject.wish(wish := LoadRequest("y"))
+    subject.request_load(request := LoadRequest("y"))
     error = ModelUnloaded("y was unloaded")
     subject.unload("y", error)
-    assert {wish: error} == effects.wishes
+    assert {request: error} == effects.loads
     subject.leave(effects.granted[0])
     assert effects.swaps == []
 
 
 def test_an_unload_with_an_error_leaves_jobs_waiting_that_another_node_can_run():
     subject, effects = swapping()
-    subject.node_up(FakeNode("far", "x"), NodeLimits(seats=1, max_model_len=100, evictable=False))
+    subject.node_up(*FakeNode("far", "x"), NodeLimits(seats=1, max_model_len=100, evictable=False))
     up(subject, "x")
     _, _, waiting = submit(subject, job(model="x"), job(model="x"), job(model="x"))
     subject.unload("x", ModelUnloaded("x was unloaded"))
     assert effects.refused == {}
-    subject.leave(next(ticket for ticket in effects.granted if ticket.place.node.id == "far"))
+    subject.leave(next(ticket for ticket in effects.granted if ticket.node.id == "far"))
     assert TicketState.GRANTED is waiting.state
 
 
@@ -143,18 +143,18 @@ def test_a_model_that_is_stopping_still_takes_its_room_until_it_is_gone():
     other, others = scheduler(policy=LruPolicy(max_loaded=1), loadable=frozenset("xy"))
     up(other, "x")
     other.unload("x")
-    other.gone(frozenset("x"))
+    other.stopped(frozenset("x"))
     submit(other, job(model="y"))
     assert others.swaps == [("y", frozenset())]
 
 
 def test_unloading_stops_a_running_load_at_once():
     subject, effects = swapping()
-    wish = LoadRequest("x")
-    subject.wish(wish)
+    request = LoadRequest("x")
+    subject.request_load(request)
     subject.unload("x")
     assert effects.stopped_models == ["x"]
-    assert isinstance(effects.wishes[wish], LoadFailed)
+    assert isinstance(effects.loads[request], LoadFailed)
     subject.unload("x")
     assert effects.stopped_models == ["x"]
 
@@ -162,13 +162,13 @@ def test_unloading_stops_a_running_load_at_once():
 def test_a_model_expires_only_if_it_had_no_job_since():
     subject, effects = swapping()
     up(subject, "x")
-    (place,) = effects.idle_places
+    ((node, used),) = effects.idle_nodes
     (ticket,) = submit(subject, job(model="x"))
     subject.leave(ticket)
-    assert [place, place] == effects.idle_places
-    subject.expired(place, 0)
+    assert [each for each, _ in effects.idle_nodes] == [node, node]
+    subject.expired(node, used)
     assert effects.stopped_models == []
-    subject.expired(place, place.used)
+    subject.expired(*effects.idle_nodes[-1])
     assert effects.stopped_models == ["x"]
     assert subject.statistics().seats == 0
 
@@ -178,44 +178,44 @@ def test_a_model_that_is_not_loadable_is_never_reported_as_idle():
     up(subject, "x")
     submit(subject, job(model="x"))
     subject.leave(effects.granted[0])
-    assert effects.idle_places == []
+    assert effects.idle_nodes == []
 
 
 def test_a_remote_model_is_neither_evicted_nor_loaded_here_except_on_request():
     subject, effects = swapping()
     far = FakeNode("far", "x")
-    subject.node_up(far, NodeLimits(seats=1, max_model_len=100, evictable=False))
+    subject.node_up(*far, NodeLimits(seats=1, max_model_len=100, evictable=False))
     up(subject, "y")
     submit(subject, job(model="x"), job(model="x"), job(model="z"))
     assert [("z", frozenset("y"))] == effects.swaps
-    subject.gone(frozenset("y"))
+    subject.stopped(frozenset("y"))
     up(subject, "z")
     subject.leave(effects.granted[-1])
-    subject.wish(LoadRequest("x"))
+    subject.request_load(LoadRequest("x"))
     assert [("z", frozenset("y")), ("x", frozenset("z"))] == effects.swaps
 
 
 def test_a_closed_node_finishes_its_jobs_and_gets_no_more_after_a_restart_either():
     subject, effects = scheduler()
     far, at = FakeNode("far"), NodeLimits(seats=2, max_model_len=100, evictable=False)
-    subject.node_up(far, at)
+    subject.node_up(*far, at)
     running, *_ = submit(subject, job())
-    subject.close("far")
+    subject.close_node("far")
     (waiting,) = submit(subject, job())
     assert (waiting.state, effects.closed_nodes) == (TicketState.QUEUED, [])
     subject.leave(running)
     assert effects.closed_nodes == ["far"]
-    subject.node_up(far, at)
+    subject.node_up(*far, at)
     assert TicketState.QUEUED is waiting.state
-    subject.node_down(far)
-    subject.reopen("far")
-    subject.node_up(far, at)
+    subject.node_down(far.id)
+    subject.reopen_node("far")
+    subject.node_up(*far, at)
     assert TicketState.GRANTED is waiting.state
 
 
 def test_a_node_that_is_down_is_closed_at_once():
     subject, effects = scheduler()
-    subject.close("far")
+    subject.close_node("far")
     assert effects.closed_nodes == ["far"]
 
 
@@ -223,9 +223,9 @@ def test_who_waits_for_a_model_that_is_taken_away_is_told():
     subject, effects = swapping()
     up(subject, "x")
     _running, waiting = submit(subject, job(model="x"), job(model="x"))
-    subject.arrange(KeepEverything(), frozenset("yz"))
+    subject.configure_models(KeepEverything(), frozenset("yz"))
     subject.unload("x")
-    subject.forget("x")
+    subject.remove_model("x")
     assert [waiting] == list(effects.refused)
     assert isinstance(effects.refused[waiting], ModelNotFound)
 
@@ -245,49 +245,51 @@ def test_where_loading_is_rejected_nobody_waits_for_it(loads):
 def test_the_node_that_reports_the_least_load_is_chosen():
     subject, effects = scheduler()
     for name, load in (("busy", 0.9), ("calm", 0.1)):
-        subject.node_up(FakeNode(name), NodeLimits(seats=4, max_model_len=100, load=load))
+        subject.node_up(*FakeNode(name), NodeLimits(seats=4, max_model_len=100, load=load))
     submit(subject, *map(job, "AB"))
-    assert [ticket.place.node.id for ticket in effects.granted] == ["calm", "busy"]
+    assert [ticket.node.id for ticket in effects.granted] == ["calm", "busy"]
     submit(subject, job("C"))
-    assert effects.granted[-1].place.node.id == "calm"
+    assert effects.granted[-1].node.id == "calm"
     assert limits(1).load is None
 
 
 def test_a_job_that_cannot_be_relayed_never_gets_a_seat_on_a_remote_node():
     subject, effects = scheduler()
-    subject.node_up(FakeNode("far"), elsewhere(2))
+    subject.node_up(*FakeNode("far"), elsewhere(2))
     own, relayed = submit(subject, job(), job(relay=RELAY))
     assert [relayed] == effects.granted
-    subject.node_up(FakeNode("near"), limits(1))
+    subject.node_up(*FakeNode("near"), limits(1))
     assert [relayed, own] == effects.granted
-    assert own.place is not None
-    assert own.place.node.id == "near"
+    assert own.node is not None
+    assert own.node.id == "near"
 
 
 def test_a_relayed_job_without_prompts_never_gets_a_seat_of_an_engine():
     subject, effects = scheduler()
-    subject.node_up(FakeNode("near"), limits(1))
+    subject.node_up(*FakeNode("near"), limits(1))
     ticket = job(relay=RELAY)
-    (relayed,) = submit(subject, Ticket(msgspec.structs.replace(ticket.job, prompts=()), cost=1.0, tokens=0))
+    (relayed,) = submit(
+        subject, Ticket(msgspec.structs.replace(ticket.job, must_be_relayed=True), cost=1.0, tokens=0)
+    )
     assert effects.granted == []
-    subject.node_up(FakeNode("far"), elsewhere(1))
+    subject.node_up(*FakeNode("far"), elsewhere(1))
     assert [relayed] == effects.granted
 
 
 def test_a_remote_model_is_loaded_here_for_a_job_that_cannot_be_relayed():
     subject, effects = swapping()
-    subject.node_up(FakeNode("far", "x"), elsewhere(1))
+    subject.node_up(*FakeNode("far", "x"), elsewhere(1))
     submit(subject, *(job(model="x", relay=RELAY) for _ in range(2)))
     assert effects.swaps == []
     (own,) = submit(subject, job(model="x"))
     assert effects.swaps == [("x", frozenset())]
-    subject.load_failed(FakeNode("x", "x"), LoadFailed("no such file"))
+    subject.load_failed(FakeNode("x", "x").models, LoadFailed("no such file"))
     assert [own] == list(effects.refused), "the other may still have the seat elsewhere"
 
 
 def test_where_loading_is_rejected_a_remote_model_does_not_help_a_job_that_cannot_be_relayed():
     subject, effects = scheduler(policy=KeepEverything(), loadable=frozenset("x"), rejects_loading=True)
-    subject.node_up(FakeNode("far", "x"), elsewhere(1))
+    subject.node_up(*FakeNode("far", "x"), elsewhere(1))
     own, relayed = submit(subject, job(model="x"), job(model="x", relay=RELAY))
     assert isinstance(effects.refused[own], ModelLoading)
     assert TicketState.GRANTED is relayed.state
@@ -295,8 +297,8 @@ def test_where_loading_is_rejected_a_remote_model_does_not_help_a_job_that_canno
 
 def test_a_prompt_too_long_for_the_local_node_is_refused_if_it_cannot_be_relayed():
     subject, effects = scheduler()
-    subject.node_up(FakeNode("near"), limits(1, longest=5))
-    subject.node_up(FakeNode("far"), elsewhere(1, longest=1000))
+    subject.node_up(*FakeNode("near"), limits(1, longest=5))
+    subject.node_up(*FakeNode("far"), elsewhere(1, longest=1000))
     own, relayed = submit(subject, job(prompt=9), job(prompt=9, relay=RELAY))
     assert [own] == list(effects.refused)
     assert TicketState.GRANTED is relayed.state

@@ -28,7 +28,7 @@ def swapping() -> tuple[Scheduler, RecordedEffects]:
 
 def up(subject: Scheduler, model: str, *, seats: int = 1) -> FakeNode:
     node = FakeNode(f"node of {model}", model)
-    subject.node_up(node, limits(seats))
+    subject.node_up(*node, limits(seats))
     return node
 
 
@@ -84,12 +84,12 @@ def test_a_starving_job_gets_its_model_before_later_jobs():
 
 def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_loaded_first():
     subject, effects = swapping()
-    subject.prefer({"z": 5, "w": -1})
+    subject.prioritize({"z": 5, "w": -1})
     up(subject, "x")
     running, _, _, last = submit(subject, *(job(tenant, model=tenant.lower()) for tenant in "XWYZ"))
     subject.leave(running)
     assert [("z", frozenset("x"))] == effects.swaps
-    subject.gone(frozenset("x"))
+    subject.stopped(frozenset("x"))
     up(subject, "z")
     subject.leave(last)
     assert [("z", frozenset("x")), ("y", frozenset("z"))] == effects.swaps  # 0 comes before -1
@@ -97,7 +97,7 @@ def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_load
 
 def test_of_models_with_one_priority_the_one_that_is_waited_for_longest_is_loaded_first():
     subject, effects = swapping()
-    subject.prefer({"z": 5, "y": 5})
+    subject.prioritize({"z": 5, "y": 5})
     up(subject, "x")
     running, *_ = submit(subject, job(model="x"), job("B", model="z"), job("C", model="y"))
     subject.leave(running)
@@ -106,7 +106,7 @@ def test_of_models_with_one_priority_the_one_that_is_waited_for_longest_is_loade
 
 def test_a_starving_job_comes_before_every_priority():
     subject, effects = swapping()
-    subject.prefer({"z": 5})
+    subject.prioritize({"z": 5})
     up(subject, "x")
     running, starving, _ = submit(subject, job(model="x"), job("B", model="y"), job("C", model="z"))
     subject.starved(starving)
@@ -116,7 +116,7 @@ def test_a_starving_job_comes_before_every_priority():
 
 def test_a_priority_stops_no_running_job_and_delays_no_job_for_a_loaded_model():
     subject, effects = swapping()
-    subject.prefer({"z": 5})
+    subject.prioritize({"z": 5})
     up(subject, "x", seats=2)
     _, _, beside = submit(subject, job(model="x"), job("B", model="z"), job("C", model="x"))
     assert beside in effects.granted
@@ -125,10 +125,10 @@ def test_a_priority_stops_no_running_job_and_delays_no_job_for_a_loaded_model():
 
 def test_a_load_request_has_the_priority_of_its_model():
     subject, effects = swapping()
-    subject.prefer({"z": 5})
+    subject.prioritize({"z": 5})
     up(subject, "x")
     running, _ = submit(subject, job(model="x"), job("B", model="y"))
-    subject.wish(LoadRequest("z"))
+    subject.request_load(LoadRequest("z"))
     subject.leave(running)
     assert [("z", frozenset("x"))] == effects.swaps
 
@@ -141,7 +141,7 @@ def test_a_load_request_has_the_priority_of_its_model():
 )
 def test_models_are_loaded_in_the_order_of_a_plain_account(arrivals, starving, priorities):
     subject, effects = swapping()
-    subject.prefer(priorities)
+    subject.prioritize(priorities)
     up(subject, "x")
     (leaving,) = submit(subject, job(model="x"))
     waiting = {model: submit(subject, job(model, model=model))[0] for model in arrivals}
@@ -173,7 +173,7 @@ def knows_no_zero(self: Swaps, priorities: Mapping[str, int]) -> None:
 
 @pytest.mark.parametrize("mutant", [forgets_priorities, loads_the_lowest_first, knows_no_zero])
 def test_the_comparison_of_load_orders_catches(monkeypatch: pytest.MonkeyPatch, mutant):
-    monkeypatch.setattr(Swaps, "prefer", mutant)
+    monkeypatch.setattr(Swaps, "prioritize", mutant)
     with pytest.raises((AssertionError, ExceptionGroup)):
         test_models_are_loaded_in_the_order_of_a_plain_account()
 
@@ -211,7 +211,7 @@ def test_a_failed_load_tells_those_who_wait_and_the_next_job_tries_again():
     subject, effects = swapping()
     (waiting,) = submit(subject, job(model="x"))
     error = LoadFailed("no such file")
-    subject.load_failed(FakeNode("node of x", "x"), error)
+    subject.load_failed(FakeNode("node of x", "x").models, error)
     assert {waiting: error} == effects.refused
     submit(subject, job(model="x"))
     assert effects.swaps == [("x", frozenset()), ("x", frozenset())]
@@ -258,13 +258,13 @@ def test_the_policy_is_told_who_was_used_longest_ago_and_who_works():
     assert asked[0] == ("w", ["z", "y", "x"])
 
 
-def test_a_place_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved():
+def test_a_node_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved():
     subject, effects = swapping()
     up(subject, "x", seats=2)
     failed, working, starving = submit(subject, job(model="x"), job(model="x"), job(model="y"))
     subject.starved(starving)
-    subject.returned(failed)
-    assert TicketState.QUEUED is failed.state, "its place makes room"
+    subject.requeued(failed)
+    assert TicketState.QUEUED is failed.state, "its node makes room"
     subject.drain()
     assert starving in effects.refused
     assert [failed.state, working.state] == [TicketState.GRANTED] * 2
@@ -275,7 +275,7 @@ PASSTHROUGH = Relay("/x", b"", passthrough=Passthrough("GET", ()))
 
 def test_a_request_for_a_commands_server_waits_for_it_though_a_remote_server_has_the_model():
     subject, effects = swapping()
-    subject.node_up(FakeNode("far", "x"), elsewhere(2))
+    subject.node_up(*FakeNode("far", "x"), elsewhere(2))
     ordinary, passed = submit(
         subject, job(model="x", relay=Relay("/x", b"{}")), job(model="x", relay=PASSTHROUGH)
     )

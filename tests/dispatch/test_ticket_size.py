@@ -1,15 +1,25 @@
 """The estimated cost of a job, and how much of a node's cache it is expected to hold."""
 
+from random import Random
+
 import pytest
 
+from dispatch.recorded import scheduler
 from fairlead.config import QueueConfig
-from fairlead.dispatch.forecast import Forecaster
+from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.wait_estimator import WaitEstimator
+from fairlead.gateway import spec_of
 from fairlead.job import TEXTS_AT_ONCE, Job, Sampling
+
+
+def ticket_of(job: JobSpec) -> Ticket:
+    return WaitEstimator(scheduler()[0], QueueConfig(), Random(0)).new_ticket(job)
 
 
 def job(lengths, **options):
     prompts = tuple(list(range(length)) for length in lengths)
-    return Job("id", "A", "m", prompts, Sampling(max_tokens=1), **options)
+    return spec_of(Job("id", "A", "m", prompts, Sampling(max_tokens=1), **options))
 
 
 @pytest.mark.parametrize(
@@ -22,11 +32,11 @@ def job(lengths, **options):
     ],
 )
 def test_of_many_texts_to_embed_only_the_longest_that_may_run_at_once_are_counted(lengths, tokens):
-    ticket = Forecaster(QueueConfig()).ticket(job(lengths, embed=True))
+    ticket = ticket_of(job(lengths, embed=True))
     assert tokens == ticket.tokens
     assert sum(lengths) == ticket.cost  # every token is computed, and none generated
 
 
 def test_of_prompts_that_are_continued_each_is_counted_for_all_its_answers():
-    ticket = Forecaster(QueueConfig()).ticket(job([3, 5], n=2))
+    ticket = ticket_of(job([3, 5], n=2))
     assert ticket.tokens == 2 * 8 + 4

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -52,21 +53,22 @@ class RealServer:
     def queue(self) -> dict[str, float]:
         return self.http.get("/queue").json()
 
-    def running(self) -> dict[str, float]:
+    def running(self) -> dict[str, Any]:
         """Return what `GET /running` says of the only model. Waits while it is not listed."""
-        found: list[dict[str, float]] = []
+        found: list[dict[str, Any]] = []
         until(lambda: found.extend(self.http.get("/running").json()) or found)
         return found[0]
 
     def counts(self) -> dict[str, float]:
         """Return the counts that must all be zero when no request is open."""
         queue, running = self.queue(), self.running()
+        engine = running["engine"]
         return {
             "waiting": queue["waiting"],
             "running": queue["running"],
             "sequences": running["sequences"],
-            "slots_taken": running["seats"] - running["slots_free"],
-            "blocks_taken": running["blocks_total"] - running["blocks_free"],
+            "slots_taken": running["seats"] - engine["slots_free"],
+            "blocks_taken": engine["blocks_total"] - engine["blocks_free"],
         }
 
     def wait_until_at_rest(self, within_s: float = PATIENCE_S) -> dict[str, float]:

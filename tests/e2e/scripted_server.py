@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from api.conftest import FakeFleet, FakeGateway, Script, hello_world
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, ModelConfig
 from fairlead.http.listener import bind, serve_http
@@ -56,7 +56,7 @@ def scripted_server(
             token = trio.lowlevel.current_trio_token()
             ends.append(lambda: token.run_sync_soon(scope.cancel))
             began.set()
-            await serve_http(create_app(services), [listening], limits=config.limits, shutdown=trio.Event())
+            await serve_http(Application(services), [listening], limits=config.limits, shutdown=trio.Event())
 
     thread = threading.Thread(target=partial(trio.run, serve))
     thread.start()

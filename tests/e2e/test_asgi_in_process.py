@@ -85,8 +85,8 @@ async def test_disconnected_client_frees_its_seat_at_once_and_its_slot_within_tw
     app = create_app(CONFIG)
     async with hypercorn_serving(app) as port:
         composition = app._composition
-        resident = composition.fleet._residents[MODEL]
-        statistics = lambda: resident.life.node.statistics().engine  # noqa: E731
+        resident = composition.fleet._local[MODEL]
+        statistics = resident.life.node.statistics
         client = await trio.open_tcp_stream("127.0.0.1", port)
         await client.send_all(post({**LONG, "stream": stream, "n": 8}))
         with trio.fail_after(60):

@@ -133,7 +133,7 @@ def struck_amid(server: RealServer, body: dict[str, Any], blow: signal.Signals) 
             if blow is signal.SIGSTOP:
                 os.kill(victim, signal.SIGCONT)
             else:
-                until(lambda late=late: server.running()["restarts"] == late)
+                until(lambda late=late: server.running()["counts"]["restarts"] == late)
     return result
 
 
@@ -187,7 +187,7 @@ def test_request_fails_after_two_children_have_died_with_it(server: RealServer, 
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(ask, server, GREEDY | ENDLESS)
         for restarts in range(2):
-            while (child := server.running())["restarts"] < restarts or not child["sequences"]:
+            while (child := server.running())["counts"]["restarts"] < restarts or not child["sequences"]:
                 time.sleep(0.002)
             strike(server, blow)
         told = answer.result()

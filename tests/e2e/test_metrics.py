@@ -86,11 +86,11 @@ def test_engine_metrics_equal_the_figures_of_running(worked):
     text, _, running, _, _ = worked
     found = samples(text)
     labels = frozenset({("model_name", "fairlead-demo"), ("engine", "0")})
-    assert running["cache_usage"] == found["vllm:kv_cache_usage_perc", labels]
-    assert running["preemptions"] == found["vllm:num_preemptions_total", labels]
+    assert running["engine"]["cache_usage"] == found["vllm:kv_cache_usage_perc", labels]
+    assert running["engine"]["preemptions"] == found["vllm:num_preemptions_total", labels]
     queries = found["vllm:prefix_cache_queries_total", labels]
     hits = found["vllm:prefix_cache_hits_total", labels]
-    assert running["prefix_hit_rate"] == pytest.approx(hits / queries, abs=1e-4)
+    assert running["engine"]["prefix_hit_rate"] == pytest.approx(hits / queries, abs=1e-4)
     assert 0 < hits < queries  # all requests had the same prompt
     assert found["fairlead_model_loads_total", frozenset({("model", "fairlead-demo")})] == 1
 

@@ -154,6 +154,6 @@ def test_nobody_notices_that_the_configuration_changes(file: File, server: RealS
     until(lambda: states(server) == {"steady": ("ready", 25), "changing": ("ready", 7)})
     assert len(pids & server.child_pids()) == 1
     assert len(server.child_pids()) == 2
-    loads = {each["model"]: each["loads"] for each in server.http.get("/running").json()}
+    loads = {each["model"]: each["counts"]["loads"] for each in server.http.get("/running").json()}
     assert loads == {"steady": 1, "changing": 2}
     assert len(reasons(server)) == 1

@@ -103,7 +103,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 def test_file_is_read_with_a_note_and_its_models_are_listed(house: House):
     (line,) = [line for line in house.server.log if "unlisted-model.cmd" in line]
-    assert "finds its port in the variable PORT" in line
+    assert "its port is in the environment variable PORT" in line
     cards = house.server.http.get("/v1/models").json()["data"]
     listed = {card["id"]: card for card in cards}
     assert {"coding-model", "llm-plan", "llama", "gpt-oss-120b"} <= listed.keys()

@@ -39,7 +39,7 @@ async def server(monkeypatch, **model: object):
         with trio.fail_after(60):
             url = await nursery.start(app.serve, config, Silent())
             async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-                yield client, lambda: fleets[0]._residents["m"].pid
+                yield client, lambda: fleets[0]._local["m"].pid
         nursery.cancel_scope.cancel()
 
 
@@ -71,8 +71,8 @@ async def test_health_is_503_while_a_model_is_stuck(monkeypatch):
         await until(client, "/ready", 200)
         assert first == (await client.post("/v1/completions", json=ask)).json()["choices"]
         (status,) = (await client.get("/running")).json()
-        assert (status["restarts"], status["problem"]) == (1, None)
-        assert status["mean_step_ms"] > 0
+        assert (status["counts"]["restarts"], status["problem"]) == (1, None)
+        assert status["engine"]["mean_step_ms"] > 0
 
 
 async def _post(client: httpx.AsyncClient, body: dict, replies: list) -> None:

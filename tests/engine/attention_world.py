@@ -97,10 +97,10 @@ class World:
         return Rows(
             token_ids=padded(inputs.token_ids.cpu(), 0),
             positions=padded(inputs.positions.cpu(), 0),
-            places=tuple(padded(one.cpu(), -1) for one in inputs.slot_mapping),
+            cache_slots=tuple(padded(one.cpu(), -1) for one in inputs.slot_mapping),
             starts=padded(inputs.query_starts, inputs.query_starts[-1]),
             lengths=padded(inputs.sequence_lengths, 0),
-            lines=padded(inputs.slots, 0),
+            table_rows=padded(inputs.slots, 0),
             tables=tuple(torch.from_numpy(table).to(self.device) for table in inputs.tables),
             decodes=inputs.decodes + padding,
         )

@@ -210,7 +210,7 @@ class Loop:
         if step is not None:
             self.under_way = step, self.runner.launch(step, self.engine.batch)
         if before is None and step is None:
-            self.hear(self.engine.settle())
+            self.hear(self.engine.take_outcome())
         if before is not None:
             self.finish(*before)
         if self.under_way is not None and not self.runner.overlaps:

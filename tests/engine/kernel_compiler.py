@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fairlead.engine import device_kernels, paged_attention_kernels
-from fairlead.models import float8_kernels
+from fairlead.models.quantization import float8_kernels
 
 POINTERS = {
     torch.bfloat16: "*bf16",
@@ -39,10 +39,10 @@ POINTERS = {
 class Compiler:
     """Wraps a kernel, so that `kernel[grid](…)` compiles it, once per signature, and does not run it."""
 
-    def __init__(self, kernel, arch, told):
+    def __init__(self, kernel, arch, report):
         self._kernel = kernel
         self._arch = arch
-        self._told = told
+        self._report = report
         self._done = set()
 
     def __getitem__(self, grid):
@@ -71,9 +71,9 @@ class Compiler:
         self._done.add(key)
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
         made = triton.compile(source, target=GPUTarget("cuda", self._arch, 32), options=chosen)
-        told = {"kernel": kernel.fn.__name__, "shared": made.metadata.shared, **chosen}
-        told |= {"arch": self._arch, **spills(made.asm["cubin"])}
-        self._told(told)
+        entry = {"kernel": kernel.fn.__name__, "shared": made.metadata.shared, **chosen}
+        entry |= {"arch": self._arch, **spills(made.asm["cubin"])}
+        self._report(entry)
 
 
 def spills(cubin):
@@ -92,13 +92,14 @@ def spills(cubin):
     return {"registers": found.get("REG"), "stack": found.get("STACK"), "local": found.get("LOCAL")}
 
 
-def compile_all(arch, told, *, few):
+def compile_all(arch, report, *, few):
     """Launch every kernel for several shapes; each compiled variant is reported once."""
     from engine.kernel_shapes import SHAPES, launch_everything
 
     for module in (paged_attention_kernels, device_kernels, float8_kernels):
         for name, kernel in inspect.getmembers(module, lambda one: isinstance(one, triton.JITFunction)):
-            setattr(module, name, Compiler(kernel, arch, told))
+            if not name.startswith("_"):  # else it is called by kernels, not launched
+                setattr(module, name, Compiler(kernel, arch, report))
     launch_everything(SHAPES[:1] if few else SHAPES)
 
 
@@ -106,4 +107,4 @@ if __name__ == "__main__":
     warnings.simplefilter("error")
     few, wanted = "--few" in sys.argv, [int(word) for word in sys.argv[1:] if word != "--few"]
     for each in wanted or [90]:
-        compile_all(each, lambda told: print(json.dumps(told), flush=True), few=few)  # noqa: T201
+        compile_all(each, lambda entry: print(json.dumps(entry), flush=True), few=few)  # noqa: T201

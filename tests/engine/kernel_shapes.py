@@ -9,9 +9,10 @@ import torch
 from fairlead.engine import device_sampling
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_inputs import DeviceInputs
-from fairlead.engine.device_layers import DeviceLayers, Norm
+from fairlead.engine.device_layers import DeviceLayers
 from fairlead.engine.paged_attention import DeviceAttention, Rows
-from fairlead.models import float8_kernels
+from fairlead.models.layers import HeadRMSNorm, OffsetRMSNorm, RMSNorm
+from fairlead.models.quantization import float8_kernels
 from models.tiny import SHAPE
 
 META = torch.device("meta")
@@ -42,8 +43,8 @@ def launch_everything(shapes=SHAPES):
         launch_attention(shape, dtype)
         launch_layers(shape, dtype)
     for groups in (1, 2):
-        launch_landing(groups)
-    float8_kernels.launch_narrow(torch.empty((5, 14336), dtype=torch.bfloat16, device=META), 448.0, 1e-12)
+        launch_unpack(groups)
+    float8_kernels.launch_round_rows(torch.empty((5, 14336), dtype=torch.bfloat16, device=META), 448.0, 1e-12)
     with mock.patch.object(
         device_sampling, "upload", lambda array, device: torch.from_numpy(array).to(device)
     ):
@@ -52,7 +53,7 @@ def launch_everything(shapes=SHAPES):
         )
 
 
-def launch_landing(groups):
+def launch_unpack(groups):
     DeviceInputs(
         words=5000, tokens=512, rows=64, slots=64, columns=100, groups=groups, vocab_size=1000, device=META
     ).unpack(48, 48, 48)
@@ -75,19 +76,19 @@ def launch_layers(shape, dtype):
         "HEAD_DIM": head_dim,
         "CHANNELS": 1 << (head_dim - 1).bit_length(),
     }
-    plain, offset = Norm(floats(size), 1e-5), Norm(floats(size, dtype=torch.float32), 1e-6)
+    plain, offset = RMSNorm(floats(size), 1e-5), OffsetRMSNorm(floats(size), 1e-6)
     stream, said = floats(7, size, dtype=torch.float32), floats(7, size)
     for norms in ((None, None, plain), (said, None, plain), (said, offset, offset), (said, None, None)):
         layers._add(stream, *norms)
     attention = mock.Mock(cache=KVCache(shape, blocks=(9,), block_size=16, dtype=dtype, device=META))
-    attention.places.return_value = torch.empty(7, dtype=torch.int32, device=META)
+    attention.cache_slots.return_value = torch.empty(7, dtype=torch.int32, device=META)
     angles = floats(7, 1, head_dim), floats(7, 1, head_dim)
-    for norm in (None, Norm(floats(heads + kv_heads, head_dim), 1e-6)):
-        layer = mock.Mock(head_norm=norm)
-        layer.attention.qkv.return_value = floats(7, (heads + 2 * kv_heads) * head_dim)
-        layers._query(0, layer, said, angles, attention)
-    for smooth in (False, True):
-        mlp = mock.Mock(smooth=smooth)
+    for norm in (None, HeadRMSNorm(floats(heads + kv_heads, head_dim), 1e-6)):
+        projections = mock.Mock(head_norm=norm)
+        projections.qkv.return_value = floats(7, (heads + 2 * kv_heads) * head_dim)
+        layers._query(0, projections, said, angles, attention)
+    for uses_gelu in (False, True):
+        mlp = mock.Mock(uses_gelu=uses_gelu)
         mlp.gate_up.return_value = floats(7, 2 * 14336)
         layers._mlp(mlp, said)
 
@@ -102,10 +103,10 @@ def launch_attention(shape, dtype):
     step = Rows(
         token_ids=ints(tokens),
         positions=ints(tokens),
-        places=(ints(tokens),),
+        cache_slots=(ints(tokens),),
         starts=ints(rows + 1),
         lengths=ints(rows),
-        lines=ints(rows),
+        table_rows=ints(rows),
         tables=(ints(256, 512),),
         decodes=decodes,
     )

@@ -89,7 +89,7 @@ def test_preemptions_raise_predictions_and_completions_lower_them_again():
     predictor = having_seen(*lengths)
     (bold,) = guesses(predictor, [0])
     for _ in range(100):
-        predictor.regret()
+        predictor.on_preemption()
     (careful,) = guesses(predictor, [0])
     for length in lengths:
         predictor.learn(length)

@@ -6,12 +6,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from fairlead.engine.cpu_step import CpuStep, supports, variants
+from fairlead.engine.cpu_step import CpuStep, refusal, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.registry import built_in
+from fairlead.models.registry import read_built_in
 from fairlead.models.weights import Weights
 from models.tiny import SIZES, Driver, generate, load, prompt_of, save
 
@@ -47,10 +47,10 @@ PROMPTS = [prompt_of(length) for length in (1, 16, 17, 40, 90)]
 def load_step(directory, dtype, **options):
     """Return the compiled step over the checkpoint in `directory`."""
     config = CheckpointConfig.read(directory / "config.json")
-    kind, shape = built_in(config)
-    assert supports(kind, shape, dtype)
+    spec = read_built_in(config)
+    assert refusal(spec, dtype) is None
     with Weights(directory, dtype=dtype, device=torch.device("cpu")) as weights:
-        step = CpuStep.load(kind, shape, weights, **{"threads": 2, "max_batched_tokens": 64, **options})
+        step = CpuStep.load(spec, weights, **{"threads": 2, "max_batched_tokens": 64, **options})
         weights.finish()
     return step
 
@@ -61,11 +61,11 @@ class Recorder:
     def __init__(self, forward):
         self.forward = forward
         self.device, self.vocab_size = forward.device, forward.vocab_size
-        self.said = []
+        self.logits = []
 
     def __call__(self, inputs):
         logits = self.forward(inputs)
-        self.said += [row.clone() for row in logits]
+        self.logits += [row.clone() for row in logits]
         return logits
 
 
@@ -99,12 +99,12 @@ def last_logits(loaded, recorder):
     for prompt in PROMPTS:
         driver.add(prompt, Sampling(max_tokens=1, temperature=0))
     driver.run()
-    return torch.stack(recorder.said).float()
+    return torch.stack(recorder.logits).float()
 
 
 def test_logits_match_torch(directory):
-    expected, said = (last_logits(*way) for way in both_ways(directory, "float32"))
-    assert relative_error(said, expected) <= 1e-4
+    expected, actual = (last_logits(*way) for way in both_ways(directory, "float32"))
+    assert relative_error(actual, expected) <= 1e-4
 
 
 def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(directory):
@@ -115,8 +115,8 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(directory):
     assert errors[1] < errors[0]
 
 
-def relative_error(said, expected):
-    return (said - expected).abs().max() / expected.abs().max()
+def relative_error(actual, expected):
+    return (actual - expected).abs().max() / expected.abs().max()
 
 
 def test_greedy_text_matches_torch(directory):

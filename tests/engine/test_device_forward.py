@@ -10,7 +10,8 @@ from engine.interpreted import interpreted
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_forward import DeviceForward
 from fairlead.engine.forward import TorchForward
-from fairlead.engine.runner import LoadedModel, ModelRunner
+from fairlead.engine.loading import LoadedModel
+from fairlead.engine.runner import ModelRunner
 from fairlead.job import Sampling
 from fairlead.models.loader import load_model
 from models.tiny import SIZES, Driver, prompt_of, save
@@ -63,7 +64,7 @@ class Recorder:
             work()
         trace = operators.trace
         for name, grid, arguments, options in self._launches[seen:]:
-            trace.append((name, grid, [operators.told(one) for one in arguments], sorted(options.items())))
+            trace.append((name, grid, [operators.traced(one) for one in arguments], sorted(options.items())))
         return trace
 
 
@@ -74,7 +75,7 @@ class _Operators(TorchDispatchMode):
         self._made = set()
         self._kept = []  # so that no address is reused
 
-    def told(self, value):
+    def traced(self, value):
         if not isinstance(value, torch.Tensor):
             return value
         storage = value.untyped_storage().data_ptr()
@@ -82,7 +83,7 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         given = tree_leaves((args, kwargs or {}))
-        self.trace.append((str(operator), [self.told(one) for one in given]))
+        self.trace.append((str(operator), [self.traced(one) for one in given]))
         before = {one.untyped_storage().data_ptr() for one in given if isinstance(one, torch.Tensor)}
         result = operator(*args, **(kwargs or {}))
         for one in tree_leaves(result):
@@ -160,7 +161,7 @@ def test_texts_and_logits_match_torch(models, launches, name):
     is_dense = name not in {"mixtral", "fallback"}
     assert is_dense == (recorder.replays > 0)
     assert ("triton with CUDA graphs" if is_dense else "triton") == loaded.kernel
-    assert is_dense == any(name == "turn_and_keep" for name, *_ in launches)
+    assert is_dense == any(name == "rotate_and_store" for name, *_ in launches)
 
 
 def test_prompt_logits_match_torch(models, launches):

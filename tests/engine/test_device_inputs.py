@@ -20,7 +20,7 @@ def batch():
 
 
 @pytest.fixture
-def landing(launches):
+def inputs_on_device(launches):
     words = InputBatch.arena_size(**SIZES, groups=2) // 4
     return DeviceInputs(
         words=words,
@@ -37,25 +37,25 @@ def landing(launches):
 def enter(batch, slot, length, blocks):
     """Add a sequence with nothing computed yet, and with blocks for tokens to come."""
     prompt = [(7 * slot + token) % 90 for token in range(length)]
-    state = SequenceState(slot, prompt, max_tokens=20, temperature=0.0)
+    state = SequenceState(slot, prompt, max_tokens=20)
     batch.add_request(slot, state, (blocks, [block + 100 for block in blocks]))
 
 
-def check(landing, batch, step, *, latest=None, tokens=None, rows=None):
+def check(inputs_on_device, batch, step, *, latest=None, tokens=None, rows=None):
     """Copy and unpack a step, and compare the result with the step and the block tables."""
     tokens, rows = tokens or step.tokens, rows or step.rows
-    inputs = landing.bring(step, batch, latest)
-    there = landing.unpack(tokens, rows, step.decodes)
+    inputs = inputs_on_device.stage(step, batch, latest)
+    there = inputs_on_device.unpack(tokens, rows, step.decodes)
 
     def padded(view, size, fill):
         return [*view, *[fill] * (size - len(view))]
 
     assert padded(step.positions, tokens, 0) == there.positions.tolist()
-    for mapping, place in zip(step.slot_mapping, there.places, strict=True):
+    for mapping, place in zip(step.slot_mapping, there.cache_slots, strict=True):
         assert padded(mapping, tokens, -1) == place.tolist()
     assert padded(step.query_starts, rows + 1, step.tokens) == there.starts.tolist()
     assert padded(step.sequence_lengths, rows, 0) == there.lengths.tolist()
-    assert padded(step.slots, rows, 0) == there.lines.tolist()
+    assert padded(step.slots, rows, 0) == there.table_rows.tolist()
     for group, table in enumerate(there.tables):
         known = np.asarray(batch.block_table(group))
         for slot, length in zip(step.slots, step.sequence_lengths, strict=True):
@@ -66,23 +66,23 @@ def check(landing, batch, step, *, latest=None, tokens=None, rows=None):
     return there
 
 
-def test_steps_and_tables_arrive_whole_and_what_is_not_there_is_marked(batch, landing):
+def test_staged_steps_and_tables_are_complete_and_padding_is_marked(batch, inputs_on_device):
     enter(batch, 3, 40, [5, 9, 2])
     enter(batch, 8, 5, [4])
-    batch.schedule([3, 8], [30, 5])
+    batch.num_scheduled[3], batch.num_scheduled[8] = 30, 5
     first = batch.prepare_inputs()
-    there = check(landing, batch, first)
+    there = check(inputs_on_device, batch, first)
     assert list(first.input_ids) == there.token_ids.tolist()
     latest = torch.tensor([11])
-    batch.schedule([3, 8], [10, 1])
+    batch.num_scheduled[3], batch.num_scheduled[8] = 10, 1
     second = batch.prepare_inputs()
     assert -1 in list(second.input_ids)
-    there = check(landing, batch, second, latest=latest, tokens=16, rows=6)
+    there = check(inputs_on_device, batch, second, latest=latest, tokens=16, rows=6)
     expected = [11 if token == -1 else token for token in second.input_ids]
     assert [*expected, *[0] * (16 - len(expected))] == there.token_ids.tolist()
 
 
-def test_block_tables_stay_current_while_sequences_are_added_and_removed(batch, landing):
+def test_block_tables_stay_current_while_sequences_are_added_and_removed(batch, inputs_on_device):
     rng = np.random.default_rng(0)
     lengths = {}
     for number in range(16):
@@ -102,27 +102,27 @@ def test_block_tables_stay_current_while_sequences_are_added_and_removed(batch, 
             batch.num_scheduled[slot] = count = min(budget, state.num_tokens - state.computed, 120)
             budget -= count
         step = batch.prepare_inputs()
-        check(landing, batch, step, latest=torch.full((9,), number % 90))
+        check(inputs_on_device, batch, step, latest=torch.full((9,), number % 90))
         committed = batch.commit_tokens(step, np.full(step.samples, number % 90, np.int32))
         for slot, *_ in committed.finished:
             batch.remove_request(slot)
             del lengths[slot]
 
 
-def test_token_id_outside_the_models_vocabulary_is_replaced_by_0(landing):
+def test_token_id_outside_the_models_vocabulary_is_replaced_by_0(inputs_on_device):
     batch = InputBatch(
         **SIZES, vocab_size=2**31 - 1, windows=WINDOWS
     )  # the tokenizer has more ids than the model
     state = SequenceState(1, [5, 99, 100, 2**31 - 2], max_tokens=2)
     batch.add_request(0, state, ([0], [0]))
-    batch.schedule([0], [4])
-    there = check(landing, batch, batch.prepare_inputs())
+    batch.num_scheduled[0] = 4
+    there = check(inputs_on_device, batch, batch.prepare_inputs())
     assert there.token_ids.tolist() == [5, 99, 0, 0]
 
 
-def test_batch_with_more_slots_or_longer_sequences_does_not_fit(landing):
+def test_batch_with_more_slots_or_longer_sequences_does_not_fit(inputs_on_device):
     for changed in ({"slots": 10}, {"max_model_len": 450}):
         batch = InputBatch(**{**SIZES, **changed}, vocab_size=VOCABULARY, windows=WINDOWS)
         enter(batch, 0, 5, [1])
-        batch.schedule([0], [5])
-        assert not landing.holds(batch.prepare_inputs(), batch)
+        batch.num_scheduled[0] = 5
+        assert not inputs_on_device.holds(batch.prepare_inputs(), batch)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from engine.interpreted import interpreted
-from fairlead.engine import torch_sampler as draws
 from fairlead.engine.device_sampling import thresholds
+from fairlead.engine.sampling import torch_sampler as draws
 
 pytestmark = interpreted
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from fairlead.engine.embedder import EmbeddingRunner
 from fairlead.engine.engine import Engine
 from fairlead.job import Sampling
-from fairlead.models.layers import Linear
+from fairlead.models.quantization.none import UnquantizedLinear
 from models.test_pooling import NORMALIZE, POOLING, TRANSFORMER, written
 from models.tiny import SIZES, VOCABULARY, load, prompt_of
 
@@ -77,9 +77,9 @@ def pair(request, tmp_path_factory):
 @pytest.fixture
 def rows_alone(monkeypatch):
     """Multiply every row alone."""
-    whole = Linear.__call__
+    whole = UnquantizedLinear.__call__
     monkeypatch.setattr(
-        Linear, "__call__", lambda self, x: torch.cat([whole(self, row) for row in x.split(1)])
+        UnquantizedLinear, "__call__", lambda self, x: torch.cat([whole(self, row) for row in x.split(1)])
     )
 
 

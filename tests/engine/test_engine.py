@@ -1,6 +1,7 @@
 from array import array
 from itertools import count
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -80,7 +81,7 @@ def test_a_fresh_engine_is_idle_has_no_plan_and_nothing_to_tell():
     tested = engine()
     assert tested.idle
     assert tested.plan(0.0) is None
-    assert not tested.settle()
+    assert not tested.take_outcome()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_a_refusal_is_told_without_a_step():
     tested = engine()
     tested.submit(2, [], GREEDY)
     assert tested.plan(0.0) is None
-    (refusal,) = tested.settle().outputs
+    (refusal,) = tested.take_outcome().outputs
     assert refusal.key == 2
     assert tested.idle
 
@@ -184,7 +185,7 @@ def test_aborting_a_refused_sequence_drops_its_output():
     tested.submit(2, [], GREEDY)
     tested.abort(2)
     assert tested.idle
-    assert not tested.settle()
+    assert not tested.take_outcome()
 
 
 def test_an_abort_frees_at_once_between_steps():
@@ -234,7 +235,7 @@ def test_sequence_without_a_seed_gets_one_and_a_given_seed_is_kept():
     tested.submit(2, PROMPT, Sampling(max_tokens=1, seed=5))
     tested.submit(3, PROMPT, Sampling(max_tokens=1))
     step = tested.plan(0.0)
-    assert {tested.batch.state(slot).key: tested.batch.seed[slot] for slot in step.slots} == {
+    assert {state.key: state.sampling.parameters.seed for state in map(tested.batch.state, step.slots)} == {
         1: 100,
         2: 5,
         3: 101,
@@ -246,8 +247,9 @@ def test_batch_holds_the_sampling_of_each_sequence():
     sampling = Sampling(max_tokens=1, logit_bias={3: 1.5})
     tested.submit(1, PROMPT, sampling)
     step = tested.plan(0.0)
-    assert sampling is tested.batch.state(step.slots[0]).sampling
-    assert tested.batch.counters.biased == 1
+    held = tested.batch.state(step.slots[0]).sampling.parameters
+    assert held == msgspec.structs.replace(sampling, seed=held.seed)
+    assert step.processes_logits
 
 
 def test_logprobs_are_reported_with_their_token_and_other_tokens_stay_plain():

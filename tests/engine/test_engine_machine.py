@@ -64,7 +64,7 @@ class Blind:
     def learn(self, length) -> None:
         pass
 
-    def regret(self) -> None:
+    def on_preemption(self) -> None:
         pass
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
             cleanup_interval_s=2.0,
             predictor=predictor,
         )
-        self.longest = self.engine._intake.longest
+        self.longest = self.engine._validator.longest
         self.loop = Loop(self.engine, self.runner)
         self.under_way: list = []
         self.submitted: list[Submitted] = []
@@ -158,7 +158,7 @@ class EngineMachine(RuleBasedStateMachine):
         if step is not None:
             self.under_way.append((step, self.runner.launch(step, self.engine.batch)))
         elif not self.under_way:
-            self.hear(self.engine.settle())
+            self.hear(self.engine.take_outcome())
 
     @precondition(lambda self: len(self.under_way) < self.most_steps)
     @rule()
@@ -289,8 +289,8 @@ class EngineMachine(RuleBasedStateMachine):
             ]
             assert pool.total == pool.free + pool.evictable + len(held)
             assert memory._table_entries[group] == held.total()
-            promised = sum(one.promised[group] for one in running if one.promised is not None)
-            assert memory._promised[group] == promised <= pool.available
+            reserved = sum(one.reserved[group] for one in running if one.reserved is not None)
+            assert memory._reserved[group] == reserved <= pool.available
 
     def teardown(self) -> None:
         """Run all sequences to their ends, bounded in steps to detect a livelock; nothing may stay held."""
@@ -331,9 +331,9 @@ def never_gives_blocks_back(self, sequence, *, keep):
 
 
 def gives_blocks_back_but_not_the_promise(self, sequence, *, keep):
-    promised = list(self._promised)
-    leave(self, sequence, keep=keep)
-    self._promised[:] = promised
+    reserved = list(self._reserved)
+    free(self, sequence, keep=keep)
+    self._reserved[:] = reserved
 
 
 def takes_what_was_promised(self, group):
@@ -369,7 +369,7 @@ def forgets_what_it_indexed(self, sequence):
 
 
 def counts_a_table_twice(self, sequence, group, count):
-    redeem(self, sequence, group, count)
+    use_reservation(self, sequence, group, count)
     self._table_entries[group] += count
 
 
@@ -384,7 +384,7 @@ def takes_the_pinned_too(self):
 
 def spends_the_budget_twice(self, sequence):
     budget = self._budget
-    give_chunk(self, sequence)
+    schedule_chunk(self, sequence)
     self._budget = budget
 
 
@@ -400,7 +400,7 @@ def keeps_the_slot(self, sequence, *, keep=True):
 
 
 def sees_no_clock(self, now_s):
-    self._new.clear()
+    self._untimed.clear()
 
 
 def fails_in_silence(self, sequence, reason):
@@ -413,7 +413,7 @@ def goes_on_after_its_end(self, sequence, token_id, reason, logprob):
 
 
 def aborts_only_in_name(self, key):
-    self._told.pop(key, None)
+    self._early_outputs.pop(key, None)
     self._sequences.pop(key, None)
 
 
@@ -428,24 +428,28 @@ class _Unfreeable:
         pass
 
 
-leave, match, index, redeem = Memory.leave, Memory._match, Memory.index, Memory._redeem
-preempt, give_chunk, fill_step = StepScheduler._preempt, StepScheduler._give_chunk, StepScheduler._fill_step
+free, match, index, use_reservation = Memory.free, Memory._match, Memory.index, Memory._use_reservation
+preempt, schedule_chunk, fill_step = (
+    StepScheduler._preempt,
+    StepScheduler._schedule_chunk,
+    StepScheduler._fill_step,
+)
 remove, fail = StepScheduler.remove, Engine._fail
 
 MUTANTS = [
-    (Memory, "leave", never_gives_blocks_back),
-    (Memory, "leave", gives_blocks_back_but_not_the_promise),
-    (Memory, "spare", takes_what_was_promised),
+    (Memory, "free", never_gives_blocks_back),
+    (Memory, "free", gives_blocks_back_but_not_the_promise),
+    (Memory, "unreserved", takes_what_was_promised),
     (Memory, "_match", finds_a_prefix_without_looking_at_all_groups),
     (Memory, "_match", begins_a_block_behind_its_prefix),
-    (Memory, "_redeem", counts_a_table_twice),
+    (Memory, "_use_reservation", counts_a_table_twice),
     (Memory, "index", forgets_what_it_indexed),
     (StepScheduler, "_preempt", forgets_who_was_preempted),
     (StepScheduler, "_newest_of_the_lowest_class", takes_the_pinned_too),
-    (StepScheduler, "_give_chunk", spends_the_budget_twice),
+    (StepScheduler, "_schedule_chunk", spends_the_budget_twice),
     (StepScheduler, "_fill_step", lets_in_more_rows_than_a_step_takes),
     (StepScheduler, "remove", keeps_the_slot),
-    (Engine, "_look_at_the_clock", sees_no_clock),
+    (Engine, "_apply_time_limits", sees_no_clock),
     (Engine, "_fail", fails_in_silence),
     (Engine, "_complete", goes_on_after_its_end),
     (Engine, "abort", aborts_only_in_name),

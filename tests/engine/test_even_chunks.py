@@ -148,7 +148,7 @@ def test_end_of_sequence_token_does_not_end_a_text():
 def test_request_for_the_other_kind_of_output_fails_alone(embeds):
     engine = engine_of(Scribe(), embeds=embeds)
     engine.submit(1, [1, 2], ANYTHING, embed=not embeds)
-    [output] = engine.settle().outputs
+    [output] = engine.take_outcome().outputs
     assert (
         output.key,
         output.error,

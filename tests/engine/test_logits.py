@@ -1,4 +1,4 @@
-"""Token counts that are updated from step to step equal those of a full recount."""
+"""Logits processors, whose state is updated from step to step, do what a full recount would."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,10 @@ from hypothesis.stateful import (
 )
 
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.engine.logits import LogitAdjustments, Notes
+from fairlead.engine.sampling import logits_processors
+from fairlead.engine.sampling.logits_processors import SampledRows
+from fairlead.engine.sampling.sampler import Sampler
+from fairlead.engine.sampling.token_counts import TokenCounts
 from fairlead.job import Sampling
 from models.tiny import state_of
 
@@ -65,7 +68,7 @@ class RememberedSequences(RuleBasedStateMachine):
             block_size=LENGTH,
             vocab_size=2**31 - 1,
         )
-        self.notes = Notes()
+        self.sampler = Sampler(self.batch, VOCABULARY, EOS)
         self.running = {}
         self.preempted = []
         self.logits = torch.randn(SLOTS, VOCABULARY, generator=torch.Generator().manual_seed(3)) * 4
@@ -117,12 +120,11 @@ class RememberedSequences(RuleBasedStateMachine):
         positions = np.array([self.running[slot][0].num_tokens for slot in slots], np.int32)
         logits = self.logits[: len(slots)]
         latest = torch.zeros(len(slots), dtype=torch.int32)
-        found = LogitAdjustments.gather(self.batch, slots, positions, EOS, VOCABULARY, self.notes).apply(
-            logits, latest
-        )
+        self.sampler.update_state()
+        found = self.sampler.process(logits, SampledRows(slots, positions, latest))
         for row, slot in enumerate(slots.tolist()):
             state, output = self.running[slot]
-            expected = oracle(state, output, state.sampling, logits[row].numpy())
+            expected = oracle(state, output, state.sampling.parameters, logits[row].numpy())
             np.testing.assert_allclose(found[row].numpy(), expected, rtol=1e-5, atol=1e-5)
 
     def _put(self, state, output):
@@ -138,10 +140,10 @@ TestRememberedSequences.settings = settings(max_examples=150, stateful_step_coun
 @pytest.mark.parametrize(
     "mutate",
     [
-        lambda patch: patch.setattr("fairlead.engine.logits._Note._add", lambda *_: None),
-        lambda patch: patch.setattr(Notes, "of", _of_the_slot),
+        lambda patch: patch.setattr(TokenCounts, "_add", lambda *_: None),
+        lambda patch: patch.setattr(logits_processors, "keep_by_slot", _keep_the_first),
     ],
-    ids=["tokens that came later are not counted", "a slot's next sequence inherits its notes"],
+    ids=["tokens that came later are not counted", "a slot's next sequence inherits its state"],
 )
 def test_state_machine_detects_wrong_counts(monkeypatch, mutate):
     mutate(monkeypatch)
@@ -155,12 +157,10 @@ def test_state_machine_detects_wrong_counts(monkeypatch, mutate):
         run_state_machine_as_test(RememberedSequences, settings=quickly)
 
 
-ORIGINAL = Notes.of
-
-
-def _of_the_slot(self, batch, slot, vocab_size):
-    note = self._notes.get(slot)
-    return ORIGINAL(self, batch, slot, vocab_size) if note is None else note
+def _keep_the_first(kept, update, make):
+    for slot, state in update.added:
+        if slot not in kept and (made := make(state)) is not None:
+            kept[slot] = made
 
 
 def test_only_the_repetition_penalty_applies_to_prompt_tokens():
@@ -168,10 +168,11 @@ def test_only_the_repetition_penalty_applies_to_prompt_tokens():
     for slot, penalty in enumerate([{"presence_penalty": 1.0}, {"repetition_penalty": 1.5}]):
         sampling = Sampling(max_tokens=5, **penalty)
         batch.add_request(slot, state_of(range(1, 9), sampling), ([slot],))
-    slots, positions = np.arange(2, dtype=np.int32), np.full(2, 8, np.int32)
-    penalties = LogitAdjustments.gather(batch, slots, positions, (), VOCABULARY).penalties
-    assert penalties.rows.tolist() == [1] * 8
-    assert list(range(1, 9)) == penalties.ids.tolist()
+    sampler = Sampler(batch, VOCABULARY, ())
+    sampler.update_state()
+    rows = SampledRows(np.arange(2, dtype=np.int32), np.full(2, 8, np.int32), torch.zeros(2))
+    changed = sampler.process(torch.ones(2, VOCABULARY), rows) != 1
+    assert [[1, token] for token in range(1, 9)] == changed.nonzero().tolist()
 
 
 def test_counts_stay_correct_while_the_arrays_grow():
@@ -180,21 +181,25 @@ def test_counts_stay_correct_while_the_arrays_grow():
     batch = InputBatch(
         slots=1, max_batched_tokens=length, max_model_len=length, block_size=length, vocab_size=500
     )
-    sampling = Sampling(max_tokens=len(said), frequency_penalty=0.5)
-    batch.add_request(0, state_of([1], sampling), ([0],))
-    notes, slots = Notes(), np.zeros(1, np.int32)
+    state = state_of([1], Sampling(max_tokens=len(said), frequency_penalty=0.5))
+    batch.add_request(0, state, ([0],))
+    token_counts = TokenCounts(state, 500, prompt=False)
     for position, token in enumerate(said, 1):
         batch.num_scheduled[0] = 1
         batch.commit_tokens(batch.prepare_inputs(), np.array([token], np.int32))
         if position < len(said):
-            penalties = LogitAdjustments.gather(batch, slots, slots + 1 + position, (), 500, notes).penalties
-            counts = np.bincount(penalties.ids, penalties.counts, minlength=500)
-            assert np.bincount(said[:position], minlength=500).tolist() == counts.tolist()
+            ids, counts, length = token_counts.update()
+            assert length == 1 + position
+            assert np.bincount(said[:position], minlength=500).tolist() == (
+                np.bincount(ids, counts, minlength=500).tolist()
+            )
 
 
-def test_step_without_sampling_rows_needs_no_adjustments():
+def test_step_without_sampling_rows_needs_no_processing():
     batch = InputBatch(slots=1, max_batched_tokens=40, max_model_len=20, block_size=20, vocab_size=100)
     sampling = Sampling(max_tokens=5, logit_bias={1: 1.0}, min_tokens=2, presence_penalty=1.0)
     batch.add_request(0, state_of([1, 2], sampling), ([0],))
-    nobody = np.empty(0, np.int32)
-    assert LogitAdjustments() == LogitAdjustments.gather(batch, nobody, nobody, EOS, VOCABULARY)
+    sampler = Sampler(batch, VOCABULARY, EOS)
+    sampler.update_state()
+    nothing, logits = np.empty(0, np.int32), torch.empty(0, VOCABULARY)
+    assert sampler.process(logits, SampledRows(nothing, nothing, torch.empty(0))) is logits

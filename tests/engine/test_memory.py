@@ -41,7 +41,7 @@ class Cache:
 
     def enter(self, sequence: Sequence) -> int | None:
         """Admit a sequence to the slot of its key; return its cached tokens, or None if it has to wait."""
-        prefix = self.memory.enter(sequence)
+        prefix = self.memory.allocate(sequence)
         if prefix is None:
             return None
         sequence.tokens.rewind(prefix.tokens)
@@ -51,14 +51,14 @@ class Cache:
 
     def compute(self, sequence: Sequence, tokens: int) -> None:
         self.batch.survey(0)
-        assert tokens == self.memory.hold_chunk(sequence, tokens)
+        assert tokens == self.memory.extend_for_chunk(sequence, tokens)
         self.batch.num_scheduled[sequence.slot] = tokens
         step = self.batch.prepare_inputs()
         self.batch.commit_tokens(step, array("i", [99] * step.samples))
         self.memory.index(sequence)
 
     def leave(self, sequence: Sequence) -> None:
-        self.memory.leave(sequence, keep=True)
+        self.memory.free(sequence, keep=True)
         self.batch.remove_request(sequence.slot)
 
     @property
@@ -125,14 +125,14 @@ def test_pinned_sequence_takes_its_blocks_from_its_reservation():
     cache = Cache(blocks=(10,))
     pinned, other = cache.new(1, 4, 20, pinned=True), cache.new(2, 12)
     assert cache.enter(pinned) == 0
-    assert (cache.available, cache.memory.spare(0)) == ([9], 4)
+    assert (cache.available, cache.memory.unreserved(0)) == ([9], 4)
     assert cache.enter(other) == 0
-    assert (cache.available[0], cache.memory.spare(0)) == (6, 1)
-    assert cache.memory.hold(pinned, 24)
-    assert (cache.available[0], cache.memory.spare(0), pinned.promised) == (1, 1, [0])
-    assert not cache.memory.hold(other, 24)
+    assert (cache.available[0], cache.memory.unreserved(0)) == (6, 1)
+    assert cache.memory.extend(pinned, 24)
+    assert (cache.available[0], cache.memory.unreserved(0), pinned.reserved) == (1, 1, [0])
+    assert not cache.memory.extend(other, 24)
     cache.leave(pinned)
-    assert (cache.available[0], cache.memory.spare(0)) == (7, 7)
+    assert (cache.available[0], cache.memory.unreserved(0)) == (7, 7)
 
 
 def test_pinned_sequence_waits_until_all_it_can_need_is_free():

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from fairlead.engine.cpu_step import CpuStep, variants
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec

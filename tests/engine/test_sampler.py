@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead._cext.inputbatch import InputBatch
-from fairlead.engine.sampler import Parameters, choose
-from fairlead.engine.torch_sampler import _inverse, _top, uniforms
+from fairlead.engine.sampling.logits_processors import SampledRows
+from fairlead.engine.sampling.sampler import Sampler, choose
+from fairlead.engine.sampling.torch_sampler import RowParameters, _inverse, _top, uniforms
 from fairlead.job import Sampling
 from models.tiny import Pick, state_of
 
@@ -41,7 +42,7 @@ def batch_of(sequences):
     for slot, (prompt, _, sampling) in enumerate(sequences):
         small = [token_id for token_id in sampling.stop_token_ids if -(2**31) <= token_id < 2**31]
         told = msgspec.structs.replace(sampling, stop_token_ids=tuple(small))
-        state = state_of(prompt, told, key=slot, seed=sampling.seed, told=sampling)
+        state = state_of(prompt, told, key=slot, seed=sampling.seed, replaced_by=sampling)
         batch.add_request(slot, state, ([slot],))
     for index in range(max(len(output) for _, output, _ in sequences)):
         talking = [slot for slot, (_, output, _) in enumerate(sequences) if index < len(output)]
@@ -54,15 +55,17 @@ def batch_of(sequences):
     return batch
 
 
-def gathered(sequences, vocabulary=VOCABULARY, eos=EOS):
-    batch = batch_of(sequences)
+def sampler_of(sequences, vocabulary=VOCABULARY, eos=EOS):
+    """Return a sampler of a batch with these sequences, and the rows of their next tokens."""
+    sampler = Sampler(batch_of(sequences), vocabulary, eos)
+    sampler.update_state()
     slots = np.arange(len(sequences), dtype=np.int32)
     lengths = np.array([len(prompt) + len(output) for prompt, output, _ in sequences], dtype=np.int32)
-    return Parameters.gather(batch, slots, lengths, eos, vocabulary)
+    return sampler, SampledRows(slots, lengths, torch.zeros(len(sequences), dtype=torch.int32))
 
 
-def chosen(logits, parameters):
-    picks = choose(logits, parameters, torch.zeros(len(logits), dtype=torch.int32)).wait()
+def listed(pending):
+    picks = pending.wait()
     return [
         Pick(token_id, picks.logprobs.get(row), picks.errors.get(row))
         for row, token_id in enumerate(picks.token_ids.tolist())
@@ -70,7 +73,8 @@ def chosen(logits, parameters):
 
 
 def pick(logits, *sequences):
-    return chosen(logits, gathered(sequences, logits.shape[1]))
+    sampler, rows = sampler_of(sequences, logits.shape[1])
+    return listed(sampler.sample(logits, rows))
 
 
 def oracle(sampling):
@@ -308,7 +312,8 @@ def test_banned_end_token_stays_banned_with_an_infinite_logit():
 def test_unknown_token_ids_have_no_effect(stranger):
     expected = pick(LOGITS[None], sequence())
     parameters = {"logit_bias": {stranger: 100.0}, "stop_token_ids": (stranger,), "min_tokens": 2}
-    assert expected == chosen(LOGITS[None], gathered([sequence(**parameters)], eos=(stranger,)))
+    sampler, rows = sampler_of([sequence(**parameters)], eos=(stranger,))
+    assert expected == listed(sampler.sample(LOGITS[None], rows))
     penalised = sequence(prompt=[VOCABULARY, 2**31 - 2], output=[], repetition_penalty=1.5)
     assert (
         pick(LOGITS[None], sequence(prompt=[0, 0], output=[]))[0].token_id
@@ -340,8 +345,8 @@ def test_parameters_out_of_range_do_not_affect_other_rows(nonsense):
 @pytest.mark.parametrize(
     ("column", "nonsense"),
     [
-        ("temperatures", float("nan")),
-        ("temperatures", -1.0),
+        ("temperature", float("nan")),
+        ("temperature", -1.0),
         ("top_p", -1.0),
         ("top_p", float("nan")),
         ("top_k", -5),
@@ -355,10 +360,11 @@ def test_parameters_out_of_range_do_not_affect_other_rows(nonsense):
 def test_columns_out_of_range_do_not_affect_other_rows(column, nonsense):
     whole = sequence(seed=5, top_p=0.8, top_k=9, min_p=0.02, logprobs=2)
     expected = pick(LOGITS[None], whole)[0]
-    parameters = gathered([whole, whole])
-    values = getattr(parameters, column).copy()
-    values[0] = nonsense
-    picks = chosen(LOGITS.expand(2, -1), msgspec.structs.replace(parameters, **{column: values}))
+    sampler, rows = sampler_of([whole, whole])
+    columns = sampler.parameters(rows).columns
+    columns[column][0] = nonsense
+    logits = LOGITS.expand(2, -1)
+    picks = listed(choose(logits, logits, RowParameters(columns, rows.positions)))
     assert expected == picks[1]
     assert picks[0].error is not None or 0 <= picks[0].token_id < VOCABULARY
 
@@ -383,14 +389,14 @@ def test_uncommitted_token_is_penalized_like_a_committed_one(output, late, promp
         sequence(prompt=prompt, output=output[:-1] if is_late else output, **PENALTIES) for is_late in late
     ]
     batch = batch_of(untold)
-    slots = np.arange(3, dtype=np.int32)
-    positions = np.full(3, len(prompt) + len(output), dtype=np.int32)
-    parameters = Parameters.gather(batch, slots, positions, EOS, VOCABULARY)
+    sampler = Sampler(batch, VOCABULARY, EOS)
+    sampler.update_state()
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(len(output)))
-    latest = torch.full((3,), output[-1], dtype=torch.int32)
-    expected = gathered(told).changes.apply(logits, latest)
+    knowing, rows = sampler_of(told)
+    rows = rows._replace(latest=torch.full((3,), output[-1], dtype=torch.int32))
+    expected = knowing.process(logits, rows)
     assert not torch.equal(logits, expected)
-    torch.testing.assert_close(expected, parameters.changes.apply(logits, latest), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(expected, sampler.process(logits, rows), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 129, 1000])
@@ -433,12 +439,16 @@ def test_negative_seed_equals_its_value_modulo_two_to_the_64():
 
 
 def test_parameters_that_no_row_uses_are_not_gathered():
-    plain = gathered([sequence(), sequence()])
-    assert [plain.top_k, plain.top_p, plain.min_p, plain.logprobs] == [None] * 4
-    assert [plain.changes.penalties, plain.changes.biases, plain.changes.bans] == [None] * 3
-    assert gathered([sequence(temperature=0)]).temperatures is None
-    everything = gathered([sequence(**CASES["all at once"], logprobs=0), sequence()])
-    assert None not in msgspec.structs.astuple(everything.changes)
-    assert [
-        len(getattr(everything, name)) for name in ("temperatures", "top_k", "top_p", "min_p", "logprobs")
-    ] == [2] * 5
+    def used(*sequences):
+        sampler, rows = sampler_of(sequences)
+        logits = LOGITS.expand(len(sequences), -1)
+        return sampler.parameters(rows).columns, sampler.process(logits, rows) is logits
+
+    columns, unchanged = used(sequence(), sequence())
+    assert (set(columns), unchanged) == ({"temperature", "seed"}, True)
+    columns, _ = used(sequence(temperature=0))
+    assert "temperature" not in columns
+    columns, unchanged = used(sequence(**CASES["all at once"], logprobs=0), sequence())
+    assert not unchanged
+    names = ("temperature", "top_k", "top_p", "min_p", "logprobs")
+    assert [len(columns[name]) for name in names] == [2] * 5

@@ -22,7 +22,7 @@ class Says:
     def learn(self, length):
         pass
 
-    def regret(self):
+    def on_preemption(self):
         pass
 
 
@@ -283,7 +283,7 @@ def test_newest_sequence_is_preempted_and_requeued_first():
         SequenceStatus.PENDING,
     ]
     assert (sequences[2].preemptions, sequences[2].tokens.computed) == (1, 0)
-    assert [*line.scheduler._lines[1]] == [2, 9]
+    assert [*line.scheduler._queue._classes[1]] == [2, 9]
 
 
 def test_the_lowest_class_is_preempted_first():
@@ -323,11 +323,11 @@ def test_sequence_preempted_three_times_reserves_all_it_can_need():
     pinned = line.submit(1, prompt_length=4, max_tokens=12)
     pinned.preemptions = 3
     line.step()
-    assert pinned.promised == [3]
-    assert (line.memory.pools[0].available, line.memory.spare(0)) == (9, 6)
+    assert pinned.reserved == [3]
+    assert (line.memory.pools[0].available, line.memory.unreserved(0)) == (9, 6)
     while pinned.state is SequenceStatus.PROCESSING:
         line.step()
-    assert line.memory.spare(0) == 10
+    assert line.memory.unreserved(0) == 10
 
 
 def test_pinned_sequence_waits_for_all_its_blocks_and_is_never_preempted():

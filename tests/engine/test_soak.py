@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from fairlead.config import demonstration_model
 from fairlead.engine.engine import Engine
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
 
@@ -86,7 +86,7 @@ class Soak:
         self.now_s += STEP_S
         step = self.engine.plan(self.now_s)
         if step is None:
-            outcome = self.engine.settle()
+            outcome = self.engine.take_outcome()
         else:
             outcome = self.engine.commit(step, self.runner.launch(step, self.engine.batch).wait())
         keys, tokens = struct.iter_unpack("<q", outcome.keys), struct.iter_unpack("<i", outcome.tokens)

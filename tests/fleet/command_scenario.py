@@ -5,7 +5,7 @@ import os
 import trio
 
 from fairlead.config import HealthConfig
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.scheduler import Scheduler
 from fairlead.fleet import managed_model as resident
 from fairlead.process import command_process as process
 from fairlead.process.liveness import LivenessProbe
@@ -23,7 +23,7 @@ STEPS: set[Step] = {
     *(("load", name) for name in ("open_process", "guard", "connect", "parse feed", "node_up", "measure")),
     *(("serve", name) for name in ("rewritten", "read_event", "put")),
     *(("death", name) for name in ("wait", "node_down", "signal group", "kill", "close pipe", "guard")),
-    *(("unload", name) for name in ("signal group", "wait", "kill", "close pipe", "node_down", "gone")),
+    *(("unload", name) for name in ("signal group", "wait", "kill", "close pipe", "node_down", "stopped")),
 }
 
 
@@ -110,5 +110,5 @@ def _wrap(points: FaultPoints) -> None:
     for name in ("wait", "kill"):
         points.wrap(SimulatedProcess, name, name)
     for name in ("node_up", "node_down"):
-        points.wrap(Dispatcher, name, f"desk {name}", lambda _desk, node, *_limits: is_struck(node))
-    points.wrap(Dispatcher, "gone", "gone")
+        points.wrap(Scheduler, name, f"desk {name}", lambda _self, node_id, *_: is_struck(node_id))
+    points.wrap(Scheduler, "stopped", "stopped")

@@ -193,15 +193,15 @@ def noting(problems: list[str], what: str) -> Iterator[None]:
 
 def held(opened: Garage) -> dict[str, int]:
     """Return the counts that must return to their earlier values."""
-    counts = opened.desk.statistics()
+    counts = opened.dispatcher.statistics()
     return {
         "waiting": counts.waiting,
         "running": counts.running,
         "seats": counts.seats,
         "tasks": len(opened.fleet._nursery.child_tasks),
-        "wishes": len(opened.desk._upkeep._wishes),
-        "waiters": len(opened.desk._waiters),
-        "loading": len(opened.desk._scheduler._swaps._loading),
+        "loads": len(opened.dispatcher.models._loads),
+        "waiters": len(opened.dispatcher._waiters),
+        "loading": len(opened.dispatcher.scheduler._swaps._loading),
         "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208  # the entries are not files
     }
 
@@ -216,9 +216,9 @@ async def assert_no_more(opened: Garage, before: dict[str, int]) -> None:
     assert more == {}, str(more)
 
 
-def is_struck(node: Any) -> bool:
+def is_struck(node_id: str) -> bool:
     """Return whether this is the model's node, or the remote node, under test."""
-    return node.id in ("engine:m", "command:m", "far")
+    return node_id in ("engine:m", "command:m", "far")
 
 
 async def _run_sync(function: Callable[..., Any], *arguments: Any, **_options: Any) -> Any:

@@ -15,11 +15,12 @@ import msgspec
 import trio
 from prometheus_client.exposition import generate_latest
 
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, KeyLimits, Limits, NodeConfig, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.telemetry.metrics import ServerMetrics
 from fairlead.telemetry.scope import Scope
@@ -60,8 +61,9 @@ class World:
             ),
         )
         self.dispatcher = Dispatcher(config.queue, random=Random(0))
-        self.fleet = Fleet(config, self.dispatcher, read=_no_model)
-        self.gateway = Gateway(self.dispatcher, request_timeout_s=600)
+        nodes = NodeRegistry(self.dispatcher.scheduler)
+        self.fleet = Fleet(config, self.dispatcher, nodes, read=_no_model)
+        self.gateway = Gateway(self.dispatcher, nodes, request_timeout_s=600)
         self.services = Services(
             config=config,
             gateway=self.gateway,
@@ -70,13 +72,16 @@ class World:
             aliases={},
             ready=lambda: True,
             queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
-            estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.forecast(*asked)),
+            estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.estimator.for_newcomer(*asked)),
         )
-        self.app = create_app(self.services)
-        self._overview = Overview(self.services)
-        self._metrics = ServerMetrics(
-            self.services, self._overview, refusals=dict, tenants=TenantNames(config)
+        self.app = Application(self.services)
+        self._overview = Overview(
+            self.services.fleet,
+            self.services.gateway,
+            ready=self.services.ready,
+            queue_statistics=self.services.queue_statistics,
         )
+        self._metrics = ServerMetrics(self._overview, refusals=dict, tenants=TenantNames(config))
         server.answer = self._answer
 
     def _answer(self, request: bytes) -> Iterable[bytes | float]:
@@ -138,11 +143,11 @@ class World:
         """Return a tenant's counts except its waiting time: tokens, requests, and its count in the queue."""
         tally = self.gateway.statistics().tenants.get(tenant)
         counts = None if tally is None else (tally.jobs, tally.prompt_tokens, tally.generated_tokens)
-        return counts, self.spent(tenant), self.dispatcher._scheduler._queue._line.counter(tenant)
+        return counts, self.spent(tenant), self.dispatcher.scheduler._queue._kernel.counter(tenant)
 
     def spent(self, tenant: str) -> int:
         """Return the tokens taken from a tenant's limit in the last minute; it must have no running job."""
-        quota = self.app.hot._door._quotas.of(self.keys[tenant])
+        quota = self.app._jobs.quotas.of(self.keys[tenant])
         assert quota.running == 0
         return TOKENS_PER_MINUTE - quota.tokens.remaining(trio.current_time())
 
@@ -150,7 +155,8 @@ class World:
         """Check that all statuses and metrics can be encoded, and that their numbers are possible."""
         status = next(status for status in self.fleet.nodes() if status.id == "liar")
         assert 0 <= status.seats <= 4096
-        assert status.load is None or 0.0 <= status.load < math.inf
+        load = status.remote.load
+        assert load is None or 0.0 <= load < math.inf
         assert len(status.models) <= 1000
         assert all(name.isprintable() and 0 < len(name) <= 256 for name in status.models)
         assert status.problem is None or len(status.problem) < 300
@@ -159,8 +165,8 @@ class World:
         assert 0 <= counts.seats <= 4096 + 1
         assert json.loads(msgspec.json.encode(self._overview.snapshot()))
         for tenant in self.keys:
-            forecast = self.dispatcher.forecast("truth", tenant, 1)
-            assert (forecast.position, forecast.estimated_wait_s) == (0, 0)
+            estimate = self.dispatcher.estimator.for_newcomer("truth", tenant, 1)
+            assert (estimate.position, estimate.estimated_wait_s) == (0, 0)
         for line in generate_latest(self._metrics.pull(Scope())).decode().splitlines():
             if not line.startswith("#"):
                 assert 0.0 <= float(line.rpartition(" ")[2]) < 1e12, line

@@ -7,7 +7,7 @@ import trio
 
 from fairlead import messages
 from fairlead.answer.sequence import NodeSequence
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.scheduler import Scheduler
 from fairlead.fleet import managed_model as resident
 from fairlead.nodes import model_process
 from fairlead.worker import client
@@ -26,7 +26,7 @@ STEPS: set[Step] = {
     *(("serve", name) for name in ("submit", "send", "recv", "decode", "step", "receive", "receive_token")),
     *(("death", name) for name in ("recv", "node_down", "wait", "kill", "close pipe", "socketpair")),
     *(("stuck", name) for name in ("node_down", "send_signal", "terminate", "wait")),
-    *(("unload", name) for name in ("terminate", "kill", "wait", "close pipe", "node_down", "gone")),
+    *(("unload", name) for name in ("terminate", "kill", "wait", "close pipe", "node_down", "stopped")),
 }
 
 
@@ -127,8 +127,8 @@ def _wrap(points: FaultPoints) -> None:
     for name in ("receive_token", "receive"):
         points.wrap(NodeSequence, name, name)
     for name in ("node_up", "node_down"):
-        points.wrap(Dispatcher, name, name, lambda _desk, node, *_limits: is_struck(node))
-    points.wrap(Dispatcher, "gone", "gone")
+        points.wrap(Scheduler, name, name, lambda _self, node_id, *_: is_struck(node_id))
+    points.wrap(Scheduler, "stopped", "stopped")
 
 
 class _Socket(socket.socket):

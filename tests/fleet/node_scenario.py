@@ -6,8 +6,9 @@ import trio
 
 from fairlead.answer import relay, relayed_stream
 from fairlead.answer.relay_sink import RelaySink
+from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.config import HealthConfig, NodeConfig
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.scheduler import Scheduler
 from fairlead.errors import FairleadError
 from fairlead.http import client as upstream
 from fairlead.http.client import Upstream
@@ -35,7 +36,7 @@ STEPS: set[Step] = {
     *(("change", name) for name in ("seats_changed", "pool resize")),
     *(("down", name) for name in ("probed", "node_down", "pool close")),
     *(("up", name) for name in ("node_up", "probed")),
-    *(("removal", name) for name in ("desk close", "node_down", "desk reopen", "pool close")),
+    *(("removal", name) for name in ("close_node", "node_down", "reopen_node", "pool close")),
 }
 
 
@@ -86,21 +87,22 @@ def wrap_relaying(points: FaultPoints) -> None:
         points.wrap(ResponseParser, name, f"parse {name}")
     for module, names in (
         (remote_node, ("instance_of", "load_of", "models_of")),
-        (relay, ("rewritten", "read_whole")),
-        (relayed_stream, ("split_events", "read_event", "read_plain")),
+        (relay, ("rewritten",)),
+        (relayed_stream, ("split_events",)),
+        (ChunkReader, ("read_whole", "read_event", "read_plain")),
     ):
         for name in names:
             points.wrap(module, name, name)
-    for name in ("put", "room"):
+    for name in ("put", "backpressure"):
         points.wrap(RelaySink, name, name)
     for name in ("probed", "requested"):
         points.wrap(Breaker, name, name)
     for name in ("close_stale", "close", "resize"):
         points.wrap(Upstream, name, f"pool {name}")
     for name in ("node_up", "node_down", "seats_changed"):
-        points.wrap(Dispatcher, name, name, lambda _desk, node, *_limits: is_struck(node))
-    for name in ("close", "reopen"):
-        points.wrap(Dispatcher, name, f"desk {name}")
+        points.wrap(Scheduler, name, name, lambda _self, node_id, *_: is_struck(node_id))
+    for name in ("close_node", "reopen_node"):
+        points.wrap(Scheduler, name, name)
 
 
 async def ask(opened: Garage, job: Job) -> None:

@@ -23,6 +23,7 @@ from fairlead.console.announcer import LogAnnouncer
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.status import ModelStatus
 from fairlead.gateway import Gateway
 from fairlead.job import Delta, Job, Sampling
@@ -166,7 +167,7 @@ class Garage:
     """A running fleet and its dispatcher."""
 
     fleet: Fleet
-    desk: Dispatcher
+    dispatcher: Dispatcher
     gateway: Gateway
     nursery: trio.Nursery
     errors: list[FairleadError] = field(default_factory=list)
@@ -177,7 +178,7 @@ class Garage:
 
     def pid(self, model: str = "m") -> int:
         """Return the id of the model's current process."""
-        pid = self.fleet._residents[model].pid
+        pid = self.fleet._local[model].pid
         assert pid is not None
         return pid
 
@@ -248,8 +249,10 @@ async def garage(
     settings = {"request_timeout_s": 60.0, **settings}
     config = Config(models=models, queue=queue or QueueConfig(), **settings)
 
-    def make_fleet(config: Config, desk: Dispatcher, **_: object) -> Fleet:
-        return Fleet(config, desk, read=read_fake, engine_command=child, make_process=make_process)
+    def make_fleet(config: Config, dispatcher: Dispatcher, nodes: NodeRegistry, **_: object) -> Fleet:
+        return Fleet(
+            config, dispatcher, nodes, read=read_fake, engine_command=child, make_process=make_process
+        )
 
     composition = Composition(config, LogAnnouncer(key_needed=False), make_fleet=make_fleet, random=Random(0))
     await composition.prepare()
@@ -262,6 +265,6 @@ async def garage(
             with trio.fail_after(60):
                 await has_loaded.wait()
         yield opened
-        pids = [resident.pid for resident in fleet._residents.values() if resident.pid is not None]
+        pids = [resident.pid for resident in fleet._local.values() if resident.pid is not None]
         nursery.cancel_scope.cancel()
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []

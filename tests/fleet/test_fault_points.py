@@ -103,8 +103,8 @@ MUTANTS = {
     "a child is ended without a second try": ("model", "worker.client._end", _end_carelessly),
     "a node that could not report its end keeps its seats": (
         "model",
-        "dispatch.dispatcher.Dispatcher.counts",
-        lambda _desk, _node_id: None,
+        "dispatch.scheduler.Scheduler.node_counts",
+        lambda _self, _node_id: None,
     ),
     "a command's life expects only two errors": (
         "command",

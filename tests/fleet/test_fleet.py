@@ -38,10 +38,10 @@ async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_p
             pids.append(opened.pid(model))
             assert [pids[-1]] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         assert (
-            opened.status("x").loads,
-            opened.status("y").loads,
-            opened.status("x").evictions,
-            opened.status("x").restarts,
+            opened.status("x").counts.loads,
+            opened.status("y").counts.loads,
+            opened.status("x").counts.evictions,
+            opened.status("x").counts.restarts,
         ) == (2, 1, 1, 0)
 
 
@@ -49,7 +49,7 @@ async def test_no_model_is_evicted_without_a_swap_section():
     async with garage(engine("x"), engine("y")) as opened:
         for model in "xyx":
             assert await opened.ask(question(model))
-        assert [(status.state, status.loads) for status in opened.fleet.models()] == [
+        assert [(status.state, status.counts.loads) for status in opened.fleet.models()] == [
             ("ready", 1),
             ("ready", 1),
         ]
@@ -66,13 +66,13 @@ async def test_failed_load_reports_the_reason_and_the_next_job_retries(tmp_path:
     )
     async with garage(sleeper("x", cmd=(sys.executable, "-c", script))) as opened:
         # A model without a health check is ready at once. Use a server, as the load itself must fail.
-        opened.fleet._residents["x"].config = command("x", free_port(), "--exit-after", "0")
+        opened.fleet._local["x"].config = command("x", free_port(), "--exit-after", "0")
         with pytest.raises(LoadFailed, match="while loading"):
             await opened.ask(relayed_job(model="x"))
         failed = opened.status("x")
-        assert (failed.state, failed.load_failures) == ("failed", 1)
+        assert (failed.state, failed.counts.load_failures) == ("failed", 1)
         assert "while loading" in str(failed.problem)
-        opened.fleet._residents["x"].config = command("x", free_port())
+        opened.fleet._local["x"].config = command("x", free_port())
         assert await opened.ask(relayed_job(model="x")) == text()
         assert (opened.status("x").state, opened.status("x").problem) == ("ready", None)
 
@@ -81,7 +81,7 @@ async def test_jobs_that_wait_while_it_loads_join_that_load():
     async with garage(engine(behaviour="slots=8")) as opened, trio.open_nursery() as clients:
         for _ in range(5):
             clients.start_soon(opened.ask, question())
-    assert opened.status().loads == 1
+    assert opened.status().counts.loads == 1
 
 
 async def test_preloaded_models_are_loaded_before_the_server_is_ready():
@@ -110,7 +110,7 @@ async def test_explicit_load_shares_a_load_and_returns_when_the_model_is_ready()
         async with trio.open_nursery() as callers:
             for _ in range(3):
                 callers.start_soon(opened.fleet.load, "x")
-        assert (opened.status("x").state, opened.status("x").loads) == ("ready", 1)
+        assert (opened.status("x").state, opened.status("x").counts.loads) == ("ready", 1)
         await opened.fleet.load("y")
         assert [status.state for status in opened.fleet.models()] == ["stopped", "ready"]
         with pytest.raises(ModelNotFound):
@@ -156,7 +156,7 @@ async def test_forced_unload_fails_running_jobs():
             await opened.fleet.unload("m", force=True)
         (error,) = opened.errors
         assert isinstance(error, NodeFailed)
-        assert (opened.desk.statistics().running, opened.status().state) == (0, "stopped")
+        assert (opened.dispatcher.statistics().running, opened.status().state) == (0, "stopped")
 
 
 async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
@@ -164,14 +164,14 @@ async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, question("x"))
             clients.start_soon(load_and_keep_error, opened, "x")
-            await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
+            await opened.until(lambda: opened.fleet._local["x"].pid is not None)
             clients.start_soon(opened.fleet.load, "y")  # waits until x has made room, and is not affected
             await trio.testing.wait_all_tasks_blocked()
             await opened.fleet.unload("x")
         assert [ModelUnloaded, ModelUnloaded] == [type(error) for error in opened.errors]
         assert [(error.status, error.code) for error in opened.errors] == [(409, "unloaded")] * 2
         assert [status.state for status in opened.fleet.models()] == ["stopped", "ready"]
-        assert opened.desk.statistics().waiting == 0
+        assert opened.dispatcher.statistics().waiting == 0
 
 
 async def test_unload_of_a_model_queued_for_loading_fails_its_jobs():
@@ -180,11 +180,11 @@ async def test_unload_of_a_model_queued_for_loading_fails_its_jobs():
         clients.start_soon(opened.ask_and_keep_error, question("y"))
         await opened.state("y", "loading")
         clients.start_soon(opened.ask_and_keep_error, question("z"))
-        await opened.until(lambda: opened.desk.statistics().waiting == 2)
+        await opened.until(lambda: opened.dispatcher.statistics().waiting == 2)
         await opened.fleet.unload("z")
         await opened.until(lambda: bool(opened.errors))
         assert [ModelUnloaded] == [type(error) for error in opened.errors]
-        assert opened.desk.statistics().waiting == 1
+        assert opened.dispatcher.statistics().waiting == 1
         clients.cancel_scope.cancel()
 
 
@@ -206,14 +206,14 @@ async def test_unload_with_wait_keeps_queued_jobs_and_the_model_loads_again():
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, relayed_job(model="x"))
             await _unload_when_loading(opened, next_life=command("x", port))
-        assert (opened.errors, opened.status("x").loads) == ([], 1)
+        assert (opened.errors, opened.status("x").counts.loads) == ([], 1)
 
 
 async def _unload_when_loading(opened, next_life=None) -> None:
     await opened.state("x", "loading")
-    await opened.until(lambda: opened.fleet._residents["x"].pid is not None)
+    await opened.until(lambda: opened.fleet._local["x"].pid is not None)
     if next_life is not None:
-        opened.fleet._residents["x"].config = next_life
+        opened.fleet._local["x"].config = next_life
     await opened.fleet.unload("x", wait=True)
 
 
@@ -233,7 +233,7 @@ async def test_job_rejected_while_loading_still_starts_the_load():
         assert refused.value.retry_after_s is not None
         await opened.state("m", "ready")
         assert await opened.ask(question())
-    assert opened.status().loads == 1
+    assert opened.status().counts.loads == 1
 
 
 async def test_model_loads_even_without_a_queue():
@@ -279,9 +279,9 @@ async def test_as_many_models_stay_as_fit_by_declared_or_measured_memory():
     async with garage(*models, swap=LruSwap(memory_mb=200)) as opened:
         await opened.fleet.load("x")
         await opened.until(lambda: bool(opened.status("x").output))
-        await opened.fleet._residents["x"].measure()
-        opened.fleet._memory.measured("x", opened.status("x").memory_bytes)
-        assert 60 <= opened.fleet._memory.memory_mb["x"] <= 99
+        await opened.fleet._local["x"].measure()
+        opened.fleet._local._memory.measured("x", opened.status("x").memory_bytes)
+        assert 60 <= opened.fleet._local._memory.memory_mb["x"] <= 99
         await opened.fleet.load("z")
         assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
         await opened.fleet.load("y")  # its memory is unknown, so it is loaded alone
@@ -292,7 +292,7 @@ async def test_memory_of_a_model_is_measured_after_its_load():
     async with garage(engine()) as opened:
         await opened.fleet.load("m")
         await opened.until(lambda: opened.status().memory_bytes > 2**20)
-        assert opened.fleet._memory.memory_mb["m"] == opened.status().memory_bytes / 2**20
+        assert opened.fleet._local._memory.memory_mb["m"] == opened.status().memory_bytes / 2**20
 
 
 async def test_fast_alternation_of_models_leaks_no_process_file_or_memory():
@@ -307,13 +307,13 @@ async def test_fast_alternation_of_models_leaks_no_process_file_or_memory():
         assert [opened.pid("x")] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         await files.are_no_more()
         assert memory_bytes() - before_bytes < 5 * 2**20
-        assert opened.status("y").evictions == 26
-        assert len(opened.desk._scheduler._places) == 1
+        assert opened.status("y").counts.evictions == 26
+        assert len(opened.dispatcher.scheduler._nodes) == 1
 
 
 async def test_a_server_that_is_told_to_stop_loads_nothing_more():
     async with garage(engine()) as opened:
-        opened.desk.drain()
+        opened.dispatcher.scheduler.drain()
         with pytest.raises(Draining):
             await opened.fleet.load("m")
 
@@ -359,7 +359,7 @@ async def test_removed_model_finishes_running_jobs_and_fails_queued_ones():
             clients.start_soon(ask)
             await opened.until(lambda: opened.status().busy == 1)
             clients.start_soon(opened.ask_and_keep_error, question())
-            await opened.until(lambda: opened.desk.statistics().waiting == 1)
+            await opened.until(lambda: opened.dispatcher.statistics().waiting == 1)
             await opened.fleet.reload(Config(models=()))
             os.kill(pid, signal.SIGCONT)
         assert list(map(bool, answers)) == [True]

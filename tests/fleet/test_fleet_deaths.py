@@ -10,7 +10,7 @@ import trio
 
 from fairlead.config import HealthConfig, LruSwap
 from fairlead.errors import NodeFailed
-from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.local_models import LocalModels
 from fairlead.job import Sampling
 from fairlead.process.liveness import LivenessProbe
 from fairlead.worker.watchdog import Watchdog
@@ -55,7 +55,7 @@ async def test_killed_model_fails_jobs_that_cannot_be_replayed_and_restarts():
         (error,) = opened.errors
         assert isinstance(error, NodeFailed)
         assert "SIGKILL" in error.message
-        await opened.until(lambda: opened.status().state == "ready" and opened.status().restarts == 1)
+        await opened.until(lambda: opened.status().state == "ready" and opened.status().counts.restarts == 1)
         assert first != opened.pid()
         assert (opened.fleet.is_ready, opened.status().problem, opened.fleet.problems) == (True, None, {})
         assert await opened.ask(question())
@@ -72,7 +72,7 @@ async def test_queued_jobs_of_a_killed_model_run_after_its_restart():
             await begin(opened, clients)
             for _ in range(3):
                 clients.start_soon(ask)
-            await opened.until(lambda: opened.desk.statistics().waiting == 3)
+            await opened.until(lambda: opened.dispatcher.statistics().waiting == 3)
             os.kill(opened.pid(), signal.SIGKILL)
         assert [error.code for error in opened.errors] == ["node_failed"]
         assert (len(set(answers)), len(answers)) == (1, 3)
@@ -106,22 +106,23 @@ async def test_stuck_model_is_reported_until_it_is_ready_again(tmp_path: Path, m
         await opened.until(lambda: opened.fleet.is_ready)
         assert (opened.fleet.problems, opened.status().problem) == ({}, None)
         assert first != opened.pid()
-        assert (opened.status().restarts, opened.status().stuck) == (1, 1)
+        assert (opened.status().counts.restarts, opened.status().counts.stuck) == (1, 1)
 
 
 async def test_stuck_model_loses_its_seats_before_its_process_ends(monkeypatch):
     monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 1.0)
     is_stuck = held(monkeypatch, Watchdog, "stuck")
     async with garage(engine(watchdog_s=0.2, preload=True)) as opened:
-        first, node_down, seen = opened.pid(), opened.desk.node_down, []
+        scheduler = opened.dispatcher.scheduler
+        first, node_down, seen = opened.pid(), scheduler.node_down, []
 
-        def look(node) -> None:
+        def look(node_id) -> None:
             # Check here: the model may be killed and loaded again before another task runs.
-            node_down(node)
-            seats, problem = opened.desk.statistics().seats, opened.fleet.problems.get("m", "")
+            node_down(node_id)
+            seats, problem = opened.dispatcher.statistics().seats, opened.fleet.problems.get("m", "")
             seen.append((seats, Path(f"/proc/{first}").exists(), "made no progress" in problem))
 
-        monkeypatch.setattr(opened.desk, "node_down", look)
+        monkeypatch.setattr(scheduler, "node_down", look)
         async with trio.open_nursery() as clients:
             await begin(opened, clients)
             os.kill(first, signal.SIGSTOP)
@@ -140,7 +141,7 @@ async def test_stuck_model_that_fails_to_load_again_stays_reported(tmp_path: Pat
             clients.start_soon(opened.ask_and_keep_error, endless())
             await opened.until(mark.exists)
             is_stuck.set()
-        await opened.until(lambda: opened.status().load_failures > 0)
+        await opened.until(lambda: opened.status().counts.load_failures > 0)
         assert "made no progress for 0.4 s" in opened.fleet.problems["m"]
         assert not opened.fleet.is_ready
 
@@ -153,7 +154,7 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
     health = HealthConfig(interval_s=0.1, failures=3, timeout_s=0.2)
     async with garage(command("m", free_port()), health_check=health) as opened:
         await opened.fleet.load("m")
-        opened.fleet._residents["m"].health = HealthConfig()  # for its next process, which may be slow
+        opened.fleet._local["m"].health = HealthConfig()  # for its next process, which may be slow
         first, answers = opened.pid(), []
         async with trio.open_nursery() as clients:
 
@@ -162,10 +163,10 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
 
             if busy:
                 clients.start_soon(ask)
-                await opened.until(lambda: opened.desk.statistics().running == 1)
+                await opened.until(lambda: opened.dispatcher.statistics().running == 1)
             os.kill(first, signal.SIGSTOP)
             is_stopped.set()
-            await opened.until(lambda: opened.status().stuck == 1)
+            await opened.until(lambda: opened.status().counts.stuck == 1)
         reason = "m did not answer /health 3 times in a row, and did nothing else and is started again"
         assert reason in (opened.status().problem, reason if opened.fleet.is_ready else None)
         await opened.until(lambda: opened.fleet.is_ready)
@@ -177,8 +178,8 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
 
 @pytest.mark.parametrize("makes_room", [True, False])
 async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, makes_room):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.05)
-    may_come_back = held(monkeypatch, Fleet, "_revive")
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.05)
+    may_come_back = held(monkeypatch, LocalModels, "_restart")
     swap = LruSwap(max_loaded=1 if makes_room else 2)
     async with garage(sleeper("x"), sleeper("y"), swap=swap) as opened:
         await opened.fleet.load("x")
@@ -187,9 +188,9 @@ async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, make
         await opened.fleet.load("y")
         may_come_back.set()
         if makes_room:
-            await opened.until(lambda: "x" in opened.desk._upkeep._wishes)
+            await opened.until(lambda: "x" in opened.dispatcher.models._loads)
             assert (opened.status("x").state, opened.status("y").state) == ("failed", "ready")
             assert opened.fleet.is_ready, "its room is another's now"
             await opened.fleet.unload("y")
         await opened.state("x", "ready")
-        assert opened.status("x").restarts == 1
+        assert opened.status("x").counts.restarts == 1

@@ -38,8 +38,8 @@ async def test_memory_of_a_model_on_a_gpu_is_its_gpu_memory(gpu):
 async def test_memory_without_a_configured_limit_is_measured_for_the_next_swap(gpu):
     async with garage(on_gpu("m", gpu), swap=LRU) as opened:
         assert await opened.ask(question())
-        await opened.until(lambda: "m" in opened.fleet._memory.memory_mb)
-        assert opened.fleet._memory.memory_mb["m"] == 1000 + 0.9 * 9000
+        await opened.until(lambda: "m" in opened.fleet._local._memory.memory_mb)
+        assert opened.fleet._local._memory.memory_mb["m"] == 1000 + 0.9 * 9000
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
@@ -50,7 +50,7 @@ async def test_two_models_whose_shares_fit_stay_loaded_on_one_gpu(gpu, device, s
         for name in "xyxy":
             assert await opened.ask(question(name))
         assert states(opened) == {"x": "ready", "y": "ready"}
-        assert [status.loads for status in opened.fleet.models()] == [1, 1]
+        assert [status.counts.loads for status in opened.fleet.models()] == [1, 1]
     assert (gpu.most_processes, gpu.refused) == (2, 0)
 
 
@@ -72,7 +72,7 @@ async def test_two_models_that_do_not_fit_take_turns_by_lru(gpu, settings):
             assert await opened.ask(question(name))
             assert states(opened)[name] == "ready"
             assert list(states(opened).values()).count("ready") == 1
-        assert [status.evictions for status in opened.fleet.models()] == [2, 1]
+        assert [status.counts.evictions for status in opened.fleet.models()] == [2, 1]
     assert (gpu.most_processes, gpu.refused) == (1, 0)
 
 

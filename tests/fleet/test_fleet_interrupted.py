@@ -12,6 +12,7 @@ import trio
 from fairlead.config import Config, HealthConfig, ModelConfig, NodeConfig
 from fairlead.errors import Draining, FairleadError, LoadCancelled, LoadFailed, ModelNotFound, ModelUnloaded
 from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.local_models import LocalModels
 from fleet.running_fleet import Garage, engine, garage, question, read_fake, sleeper
 from nodes.listening import stub
 
@@ -21,8 +22,8 @@ QUICK = HealthConfig(interval_s=0.05, failures=3, timeout_s=60.0)
 
 MOMENTS = {
     "it has a life": lambda opened: True,
-    "its process has started": lambda opened: opened.fleet._residents["m"].pid is not None,
-    "it has reported progress": lambda opened: opened.status().load_progress > 0,
+    "its process has started": lambda opened: opened.fleet._local["m"].pid is not None,
+    "it has reported progress": lambda opened: opened.status().load.progress > 0,
 }
 
 
@@ -38,12 +39,12 @@ async def loading(moment: str, **settings: object) -> AsyncIterator[Garage]:
 
 async def is_over(opened: Garage) -> None:
     """Wait until the fleet has finished preloading."""
-    await opened.until(lambda: opened.fleet._is_loaded)
+    await opened.until(lambda: opened.fleet._is_preloaded)
 
 
 async def becomes(opened: Garage, model: ModelConfig) -> None:
     """Replace the model's configuration from its next load on."""
-    resident = opened.fleet._residents["m"]
+    resident = opened.fleet._local["m"]
     resident.config, resident.text = model, await read_fake(model)
 
 
@@ -109,7 +110,7 @@ async def test_only_model_changed_during_load_loads_with_its_new_settings(moment
     async with loading(moment) as opened:
         await opened.fleet.reload(Config(models=(LOADED,)))
         await opened.until(lambda: opened.fleet.is_ready)
-        assert (opened.status().state, opened.status().loads) == ("ready", 1)
+        assert (opened.status().state, opened.status().counts.loads) == ("ready", 1)
         assert await opened.ask(question())
 
 
@@ -123,7 +124,7 @@ async def test_server_is_ready_when_its_loading_model_is_no_longer_preloaded():
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_failed_reload_does_not_affect_the_first_load(moment, monkeypatch):
     async with loading(moment) as opened:
-        life = opened.fleet._residents["m"].life
+        life = opened.fleet._local["m"].life
 
         async def unreadable(_model) -> None:
             raise LoadFailed("the new model cannot be read")
@@ -131,7 +132,7 @@ async def test_failed_reload_does_not_affect_the_first_load(moment, monkeypatch)
         monkeypatch.setattr(opened.fleet, "_read", unreadable)
         with pytest.raises(LoadFailed, match="cannot be read"):
             await opened.fleet.reload(Config(models=(NEVER_LOADED, engine("new"))))
-        assert opened.fleet._residents["m"].life is life
+        assert opened.fleet._local["m"].life is life
         assert opened.status().state == "loading"
         await opened.fleet.unload("m")
         await serves_again(opened)
@@ -153,7 +154,7 @@ async def test_removed_node_does_not_affect_the_first_load(moment):
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(moment):
     async with loading(moment) as opened:
-        opened.desk.drain()
+        opened.dispatcher.scheduler.drain()
         await is_over(opened)
         with pytest.raises(Draining):
             await opened.fleet.load("m")
@@ -161,7 +162,7 @@ async def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_
 
 async def test_process_killed_by_the_stop_signal_is_not_a_failed_start():
     async with loading("its process has started") as opened:
-        opened.desk.drain()  # a service manager signals all processes at once
+        opened.dispatcher.scheduler.drain()  # a service manager signals all processes at once
         os.kill(opened.pid(), signal.SIGTERM)
         await is_over(opened)
         await opened.state("m", "failed")
@@ -179,7 +180,7 @@ async def test_start_still_fails_when_the_only_model_is_killed():
 
 
 async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.2)
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.2)
     async with garage(sleeper("m")) as opened:
         await opened.fleet.load("m")
         first = opened.pid()
@@ -187,13 +188,13 @@ async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
         await opened.state("m", "failed")
         await opened.fleet.unload("m")
         await opened.until(lambda: not opened.fleet._nursery.child_tasks)
-        assert (opened.status().loads, opened.fleet._residents["m"].life) == (1, None)
+        assert (opened.status().counts.loads, opened.fleet._local["m"].life) == (1, None)
         assert not Path(f"/proc/{first}").exists()
         assert opened.fleet.is_ready
 
 
 async def test_killed_model_stays_unloaded_after_a_later_load_and_unload(monkeypatch):
-    monkeypatch.setattr("fairlead.fleet.managed_model.FIRST_BACKOFF_S", 0.2)
+    monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.2)
     async with garage(sleeper("m")) as opened:
         await opened.fleet.load("m")
         os.kill(opened.pid(), signal.SIGKILL)
@@ -201,22 +202,33 @@ async def test_killed_model_stays_unloaded_after_a_later_load_and_unload(monkeyp
         await opened.fleet.load("m")
         await opened.fleet.unload("m")
         await opened.until(lambda: not opened.fleet._nursery.child_tasks)
-        assert (opened.status().loads, opened.status().state) == (2, "stopped")
+        assert (opened.status().counts.loads, opened.status().state) == (2, "stopped")
 
 
-@pytest.mark.parametrize("task", ["_measure", "_revive", "_retire", "_replace", "_load_or_say"])
-async def test_failed_background_task_affects_nothing_else(task, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "task"),
+    [
+        (LocalModels, "_measure"),
+        (LocalModels, "_restart"),
+        (LocalModels, "retire"),
+        (Fleet, "_replace"),
+        (Fleet, "_load_in_background"),
+    ],
+)
+async def test_failed_background_task_affects_nothing_else(owner, task, monkeypatch):
     failures = []
 
     async def fail(*_arguments) -> None:
         failures.append(KeyError("a bug"))
         raise failures[-1]
 
-    monkeypatch.setattr(Fleet, task, fail)
+    monkeypatch.setattr(owner, task, fail)
     async with stub() as server, garage(sleeper("x"), sleeper("y"), health_check=QUICK) as opened:
         await opened.fleet.load("x")
         os.kill(opened.pid("x"), signal.SIGKILL)
-        await opened.until(lambda: opened.status("x").state == "failed" or opened.status("x").loads == 2)
+        await opened.until(
+            lambda: opened.status("x").state == "failed" or opened.status("x").counts.loads == 2
+        )
         nodes = (NodeConfig(id="far", url=server.url),)
         models = (sleeper("y"), sleeper("new", preload=True))
         await opened.fleet.reload(Config(models=models, nodes=nodes, health_check=QUICK))

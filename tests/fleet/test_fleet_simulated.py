@@ -27,14 +27,17 @@ def test_same_seed_gives_the_same_round():
 
 
 MUTANTS = {
-    "the second answer is added to the first": ("fairlead.gateway.retry_sink", lambda deltas: deltas),
+    "the second answer is added to the first": (
+        "fairlead.gateway.retry_sink",
+        lambda deltas, _reader: deltas,
+    ),
     "nothing is tried again": ("fairlead.gateway.ATTEMPTS", 1),
     "a node that is down keeps its jobs": (
         "fairlead.nodes.remote_node.RemoteNode._fail_running",
         lambda _node, _error: None,
     ),
     "connections are not given back": (
-        "fairlead.http.client.Upstream._put_back",
+        "fairlead.http.client.Upstream._release",
         lambda _upstream, _connection: None,
     ),
     "kept connections outlive their pool": ("fairlead.http.client.Upstream.close", lambda _upstream: None),

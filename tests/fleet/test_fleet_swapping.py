@@ -55,11 +55,11 @@ async def test_two_servers_that_take_turns_leave_no_process_no_port_and_no_file(
         assert memory_bytes() - before_bytes < GROWTH_BYTES
         statuses = opened.fleet.models()
         assert (times + 3, times + 2) == (
-            sum(status.loads for status in statuses),
-            sum(status.evictions for status in statuses),
+            sum(status.counts.loads for status in statuses),
+            sum(status.counts.evictions for status in statuses),
         )
-        assert sum(status.restarts + status.load_failures for status in statuses) == 0
-        assert (opened.desk.statistics().waiting, opened.desk.statistics().running) == (0, 0)
+        assert sum(status.counts.restarts + status.counts.load_failures for status in statuses) == 0
+        assert (opened.dispatcher.statistics().waiting, opened.dispatcher.statistics().running) == (0, 0)
     assert children() <= before_all
     for listener in await trio.open_tcp_listeners(port, host="127.0.0.1"):
         await listener.aclose()
@@ -104,7 +104,7 @@ async def test_repeated_load_and_unload_leaks_no_memory(model, child, times):
         await files.are_no_more()
         assert children() <= before_all
         assert grown < GROWTH_BYTES, f"{grown / 2**20:.1f} MB after {times} times"
-        assert times + 5 == opened.status().loads
+        assert times + 5 == opened.status().counts.loads
     assert children() <= before_all
 
 

@@ -93,7 +93,7 @@ async def test_shortage_takes_no_node_down_and_its_jobs_wait(shortage):
         async with garage(nodes=nodes, health_check=HEALTH) as opened:
             await opened.until(lambda: opened.fleet.nodes()[0].state == "up")
             shortage.lasts = True
-            (far,) = opened.fleet._neighbours._nodes.values()
+            (far,) = opened.fleet._remote._nodes.values()
             far._node._upstream.close()  # so that each probe needs a new connection
             answers = []
 

@@ -20,12 +20,11 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from fairlead.answer.attempt import retry_sink
-from fairlead.answer.deltas import Deltas
 from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import FULL_FOR_S, Dispatcher
-from fairlead.dispatch.scheduler import Ticket
+from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
-from fairlead.gateway import ATTEMPTS
+from fairlead.gateway import ATTEMPTS, spec_of
 from fuzz.mortal_node import History, MortalNode
 from fuzz.plan import Plan, Visit
 from fuzz.world import World
@@ -66,7 +65,7 @@ class Parts(NamedTuple):
 
     dispatcher_type: type[Dispatcher] = Dispatcher
     node_type: type[MortalNode] = MortalNode
-    retry_sink: Callable[[Deltas], Sink | None] = retry_sink
+    retry_sink: Callable[..., Sink | None] = retry_sink
 
 
 REAL = Parts()
@@ -202,8 +201,8 @@ def _left_behind(world: World) -> list[str]:
     statistics = dispatcher.statistics()
     alarms = sum(not alarm.dropped for _, _, alarm in dispatcher._timer._alarms)
     # The meter, full nodes and load requests keep their alarms. A load request outlives its callers.
-    wishes = [granting.alarm for granting in dispatcher._upkeep._wishes.values()]
-    alarms -= 1 + len(dispatcher._full) + sum(alarm is not None and not alarm.dropped for alarm in wishes)
+    loads = [load.alarm for load in dispatcher.models._loads.values()]
+    alarms -= 1 + len(dispatcher._full) + sum(alarm is not None and not alarm.dropped for alarm in loads)
     left = {
         "waiting": statistics.waiting,
         "running": statistics.running,
@@ -231,16 +230,16 @@ def _tickets(owner: object, counted: set[int]) -> int:
 async def _every_seat_is_free(world: World) -> bool:
     """Take all seats of all nodes at once, and not one more, then give them back."""
     with trio.move_on_after(PATIENCE_S):
-        while world.dispatcher._upkeep._wishes:  # noqa: ASYNC110  # no event reports that none are left
+        while world.dispatcher.models._loads:  # noqa: ASYNC110  # no event reports that none are left
             await trio.sleep(1)
     for node in world.nodes:
         await node.wait_back()
-    await trio.sleep(2 * FULL_FOR_S)  # until then a node that turned a job away has no seats
+    await trio.sleep(2 * FULL_FOR_S)  # until then a node that rejected a job has no seats
     job = Visit("canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model).job
     with trio.move_on_after(PATIENCE_S) as patience:
         async with AsyncExitStack() as stack:
             for _ in range(sum(world.plan.seats)):
-                await stack.enter_async_context(world.dispatcher.seat(job))
+                await stack.enter_async_context(world.dispatcher.seat(spec_of(job)))
             full = world.dispatcher.statistics()
             if full.running != full.seats:
                 return False

@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 import trio
 
 from fairlead.answer.sink import Sink
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.scheduling import JobScheduler
 from fairlead.errors import LoadFailed, NodeFailed, NodeFull
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import ATTEMPTS
 from fairlead.job import Delta, Job
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fuzz.plan import OTHER_MODEL, Plan, Visit
 
 
@@ -45,7 +46,8 @@ class MortalNode:
         self,
         name: str,
         plan: Plan,
-        listener: Dispatcher,
+        registry: NodeRegistry,
+        scheduler: JobScheduler,
         problems: list[str],
         asked_for: Callable[[], str],
         histories: dict[str, History],
@@ -61,7 +63,8 @@ class MortalNode:
         self._spoilt = False
         self._limits = NodeLimits(seats=plan.seats[int(name)], max_model_len=1000)
         self._times = {visit.name: visit for visit in plan.visits}
-        self._listener = listener
+        self._registry = registry
+        self._scheduler = scheduler
         self._problems = problems
         self._histories = histories
         self._holders: dict[str, tuple[Sink, trio.CancelScope]] = {}
@@ -203,7 +206,7 @@ class MortalNode:
     def _go_down(self) -> None:
         if self.is_up:
             self.is_up = self._is_full = False
-            self._listener.node_down(self)
+            self._registry.report(self, None)
             lost = self._working()
             self._leaving += len(self._holders)
             self._holders = {}
@@ -215,10 +218,10 @@ class MortalNode:
     def _come_up(self, model: str | None) -> None:
         self.is_up = True
         self.models = frozenset({model or self._asked_for()})
-        self._listener.node_up(self, self._limits)
+        self._registry.report(self, self._limits)
 
     def _fail_to_load(self) -> None:
         self._spoilt = False
         self.failures += 1
         self.models = frozenset({self._asked_for()})
-        self._listener.load_failed(self, LoadFailed("spoilt"))
+        self._scheduler.load_failed(self.models, LoadFailed("spoilt"))

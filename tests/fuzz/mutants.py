@@ -15,11 +15,11 @@ from fairlead.answer.attempt import retry_sink
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import Dispatcher, Seat
-from fairlead.dispatch.node_state import NodeState
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
-from fairlead.job import Job
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
+from fairlead.upstream_events import UpstreamReader
 from fuzz.cancellation import Parts
 from fuzz.mortal_node import MortalNode
 
@@ -31,7 +31,7 @@ class _Wrapped(Dispatcher):
         super().__init__(*args, **parts)
         self._entered: list[AbstractAsyncContextManager[Seat]] = []
 
-    def _real_seat(self, job: Job) -> AbstractAsyncContextManager[Seat]:
+    def _real_seat(self, job: JobSpec) -> AbstractAsyncContextManager[Seat]:
         real = super().seat(job)
         self._entered.append(real)
         return real
@@ -41,7 +41,7 @@ class CheckpointBeforeTry(_Wrapped):
     """A checkpoint between the grant and the `try`: when cancelled there, the seat is never given back."""
 
     @asynccontextmanager
-    async def seat(self, job: Job) -> AsyncIterator[Seat]:
+    async def seat(self, job: JobSpec) -> AsyncIterator[Seat]:
         real = self._real_seat(job)
         seat = await real.__aenter__()
         await trio.lowlevel.checkpoint()
@@ -55,7 +55,7 @@ class UnshieldedFinally(_Wrapped):
     """The `finally` awaits before it gives the seat back. In a cancelled scope this raises at once."""
 
     @asynccontextmanager
-    async def seat(self, job: Job) -> AsyncIterator[Seat]:
+    async def seat(self, job: JobSpec) -> AsyncIterator[Seat]:
         real = self._real_seat(job)
         seat = await real.__aenter__()
         try:
@@ -78,18 +78,18 @@ class Honest(_Wrapped):
         self._granted: set[str] = set()
 
     def grant(self, ticket: Ticket) -> None:
-        self._granted.add(ticket.job.id)
+        self._granted.add(ticket.job.request_id)
         super().grant(ticket)
 
     @asynccontextmanager
-    async def seat(self, job: Job) -> AsyncIterator[Seat]:
+    async def seat(self, job: JobSpec) -> AsyncIterator[Seat]:
         give, take = trio.open_memory_channel[Seat | FairleadError](self.buffer)
         queue, done = trio.CancelScope(), trio.Event()
         trio.lowlevel.spawn_system_task(self._clerk, self._real_seat(job), give, queue, done)
         try:
             seat = await take.receive()
         except trio.Cancelled:
-            if job.id not in self._granted:
+            if job.request_id not in self._granted:
                 queue.cancel()
             raise
         if isinstance(seat, FairleadError):
@@ -143,15 +143,15 @@ class LeaveWithoutPump(_Wrapped):
     """A seat that is given back is not offered to waiting jobs until the next event."""
 
     @asynccontextmanager
-    async def seat(self, job: Job) -> AsyncIterator[Seat]:
+    async def seat(self, job: JobSpec) -> AsyncIterator[Seat]:
         real = self._real_seat(job)
         seat = await real.__aenter__()
         try:
             yield seat
         finally:
-            self._scheduler._pump = lambda: None
+            self.scheduler._pump = lambda: None
             await real.__aexit__(None, None, None)
-            del self._scheduler._pump
+            del self.scheduler._pump
 
 
 class CancelledOnPaper(Dispatcher):
@@ -167,16 +167,21 @@ class RememberedSeat(Dispatcher):
 
     def __init__(self, *args: Any, **parts: Any) -> None:
         super().__init__(*args, **parts)
-        self._outlook.over = lambda _: None
+        self.estimator.ended = lambda _: None
 
 
 class EndlessSwap(Dispatcher):
     """A model that has loaded still counts as loading, so it can never be evicted for another."""
 
-    def node_up(self, node: Node, limits: NodeLimits) -> None:
-        swaps = self._scheduler._swaps
+    def __init__(self, *args: Any, **parts: Any) -> None:
+        super().__init__(*args, **parts)
+        self._real_node_up = self.scheduler.node_up
+        self.scheduler.node_up = self._node_up
+
+    def _node_up(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
+        swaps = self.scheduler._swaps
         loading = swaps._loading.copy()
-        super().node_up(node, limits)
+        self._real_node_up(node_id, models, limits)
         swaps._loading |= loading
 
 
@@ -185,32 +190,31 @@ class SwapUnderWork(Dispatcher):
 
     def __init__(self, *args: Any, **parts: Any) -> None:
         super().__init__(*args, **parts)
-        real = self._scheduler._start_swaps
-        self._scheduler._start_swaps = partial(self._start_swaps, real)
+        real = self.scheduler._start_swaps
+        self.scheduler._start_swaps = partial(self._start_swaps, real)
 
     def _start_swaps(self, real: Callable[[], None]) -> None:
-        places = list(self._scheduler._places.values())
-        busy = [place.busy for place in places]
-        for place in places:
-            place.busy = 0
+        busy = {node: node.busy for node in self.scheduler._nodes.values()}
+        for node in busy:
+            node.busy = 0
         real()
-        for place, count in zip(places, busy, strict=True):
-            place.busy = count
+        for node, count in busy.items():
+            node.busy = count
 
 
 class KeptSeat(Dispatcher):
     """A job gets its second seat without giving the first one back."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
-        waiter.ticket.place.take(waiter.ticket.tokens)
+    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
+        waiter.ticket.node.acquire(waiter.ticket.tokens)
         return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class ChargedTwice(Dispatcher):
     """A job that returns to the queue is queued like a new one, and is charged at each grant."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
-        line = self._scheduler._queue._line
+    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
+        line = self.scheduler._queue._kernel
         line.push_front = line.push
         return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
 
@@ -218,26 +222,26 @@ class ChargedTwice(Dispatcher):
 class DeafSecondWait(Dispatcher):
     """A job that waits for a second seat cannot be cancelled."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> Node:
+    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
         with trio.CancelScope(shield=True):
             return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class ForeverFull(Dispatcher):
-    """A node that turned a job away gets no other job until one of its jobs ends."""
+    """A node that rejected a job gets no other job until one of its jobs ends."""
 
-    def _look_again(self, place: NodeState, after_s: float) -> None:
+    def _expect_room(self, node_id: str, after_s: float) -> None:
         """Do nothing."""
 
 
-def from_the_start(deltas: Deltas) -> Sink | None:
+def from_the_start(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | None:
     """Send a repeated answer from its start, although the client has the beginning already."""
-    return None if retry_sink(deltas) is None else deltas
+    return None if retry_sink(deltas, reader) is None else deltas
 
 
-def never_again(deltas: Deltas) -> Sink | None:
+def never_again(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | None:
     """Refuse every second attempt."""
-    del deltas
+    del deltas, reader
     return None
 
 

@@ -14,12 +14,13 @@ import trio
 
 from api.raw_http import Answer, Client, post, serving
 from e2e.real_server import real_server
-from fairlead.api.routes import create_app
+from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config, Limits, ModelConfig, QueueConfig, demonstration_model
 from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.text.model import TextModel
 from fake_fleet import FakeFleet
 from fake_nodes import TimedNode
@@ -65,24 +66,25 @@ class House:
         self.limits = limits or Limits()
         self.nodes = [TimedNode(MODEL, first_s=0.002, service_s=0.01) for _ in range(2)]
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
+        self.registry = NodeRegistry(self.dispatcher.scheduler)
         for number, node in enumerate(self.nodes):
             node.id = f"{number}"
-            self.dispatcher.node_up(node, NodeLimits(seats=2, max_model_len=1000))
+            self.registry.report(node, NodeLimits(seats=2, max_model_len=1000))
         self.address: tuple[str, int]
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator["House"]:
         """Serve until the context exits, which drains the server."""
         path = demonstration_model()
-        app = create_app(
+        app = Application(
             Services(
                 config=Config(models=(ModelConfig(path=path, name=MODEL),), limits=self.limits),
-                gateway=Gateway(self.dispatcher, request_timeout_s=60),
+                gateway=Gateway(self.dispatcher, self.registry, request_timeout_s=60),
                 fleet=FakeFleet([MODEL]),
                 models={MODEL: TextModel.load(path, name=MODEL)},
                 aliases={},
                 ready=lambda: True,
-                estimate=lambda *who: msgspec.structs.asdict(self.dispatcher.forecast(*who)),
+                estimate=lambda *of: msgspec.structs.asdict(self.dispatcher.estimator.for_newcomer(*of)),
                 queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
             )
         )

@@ -105,9 +105,9 @@ def refuse_without_a_word(monkeypatch):
 
 
 def refuse_in_plain_text(monkeypatch):
-    real = errors.json_reply
+    real = errors.json_response
     plain = {"Content-Type": "text/plain"}
-    monkeypatch.setattr(errors, "json_reply", lambda *given: real(*given)._replace(headers=plain))
+    monkeypatch.setattr(errors, "json_response", lambda *given: real(*given)._replace(headers=plain))
 
 
 async def attack_in_process(seeds: range, max_faults: int = 20) -> list[str]:

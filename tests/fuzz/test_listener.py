@@ -9,23 +9,25 @@ from random import Random
 import pytest
 import structlog
 import trio
-from quart import Response, request
+from quart import Response as QuartResponse
+from quart import request
 from quart_trio import QuartTrio
 
 from api.conftest import FakeAnswer
 from api.raw_http import Apps, get, serving
 from fairlead.answer.deltas import Deltas
+from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
 from fairlead.api.generation_routes import GenerationRoutes
-from fairlead.api.origin import Guard
+from fairlead.api.origin import OriginPolicy
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import Call, Reply
+from fairlead.api.request import Request, Response
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.sse import EventStream, event_reply
+from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
-from fairlead.tenancy.access import Access
+from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.quotas import Quotas
 from fuzz.mutations import conversation
 from hostile_client.spoiling import pieces
@@ -56,21 +58,21 @@ def quart_app() -> QuartTrio:
             if path == "wait":
                 await trio.sleep_forever()
 
-        return Response(stream())
+        return QuartResponse(stream())
 
     return app
 
 
-def hot_app() -> Callable[..., Awaitable[None]]:
+def direct_app() -> Callable[..., Awaitable[None]]:
     """Return an app like `quart_app`, made of `GenerationRoutes`."""
 
-    async def route(call: Call) -> Reply:
-        text = (await call.read() or b"hello").decode("latin-1")
+    async def route(request: Request) -> Response:
+        text = (await request.read() or b"hello").decode("latin-1")
         answer = FakeAnswer(Deltas(1))
         pending = PendingAnswer()
         pending.started(answer)
-        call.nursery.start_soon(say, answer.deltas, text)
-        return event_reply(EventStream(pending, Plain(), lambda: None), {})
+        request.nursery.start_soon(say, answer.deltas, text)
+        return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
 
     async def say(deltas: Deltas, text: str) -> None:
         for piece in (text[:1], text[1:2], text[2:]):
@@ -78,11 +80,12 @@ def hot_app() -> Callable[..., Awaitable[None]]:
             await trio.lowlevel.checkpoint()
         deltas.put(Delta(0, finish_reason="stop"))
 
-    hot = GenerationRoutes(RequestAuth(Access(()), Quotas(()), Guard("127.0.0.1")), {"/": route})
+    auth = RequestAuth(Authenticator(()), Quotas(()), OriginPolicy("127.0.0.1"))
+    routes = GenerationRoutes(auth, {"/": route})
 
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
-            await hot({**scope, "path": "/"}, receive, send)
+            await routes({**scope, "path": "/"}, receive, send)
 
     return app
 
@@ -168,14 +171,14 @@ async def sing(server) -> None:
         await trio.sleep(0.01)
 
 
-@pytest.mark.parametrize("make_app", [Apps, quart_app, hot_app])
+@pytest.mark.parametrize("make_app", [Apps, quart_app, direct_app])
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_malformed_requests_of_a_hundred_clients_do_not_affect_another_client(make_app, seed):
     await visit(make_app(), seed, 100)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make_app", [Apps, quart_app, hot_app])
+@pytest.mark.parametrize("make_app", [Apps, quart_app, direct_app])
 @pytest.mark.parametrize("clients", [1000, pytest.param(5000, marks=pytest.mark.nightly)])
 async def test_malformed_requests_of_thousands_of_clients_affect_no_other_client_and_leak_no_memory(
     make_app, clients

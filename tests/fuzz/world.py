@@ -15,13 +15,15 @@ import trio
 from dispatch.recorded import Ledger
 from fairlead.answer.deltas import Deltas
 from fairlead.api.exchange import unwrap
-from fairlead.config import LruSwap, QueueConfig
+from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import FairleadError
+from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.job import Delta
+from fairlead.swap.lru import LruPolicy
 from fuzz.mortal_node import History, MortalNode
 from fuzz.plan import MODEL, OTHER_MODEL, Plan, Visit
 
@@ -58,12 +60,26 @@ class World:
             starvation_bound_s=plan.starvation_s,
         )
         self.dispatcher = dispatcher_type(queue, random=Random(plan.seed))
-        self._keep_books(self.dispatcher._scheduler)
+        self.registry = NodeRegistry(self.dispatcher.scheduler)
+        self._keep_books(self.dispatcher.scheduler)
         if plan.swapping:
-            self.dispatcher.arrange(self, LruSwap(max_loaded=1), {MODEL: 0.0, OTHER_MODEL: 0.0}, {})
-        self.gateway = Gateway(self.dispatcher, request_timeout_s=plan.request_timeout_s)
+            self.dispatcher.models.configure(
+                LruPolicy(max_loaded=1),
+                {MODEL: 0.0, OTHER_MODEL: 0.0},
+                start_swap=self.start_swap,
+                stop_model=self.stop_model,
+            )
+        self.gateway = Gateway(self.dispatcher, self.registry, request_timeout_s=plan.request_timeout_s)
         self.nodes = [
-            node_type(f"{number}", plan, self.dispatcher, problems, lambda: self.model, self.histories)
+            node_type(
+                f"{number}",
+                plan,
+                self.registry,
+                self.dispatcher.scheduler,
+                problems,
+                lambda: self.model,
+                self.histories,
+            )
             for number in range(len(plan.seats))
         ]
 
@@ -92,7 +108,7 @@ class World:
 
     def _keep_books(self, scheduler: Scheduler) -> None:
         queue = scheduler._queue
-        self.ledger = queue._line = Ledger(queue._line)
+        self.ledger = queue._kernel = Ledger(queue._kernel)
         real = scheduler.finished
 
         def finished(ticket: Ticket, *, cost: float) -> None:

@@ -38,8 +38,8 @@ def test_attention_equals_the_portable_attention(dtype, longest, heads, kv_heads
 
 @pytest.mark.parametrize("vocabulary", [5, 5000, 151_936])
 def test_thresholds_accept_the_same_tokens_as_sorting(vocabulary):
-    from fairlead.engine import torch_sampler as draws
     from fairlead.engine.device_sampling import thresholds
+    from fairlead.engine.sampling import torch_sampler as draws
 
     generator = torch.Generator().manual_seed(0)
     scores = (torch.randn(64, vocabulary, generator=generator) * 3).to(CUDA)
@@ -58,12 +58,12 @@ def test_thresholds_accept_the_same_tokens_as_sorting(vocabulary):
 
 @pytest.mark.parametrize("size", [64, 5000, 14336])
 def test_rounding_to_8_bits_matches_torch(size):
-    from fairlead.models.float8 import _round, _scales
-    from fairlead.models.float8_kernels import launch_narrow
+    from fairlead.models.quantization.float8 import _round, _scales
+    from fairlead.models.quantization.float8_kernels import launch_round_rows
 
     torch.manual_seed(0)
     x = (torch.randn(9, size, device=CUDA) * torch.logspace(-3, 3, 9, device=CUDA)[:, None]).bfloat16()
     x[4] = 0
-    rounded, scales = launch_narrow(x, 448.0, 1e-12)
+    rounded, scales = launch_round_rows(x, 448.0, 1e-12)
     torch.testing.assert_close(scales, _scales(x))
     torch.testing.assert_close(rounded.float(), _round(x, scales).float(), rtol=0.13, atol=0)

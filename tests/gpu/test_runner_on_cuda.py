@@ -6,11 +6,11 @@ import pytest
 import torch
 import transformers
 
-from fairlead.engine.devices import multiplies_float8
 from fairlead.engine.graphs import Graphs
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
+from fairlead.models.quantization.float8 import multiplies_float8
 from models.tiny import SIZES, Driver, load, prompt_of, save
 
 pytestmark = [
@@ -178,11 +178,11 @@ def test_deleted_model_frees_its_gpu_memory(directories):
 
 
 def test_loading_reports_its_weights_and_its_graphs(directories):
-    told = []
+    reports = []
     spec = WorkerSpec(path=str(directories("llama")), device="cuda", dtype="bfloat16", **ROOM)
-    load_runner(spec, lambda fraction, stage: told.append((stage, fraction)))
+    load_runner(spec, lambda fraction, stage: reports.append((stage, fraction)))
     for stage in ("weights", "graphs"):
-        fractions = [fraction for one, fraction in told if one == stage]
+        fractions = [fraction for one, fraction in reports if one == stage]
         assert sorted(fractions) == fractions
         assert fractions[-1] == 1
 

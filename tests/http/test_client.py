@@ -135,7 +135,7 @@ async def test_request_is_retried_once_when_a_reused_connection_closes():
 async def test_request_on_a_new_connection_is_not_retried():
     async with stub() as server:
         upstream = upstream_of(server)
-        with pytest.raises(UpstreamFailed, match="closed the connection unanswered"):
+        with pytest.raises(UpstreamFailed, match="closed the connection without a response"):
             await asked(upstream, "gone")
         assert len(server.jobs) == 1
 
@@ -144,7 +144,7 @@ async def test_request_is_not_retried_after_its_response_has_begun():
     async with stub() as server:
         upstream = upstream_of(server)
         await asked(upstream)
-        with pytest.raises(UpstreamFailed, match=r"reset|broke off"):
+        with pytest.raises(UpstreamFailed, match=r"reset|in the middle of a response"):
             await asked(upstream, "reset", after=2, stream=True)
         assert len(server.jobs) == 2
 
@@ -224,7 +224,7 @@ async def test_path_is_appended_to_that_of_the_url(base, path, sent):
 @pytest.mark.parametrize("path", ["v1", "/a b", "/x\r\nHost: y", "/ü"])
 async def test_invalid_path_is_refused(path):
     upstream = Upstream("http://127.0.0.1:1", name="x")
-    with pytest.raises(ValueError, match="is no path"):
+    with pytest.raises(ValueError, match="is not a path"):
         async with upstream.exchange("GET", path):
             pass
 

@@ -35,7 +35,7 @@ def expected(data: bytes) -> list[bytes] | str | None:
     head += end
     bare = BARE.search(head)
     if bare is not None and (end or bare[0] == b"\n" or bare.end() < len(head)):
-        return "a line ends in something else than CR LF"
+        return "a line does not end with CR LF"
     if not end:
         return None
     if re.search(rb"\n[ \t]", head):

@@ -1,5 +1,6 @@
 """HTTP responses split into reads anywhere: valid ones parse as with h11, invalid ones are refused."""
 
+import gc
 from itertools import pairwise
 
 import h11
@@ -115,6 +116,13 @@ def test_random_bytes_raise_nothing_but_bad_answer(noise, head):
         OK + b"bad name: x\r\n\r\n",
         OK + b"A: b\nC: d\r\n\r\n",
         OK + b"A: \x00\r\n\r\n",
+        OK + b"A: b\r\n folded: x\r\n\r\n",
+        b"HTTP/1.1 200 O\x00K\r\n\r\n",
+        b"HTTP/1.1 600 OK\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        OK + b"Transfer-Encoding: chunked, chunked\r\n\r\n",
+        CHUNKED + b"5\nabcde\r\n",
         OK + b"Content-Length: -1\r\n\r\n",
         OK + b"Content-Length: 1_0\r\n\r\n",
         OK + b"Content-Length: 5, 6\r\n\r\n",
@@ -127,7 +135,7 @@ def test_random_bytes_raise_nothing_but_bad_answer(noise, head):
         CHUNKED + b"5_0\r\n",
         CHUNKED + b" 5\r\n",
         CHUNKED + b"\r\n",
-        CHUNKED + b"ffffffffffffffff\r\n",
+        CHUNKED + b"fffffffffffffffff\r\n",
         CHUNKED + b"5\r\nabcdeXX",
         CHUNKED + b"9" * 2000,
         CHUNKED + b"0\r\n" + b"x" * 20_000,
@@ -189,3 +197,34 @@ def test_body_after_a_response_to_head_is_surplus():
     parser = ResponseParser(has_body=False)
     parser.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
     assert (parser.is_complete, parser.surplus) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "second", [OK + b"Content-Length: 2\r\n\r\nhi", CHUNKED + b"2\r\nhi\r\n0\r\n\r\n", b"\r\n"]
+)
+@pytest.mark.parametrize("places", [[], [60, 64, 66]])
+def test_second_response_is_surplus_and_none_of_it_is_body(second, places):
+    parser, body = parsed(cut(CHUNKED + b"1\r\na\r\n0\r\n\r\n" + second, places))
+    assert (body, parser.is_complete, parser.surplus) == (b"a", True, True)
+
+
+def test_trailers_do_not_change_the_head():
+    parser, _ = parsed([CHUNKED + b"1\r\na\r\n0\r\nContent-Type: text/html\r\n\r\n"])
+    assert parser.head is not None
+    assert parser.is_complete
+    assert parser.head.headers == {"transfer-encoding": "chunked"}
+
+
+def test_chunk_size_may_be_padded_with_spaces():
+    parser, body = parsed([CHUNKED + b"1  \r\na\r\n0   \r\n\r\n"])
+    assert (body, parser.is_complete, parser.surplus) == (b"a", True, False)
+
+
+def test_parser_is_freed_without_the_garbage_collector():
+    gc.collect()
+    gc.disable()
+    try:
+        parsed([CHUNKED + b"1\r\na\r\n0\r\n\r\n" + OK])
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

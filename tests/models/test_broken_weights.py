@@ -75,21 +75,21 @@ def serve(loaded, asked, *, logprobs=None):
         eos_token_ids=loaded.eos_token_ids,
         draw_seed=lambda: 0,
     )
-    said = {key: [] for key in range(len(asked))}
+    texts = {key: [] for key in range(len(asked))}
     errors = {}
     for key, (prompt, sampling) in enumerate(asked):
         engine.submit(key, prompt, sampling)
     for now_s in range(1000):
         if engine.idle:
-            return list(said.values()), errors
+            return list(texts.values()), errors
         step = engine.plan(float(now_s))
         outcome = engine.commit(step, loaded.runner.launch(step, engine.batch).wait())
         for (key,), (token,) in zip(
             struct.iter_unpack("<q", outcome.keys), struct.iter_unpack("<i", outcome.tokens), strict=True
         ):
-            said[key].append(token)
+            texts[key].append(token)
         for output in outcome.outputs:
-            said[output.key] += output.token_ids
+            texts[output.key] += output.token_ids
             if logprobs is not None:
                 logprobs.setdefault(output.key, []).extend(output.logprobs)
             if output.error is not None:
@@ -105,8 +105,8 @@ def test_sequence_that_uses_a_nan_weight_fails_alone(spoilt):
     ]
     assert all(len(set(text)) > 1 for text in expected if len(text) > 8)
     mixed = [one for pair in zip(bad, good, strict=True) for one in pair]
-    said, errors = serve(loaded, mixed)
-    assert expected == said[1::2]
+    texts, errors = serve(loaded, mixed)
+    assert expected == texts[1::2]
     assert {*range(0, 24, 2)} == set(errors)
     assert set(errors.values()) == {"the model's logits are not numbers (NaN)"}
 
@@ -118,8 +118,8 @@ def test_model_of_nan_fails_every_sequence_and_keeps_running(spoilt):
     save_file(tensors, path, metadata={"format": "pt"})
     loaded = load(spoilt, compiled=False, kv_cache_bytes=1 << 19)
     for _ in range(2):
-        said, errors = serve(loaded, requests()[0])
-        assert said == [[]] * 12
+        texts, errors = serve(loaded, requests()[0])
+        assert texts == [[]] * 12
         assert set(range(12)) == set(errors)
 
 
@@ -136,8 +136,8 @@ def test_logit_bias_outside_the_vocabulary_fails_alone(stranger, sound):
     plain = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0})
     biased = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0, stranger: 50.0})
     [expected], _ = serve(loaded, [(innocent(20, 1), plain)])
-    said, errors = serve(loaded, [(innocent(20, 1), biased), (innocent(20, 1), plain)])
-    assert expected == said[1]
+    texts, errors = serve(loaded, [(innocent(20, 1), biased), (innocent(20, 1), plain)])
+    assert expected == texts[1]
     assert set(errors) == {0}
     assert "logit_bias" in errors[0]
 
@@ -146,8 +146,8 @@ def test_logit_bias_applies_to_the_first_and_last_token_id(sound):
     loaded = load(sound, kv_cache_bytes=1 << 19)
     for edge in (0, VOCABULARY - 1):
         bias = {edge: 1e9}
-        [said], errors = serve(loaded, [(innocent(20, 1), Sampling(max_tokens=5, seed=1, logit_bias=bias))])
-        assert (said, errors) == ([edge] * 5, {})
+        [texts], errors = serve(loaded, [(innocent(20, 1), Sampling(max_tokens=5, seed=1, logit_bias=bias))])
+        assert (texts, errors) == ([edge] * 5, {})
 
 
 HOSTILE = [
@@ -178,12 +178,12 @@ def test_hostile_requests_do_not_change_other_outputs_by_a_bit(sound):
     alone = [serve(loaded, [one], logprobs=(noted := {})) and noted[0] for one in good]
     bad = [(prompt, Sampling(**{"max_tokens": 20, "seed": 1, **options})) for prompt, options in HOSTILE]
     mixed = [one for pair in itertools.zip_longest(bad, good) for one in pair if one is not None]
-    said, errors = serve(loaded, mixed, logprobs=(noted := {}))
+    texts, errors = serve(loaded, mixed, logprobs=(noted := {}))
     places = [place for place, one in enumerate(mixed) if one in good]
     assert alone == [noted[place] for place in places]
     assert not errors.keys() & set(places)
     for place in set(range(len(mixed))) - set(places):
-        assert (place in errors) or (said[place] and all(0 <= token < VOCABULARY for token in said[place]))
+        assert (place in errors) or (texts[place] and all(0 <= token < VOCABULARY for token in texts[place]))
     refused = [one for place, one in enumerate(mixed) if place in errors]
     assert all(one in refused for one in bad[:2] + bad[3:10])
 
@@ -193,6 +193,6 @@ def test_prompt_with_token_ids_beyond_the_logits_fails_alone(sound):
     loaded = load(sound, kv_cache_bytes=1 << 19)
     asked = [([1, 2, VOCABULARY], Sampling(max_tokens=9, temperature=0)), requests()[0][0]]
     expected = generate(loaded, [asked[1][0]], asked[1][1])
-    said, errors = serve(loaded, asked)
-    assert expected == said[1:]
+    texts, errors = serve(loaded, asked)
+    assert expected == texts[1:]
     assert set(errors) == {0}

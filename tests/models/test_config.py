@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairlead.errors import LoadFailed
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.registry import ARCHITECTURES, architecture
+from fairlead.models.registry import ARCHITECTURES, read_built_in
 from fairlead.models.rope import Rope
 
 PATH = Path("model") / "config.json"
@@ -31,7 +31,7 @@ LLAMA3_ROPE = Rope(theta=5e5, kind="llama3", factor=8.0, original_positions=100,
 
 
 def read(family="Llama", **values):
-    return ARCHITECTURES[f"{family}ForCausalLM"].read_shape(CheckpointConfig(PATH, GOOD | values))
+    return ARCHITECTURES[f"{family}ForCausalLM"](CheckpointConfig(PATH, GOOD | values))
 
 
 def failure(family="Llama", **values):
@@ -47,28 +47,28 @@ def test_head_size_follows_from_the_hidden_size_unless_given():
 
 
 def test_rope_is_read_from_the_keys_of_transformers_4():
-    assert read(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).rope == LLAMA3_ROPE
-    assert read(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}).rope == LLAMA3_ROPE
+    assert read(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).ropes == (LLAMA3_ROPE,) * 4
+    assert read(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}).ropes == (LLAMA3_ROPE,) * 4
 
 
 def test_rope_is_read_from_the_keys_of_transformers_5():
     parameters = {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}
-    assert read(rope_parameters=parameters, rope_theta=None).rope == LLAMA3_ROPE
+    assert read(rope_parameters=parameters, rope_theta=None).ropes == (LLAMA3_ROPE,) * 4
 
 
 def test_rope_without_keys_is_the_default():
-    assert Rope(theta=10_000.0) == read().rope == read(rope_scaling=None).rope
-    assert Rope(theta=1e6) == read(rope_theta=1e6).rope
+    assert (Rope(theta=10_000.0),) * 4 == read().ropes == read(rope_scaling=None).ropes
+    assert (Rope(theta=1e6),) * 4 == read(rope_theta=1e6).ropes
 
 
 def test_dynamic_rope_equals_the_default_within_the_trained_context():
-    assert Rope(theta=10_000.0) == read(rope_scaling={"rope_type": "dynamic", "factor": 4.0}).rope
+    assert (Rope(theta=10_000.0),) * 4 == read(rope_scaling={"rope_type": "dynamic", "factor": 4.0}).ropes
 
 
-@pytest.mark.parametrize(("said", "scale"), [({}, 1.1386), ({"attention_factor": 0.7}, 0.7)])
-def test_yarn_scale_follows_from_factor_or_attention_factor(said, scale):
-    section = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250, **said}
-    assert pytest.approx(scale, abs=1e-4) == read(rope_scaling=section).rope.scale
+@pytest.mark.parametrize(("keys", "scale"), [({}, 1.1386), ({"attention_factor": 0.7}, 0.7)])
+def test_yarn_scale_follows_from_factor_or_attention_factor(keys, scale):
+    section = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250, **keys}
+    assert pytest.approx(scale, abs=1e-4) == read(rope_scaling=section).ropes[0].scale
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ GLOBAL, LOCAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, {"rop
 
 
 @pytest.mark.parametrize(
-    ("said", "ropes"),
+    ("keys", "ropes"),
     [
         ({}, (Rope(theta=1e6), Rope(theta=1e4))),
         ({"rope_theta": 5e5, "rope_local_base_freq": 2e4}, (Rope(theta=5e5), Rope(theta=2e4))),
@@ -117,9 +117,10 @@ GLOBAL, LOCAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, {"rop
         ),
     ],
 )
-def test_gemma_has_a_separate_rope_for_sliding_layers(said, ropes):
-    shape = read("Gemma3", **said)
-    assert ropes == (shape.rope, shape.window_rope)
+def test_gemma_has_a_separate_rope_for_sliding_layers(keys, ropes):
+    shape = read("Gemma3", **keys, sliding_window_pattern=2)
+    assert shape.windows == (4096, None) * 2
+    assert shape.ropes == ropes[::-1] * 2
 
 
 def test_gemma_sliding_layers_come_from_layer_types_or_a_pattern():
@@ -168,7 +169,7 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
 @pytest.mark.parametrize(
-    ("said", "layers"),
+    ("keys", "layers"),
     [
         ({}, (True, True, True, True)),
         ({"mlp_only_layers": [0, 2]}, (False, True, False, True)),
@@ -176,8 +177,8 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
         ({"decoder_sparse_step": 3, "mlp_only_layers": [2]}, (False,) * 4),
     ],
 )
-def test_qwen3_moe_layers_with_experts_are_read_from_the_config(said, layers):
-    experts = read("Qwen3Moe", **MOE, **said).experts
+def test_qwen3_moe_layers_with_experts_are_read_from_the_config(keys, layers):
+    experts = read("Qwen3Moe", **MOE, **keys).experts
     assert msgspec.structs.astuple(experts) == (8, 2, 16, False, layers)
 
 
@@ -207,8 +208,8 @@ def test_qwen3_moe_has_a_window_in_all_layers_or_in_none():
     ],
 )
 def test_invalid_mixture_of_experts_is_refused_with_file_and_key(key, value):
-    key_said = "num_local_experts" if (key, value) == ("num_experts", None) else key
-    assert f"{PATH}: {key_said}: " in failure("Qwen3Moe", **{**MOE, key: value})
+    reported_key = "num_local_experts" if (key, value) == ("num_experts", None) else key
+    assert f"{PATH}: {reported_key}: " in failure("Qwen3Moe", **{**MOE, key: value})
 
 
 def test_biases_are_optional_in_llama_and_fixed_in_qwen2():
@@ -264,7 +265,7 @@ def test_invalid_rope_is_refused_with_file_and_key(section, key):
 
 def test_architectures_must_be_a_list():
     with pytest.raises(LoadFailed, match="architectures"):
-        architecture(CheckpointConfig(PATH, {"architectures": "LlamaForCausalLM"}))
+        read_built_in(CheckpointConfig(PATH, {"architectures": "LlamaForCausalLM"}))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])

@@ -210,11 +210,11 @@ EXCLUDED = {
 
 @pytest.mark.parametrize("name", list(EXCLUDED))
 def test_unsupported_model_is_refused_with_file_and_reason(name, tmp_path):
-    config, said = EXCLUDED[name]
+    config, reason = EXCLUDED[name]
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     message = failure(tmp_path)
     assert "config.json: " in message or "safetensors" in message
-    assert said in message
+    assert reason in message
 
 
 def spoil_config(directory, **values):
@@ -229,7 +229,7 @@ def olmo(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "reason"),
     [
         ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, "auto_map"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
@@ -245,9 +245,9 @@ def olmo(tmp_path):
         ({"intermediate_size": 81}, "has shape"),
     ],
 )
-def test_invalid_config_is_refused_with_the_reason(olmo, values, said):
+def test_invalid_config_is_refused_with_the_reason(olmo, values, reason):
     spoil_config(olmo, **values)
-    assert said in failure(olmo)
+    assert reason in failure(olmo)
 
 
 def test_code_in_the_model_repository_is_never_run(olmo):
@@ -279,7 +279,7 @@ def test_model_with_other_results_under_our_attention_is_refused(olmo, monkeypat
         return eager(module, query * 1.5, key, value, mask, **options)
 
     monkeypatch.setattr(modeling_olmo2, "eager_attention_forward", differing)
-    assert "says something else with our attention" in failure(olmo, dtype="float32")
+    assert "has other results with our attention" in failure(olmo, dtype="float32")
 
 
 def test_window_in_the_config_but_not_in_the_layers_is_refused(olmo, monkeypatch):
@@ -295,9 +295,9 @@ def test_error_without_the_hf_extra_says_what_to_install(olmo, monkeypatch):
 
 
 def test_progress_and_weight_bytes_are_reported_as_for_built_in_models(olmo):
-    told = []
-    loaded = load_model(olmo, device=torch.device("cpu"), report=told.append)
-    assert told[-1] == 1
-    assert max(later - sooner for sooner, later in zip([0.0, *told], told, strict=False)) <= 0.05
+    fractions = []
+    loaded = load_model(olmo, device=torch.device("cpu"), report=fractions.append)
+    assert fractions[-1] == 1
+    assert max(later - sooner for sooner, later in zip([0.0, *fractions], fractions, strict=False)) <= 0.05
     stored = load_file(Path(olmo) / "model.safetensors")
     assert sum(tensor.nbytes for tensor in stored.values()) == loaded.weight_bytes

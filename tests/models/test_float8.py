@@ -1,17 +1,27 @@
 """Linear layers of 8-bit floats: accuracy, memory, and where they are refused."""
 
+from typing import get_args, get_type_hints
+
+import msgspec
 import pytest
 import torch
 import transformers
 
 from engine.interpreted import interpreted
-from fairlead.engine.runner import load_runner
+from fairlead.config.models import ModelConfig
+from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.messages import WorkerSpec
-from fairlead.models.float8 import Float8Linear, narrow, narrow_linear
-from fairlead.models.float8_kernels import launch_narrow
-from fairlead.models.layers import Linear
 from fairlead.models.loader import read_source
+from fairlead.models.quantization import QUANTIZATIONS
+from fairlead.models.quantization.float8 import (
+    FLOAT8,
+    Float8Linear,
+    make_float8_linear,
+    round_rows_to_float8,
+)
+from fairlead.models.quantization.float8_kernels import launch_round_rows
+from fairlead.models.quantization.none import UnquantizedLinear
 from models.tiny import SIZES, save
 
 CPU = torch.device("cpu")
@@ -25,7 +35,7 @@ def test_product_error_is_below_three_percent_for_rows_of_any_magnitude():
     expected = x.float() @ weight.float().T
     sizes = x.float().norm(dim=1)[:, None] * weight.float().norm(dim=1)
     assert 0 < ((layer(x).float() - expected).abs() / sizes).max() < 0.03
-    assert layer.saved_bytes == 96 * 64 - 96 * 4
+    assert layer.nbytes == 96 * 64 + 96 * 4
     assert layer(x[:0]).shape == (0, 96)
 
 
@@ -40,7 +50,7 @@ def test_zeros_and_largest_numbers_stay_finite_and_nan_stays_in_its_row():
     x[1] = torch.finfo(torch.bfloat16).max
     x[2] = float("nan")
     x[3, 5] = 1
-    rounded, scales = narrow(x)
+    rounded, scales = round_rows_to_float8(x)
     found = rounded.float() * scales
     assert not found[0].any()
     assert found[[0, 1, 3]].isfinite().all()
@@ -53,8 +63,8 @@ def test_kernel_rounds_like_torch():
     torch.manual_seed(1)
     x = torch.randn(3, 5000) * torch.tensor([[1e-5], [1], [300]])
     x[0] = 0
-    expected, expected_scales = narrow(x)
-    rounded, scales = launch_narrow(x, 448.0, 1e-12)
+    expected, expected_scales = round_rows_to_float8(x)
+    rounded, scales = launch_round_rows(x, 448.0, 1e-12)
     torch.testing.assert_close(scales, expected_scales)
     # The interpreter truncates instead of rounding and drops a carry into the exponent: a few are far off.
     near = torch.isclose(rounded.float(), expected.float(), rtol=0.13, atol=0.01)
@@ -62,8 +72,8 @@ def test_kernel_rounds_like_torch():
 
 
 def test_matrices_of_unsupported_sizes_are_not_quantized():
-    assert type(narrow_linear(torch.zeros(24, 32))) is Linear
-    assert type(narrow_linear(torch.zeros(32, 48))) is Float8Linear
+    assert type(make_float8_linear(torch.zeros(24, 32))) is UnquantizedLinear
+    assert type(make_float8_linear(torch.zeros(32, 48))) is Float8Linear
 
 
 @pytest.mark.parametrize("kind", [transformers.LlamaConfig, transformers.Qwen3MoeConfig])
@@ -73,12 +83,12 @@ def test_quantized_model_takes_less_memory_and_keeps_its_head_and_router_exact(t
     save(kind(**SIZES, **more), tmp_path)
     source = read_source(tmp_path, device=CPU, dtype="bfloat16")
     exact = source.load(CPU, lambda _: None)
-    narrowed = source.load(CPU, lambda _: None, narrow_linear)
+    narrowed = msgspec.structs.replace(source, quantization=FLOAT8).load(CPU, lambda _: None)
     assert narrowed.weight_bytes < 0.8 * exact.weight_bytes
-    assert type(exact.model.head) is type(narrowed.model.head) is Linear
-    assert type(narrowed.model.blocks[0].attention.qkv) is Float8Linear
+    assert type(exact.model.head) is type(narrowed.model.head) is UnquantizedLinear
+    assert type(narrowed.model.layers[0].attention.qkv) is Float8Linear
     if more:
-        assert type(narrowed.model.blocks[0].mlp._router) is Linear
+        assert type(narrowed.model.layers[0].mlp.router) is UnquantizedLinear
 
 
 @pytest.mark.parametrize(
@@ -90,3 +100,9 @@ def test_unsupported_quantization_is_refused_with_the_reason(tmp_path, quantizat
     spec = WorkerSpec(path=str(tmp_path), device="cpu", quantization=quantization)
     with pytest.raises(LoadFailed, match=problem):
         load_runner(spec, lambda _fraction, _stage: None)
+
+
+def test_every_quantization_can_be_configured_and_no_other():
+    literal, none = get_args(get_type_hints(ModelConfig)["quantization"])
+    assert none is type(None)
+    assert {None, *get_args(literal)} == set(QUANTIZATIONS)

@@ -8,17 +8,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.test_cpu_step import CONFIGS, Recorder, last_logits, relative_error
-from fairlead.engine import runner
 from fairlead.engine.cpu_step import CpuStep
 from fairlead.engine.forward import TorchForward
 from fairlead.errors import LoadFailed
-from fairlead.messages import WorkerSpec
-from fairlead.models.int8 import Int8Linear, round_rows
-from fairlead.models.layers import Linear
 from fairlead.models.loader import read_source
+from fairlead.models.quantization.int8 import Int8Linear, round_rows
+from fairlead.models.quantization.none import UnquantizedLinear
 from models.tiny import SIZES, load, save
-
-CPU = torch.device("cpu")
 
 
 def recorded(directory, **options):
@@ -45,9 +41,9 @@ def directory(request, tmp_path_factory):
 
 def test_logits_match_torch_on_the_same_integers(directory):
     expected, plain = recorded(directory, quantization="int8", compiled=False)
-    said, forward = recorded(directory, quantization="int8")
+    actual, forward = recorded(directory, quantization="int8")
     assert (TorchForward, CpuStep) == (type(plain), type(forward))
-    assert relative_error(said, expected) <= 1e-4
+    assert relative_error(actual, expected) <= 1e-4
 
 
 def errors(directory, *ways):
@@ -88,17 +84,18 @@ def test_product_uses_rounded_weights_times_their_scales():
     assert (weight - rounded * scales[:, None]).abs().le(scales[:, None] * 0.5001).all()
     assert layer(x[:0]).shape == (0, 96)
     assert torch.bfloat16 == layer(x.bfloat16()).dtype
-    assert layer.saved_bytes == 3 * 96 * 64 - 96 * 4
+    assert layer.nbytes == 96 * 64 + 96 * 4
 
 
 def test_experts_run_in_torch_with_an_unquantized_router(tmp_path):
     more = {"moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 2}
     save(transformers.Qwen3MoeConfig(**SIZES, **more), tmp_path)
     exact, _ = recorded(tmp_path, dtype="bfloat16")
-    said, forward = recorded(tmp_path, dtype="bfloat16", quantization="int8")
-    assert type(forward.model.blocks[0].attention.qkv) is Int8Linear
-    assert type(forward.model.blocks[0].mlp._router) is type(forward.model.head) is Linear
-    assert 0 < (said - exact).norm() / exact.norm() < 0.2  # rounding may choose another expert
+    actual, forward = recorded(tmp_path, dtype="bfloat16", quantization="int8")
+    assert type(forward.model.layers[0].attention.qkv) is Int8Linear
+    router, head = forward.model.layers[0].mlp.router, forward.model.head
+    assert type(router) is type(head) is UnquantizedLinear
+    assert 0 < (actual - exact).norm() / exact.norm() < 0.2  # rounding may choose another expert
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -121,7 +118,5 @@ def test_family_without_a_native_implementation_is_refused(tmp_path):
 
 def test_int8_on_a_gpu_is_refused(tmp_path):
     save(transformers.LlamaConfig(**SIZES), tmp_path)
-    spec = WorkerSpec(path=str(tmp_path), quantization="int8")
-    source = read_source(tmp_path, device=CPU)
     with pytest.raises(LoadFailed, match="quantization int8 needs a CPU, not cuda:1"):
-        runner._linear(spec, source, torch.device("cuda:1"))
+        read_source(tmp_path, device=torch.device("cuda:1"), quantization="int8")

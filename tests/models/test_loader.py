@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
@@ -63,10 +63,10 @@ def test_shards_load_like_a_single_file(original, tmp_path):
 
 
 def test_progress_rises_to_one_in_steps_of_five_percent_at_most(original):
-    told = []
-    load_model(original, device=CPU, report=told.append)
-    steps = [later - sooner for sooner, later in zip([0.0, *told], told, strict=False)]
-    assert told[-1] == 1
+    fractions = []
+    load_model(original, device=CPU, report=fractions.append)
+    steps = [later - sooner for sooner, later in zip([0.0, *fractions], fractions, strict=False)]
+    assert fractions[-1] == 1
     assert all(0 <= step <= 0.05 for step in steps)
 
 
@@ -76,11 +76,11 @@ def test_progress_steps_stay_small_when_one_tensor_dominates(tied, compiled, dty
     sizes = {**SIZES, "vocab_size": 40_000, "num_hidden_layers": 1}
     config = transformers.LlamaConfig(**sizes, tie_word_embeddings=tied)
     save(config, tmp_path)
-    told = [0.0]
+    fractions = [0.0]
     spec = WorkerSpec(path=str(tmp_path), device="cpu", dtype=dtype, kv_cache_bytes=1 << 20)
-    load_runner(spec, lambda fraction, _stage: told.append(fraction), compiled=compiled)
-    steps = [later - sooner for sooner, later in itertools.pairwise(told)]
-    assert told[-1] == 1
+    load_runner(spec, lambda fraction, _stage: fractions.append(fraction), compiled=compiled)
+    steps = [later - sooner for sooner, later in itertools.pairwise(fractions)]
+    assert fractions[-1] == 1
     assert 0 <= min(steps) <= max(steps) <= 0.05
 
 
@@ -215,8 +215,8 @@ def test_tensor_missing_from_the_index_is_named(shards):
     assert shard in index["weight_map"].values()
     spoil_index(directory, index)
     message = failure(directory)
-    said = "tensor 'model.norm.weight' is not in model.safetensors.index.json"
-    assert f"{directory / shard}: {said}" in message
+    problem = "tensor 'model.norm.weight' is not in model.safetensors.index.json"
+    assert f"{directory / shard}: {problem}" in message
 
 
 def test_tensor_in_two_shards_is_reported_with_both_shards(shards):
@@ -248,11 +248,11 @@ def test_tied_embedding_is_in_memory_once_and_matches_transformers(dtype, tmp_pa
     save(config, tmp_path / "float32")
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=dtype)
     reference.save_pretrained(tmp_path / dtype)  # stored in the dtype that is loaded
-    told = []
-    loaded = load_model(tmp_path / dtype, device=CPU, dtype=dtype, report=told.append)
+    fractions = []
+    loaded = load_model(tmp_path / dtype, device=CPU, dtype=dtype, report=fractions.append)
     parameters = sum(tensor.numel() for tensor in reference.parameters())  # counts a tied tensor once
     assert parameters * (2 if dtype == "bfloat16" else 4) == loaded.weight_bytes
-    assert max(later - sooner for sooner, later in zip([0.0, *told], told, strict=False)) <= 0.05
+    assert max(later - sooner for sooner, later in zip([0.0, *fractions], fractions, strict=False)) <= 0.05
     ids = torch.tensor([5, 3, 300])
     assert torch.equal(reference.get_input_embeddings()(ids), loaded.model.embedding(ids))
     x = torch.randn(4, SIZES["hidden_size"]).to(reference.dtype)

@@ -12,7 +12,7 @@ VOCABULARY, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 64_000, 2048, 5632, 16, 8
 SCRIPT = """
 import json, sys, torch
 from pathlib import Path
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.messages import WorkerSpec
 
 def peak():
@@ -21,11 +21,11 @@ def peak():
 
 small = torch.ones(64, 64, dtype=torch.bfloat16)
 torch.nn.functional.linear(small, small)  # what the libraries take for themselves
-before, told = peak(), [0.0]
+before, fractions = peak(), [0.0]
 spec = WorkerSpec(path=sys.argv[1], device="cpu", dtype=sys.argv[2], quantization=sys.argv[4] or None)
-loaded = load_runner(spec, lambda fraction, _: told.append(fraction), compiled=sys.argv[3] == "compiled")
-steps = max(later - sooner for sooner, later in zip(told, told[1:]))
-print(json.dumps([loaded.weight_bytes, peak() - before, steps, told[-1]]))
+loaded = load_runner(spec, lambda fraction, _: fractions.append(fraction), compiled=sys.argv[3] == "compiled")
+steps = max(later - sooner for sooner, later in zip(fractions, fractions[1:]))
+print(json.dumps([loaded.weight_bytes, peak() - before, steps, fractions[-1]]))
 """
 
 

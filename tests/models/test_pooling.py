@@ -60,7 +60,7 @@ DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformer
 
 
 @pytest.mark.parametrize(
-    ("modules", "config", "said"),
+    ("modules", "config", "problem"),
     [
         ([TRANSFORMER, POOLING, DENSE], MEAN, "Dense"),
         ([TRANSFORMER], MEAN, "Transformer"),
@@ -78,11 +78,11 @@ DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformer
         ([TRANSFORMER, POOLING], MEAN | {"include_prompt": False}, "include_prompt"),
     ],
 )
-def test_unsupported_pooling_is_refused_with_the_file(modules, config, said, tmp_path):
+def test_unsupported_pooling_is_refused_with_the_file(modules, config, problem, tmp_path):
     with pytest.raises(LoadFailed) as caught:
         read_pooling(written(tmp_path, modules, **config))
     assert str(tmp_path) in caught.value.message
-    assert said in caught.value.message
+    assert problem in caught.value.message
 
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -70,7 +70,7 @@ def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("header", "size", "said"),
+    ("header", "size", "problem"),
     [
         ({"a": entry(), "b": entry(4, 12)}, 12, "overlaps another"),
         ({"a": entry(), "b": entry()}, 8, "overlaps another"),
@@ -78,10 +78,10 @@ def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
         ({"a": entry(), "b": entry(16, 24)}, 24, "gap"),
         ({"a": entry()}, 9, "1 bytes at its end"),
         ({}, 100, "100 bytes at its end"),
-        ({"a": entry()}, 7, "cut short"),
-        ({"a": entry(-8, 0)}, 8, "cut short"),
-        ({"a": entry(8, 0)}, 8, "cut short"),
-        ({"a": entry(0, 1 << 62, (1 << 60,))}, 8, "cut short"),
+        ({"a": entry()}, 7, "truncated"),
+        ({"a": entry(-8, 0)}, 8, "truncated"),
+        ({"a": entry(8, 0)}, 8, "truncated"),
+        ({"a": entry(0, 1 << 62, (1 << 60,))}, 8, "truncated"),
         ({"a": entry(shape=(3,))}, 8, "cannot take 8 bytes"),
         ({"a": entry(shape=(1 << 62, 1 << 62))}, 8, "cannot take 8 bytes"),
         ({"a": entry(shape=(-1, -2))}, 8, "shape"),
@@ -89,12 +89,12 @@ def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
         ({"a": entry(shape=(2.0,))}, 8, "shape"),
         ({"a": entry(shape=[1] * 100)}, 8, "shape"),
         ({"a": entry(dtype="F33")}, 8, "'F33', which is not known"),
-        ({"a": entry(dtype=None)}, 8, "does not say"),
-        ({"a": {"dtype": "F32", "shape": [2]}}, 8, "does not say"),
-        ({"a": entry() | {"data_offsets": [0, 4, 8]}}, 8, "does not say"),
-        ({"a": entry() | {"data_offsets": [0, 8.0]}}, 8, "does not say"),
-        ({"a": entry() | {"shape": "2"}}, 8, "does not say"),
-        ({"a": [1]}, 8, "does not say"),
+        ({"a": entry(dtype=None)}, 8, "lacks dtype"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, 8, "lacks dtype"),
+        ({"a": entry() | {"data_offsets": [0, 4, 8]}}, 8, "lacks dtype"),
+        ({"a": entry() | {"data_offsets": [0, 8.0]}}, 8, "lacks dtype"),
+        ({"a": entry() | {"shape": "2"}}, 8, "lacks dtype"),
+        ({"a": [1]}, 8, "lacks dtype"),
         ([], 8, "no JSON object"),
         (b"{", 8, "not valid JSON"),
         (b"\xff\xfe{}", 8, "not valid JSON"),
@@ -108,8 +108,8 @@ def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
         ),
     ],
 )
-def test_invalid_header_is_refused_with_the_file_name(tmp_path, header, size, said):
-    assert said in failure(written(tmp_path / "lying", header, size))
+def test_invalid_header_is_refused_with_the_file_name(tmp_path, header, size, problem):
+    assert problem in failure(written(tmp_path / "lying", header, size))
 
 
 @pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**8 + 1, len(GOOD), len(GOOD) - 7])
@@ -182,7 +182,7 @@ def test_pages_are_released_after_reading(tmp_path):
     assert resident_bytes(tmp_path / "large") < size // 4
     assert size == sum(tensor.read_ahead(4 << 20))
     assert resident_bytes(tmp_path / "large") > size // 2
-    tensor.let_go()
+    tensor.drop_pages()
     assert resident_bytes(tmp_path / "large") < size // 4
 
 

@@ -4,17 +4,19 @@ from collections.abc import Sequence as ReadOnlySequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 import transformers
 
 from fairlead._cext.inputbatch import InputBatch, SequenceState
-from fairlead.engine.runner import LoadedModel, load_runner
+from fairlead.engine.loading import LoadedModel, load_runner
+from fairlead.engine.sampling.parameters import TABLE
 from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling, TokenLogprob
 from fairlead.messages import WorkerSpec
+from fairlead.models.architecture import read_architecture
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.shape import read_shape
 
 VOCABULARY = 320
 SIZES = {
@@ -31,7 +33,7 @@ SIZES = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-SHAPE = read_shape(CheckpointConfig(Path("config.json"), SIZES))
+SHAPE = read_architecture(CheckpointConfig(Path("config.json"), SIZES))
 
 
 def save(
@@ -213,27 +215,19 @@ def state_of(
     *,
     key: int = 0,
     seed: int = 0,
-    told: Sampling | None = None,
+    replaced_by: Sampling | None = None,
 ) -> SequenceState:
-    """Return a request's state as the engine makes it; `told` replaces the sampling that the runner reads."""
+    """Return a request's state as the engine makes it; the runner reads `replaced_by` instead, if given."""
+    encoded = TABLE.encode(msgspec.structs.replace(replaced_by or sampling, seed=seed))
     return SequenceState(
         key,
         list(prompt),
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=seed,
-        logprobs=sampling.logprobs,
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=sampling.stop_token_ids,
-        biased=bool(sampling.logit_bias),
-        sampling=told or sampling,
+        processes_logits=encoded.processes_logits,
+        sampling=encoded,
     )
 
 

@@ -13,6 +13,7 @@ from fairlead.http.client import Upstream, UpstreamTimeouts
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.stub_server import StubServer
+from upstream_readers import READERS
 
 CHAT = "/v1/chat/completions"
 
@@ -23,20 +24,18 @@ class Listening:
     def __init__(self) -> None:
         self.reports: list[Any] = []
         self.news = trio.Event()
+        self._up: set[str] = set()
 
-    def node_up(self, node, limits):
-        self._note(("up", node.id, limits.seats))
-
-    def node_down(self, node):
-        self._note(("down", node.id))
-
-    def seats_changed(self, node, limits):
-        self._note(("seats", node.id, limits.seats, sorted(node.models)))
-
-    def load_failed(self, node, error):
-        self._note(("failed", node.id, error.message))
-
-    def _note(self, report):
+    def __call__(self, node, limits):
+        """See `NodeReport`."""
+        if limits is None:
+            report = ("down", node.id)
+            self._up.discard(node.id)
+        elif node.id in self._up:
+            report = ("seats", node.id, limits.seats, sorted(node.models))
+        else:
+            report = ("up", node.id, limits.seats)
+            self._up.add(node.id)
         self.reports.append(report)
         self.news.set()
         self.news = trio.Event()
@@ -65,7 +64,7 @@ class Collected:
         if not self._open:
             self.over.set()
 
-    def room(self) -> None:
+    def backpressure(self) -> None:
         return None
 
     def fail(self, error: FairleadError) -> None:
@@ -106,7 +105,7 @@ def relayed_job(
         n=n,
         stream=stream,
         request_id=request_id,
-        relay=Relay(path, msgspec.json.encode(document), stream),
+        relay=Relay(path, msgspec.json.encode(document), stream, reader=READERS.get(path)),
     )
 
 

@@ -11,11 +11,12 @@ import trio
 
 from fairlead.answer.deltas import Deltas
 from fairlead.config import KvCacheConfig, ModelConfig, demonstration_model
-from fairlead.errors import ContextLengthExceeded, FairleadError, LoadFailed, NodeFailed
+from fairlead.errors import ContextLengthExceeded, LoadFailed, NodeFailed
 from fairlead.job import Job, Sampling
 from fairlead.messages import WorkerSpec
 from fairlead.nodes.engine_node import EngineNode, worker_spec
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import Node
 from fairlead.text.model import TextModel
 from fairlead.worker.client import Worker
 
@@ -31,17 +32,8 @@ class Reports:
         self.heard: list[str] = []
         self.news = trio.Event()
 
-    def node_up(self, node: Node, limits: NodeLimits) -> None:
-        self._hear("up")
-
-    def node_down(self, node: Node) -> None:
-        self._hear("down")
-
-    def load_failed(self, node: Node, error: FairleadError) -> None:
-        self._hear("load failed")
-
-    def _hear(self, what: str) -> None:
-        self.heard.append(what)
+    def __call__(self, node: Node, limits: NodeLimits | None) -> None:
+        self.heard.append("down" if limits is None else "up")
         self.news.set()
         self.news = trio.Event()
 
@@ -125,7 +117,8 @@ async def test_leaving_the_block_frees_the_sequences(model: TextModel):
             async with generating(node, job(tokens, n=3)) as deltas:
                 await deltas.started()
         await _until_idle(node)
-        assert (node.status().sequences, node.status().blocks_free) == (0, node.status().blocks_total)
+        status = node.status()
+        assert (status.sequences, status.engine.blocks_free) == (0, status.engine.blocks_total)
 
 
 async def test_failed_first_load_is_raised(model: TextModel):
@@ -206,21 +199,25 @@ async def test_the_status_shows_what_the_engine_does(model: TextModel):
             with trio.fail_after(60):  # they arrive one by one, and are reported with a step
                 while _sequences(node) != (3, 1, 0):  # noqa: ASYNC110
                     await trio.sleep(0.002)
-            assert 0 < node.status().cache_usage < 1
+            assert 0 < node.status().engine.cache_usage < 1
         await _until_idle(node)
-        before = node.statistics().engine
+        before = node.statistics()
         async with generating(node, job(50, n=3)) as deltas:
             await whole(deltas)
         await _until_idle(node)
         status, counts = node.status(), node.statistics()
-    assert (status.sequences, status.waiting, status.cache_usage, status.preemptions) == (0, 0, 0.0, 0)
-    assert counts.engine.steps - before.steps >= 100
-    assert counts.engine.generated_tokens - before.generated_tokens == 150
-    assert status.mean_step_ms >= 2
-    assert status.kernel == "torch"
-    assert 1 <= status.mean_step_tokens <= 20
-    assert counts.load_s > 0
-    assert (status.seats, counts.weight_bytes, counts.kv_cache_bytes) == (2, 1, 1)
+    assert (status.sequences, status.waiting, status.engine.cache_usage, status.engine.preemptions) == (
+        0,
+        0,
+        0.0,
+        0,
+    )
+    assert counts.steps - before.steps >= 100
+    assert counts.generated_tokens - before.generated_tokens == 150
+    assert status.engine.mean_step_ms >= 2
+    assert status.engine.kernel == "torch"
+    assert 1 <= status.engine.mean_step_tokens <= 20
+    assert status.seats == 2
 
 
 def test_every_limit_of_the_configuration_reaches_the_models_process():
@@ -256,7 +253,7 @@ def test_every_limit_of_the_configuration_reaches_the_models_process():
 
 def _sequences(node: EngineNode) -> tuple[int, int, int]:
     status = node.status()
-    return status.sequences, status.waiting, status.slots_free
+    return status.sequences, status.waiting, status.engine.slots_free
 
 
 async def _take_all(deltas: Deltas) -> list:
@@ -271,6 +268,6 @@ async def _until_idle(node: EngineNode) -> None:
     with trio.fail_after(60):
         for _ in itertools.count():
             status = node.status()
-            if not status.sequences and status.blocks_free == status.blocks_total:
+            if not status.sequences and status.engine.blocks_free == status.engine.blocks_total:
                 return
             await trio.sleep(0.002)

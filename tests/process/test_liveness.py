@@ -26,7 +26,7 @@ class Server:
         self.answer = answer
         self.answers_every = answers_every
         self.works = works
-        self.last_heard = -float("inf")
+        self.last_received_at = -float("inf")
         self.asked = 0
         monkeypatch.setattr("fairlead.process.liveness.computed_s", self.computed_s)
 
@@ -89,7 +89,7 @@ async def test_server_that_sends_a_long_response_is_alive(server, autojump_clock
 
     async def stream():
         while True:
-            streaming.last_heard = trio.current_time()
+            streaming.last_received_at = trio.current_time()
             await trio.sleep(1.0)
 
     async with trio.open_nursery() as nursery:

@@ -100,7 +100,7 @@ async def busy_seats_count_more_than_a_reported_load(server: Served) -> None:
 
 
 @behaviour(TWO)
-async def a_job_returns_to_the_node_that_had_its_beginning(server: Served) -> None:
+async def job_goes_to_the_node_that_has_its_prefix_cached(server: Served) -> None:
     await both_up(server)
     await jobs(server, 2)
     assert running(server) == (1, 1)
@@ -172,7 +172,7 @@ async def a_model_that_did_not_change_keeps_its_process(server: Served) -> None:
         "groups": {"pair": {"members": ["a", "b"], "swap": False}, "other": {"members": ["c"]}},
     }
 )
-async def models_that_make_room_stop_at_the_same_time(server: Served) -> None:
+async def evicted_models_stop_at_the_same_time(server: Served) -> None:
     server.elsewhere.ignores_term = True  # each is killed after its four seconds
     for model in "ab":
         assert (await server.complete(model=model).done()).status == 200
@@ -186,7 +186,7 @@ async def models_that_make_room_stop_at_the_same_time(server: Served) -> None:
     assert (await job.done()).status == 200
 
 
-async def first_in_line_waits_for_the_rest(server: Served) -> None:
+async def first_queued_job_waits_for_the_running_job(server: Served) -> None:
     """Check that the estimate for a busy model is the rest of its job, although another model is idle."""
     for model in "mk":
         assert (await server.complete(model=model, tokens=LONG).done()).status == 200
@@ -198,13 +198,13 @@ async def first_in_line_waits_for_the_rest(server: Served) -> None:
 
 
 @behaviour({"models": {"k": {"path": "DEMO"}}})
-async def first_in_line_is_promised_the_rest_of_what_runs(server: Served) -> None:
-    await first_in_line_waits_for_the_rest(server)
+async def estimate_of_the_first_queued_job_is_the_rest_of_the_running_job(server: Served) -> None:
+    await first_queued_job_waits_for_the_running_job(server)
 
 
 @behaviour({"models": {"k": {"path": "DEMO"}}, "queue": {"estimate": "mean"}})
-async def first_in_line_is_promised_the_rest_of_what_runs_by_the_mean(server: Served) -> None:
-    await first_in_line_waits_for_the_rest(server)
+async def mean_estimate_of_the_first_queued_job_is_the_rest_of_the_running_job(server: Served) -> None:
+    await first_queued_job_waits_for_the_running_job(server)
 
 
 def with_model(**settings: Any) -> Document:
@@ -212,7 +212,7 @@ def with_model(**settings: Any) -> Document:
 
 
 @behaviour(with_model(preload=True))
-async def a_model_that_is_removed_finishes_its_jobs_and_is_gone(server: Served) -> None:
+async def removed_model_finishes_its_jobs_and_is_unloaded(server: Served) -> None:
     job = server.complete(tokens=100)
     await trio.sleep(0.5)
     assert await server.reload(file_with({"models": {"m": None, "k": {"path": "DEMO"}}})) == []

@@ -31,7 +31,7 @@ async def a_prompt_is_not_answered_faster_because_of_another_tenant(server: Serv
 
 
 @setting("models.ENGINE.kvCache.maxEntries", cache(maxEntries=64))
-async def a_request_and_the_cache_have_so_many_tokens_at_most(server: Served) -> None:
+async def tokens_of_a_request_and_of_the_cache_are_limited(server: Served) -> None:
     for number in range(4):
         await server.complete(random_text(20, number)).done()
     await trio.sleep(5)
@@ -41,26 +41,27 @@ async def a_request_and_the_cache_have_so_many_tokens_at_most(server: Served) ->
 
 
 @setting("models.ENGINE.kvCache.maxMemoryMb", {"models": {"m": {"kvCache": {"maxMemoryMb": 1}}}})
-async def the_cache_has_so_much_memory(server: Served) -> None:
+async def memory_of_the_cache_is_limited(server: Served) -> None:
     (running,) = await server.look("/running")
     # A block takes 24 KiB in bfloat16, and 48 KiB in float32, which processors without bfloat16 use.
-    assert running["blocks_total"] in {42, 21}, running
+    assert running["engine"]["blocks_total"] in {42, 21}, running
 
 
 @setting("models.ENGINE.kvCache.evictionThreshold", cache(evictionThreshold=0.2))
-async def what_is_kept_fills_that_part_of_the_cache(server: Served) -> None:
+async def kept_requests_fill_the_configured_fraction_of_the_cache(server: Served) -> None:
     for number in range(6):
         await server.complete(random_text(60, number), tokens=2).done()
     await trio.sleep(5)
     (running,) = await server.look("/running")
-    kept = running["cached_tokens"] / (running["blocks_total"] * BLOCK)
+    engine = running["engine"]
+    kept = engine["cached_tokens"] / (engine["blocks_total"] * BLOCK)
     assert 0 < kept <= 0.2, running
 
 
 @setting(
     "models.ENGINE.kvCache.cleanupInterval", cache(cleanupInterval=100, evictionThreshold=0.1, maxEntries=500)
 )
-async def an_idle_cache_is_trimmed_so_often(server: Served) -> None:
+async def idle_cache_is_trimmed_at_the_interval(server: Served) -> None:
     for number in range(4):
         await server.complete(random_text(60, number), tokens=2).done()
     await trio.sleep(20)
@@ -70,7 +71,7 @@ async def an_idle_cache_is_trimmed_so_often(server: Served) -> None:
 
 
 @setting("models.ENGINE.kvCache.evictionPolicy", cache(evictionPolicy="fifo", maxEntries=190))
-async def what_was_kept_first_is_dropped_first(server: Served) -> None:
+async def request_kept_first_is_evicted_first(server: Served) -> None:
     first, second = random_text(60, 1), random_text(60, 2)
     await hits(server, first, "A")
     await hits(server, second, "A")

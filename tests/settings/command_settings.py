@@ -30,19 +30,19 @@ async def asked(server: Served, **options: object) -> int:
 @setting(
     "models.COMMAND.cmd", command(cmd="model-server ${PORT} --new"), instead="model-server ${PORT} --old"
 )
-async def the_command_line_is_started(server: Served) -> None:
+async def command_line_is_started(server: Served) -> None:
     assert await asked(server) == 200
     (process,) = server.processes_of("model-server")
     assert process.args == ["model-server", "5800", "--new"]
 
 
 @setting("models.COMMAND.aliases", command(aliases=["near"]))
-async def it_has_other_names(server: Served) -> None:
+async def command_model_has_aliases(server: Served) -> None:
     assert (await server.complete(model="near").done()).status == 200
 
 
 @setting("models.COMMAND.cmdStop", command(cmdStop="stopper ${PID}", unloadTimeout=2))
-async def it_is_stopped_by_a_command(server: Served) -> None:
+async def command_is_stopped_by_its_stop_command(server: Served) -> None:
     assert await asked(server) == 200
     (process,) = server.processes_of("model-server")
     await server.ask("/models/unload", {"model": "far"})
@@ -50,14 +50,14 @@ async def it_is_stopped_by_a_command(server: Served) -> None:
 
 
 @setting("models.COMMAND.env", command(env=["COLOR=blue"]))
-async def it_has_variables(server: Served) -> None:
+async def command_receives_its_environment(server: Served) -> None:
     assert await asked(server) == 200
     (process,) = server.processes_of("model-server")
     assert server.environments[process.pid].get("COLOR") == "blue"
 
 
 @setting("models.COMMAND.proxy", command(cmd="model-server 5999", proxy=f"http://{NODE[0]}:{NODE[1]}"))
-async def it_answers_there(server: Served) -> None:
+async def jobs_are_sent_to_the_configured_address(server: Served) -> None:
     job = server.complete(model="far")
     await trio.sleep(5)
     assert job.is_over, job
@@ -65,12 +65,12 @@ async def it_answers_there(server: Served) -> None:
 
 
 @setting("models.COMMAND.checkEndpoint", command(checkEndpoint="/alive"))
-async def it_is_ready_when_this_path_answers(server: Served) -> None:
+async def command_is_ready_when_its_health_path_answers(server: Served) -> None:
     assert await asked(server) == 200
     assert server.elsewhere.received[0].path == "/alive"
 
 
-async def loading_fails_after_20_s(server: Served) -> None:
+async def loading_fails_after_the_health_check_timeout(server: Served) -> None:
     server.elsewhere.is_well = False
     job = server.complete(model="far")
     await trio.sleep(25)
@@ -78,11 +78,15 @@ async def loading_fails_after_20_s(server: Served) -> None:
     assert 19 < job.took_s < 22, job
 
 
-setting("models.COMMAND.healthCheckTimeout", command(healthCheckTimeout=20))(loading_fails_after_20_s)
-setting("healthCheckTimeout", command(extra={"healthCheckTimeout": 20}))(loading_fails_after_20_s)
+setting("models.COMMAND.healthCheckTimeout", command(healthCheckTimeout=20))(
+    loading_fails_after_the_health_check_timeout
+)
+setting("healthCheckTimeout", command(extra={"healthCheckTimeout": 20}))(
+    loading_fails_after_the_health_check_timeout
+)
 
 
-async def it_is_killed_after_2_s(server: Served) -> None:
+async def command_is_killed_after_the_unload_timeout(server: Served) -> None:
     server.elsewhere.ignores_term = True
     assert await asked(server) == 200
     unload = server.start("/models/unload", {"model": "far"})
@@ -90,11 +94,11 @@ async def it_is_killed_after_2_s(server: Served) -> None:
     assert 1.9 < unload.took_s < 4, unload
 
 
-setting("models.COMMAND.unloadTimeout", command(unloadTimeout=2))(it_is_killed_after_2_s)
-setting("unloadTimeout", command(extra={"unloadTimeout": 2}))(it_is_killed_after_2_s)
+setting("models.COMMAND.unloadTimeout", command(unloadTimeout=2))(command_is_killed_after_the_unload_timeout)
+setting("unloadTimeout", command(extra={"unloadTimeout": 2}))(command_is_killed_after_the_unload_timeout)
 
 
-async def it_is_unloaded_after_5_idle_seconds(server: Served) -> None:
+async def idle_command_is_unloaded_after_its_ttl(server: Served) -> None:
     assert await asked(server) == 200
     await trio.sleep(4)
     assert len(server.processes_of("model-server")) == 1
@@ -102,8 +106,8 @@ async def it_is_unloaded_after_5_idle_seconds(server: Served) -> None:
     assert server.processes_of("model-server") == []
 
 
-setting("models.COMMAND.ttl", command(ttl=5))(it_is_unloaded_after_5_idle_seconds)
-setting("globalTTL", command(extra={"globalTTL": 5}))(it_is_unloaded_after_5_idle_seconds)
+setting("models.COMMAND.ttl", command(ttl=5))(idle_command_is_unloaded_after_its_ttl)
+setting("globalTTL", command(extra={"globalTTL": 5}))(idle_command_is_unloaded_after_its_ttl)
 
 
 @setting(
@@ -117,7 +121,7 @@ setting("globalTTL", command(extra={"globalTTL": 5}))(it_is_unloaded_after_5_idl
         }
     },
 )
-async def it_takes_so_much_memory(server: Served) -> None:
+async def declared_memory_of_a_command_is_reported(server: Served) -> None:
     for name in ("far", "m", "far"):
         assert (await server.complete(model=name).done()).status == 200
         await trio.sleep(15)
@@ -125,12 +129,12 @@ async def it_takes_so_much_memory(server: Served) -> None:
 
 
 @setting("models.COMMAND.preload", command(preload=True))
-async def it_is_started_at_the_start(server: Served) -> None:
+async def command_is_preloaded(server: Served) -> None:
     assert len(server.processes_of("model-server")) == 1
 
 
 @setting("models.COMMAND.concurrencyLimit", command(concurrencyLimit=3))
-async def so_many_jobs_run_at_once(server: Served) -> None:
+async def concurrent_jobs_of_a_command_are_limited(server: Served) -> None:
     server.elsewhere.delay_s = 2
     jobs = [server.complete(model="far") for _ in range(5)]
     assert [(await job.done()).status for job in jobs] == [200] * 5
@@ -138,20 +142,20 @@ async def so_many_jobs_run_at_once(server: Served) -> None:
 
 
 @setting("models.COMMAND.useModelName", command(useModelName="inner"))
-async def it_has_a_name_of_its_own(server: Served) -> None:
+async def command_receives_its_own_model_name(server: Served) -> None:
     assert await asked(server) == 200
     assert server.elsewhere.posted[-1].document["model"] == "inner"
 
 
 @setting("startPort", command(extra={"startPort": 6100}))
-async def ports_begin_here(server: Served) -> None:
+async def ports_begin_at_the_configured_number(server: Served) -> None:
     assert await asked(server) == 200
     (process,) = server.processes_of("model-server")
     assert process.args[1] == "6100"
 
 
 @setting("hooks.on_startup.preload", command(extra={"hooks": {"on_startup": {"preload": ["far"]}}}))
-async def these_are_started_at_the_start(server: Served) -> None:
+async def models_in_the_preload_hook_are_preloaded(server: Served) -> None:
     assert len(server.processes_of("model-server")) == 1
 
 
@@ -161,28 +165,28 @@ async def card(server: Served, name: str = "far") -> dict[str, Any]:
 
 
 @setting("models.COMMAND.unlisted", command(unlisted=True))
-async def it_is_left_out_of_the_list(server: Served) -> None:
+async def unlisted_model_is_left_out_of_the_list(server: Served) -> None:
     assert await card(server) == {}
     assert await asked(server) == 200
 
 
 @setting("models.COMMAND.name", command(name="Far away"))
-async def people_call_it_something(server: Served) -> None:
+async def card_has_the_name(server: Served) -> None:
     assert (await card(server)).get("name") == "Far away"
 
 
 @setting("models.COMMAND.description", command(description="knows much"))
-async def people_should_know_something_of_it(server: Served) -> None:
+async def card_has_the_description(server: Served) -> None:
     assert (await card(server)).get("description") == "knows much"
 
 
 @setting("models.COMMAND.metadata", command(metadata={"size": 7}))
-async def something_else_is_told_of_it(server: Served) -> None:
+async def card_has_the_metadata(server: Served) -> None:
     assert (await card(server)).get("meta") == {"llamaswap": {"size": 7}}
 
 
 @setting("models.COMMAND.capabilities", command(capabilities={"tools": True}))
-async def it_can_do_something(server: Served) -> None:
+async def card_has_the_capabilities(server: Served) -> None:
     assert (await card(server)).get("capabilities") == {"tools": True}
 
 
@@ -191,12 +195,12 @@ async def it_can_do_something(server: Served) -> None:
     command(cmd="model-server ${PORT} ${mode}", macros={"mode": "--new"}),
     instead={"mode": "--old"},
 )
-async def a_macro_of_the_model_is_put_in(server: Served) -> None:
-    await the_command_line_is_started(server)
+async def macro_of_the_model_is_expanded(server: Served) -> None:
+    await command_line_is_started(server)
 
 
 @setting("models.COMMAND.progressPattern", command(progressPattern=r"(\d+)%"))
-async def its_output_says_how_far_it_is(server: Served) -> None:
+async def load_progress_is_read_from_the_output(server: Served) -> None:
     server.elsewhere.is_well = False
     job = server.complete(model="far")
     await server.until(lambda: server.processes_of("model-server"))
@@ -204,17 +208,17 @@ async def its_output_says_how_far_it_is(server: Served) -> None:
     process.print("loading: 40%")
     await trio.sleep(1)
     statuses = {status["model"]: status for status in await server.look("/running")}
-    assert statuses["far"]["load_progress"] == 0.4, statuses
+    assert statuses["far"]["load"]["progress"] == 0.4, statuses
     server.elsewhere.is_well = True
     assert (await job.done()).status == 200
 
 
 @setting("models.COMMAND.sendLoadingState", command(sendLoadingState=True))
-async def its_load_is_reported_to_chats(server: Served) -> None:
+async def load_of_a_command_is_reported_in_chats(server: Served) -> None:
     assert "Loading the model far" in await chatted(server, "far")
 
 
 @setting("upstream.ignorePaths", command(extra={"upstream": {"ignorePaths": ["^/quiet"]}}))
-async def these_paths_do_not_start_it(server: Served) -> None:
+async def listed_paths_do_not_start_the_command(server: Served) -> None:
     assert (await server.ask("/upstream/far/quiet")).status == 409
     assert server.processes_of("model-server") == []

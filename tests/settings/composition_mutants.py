@@ -8,7 +8,7 @@ _POLICIES = "fairlead.swap.policies"
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
 _CACHE = "models.ENGINE.kvCache"
 _PLACEMENT = "fairlead.dispatch.node_state"
-_PLACES = "fairlead.dispatch.node_pool:NodePool"
+_NODES = "fairlead.dispatch.node_pool:NodePool"
 
 COMPOSITION = (
     # Settings that an audit could disconnect without a failing test.
@@ -19,14 +19,14 @@ COMPOSITION = (
     Mutant(_SCHEDULER, "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"),
     Mutant(_SCHEDULER, "waiting_bytes=queue.waiting_bytes,", "", "play", "queue.waitingBytes"),
     Mutant(
-        "fairlead.dispatch.forecast:Forecaster.__init__",
+        "fairlead.dispatch.wait_estimator:WaitEstimator.__init__",
         "queue.prompt_weight",
         "1.0",
         "play",
         "queue.promptWeight",
     ),
     Mutant(
-        "fairlead.dispatch.forecast:Forecaster.__init__",
+        "fairlead.dispatch.wait_estimator:WaitEstimator.__init__",
         "queue.output_weight",
         "2.0",
         "play",
@@ -118,14 +118,14 @@ PLACEMENT = (
     Mutant(f"{_PLACEMENT}:_score", "0.3 * load + ", "", "behaviour", "a_reported_load_counts"),
     Mutant(
         f"{_PLACEMENT}:_score",
-        "place.limits.load is None",
+        "node.limits.load is None",
         "True",
         "behaviour",
         "a_reported_load_counts",
     ),
     Mutant(
         f"{_PLACEMENT}:_score",
-        "return place.busy > 0, ",
+        "return node.busy > 0, ",
         "return False, ",
         "behaviour",
         "an_idle_node_is_preferred_whatever_it_reports",
@@ -135,30 +135,30 @@ PLACEMENT = (
         "+ 0.7 * busy - bonus",
         "+ 0.7 * busy",
         "behaviour",
-        "a_job_returns_to_the_node_that_had_its_beginning",
+        "job_goes_to_the_node_that_has_its_prefix_cached",
     ),
     Mutant(
-        f"{_PLACES}._best",
-        "place.remember(ticket.job, prefixes)",
+        f"{_NODES}._best",
+        "node.remember(ticket.job)",
         "pass",
         "behaviour",
-        "a_job_returns_to_the_node_that_had_its_beginning",
+        "job_goes_to_the_node_that_has_its_prefix_cached",
     ),
     Mutant(
-        f"{_PLACES}.open_to",
+        f"{_NODES}.candidates",
         "if ticket.failed_at is None:",
         "if True:",
         "behaviour",
         "a_job_that_failed_is_run_again_on_the_other_node",
     ),
     Mutant(
-        f"{_PLACES}.close",
-        "place.leaving = True",
+        f"{_NODES}.close",
+        "node.leaving = True",
         "pass",
         "behaviour",
         "a_drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload",
     ),
-    Mutant(f"{_PLACES}.seat", "place.take(ticket.tokens)", "pass", "play", "queue.capacity"),
+    Mutant(f"{_NODES}.assign", "node.acquire(ticket.tokens)", "pass", "play", "queue.capacity"),
     Mutant(
         f"{_PLACEMENT}:NodeState.free.fget",
         "self.limits.seats - self.busy",
@@ -166,5 +166,5 @@ PLACEMENT = (
         "play",
         "nodes[].seats",
     ),
-    Mutant(f"{_PLACES}.seat", "place.used = self._seatings", "pass", "play", "models.ENGINE.ttl"),
+    Mutant(f"{_NODES}.assign", "node.used = self._grants", "pass", "play", "models.ENGINE.ttl"),
 )

@@ -10,7 +10,7 @@ import trio
 
 from fairlead import messages
 from fairlead.engine.device_memory import cache_bytes
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.errors import LoadFailed
 from fairlead.worker import main
 from fairlead.worker.loop import Loop

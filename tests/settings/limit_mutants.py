@@ -4,6 +4,7 @@ from settings.mutants import Mutant
 
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
 _FLEET = "fairlead.fleet.fleet:Fleet"
+_LOCAL = "fairlead.fleet.local_models:LocalModels"
 _KEY = "apiKeys[].limits"
 
 LIMITS = (
@@ -18,7 +19,7 @@ LIMITS = (
         "fairlead.tenancy.quotas:Charge.end", "self._quota.running -= 1", "pass", "play", f"{_KEY}.concurrent"
     ),
     Mutant(
-        "fairlead.tenancy.quotas:Charge.answered",
+        "fairlead.tenancy.quotas:Charge.charge_answer",
         "tokens > self._answer_tokens",
         "False",
         "play",
@@ -46,8 +47,8 @@ LIMITS = (
         "queue.waitingBytes",
     ),
     Mutant(
-        "fairlead.dispatch.queued_bytes:QueuedBytes.have_room",
-        "not above or above <= self._left",
+        "fairlead.dispatch.queued_bytes:QueuedBytes.has_room",
+        "not excess or excess <= self._left",
         "True",
         "play",
         "queue.waitingBytes",
@@ -82,7 +83,7 @@ LIMITS = (
         "limits.connections",
     ),
     Mutant(
-        "fairlead.http.listener:Listener._cut_off",
+        "fairlead.http.listener:Listener._end_drain",
         "self._shared.limits.drain_s",
         "30.0",
         "play",
@@ -121,7 +122,7 @@ RELOAD = (
         "tenantNames",
     ),
     Mutant(
-        "fairlead.tenancy.access:Access.change",
+        "fairlead.tenancy.access:Authenticator.change",
         "for api_key in api_keys)",
         "for api_key in list(api_keys) * (not hasattr(self, '_keys')))",
         "reload",
@@ -129,35 +130,39 @@ RELOAD = (
     ),
     Mutant(
         "fairlead.tenancy.quotas:Quotas.change",
-        "self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}",
-        "self._of_key = known or {name: Quota(name[1]) for name in names}",
+        "self._by_key = {name: known.get(name) or Quota(name[1]) for name in names}",
+        "self._by_key = known or {name: Quota(name[1]) for name in names}",
         "reload",
         f"{_KEY}.concurrent",
     ),
-    Mutant(f"{_FLEET}.reload", "self._arrange()", "pass", "reload", "lru.maxLoaded"),
+    Mutant(f"{_FLEET}.reload", "self._local.schedule()", "pass", "reload", "lru.maxLoaded"),
     Mutant(
-        f"{_FLEET}._arrange",
-        "self._desk.prefer(self._config.priorities)",
+        f"{_LOCAL}.schedule",
+        "self._dispatcher.scheduler.prioritize(config.priorities)",
         "pass",
         "reload",
         "routing.scheduler.settings.fifo.priority",
     ),
-    Mutant(f"{_FLEET}.reload", "self._desk.unload(name)", "pass", "reload", "models.ENGINE.dtype"),
+    Mutant(f"{_FLEET}.reload", "self._dispatcher.unload(name)", "pass", "reload", "models.ENGINE.dtype"),
     Mutant(
-        f"{_FLEET}.reload", "model.name in news and model.preload", "False", "reload", "models.ENGINE.preload"
+        f"{_FLEET}.reload",
+        "model.name in changed and model.preload",
+        "False",
+        "reload",
+        "models.ENGINE.preload",
     ),
     Mutant(f"{_FLEET}.reload", "self._spawn(self._replace, node_id)", "pass", "reload", "nodes[].apiKey"),
     Mutant(
-        f"{_FLEET}._take",
+        f"{_FLEET}._apply",
         "self.selectors.clear()",
         "if self.selectors: return",
         "reload",
         "selectors.NAME.targets",
     ),
-    Mutant(f"{_FLEET}._take", "self.aliases.update(", "dict().update(", "reload", "models.ENGINE.aliases"),
+    Mutant(f"{_FLEET}._apply", "self.aliases.update(", "dict().update(", "reload", "models.ENGINE.aliases"),
     Mutant(
-        f"{_FLEET}._take",
-        "self._neighbours.change_health(config.health_check)",
+        f"{_FLEET}._apply",
+        "self._remote.change_health(config.health_check)",
         "pass",
         "behaviour",
         "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
@@ -177,7 +182,7 @@ RELOAD = (
         "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
     ),
     Mutant(
-        f"{_FLEET}._take",
+        f"{_FLEET}._apply",
         "self._configured = {",
         "self._configured = self._configured or {",
         "reload",
@@ -192,9 +197,9 @@ RELOAD = (
     ),
     Mutant(
         f"{_FLEET}.reload",
-        "self._desk.unload(name)",
-        "self._residents[name].end()",
+        "self._dispatcher.unload(name)",
+        "self._local[name].end()",
         "behaviour",
-        "a_model_that_is_removed_finishes_its_jobs_and_is_gone",
+        "removed_model_finishes_its_jobs_and_is_unloaded",
     ),
 )

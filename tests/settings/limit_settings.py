@@ -21,25 +21,25 @@ async def status(server: Served, **options: object) -> int:
 
 
 @setting("limits.bodyBytes", limited(bodyBytes=1000))
-async def a_body_has_so_many_bytes(server: Served) -> None:
+async def bytes_of_a_body_are_limited(server: Served) -> None:
     assert await status(server, prompt="x" * 500) == 200
     assert await status(server, prompt="x " * 500) == 413
 
 
 @setting("limits.bodyValues", limited(bodyValues=20))
-async def a_body_has_so_many_values(server: Served) -> None:
+async def values_of_a_body_are_limited(server: Served) -> None:
     assert await status(server, stop=["x"] * 4) == 200
     assert await status(server, logit_bias={str(number): 1 for number in range(20)}) == 400
 
 
 @setting("limits.requestTokens", limited(requestTokens=50))
-async def a_request_has_so_many_tokens(server: Served) -> None:
+async def tokens_of_a_request_are_limited(server: Served) -> None:
     assert await status(server, prompt=[[5] * 20, [6] * 20]) == 200
     assert await status(server, prompt=[[5] * 30, [6] * 30]) == 400
 
 
 @setting("limits.bodiesBytes", limited(bodiesBytes=250_000) | {"nodes": [FAR | {"seats": 9}]})
-async def all_bodies_have_so_many_bytes(server: Served) -> None:
+async def bytes_of_all_bodies_are_limited(server: Served) -> None:
     server.elsewhere.delay_s = 5
     await server.until(lambda: server.elsewhere.times)
     jobs = []
@@ -50,17 +50,17 @@ async def all_bodies_have_so_many_bytes(server: Served) -> None:
 
 
 @setting("limits.headerBytes", limited(headerBytes=2000))
-async def headers_have_so_many_bytes(server: Served) -> None:
+async def bytes_of_headers_are_limited(server: Served) -> None:
     assert (await server.ask("/queue", headers={"X-Long": "x" * 3000})).status == 431
 
 
 @setting("limits.headers", limited(headers=10))
-async def a_request_has_so_many_headers(server: Served) -> None:
+async def number_of_headers_is_limited(server: Served) -> None:
     assert (await server.ask("/queue", headers={f"X-{number}": "1" for number in range(20)})).status == 431
 
 
 @setting("limits.connections", limited(connections=3))
-async def so_many_connections_are_open(server: Served) -> None:
+async def number_of_connections_is_limited(server: Served) -> None:
     for _ in range(3):
         server.connect()
     await trio.sleep(0.1)
@@ -68,7 +68,7 @@ async def so_many_connections_are_open(server: Served) -> None:
 
 
 @setting("limits.bodyTimeout", limited(bodyTimeout=2))
-async def a_body_arrives_in_time(server: Served) -> None:
+async def slow_body_times_out(server: Served) -> None:
     client = server.connect()
     began_s = trio.current_time()
     head = request("POST", "/v1/completions", b"x" * 100)
@@ -87,7 +87,7 @@ async def closed_after_s(client: Client) -> float:
 
 
 @setting("limits.headerTimeout", limited(headerTimeout=2))
-async def headers_arrive_in_time(server: Served) -> None:
+async def slow_headers_time_out(server: Served) -> None:
     client = server.connect()
     await client.end.send(b"GET /queue HTTP/1.1\r\n")
     assert 1 < await closed_after_s(client) < 4
@@ -111,7 +111,7 @@ async def a_client_that_does_not_read_is_dropped(server: Served) -> None:
 
 
 @setting("limits.drain", limited(drain=1))
-async def a_running_job_has_so_long_when_the_server_stops(server: Served) -> None:
+async def running_job_is_ended_after_the_drain_timeout(server: Served) -> None:
     server.complete(tokens=200)
     await trio.sleep(0.5)
     began_s = trio.current_time()
@@ -121,6 +121,6 @@ async def a_running_job_has_so_long_when_the_server_stops(server: Served) -> Non
 
 
 @setting("limits.sequences", limited(sequences=2))
-async def a_request_has_so_many_answers(server: Served) -> None:
+async def number_of_answers_to_a_request_is_limited(server: Served) -> None:
     assert await status(server, n=2) == 200
     assert await status(server, n=3) == 400

@@ -29,36 +29,36 @@ async def running(server: Served) -> dict[str, Any]:
 
 
 @setting("models.ENGINE.path", model(path="DEMO", preload=False), instead=str(model_folder("alpha")))
-async def the_model_is_in_this_folder(server: Served) -> None:
+async def model_is_loaded_from_its_folder(server: Served) -> None:
     answer = await server.complete().done()
     assert answer.status == 200, answer
 
 
 @setting("models.ENGINE.aliases", model(aliases=["n"]))
-async def a_model_has_other_names(server: Served) -> None:
+async def model_has_aliases(server: Served) -> None:
     assert (await server.complete(model="n").done()).status == 200
 
 
 @setting("models.ENGINE.device", model(device="cuda:77", preload=False))
-async def a_model_runs_on_this_device(server: Served) -> None:
+async def model_runs_on_the_configured_device(server: Served) -> None:
     answer = await server.complete().done()
     assert answer.status == 502, answer
     assert "cuda:77" in answer.document["error"]["message"], answer
 
 
 @setting("models.ENGINE.dtype", model(dtype="float16"))
-async def weights_are_of_this_type(server: Served) -> None:
+async def weights_have_the_configured_type(server: Served) -> None:
     assert loaded(server)["dtype"] == "float16"
 
 
 @setting("models.ENGINE.quantization", model(quantization="int8"))
-async def weights_are_kept_in_8_bits(server: Served) -> None:
+async def weights_are_quantized_to_8_bits(server: Served) -> None:
     assert loaded(server)["weight_bytes"] < 0.8 * DEMO_BYTES
     assert (await server.complete().done()).status == 200
 
 
 @setting("models.ENGINE.slots", model(slots=2))
-async def so_many_sequences_run_at_once(server: Served) -> None:
+async def running_sequences_are_limited(server: Served) -> None:
     jobs = [server.complete(tokens=20) for _ in range(4)]
     await trio.sleep(0.5)
     assert (await running(server))["busy"] == 2
@@ -66,7 +66,7 @@ async def so_many_sequences_run_at_once(server: Served) -> None:
 
 
 @setting("models.ENGINE.maxBatch", model(slots=2, maxBatch=1))
-async def a_step_computes_so_many_sequences(server: Served) -> None:
+async def sequences_of_a_step_are_limited(server: Served) -> None:
     jobs = [server.complete("a"), server.complete("a")]
     assert [(await job.done()).status for job in jobs] == [200] * 2
     assert server.engine.computed.count(2) <= 2, server.engine.computed  # at most the two prompts
@@ -74,31 +74,31 @@ async def a_step_computes_so_many_sequences(server: Served) -> None:
 
 
 @setting("models.ENGINE.maxBatchedTokens", model(maxBatchedTokens=32))
-async def a_step_computes_so_many_tokens(server: Served) -> None:
+async def tokens_of_a_step_are_limited(server: Served) -> None:
     await server.complete(random_text(60)).done()
     assert max(server.engine.computed) == 32, server.engine.computed
 
 
 @setting("models.ENGINE.maxInputTokens", model(maxInputTokens=20))
-async def a_prompt_has_so_many_tokens(server: Served) -> None:
+async def tokens_of_a_prompt_are_limited(server: Served) -> None:
     assert (await server.complete([5] * 20).done()).status == 200
     assert (await server.complete([5] * 21).done()).status == 400
 
 
 @setting("models.ENGINE.maxOutputTokens", model(maxOutputTokens=5))
-async def an_answer_has_so_many_tokens(server: Served) -> None:
+async def tokens_of_an_answer_are_limited(server: Served) -> None:
     answer = await server.start("/v1/completions", {"model": "m", "prompt": "a", "ignore_eos": True}).done()
     assert answer.document["usage"]["completion_tokens"] == 5, answer
 
 
 @setting("models.ENGINE.maxModelLen", model(maxModelLen=64))
-async def a_prompt_and_its_answer_have_so_many_tokens(server: Served) -> None:
+async def tokens_of_a_prompt_and_its_answer_are_limited(server: Served) -> None:
     assert (await server.complete([5] * 60, tokens=4).done()).status == 200
     assert (await server.complete([5] * 64, tokens=1).done()).status == 400
 
 
 @setting("models.ENGINE.specialTokens", model(specialTokens="parse"))
-async def control_tokens_of_clients_are_parsed(server: Served) -> None:
+async def control_tokens_in_prompts_are_parsed(server: Served) -> None:
     lengths = []
     for text in ("x", "x" + "<|end|>" * 10):
         await server.ask(
@@ -110,7 +110,7 @@ async def control_tokens_of_clients_are_parsed(server: Served) -> None:
 
 
 @setting("models.ENGINE.watchdog", model(watchdog=3))
-async def a_model_that_is_stuck_is_started_again(server: Served) -> None:
+async def stuck_model_is_restarted(server: Served) -> None:
     server.engine.is_stuck = True
     job = server.complete()
     await trio.sleep(1)
@@ -121,13 +121,13 @@ async def a_model_that_is_stuck_is_started_again(server: Served) -> None:
 
 
 @setting("models.ENGINE.threads", model(threads=2))
-async def so_many_threads_compute(server: Served) -> None:
+async def number_of_threads_is_limited(server: Served) -> None:
     assert (await server.complete().done()).status == 200
     assert torch.get_num_threads() == 2
 
 
 @setting("models.ENGINE.ttl", model(ttl=5))
-async def a_model_without_a_job_is_unloaded_after_so_long(server: Served) -> None:
+async def idle_model_is_unloaded_after_its_ttl(server: Served) -> None:
     for idle_s in (3, 4):
         assert (await server.complete().done()).status == 200
         await trio.sleep(idle_s)
@@ -140,7 +140,7 @@ async def a_model_without_a_job_is_unloaded_after_so_long(server: Served) -> Non
     "models.ENGINE.memoryMb",
     {"models": {"m": {"memoryMb": 600}, "k": {"path": "DEMO", "memoryMb": 500}}, "lru": {"memoryMb": 1000}},
 )
-async def a_model_takes_so_much_memory(server: Served) -> None:
+async def declared_memory_of_a_model_is_reported(server: Served) -> None:
     for name in ("k", "m", "k"):  # until the memory of both is known, at least by measurement
         assert (await server.complete(model=name).done()).status == 200
         await trio.sleep(15)
@@ -148,7 +148,7 @@ async def a_model_takes_so_much_memory(server: Served) -> None:
 
 
 @setting("models.ENGINE.preload", model(preload=True))
-async def a_model_is_loaded_at_the_start(server: Served) -> None:
+async def model_is_preloaded(server: Served) -> None:
     assert (await server.states())["m"] == "up"
 
 
@@ -157,7 +157,7 @@ async def a_model_is_loaded_at_the_start(server: Served) -> None:
     {"macros": {"tokens": 20}, "models": {"m": {"maxInputTokens": "${tokens}"}}},
     instead={"tokens": 30},
 )
-async def a_macro_is_put_in(server: Served) -> None:
+async def macro_is_expanded(server: Served) -> None:
     assert (await server.complete([5] * 21).done()).status == 400
 
 
@@ -166,12 +166,12 @@ async def a_macro_is_put_in(server: Served) -> None:
     model(macros={"tokens": 20}, maxInputTokens="${tokens}"),
     instead={"tokens": 30},
 )
-async def a_macro_of_the_model_is_put_in(server: Served) -> None:
-    await a_macro_is_put_in(server)
+async def macro_of_the_model_is_expanded(server: Served) -> None:
+    await macro_is_expanded(server)
 
 
 @setting("models.ENGINE.gpuMemory", model(gpuMemory=0.25, preload=False))
-async def a_model_takes_so_much_of_its_gpu(server: Served) -> None:
+async def fraction_of_gpu_memory_is_limited(server: Served) -> None:
     server.engine.gpu_mb = 1000
     assert (await server.complete().done()).status == 200
     await trio.sleep(1)
@@ -179,14 +179,14 @@ async def a_model_takes_so_much_of_its_gpu(server: Served) -> None:
     assert (await running(server))["memory_bytes"] == 235 << 20
 
 
-async def a_load_is_reported_to_chats(server: Served) -> None:
+async def load_is_reported_in_chats(server: Served) -> None:
     assert "Loading the model m" in await chatted(server, "m")
 
 
 setting("models.ENGINE.sendLoadingState", model(sendLoadingState=True, preload=False))(
-    a_load_is_reported_to_chats
+    load_is_reported_in_chats
 )
-setting("sendLoadingState", model(preload=False) | {"sendLoadingState": True})(a_load_is_reported_to_chats)
+setting("sendLoadingState", model(preload=False) | {"sendLoadingState": True})(load_is_reported_in_chats)
 
 
 @setting("includeAliasesInList", model(aliases=["n"]) | {"includeAliasesInList": True})

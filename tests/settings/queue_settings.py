@@ -24,7 +24,7 @@ async def order(server: Served, *jobs: tuple[str, dict[str, object]]) -> list[st
 
 
 @setting("queue.capacity", {"queue": {"capacity": 1}})
-async def one_may_wait_and_the_next_is_refused(server: Served) -> None:
+async def full_queue_refuses_a_job(server: Served) -> None:
     jobs = []
     for _ in range(3):
         jobs.append(server.complete())
@@ -33,7 +33,7 @@ async def one_may_wait_and_the_next_is_refused(server: Served) -> None:
 
 
 @setting("queue.waitingBytes", {"queue": {"waitingBytes": 100_000}, "nodes": [FAR]})
-async def a_large_request_may_not_wait_to_be_relayed(server: Served) -> None:
+async def large_request_for_a_remote_node_is_refused_instead_of_queued(server: Served) -> None:
     server.elsewhere.delay_s = 5
     await server.until(lambda: server.elsewhere.times)
     first = server.complete(model="far")
@@ -44,7 +44,7 @@ async def a_large_request_may_not_wait_to_be_relayed(server: Served) -> None:
 
 
 @setting("queue.timeout", {"queue": {"timeout": 2}})
-async def a_job_waits_only_so_long(server: Served) -> None:
+async def job_in_the_queue_times_out(server: Served) -> None:
     server.complete(tokens=LONG)
     await trio.sleep(0.1)
     late = server.complete()
@@ -53,7 +53,7 @@ async def a_job_waits_only_so_long(server: Served) -> None:
 
 
 @setting("queue.maxEstimatedWait", {"queue": {"maxEstimatedWait": 1}})
-async def a_job_that_would_wait_long_is_refused_at_once(server: Served) -> None:
+async def job_with_a_long_estimated_wait_is_refused(server: Served) -> None:
     await server.complete(tokens=LONG).done()
     server.complete(tokens=LONG)
     await trio.sleep(0.1)
@@ -63,14 +63,14 @@ async def a_job_that_would_wait_long_is_refused_at_once(server: Served) -> None:
 
 
 @setting("queue.fairness", {"queue": {"fairness": "tokens"}})
-async def who_asks_for_fewer_tokens_has_more_turns(server: Served) -> None:
+async def tenant_with_short_answers_gets_more_turns(server: Served) -> None:
     long, short = {"tokens": 40}, {"tokens": 4}
     served = await order(server, ("A", long), ("A", long), *[("B", short)] * 4)
     assert served[-1] == "A", served
 
 
 @setting("queue.estimate", {"queue": {"estimate": "mean"}})
-async def the_mean_knows_no_bound(server: Served) -> None:
+async def mean_estimate_has_no_p90(server: Served) -> None:
     await server.complete().done()
     server.complete(tokens=LONG)
     await trio.sleep(0.1)
@@ -79,7 +79,7 @@ async def the_mean_knows_no_bound(server: Served) -> None:
 
 
 @setting("queue.keepAlive", {"queue": {"keepAlive": 1}})
-async def a_stream_that_waits_is_told_its_place(server: Served) -> None:
+async def queued_stream_receives_keep_alive_comments(server: Served) -> None:
     server.complete(tokens=200)
     await trio.sleep(0.1)
     stream = await server.complete(stream=True).done()
@@ -94,28 +94,28 @@ async def classes_have_the_configured_names(server: Served) -> None:
 
 
 @setting("queue.minShare", {"queue": {"minShare": 0.5}})
-async def a_lower_class_gets_its_share(server: Served) -> None:
+async def lower_class_gets_its_minimum_share(server: Served) -> None:
     high, low = ({"headers": {"X-Priority": name}} for name in ("high", "low"))
     served = await order(server, *[("A", high)] * 6, ("B", low))
     assert served.index("B") <= 2, served
 
 
 @setting("queue.promptWeight", {"queue": {"fairness": "tokens", "promptWeight": 0}})
-async def prompts_may_count_nothing(server: Served) -> None:
+async def prompt_tokens_with_weight_0_cost_nothing(server: Served) -> None:
     long_prompt, long_answer = {"prompt": random_text(60), "tokens": 4}, {"tokens": 40}
     served = await order(server, *[("A", long_prompt)] * 3, *[("B", long_answer)] * 2)
     assert served[-1] == "B", served
 
 
 @setting("queue.outputWeight", {"queue": {"fairness": "tokens", "outputWeight": 0}})
-async def answers_may_count_nothing(server: Served) -> None:
+async def output_tokens_with_weight_0_cost_nothing(server: Served) -> None:
     long_prompt, long_answer = {"prompt": random_text(60), "tokens": 4}, {"tokens": 60}
     served = await order(server, *[("A", long_prompt)] * 2, *[("B", long_answer)] * 3)
     assert served[-1] == "A", served
 
 
 @setting("queue.tenantWeights", {"queue": {"fairness": "tokens", "tenantWeights": {"user/A": 10}}})
-async def a_tenant_of_more_weight_has_more_turns(server: Served) -> None:
+async def tenant_with_a_larger_weight_gets_more_turns(server: Served) -> None:
     served = await order(server, *[("B", {})] * 3, *[("A", {})] * 3)
     assert served[-2:] == ["B", "B"], served
 
@@ -128,7 +128,7 @@ async def a_tenant_of_more_weight_has_more_turns(server: Served) -> None:
         "lru": {"maxLoaded": 1},
     },
 )
-async def a_model_that_is_wanted_for_long_is_loaded_although_another_is_busy(server: Served) -> None:
+async def starving_model_is_loaded_while_another_is_busy(server: Served) -> None:
     busy = [server.complete(tokens=20) for _ in range(10)]
     await trio.sleep(0.1)
     starving = server.complete(model="k")
@@ -139,7 +139,7 @@ async def a_model_that_is_wanted_for_long_is_loaded_although_another_is_busy(ser
 
 
 @setting("whileLoading", {"whileLoading": "reject", "models": {"m": {"preload": False}}})
-async def a_job_for_a_model_that_is_not_loaded_is_refused(server: Served) -> None:
+async def job_for_an_unloaded_model_is_refused(server: Served) -> None:
     refused = await server.complete().done()
     assert (refused.status, refused.error) == (503, "model_loading"), refused
     await server.state("m", "up")

@@ -46,22 +46,22 @@ async def post(server: Served, **more: object) -> dict[str, Any]:
 
 
 @each("filters.stripParams", EVERYWHERE, filters={"stripParams": "top_p, stop"})
-async def parameters_are_taken_out(server: Served) -> None:
+async def parameters_are_removed(server: Served) -> None:
     sent = await post(server, top_p=0.5, stop="x", seed=1)
     assert ("top_p" in sent, "stop" in sent, "seed" in sent) == (False, False, True)
 
 
 @each("filters.setParams", EVERYWHERE, filters={"setParams": {"seed": 7}})
-async def parameters_are_put_in(server: Served) -> None:
+async def parameters_are_set(server: Served) -> None:
     assert (await post(server)).get("seed") == 7
 
 
 @each("filters.setParamsByID", EVERYWHERE, filters={"setParamsByID": {"far": {"seed": 8}}})
-async def parameters_are_put_in_by_name(server: Served) -> None:
+async def parameters_are_set_by_model_name(server: Served) -> None:
     assert (await post(server)).get("seed") == 8
 
 
-async def refused_after_2_s(server: Served) -> None:
+async def job_for_an_unreachable_node_is_refused_after_2_s(server: Served) -> None:
     job = server.complete(model="far")
     await trio.sleep(10)
     assert job.is_over, job
@@ -75,21 +75,21 @@ async def up(server: Served) -> None:
 
 
 @each("timeouts.responseHeader", EVERYWHERE, timeouts={"responseHeader": 2})
-async def an_answer_begins_in_time(server: Served) -> None:
+async def node_without_a_response_times_out(server: Served) -> None:
     await up(server)
     server.elsewhere.delay_s = 90
-    await refused_after_2_s(server)
+    await job_for_an_unreachable_node_is_refused_after_2_s(server)
 
 
 @each("timeouts.betweenBytes", EVERYWHERE, timeouts={"betweenBytes": 2})
-async def an_answer_goes_on_in_time(server: Served) -> None:
+async def node_that_stops_responding_times_out(server: Served) -> None:
     await up(server)
     server.elsewhere.gap_s = 400
-    await refused_after_2_s(server)
+    await job_for_an_unreachable_node_is_refused_after_2_s(server)
 
 
 @each("timeouts.idleConn", EVERYWHERE, timeouts={"idleConn": 3})
-async def an_idle_connection_is_not_used_again(server: Served) -> None:
+async def idle_connection_is_not_reused(server: Served) -> None:
     await up(server)
     await trio.sleep(0.1)
     seen = server.elsewhere.connections
@@ -99,29 +99,29 @@ async def an_idle_connection_is_not_used_again(server: Served) -> None:
 
 
 @each("timeouts.connect", EVERYWHERE, timeouts={"connect": 2})
-async def a_connection_is_made_in_time(server: Served) -> None:
+async def connecting_to_a_node_times_out(server: Served) -> None:
     await up(server)
     server.system.network.unreachable |= {NODE[0], "127.0.0.1"}
     server.elsewhere.cut_off()
     await trio.sleep(0.1)
-    await refused_after_2_s(server)
+    await job_for_an_unreachable_node_is_refused_after_2_s(server)
 
 
 @each("answerBytes", {"models.COMMAND": command, "nodes[]": node}, answerBytes=1000)
-async def an_answer_has_so_many_bytes(server: Served) -> None:
+async def bytes_of_an_answer_are_limited(server: Served) -> None:
     await up(server)
     server.elsewhere.text = "x" * 2000
     assert (await server.complete(model="far").done()).status == 502
 
 
 @each("apiKey", CONFIGURED, apiKey="their-key")
-async def the_server_is_sent_its_key(server: Served) -> None:
+async def node_receives_its_api_key(server: Served) -> None:
     await up(server)
     assert server.elsewhere.posted[-1].headers.get("authorization") == "Bearer their-key"
 
 
 @each("seats", CONFIGURED, seats=3)
-async def so_many_jobs_run_there_at_once(server: Served) -> None:
+async def concurrent_jobs_of_a_node_are_limited(server: Served) -> None:
     await up(server)
     server.elsewhere.delay_s = 2
     jobs = [server.complete(model="far") for _ in range(5)]
@@ -135,19 +135,19 @@ async def a_node_has_this_name(server: Served) -> None:
 
 
 @setting("nodes[].url", node(), instead=NOWHERE)
-async def a_node_is_there(server: Served) -> None:
+async def node_serves_jobs(server: Served) -> None:
     await trio.sleep(1)
     assert (await server.states())["far"] == "up"
 
 
 @setting("peers.NAME.proxy", peer(), instead=NOWHERE)
-async def a_peer_is_there(server: Served) -> None:
+async def peer_serves_jobs(server: Served) -> None:
     await trio.sleep(1)
     assert (await server.states())["far"] == "up"
 
 
 @setting("nodes[].models", node(models=["far"]))
-async def a_node_is_used_for_these_models(server: Served) -> None:
+async def node_serves_the_listed_models(server: Served) -> None:
     server.elsewhere.models = ("far", "other")
     await trio.sleep(6)
     assert (await server.complete(model="other").done()).status == 404
@@ -155,12 +155,12 @@ async def a_node_is_used_for_these_models(server: Served) -> None:
 
 
 @setting("peers.NAME.models", peer(models=["far"]), instead=["other"])
-async def a_peer_is_used_for_these_models(server: Served) -> None:
+async def peer_serves_the_listed_models(server: Served) -> None:
     await trio.sleep(1)
     assert (await server.complete(model="far").done()).status == 200
 
 
 @setting("nodes[].modelNames", node(modelNames={"far": "inner"}))
-async def a_node_has_names_of_its_own(server: Served) -> None:
+async def node_receives_its_own_model_names(server: Served) -> None:
     await trio.sleep(1)
     assert (await post(server))["model"] == "inner"

@@ -34,7 +34,7 @@ async def one_of_the_targets_gets_the_job(server: Served) -> None:
     "selectors.NAME.settings.spillover",
     selector(strategy="spillover", settings={"spillover": 3}, targets=["m", "k"]),
 )
-async def a_target_has_so_many_jobs_before_the_next(server: Served) -> None:
+async def target_has_a_limit_of_jobs_before_the_next(server: Served) -> None:
     jobs = [server.complete(model="any", tokens=20) for _ in range(3)]
     await trio.sleep(1)
     assert (await server.states())["k"] == "down"
@@ -44,21 +44,21 @@ async def a_target_has_so_many_jobs_before_the_next(server: Served) -> None:
 
 
 @setting("selectors.NAME.name", selector(name="Any of them"))
-async def people_call_it_something(server: Served) -> None:
+async def card_has_the_name(server: Served) -> None:
     assert (await card(server, "any")).get("name") == "Any of them"
 
 
 @setting("selectors.NAME.description", selector(description="whichever"))
-async def people_should_know_something_of_it(server: Served) -> None:
+async def card_has_the_description(server: Served) -> None:
     assert (await card(server, "any")).get("description") == "whichever"
 
 
 @setting("selectors.NAME.unlisted", selector(unlisted=True))
-async def it_is_left_out_of_the_list(server: Served) -> None:
+async def unlisted_model_is_left_out_of_the_list(server: Served) -> None:
     assert await card(server, "any") == {}
     await asked(server)
 
 
 @setting("selectors.NAME.metadata", selector(metadata={"size": 7}))
-async def something_else_is_told_of_it(server: Served) -> None:
+async def card_has_the_metadata(server: Served) -> None:
     assert (await card(server, "any"))["meta"]["llamaswap"].get("size") == 7

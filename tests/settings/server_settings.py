@@ -13,7 +13,7 @@ def keyed(**settings: object) -> dict[str, Any]:
     return {"apiKeys": [{"key": "k1"} | settings]}
 
 
-async def told_of_job(server: Served, **options: object) -> dict[str, Any]:
+async def reported_about_job(server: Served, **options: object) -> dict[str, Any]:
     """Request a completion; return its log line."""
     assert (await server.complete(**options).done()).status == 200
     await trio.sleep(0.1)
@@ -21,77 +21,77 @@ async def told_of_job(server: Served, **options: object) -> dict[str, Any]:
 
 
 @setting("host", {"host": "10.0.0.9"})
-async def it_listens_on_this_address(server: Served) -> None:
+async def server_listens_on_the_configured_address(server: Served) -> None:
     assert [host for host, _ in server.system.network.listeners] == ["10.0.0.9"]
 
 
 @setting("port", {"port": 8123})
-async def it_listens_on_this_port(server: Served) -> None:
+async def server_listens_on_the_configured_port(server: Served) -> None:
     assert [port for _, port in server.system.network.listeners] == [8123]
 
 
 @setting("allowedHosts", {"allowedHosts": ["public.example"]})
-async def it_is_called_by_this_name_too(server: Served) -> None:
+async def server_accepts_the_configured_host_name(server: Served) -> None:
     answer = await server.ask("/queue", headers={"Host": "public.example"})
     assert answer.status == 200, answer
 
 
 @setting("cors.origins", {"cors": {"origins": ["https://chat.example"]}})
-async def pages_of_these_origins_may_use_the_api(server: Served) -> None:
+async def pages_of_configured_origins_may_use_the_api(server: Served) -> None:
     answer = await server.ask("/v1/models", headers={"Origin": "https://chat.example"})
     assert answer.headers.get("access-control-allow-origin") == "https://chat.example", answer
 
 
 @setting("apiKeys[].key", keyed(), instead="k2")
-async def who_has_the_key_is_let_in(server: Served) -> None:
+async def request_with_the_key_is_accepted(server: Served) -> None:
     assert (await server.complete().done()).status == 401
     assert (await server.complete(key="k1").done()).status == 200
 
 
 @setting("apiKeys[].user", keyed(user="ana"))
 async def a_key_has_a_user(server: Served) -> None:
-    assert (await told_of_job(server, key="k1"))["tenant"] == "ana"
+    assert (await reported_about_job(server, key="k1"))["tenant"] == "ana"
 
 
 @setting("apiKeys[].trusted", keyed(user="portal", trusted=True))
-async def a_trusted_key_speaks_for_others(server: Served) -> None:
-    told = await told_of_job(server, key="k1", headers={"X-OpenWebUI-User-Id": "bob"})
+async def trusted_key_may_name_another_user(server: Served) -> None:
+    told = await reported_about_job(server, key="k1", headers={"X-OpenWebUI-User-Id": "bob"})
     assert told["tenant"] == "portal/bob"
 
 
 @setting("apiKeys[].priority", keyed(priority="high"))
-async def a_key_may_ask_for_that_class(server: Served) -> None:
+async def key_may_use_the_allowed_class(server: Served) -> None:
     answer = await server.complete(key="k1", headers={"X-Priority": "high"}).done()
     assert answer.status == 200, answer
 
 
 @setting("apiKeys[].models", keyed(models=["m"]) | {"models": {"k": {"path": "DEMO"}}})
-async def a_key_has_its_models(server: Served) -> None:
+async def key_may_use_only_its_models(server: Served) -> None:
     assert (await server.complete(key="k1").done()).status == 200
     assert (await server.complete(key="k1", model="k").done()).status == 403
 
 
 @setting("apiKeys[].limits.requestsPerMinute", keyed(limits={"requestsPerMinute": 1}))
-async def a_key_has_so_many_requests(server: Served) -> None:
+async def requests_of_a_key_are_limited(server: Served) -> None:
     jobs = [server.complete(key="k1"), server.complete(key="k1")]
     assert sorted([(await job.done()).status for job in jobs]) == [200, 429]
 
 
 @setting("apiKeys[].limits.tokensPerMinute", keyed(limits={"tokensPerMinute": 10}))
-async def a_key_has_so_many_tokens(server: Served) -> None:
+async def tokens_of_a_key_are_limited(server: Served) -> None:
     assert (await server.complete(key="k1", tokens=10).done()).status == 200
     assert (await server.complete(key="k1").done()).status == 429
 
 
 @setting("apiKeys[].limits.concurrent", keyed(limits={"concurrent": 1}))
-async def a_key_has_so_many_jobs_at_a_time(server: Served) -> None:
+async def concurrent_jobs_of_a_key_are_limited(server: Served) -> None:
     jobs = [server.complete(key="k1"), server.complete(key="k1")]
     assert sorted([(await job.done()).status for job in jobs]) == [200, 429]
     assert (await server.complete(key="k1").done()).status == 200
 
 
 @setting("requestTimeout", {"requestTimeout": 1})
-async def a_job_runs_only_so_long(server: Served) -> None:
+async def job_times_out(server: Served) -> None:
     late = server.complete(tokens=60)
     assert (await late.done()).status == 408, late
     assert late.took_s < 2
@@ -99,18 +99,18 @@ async def a_job_runs_only_so_long(server: Served) -> None:
 
 @setting("tenantNames", {"tenantNames": "plain"})
 async def tenants_are_named_in_the_log(server: Served) -> None:
-    assert (await told_of_job(server, user="ana"))["tenant"] == "user/ana"
+    assert (await reported_about_job(server, user="ana"))["tenant"] == "user/ana"
 
 
 @setting("healthCheck.interval", {"nodes": [FAR], "healthCheck": {"interval": 1}})
-async def a_node_is_probed_so_often(server: Served) -> None:
+async def node_is_probed_at_the_interval(server: Served) -> None:
     seen = len(server.elsewhere.times)
     await trio.sleep(10)
     assert len(server.elsewhere.times) - seen >= 8
 
 
 @setting("healthCheck.failures", {"nodes": [FAR], "healthCheck": {"failures": 1}})
-async def a_node_is_down_after_so_many_failures(server: Served) -> None:
+async def node_is_down_after_the_configured_failures(server: Served) -> None:
     await server.state("far", "up")
     server.elsewhere.is_well = False
     await trio.sleep(6)
@@ -118,7 +118,7 @@ async def a_node_is_down_after_so_many_failures(server: Served) -> None:
 
 
 @setting("healthCheck.timeout", {"nodes": [FAR], "healthCheck": {"timeout": 1}})
-async def a_probe_has_so_long(server: Served) -> None:
+async def probe_times_out(server: Served) -> None:
     await server.state("far", "up")
     server.elsewhere.probe_s = 2
     await trio.sleep(25)

@@ -68,32 +68,32 @@ async def loaded_after(server: Served, *names: str) -> set[str]:
 
 
 @each("members", GROUPS, pair={"members": ["a", "b"], "swap": False})
-async def models_are_in_a_group(server: Served) -> None:
+async def members_are_models_of_the_group(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
 @each("swap", GROUPS, pair={"swap": False, "members": ["a", "b"]})
-async def members_run_together(server: Served) -> None:
+async def members_without_swap_stay_loaded_together(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
 @each("exclusive", GROUPS, one={"members": ["a"], "exclusive": False}, two={"members": ["b"]})
-async def a_group_does_not_stop_others(server: Served) -> None:
+async def group_that_is_not_exclusive_evicts_no_other_group(server: Served) -> None:
     assert await loaded_after(server, "b", "a") == {"a", "b"}
 
 
 @each("persistent", GROUPS, one={"members": ["a"], "persistent": True}, two={"members": ["b"]})
-async def a_group_is_not_stopped_by_others(server: Served) -> None:
+async def persistent_group_is_not_evicted(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
 @each("sets", MATRIX, sets={"s": "a & b"}, instead={"s": "a | b"})
-async def these_models_run_together(server: Served) -> None:
+async def models_of_a_set_stay_loaded_together(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
 @each("vars", MATRIX, sets={"s": "x & b"}, vars={"x": "a"}, instead={"x": "c"})
-async def a_variable_is_a_model(server: Served) -> None:
+async def variable_in_a_set_stands_for_a_model(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
@@ -104,33 +104,33 @@ async def a_variable_is_a_model(server: Served) -> None:
     evict_costs={"b": 10},
     instead={"a": 10},
 )
-async def what_costs_less_is_evicted(server: Served) -> None:
+async def model_with_the_lower_eviction_cost_is_evicted(server: Served) -> None:
     assert await loaded_after(server, "a", "b", "c") == {"b", "c"}
 
 
 @each("maxLoaded", LRU, maxLoaded=2)
-async def so_many_models_are_loaded(server: Served) -> None:
+async def number_of_loaded_models_is_limited(server: Served) -> None:
     assert await loaded_after(server, "a", "b", "c") == {"b", "c"}
 
 
 @each("memoryMb", LRU, memoryMb=120)
-async def models_take_so_much_memory_together(server: Served) -> None:
+async def memory_of_loaded_models_is_limited(server: Served) -> None:
     # By measurement, they take 50 MiB each.
     assert await loaded_after(server, "a", "b", "c", "b", "c") == {"b", "c"}
 
 
 @setting("routing.router.use", routed("group"))
-async def a_way_to_make_room_is_in_use(server: Served) -> None:
+async def eviction_policy_is_selected_by_name(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"b"}
 
 
 @setting("routing.router.settings.policy", routed("only", policy={"stay": ["a"]}), instead={"stay": ["c"]})
-async def a_policy_of_another_package_has_settings(server: Served) -> None:
+async def policy_of_another_package_receives_its_settings(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
 @setting("scheduler", {"scheduler": "closed"})
-async def a_scheduler_of_another_package_is_in_use(server: Served) -> None:
+async def scheduler_of_another_package_is_used(server: Served) -> None:
     answer = await server.complete().done()
     assert answer.status == 429, answer
     assert answer.document["error"]["message"].startswith("closed for the day"), answer
@@ -141,7 +141,7 @@ async def a_scheduler_of_another_package_is_in_use(server: Served) -> None:
     models("a", "b", "c", lru={"maxLoaded": 1})
     | {"routing": {"scheduler": {"settings": {"fifo": {"priority": {"c": 5}}}}}},
 )
-async def a_model_of_more_priority_is_loaded_first(server: Served) -> None:
+async def model_with_a_higher_priority_is_loaded_first(server: Served) -> None:
     jobs = {"a": server.complete(model="a", tokens=30)}
     await trio.sleep(1)
     for name in ("b", "c"):

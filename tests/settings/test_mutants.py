@@ -10,7 +10,7 @@ from settings.play import play_behaviour, play_mutant, played
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
-def test_server_behaves_so(name, simulators):
+def test_behaviour_holds(name, simulators):
     played(simulators, play_behaviour, name)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from fairlead.worker.client import LOAD_PATIENCE_S
+from fairlead.worker.client import LOAD_PROGRESS_TIMEOUT_S
 from simulation.boundary import System
 from simulation.drawer import Drawer
 from simulation.explanations import streamed_tokens
@@ -19,7 +19,7 @@ from simulation.world import Person, World
 
 CANARY_S = 45.0
 # The watchdog detects a child that was left stopped, after a request or when its load takes too long.
-STOPPED_S = LOAD_PATIENCE_S + 150.0
+STOPPED_S = LOAD_PROGRESS_TIMEOUT_S + 150.0
 CLEAR_S = 120.0
 CHECK_EVERY_S = 5.0
 # Types of which an idle server has no instance.

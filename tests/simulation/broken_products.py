@@ -86,8 +86,8 @@ def a_reload_ends_models_in_use() -> Iterator[None]:
     async def reload(self: Fleet, config: Config) -> Any:
         changes = await real(self, config)
         for name in (*changes.models_changed, *changes.models_removed):
-            if (resident := self._residents.get(name)) is not None:
-                resident.end()
+            if (model := self._local.get(name)) is not None:
+                model.end()
         return changes
 
     with patch.object(Fleet, "reload", reload):

@@ -19,10 +19,10 @@ from fairlead.api import history
 from fairlead.config import Config, demonstration_model
 from fairlead.configfile import read_config
 from fairlead.dispatch import dispatcher
-from fairlead.fleet import fleet
+from fairlead.fleet import local_models
 from fairlead.fleet.reload import ConfigSource
 from fairlead.telemetry import logs
-from fairlead.telemetry.witness import witness_of
+from fairlead.telemetry.request_log import open_request_log
 from fairlead.text.model import TextModel
 from simulation.boundary import System
 from simulation.disk import ConfigurationFile
@@ -35,9 +35,9 @@ STOP_PROGRAM = "far-stopper"
 GUARD_PROGRAM = "/bin/sh"
 # Periodic work of an idle server runs less often, because it would take half of the time.
 RARER = (
-    (history, "EVERY_S", 20.0),
-    (dispatcher, "METER_INTERVAL_S", 5.0),
-    (fleet, "MEASURE_EVERY_S", 60.0),
+    (history, "INTERVAL_S", 20.0),
+    (dispatcher, "CHARGE_INTERVAL_S", 5.0),
+    (local_models, "MEASURE_EVERY_S", 60.0),
 )
 
 
@@ -127,8 +127,8 @@ class Parent:
             with self._broken(), _collector_alone(), logged(), _rarely():
                 config = self._read()
                 source = ConfigSource(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
-                with witness_of(config) as witness:
-                    await app.serve(config, self.announcer, source=source, witness=witness)
+                with open_request_log(config) as request_log:
+                    await app.serve(config, self.announcer, source=source, request_log=request_log)
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # any error may end a server
             self.crash = error
         self.system.machine.note("server ended", type(self.crash).__name__)

@@ -9,7 +9,7 @@ from api.conftest import Client, Reply
 from fairlead.app import Composition
 from fairlead.config import ApiKey, Config, ModelConfig, QueueConfig, demonstration_model
 from fairlead.console.announcer import LogAnnouncer
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.text.model import TextModel
 from fake_fleet import FakeFleet
 from fake_nodes import LIMITS, TimedNode
@@ -36,10 +36,10 @@ class Desk:
             request_timeout_s=request_timeout_s,
         )
         self._composition = Composition(config, LogAnnouncer(key_needed=False), make_fleet=_fake_fleet)
-        self.dispatcher = self._composition.dispatcher
+        self.dispatcher, self.nodes = self._composition.dispatcher, self._composition.nodes
         for number, node in enumerate(nodes):
             node.id = f"node {number}"
-            self.dispatcher.node_up(node, NodeLimits(seats=seats, max_model_len=LIMITS.max_model_len))
+            self.nodes.report(node, NodeLimits(seats=seats, max_model_len=LIMITS.max_model_len))
         self.answered: list[str] = []
         self.nursery = nursery
         self._has_begun = trio.Event()

@@ -4,23 +4,27 @@ import pytest
 import trio
 
 from api.conftest import Reply
-from fairlead.config import KeepSwap
 from fairlead.errors import ModelUnloaded, NodeFailed
-from fairlead.nodes.node import NodeLimits
+from fairlead.nodes.limits import NodeLimits
+from fairlead.swap.policy import KeepEverything
 from fake_nodes import LIMITS, TimedNode
 from stories.desk import Desk
 
 ELSEWHERE = NodeLimits(seats=1, max_model_len=LIMITS.max_model_len, evictable=False)
 
 
-class NoProcesses:
-    """Start and stop nothing: each story adds its nodes itself."""
+def make_m_local(desk: Desk) -> None:
+    """Let swaps load "m", but start and stop nothing: each story adds its nodes itself."""
 
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
+    def start_swap(model: str, evict: frozenset[str]) -> None:
         raise AssertionError("nothing is to be loaded")
 
-    def stop_model(self, model: str) -> None:
+    def stop_model(model: str) -> None:
         """Do nothing: the model counts as stopped at once."""
+
+    desk.dispatcher.models.configure(
+        KeepEverything(), {"m": 0.0}, start_swap=start_swap, stop_model=stop_model
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +53,7 @@ async def test_story_1_a_request_to_a_busy_node_is_served_after_the_one_before(a
     assert desk.answered == ["A", "B"]
 
 
-async def test_story_1_an_answer_that_had_to_wait_says_so_in_a_header(autojump_clock, nursery):
+async def test_story_1_answer_to_a_queued_request_has_a_header(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=5))
     first, second = await finished(desk, "A", "B")
     assert "x-estimated-wait" not in first.headers
@@ -106,7 +110,7 @@ async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autoj
 # Story 4: one job a node ---------------------------------------------------------------------------
 
 
-async def test_story_4_what_a_busy_node_cannot_take_is_shown_as_waiting(autojump_clock, nursery):
+async def test_story_4_jobs_beyond_the_seats_of_a_node_are_reported_as_waiting(autojump_clock, nursery):
     node = TimedNode(service_s=5)
     desk = Desk(nursery, node)
     await desk.come("A", "B", "C")
@@ -143,7 +147,7 @@ async def test_story_5_all_nodes_busy_and_the_queue_full_is_429(autojump_clock, 
 # Story 6: the estimated wait -----------------------------------------------------------------------
 
 
-async def test_story_6_three_waiting_at_ten_seconds_each_are_told_thirty(autojump_clock, nursery):
+async def test_story_6_estimate_for_three_waiting_jobs_of_ten_seconds_is_thirty(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=10), estimate="mean")
     await finished(desk, "A")
     await desk.come("A", "A", "A", "A")
@@ -154,13 +158,13 @@ async def test_story_6_three_waiting_at_ten_seconds_each_are_told_thirty(autojum
     assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("30", "4")
 
 
-async def test_story_6_with_nobody_waiting_there_is_no_wait_to_tell(autojump_clock, nursery):
+async def test_story_6_answer_without_a_wait_has_no_estimate_header(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=10))
     (reply,) = await finished(desk, "A")
     assert "x-estimated-wait" not in reply.headers
 
 
-async def test_story_6_who_would_wait_too_long_is_told_so_at_once_and_displaces_nobody(
+async def test_story_6_job_with_too_long_an_estimate_is_refused_at_once_and_displaces_no_job(
     autojump_clock, nursery
 ):
     desk = Desk(nursery, TimedNode(service_s=10), capacity=3, max_estimated_wait_s=20, estimate="mean")
@@ -192,37 +196,35 @@ async def test_story_7_five_requests_of_a_and_two_of_b_are_answered_a_b_a_b_a_a_
 # Edge cases ----------------------------------------------------------------------------------------
 
 
-async def test_edge_a_node_that_is_free_before_the_timeout_serves_who_waits(autojump_clock, nursery):
+async def test_edge_node_that_becomes_free_before_the_timeout_serves_the_waiting_job(autojump_clock, nursery):
     desk = Desk(nursery, TimedNode(service_s=29), timeout_s=30)
     replies = await finished(desk, "A", "B")
     assert [reply.status for reply in replies] == [200, 200]
 
 
-async def test_edge_what_a_node_that_goes_away_ran_and_who_waited_for_it_go_to_the_others(
-    autojump_clock, nursery
-):
+async def test_edge_running_and_waiting_jobs_of_a_lost_node_run_elsewhere(autojump_clock, nursery):
     dying, other = TimedNode(service_s=20, fails=NodeFailed("the node went away")), TimedNode(service_s=50)
     desk = Desk(nursery, dying)
     replies = await desk.come("A", "B")
     await trio.sleep(10)
-    desk.dispatcher.node_down(dying)
-    desk.dispatcher.node_up(other, LIMITS)
+    desk.nodes.report(dying, None)
+    desk.nodes.report(other, LIMITS)
     await trio.sleep(101)
     assert [reply.status for reply in replies] == [200, 200]
     assert [tenant[-1] for tenant in other.served] == ["B", "A"]
 
 
-async def test_edge_a_drained_node_finishes_what_it_runs_and_who_waited_for_it_goes_to_the_others(
+async def test_edge_drained_node_finishes_its_jobs_and_its_waiting_jobs_run_elsewhere(
     autojump_clock, nursery
 ):
     draining, other = TimedNode(service_s=20), TimedNode(service_s=30)
     other.id = "other"
     desk = Desk(nursery)
     for node in (draining, other):
-        desk.dispatcher.node_up(node, ELSEWHERE)
+        desk.nodes.report(node, ELSEWHERE)
     replies = await desk.come("A", "B", "C")
     assert (draining.running, other.running) == (1, 1)
-    drained = desk.dispatcher.close(draining.id)
+    drained = desk.dispatcher.close_node(draining.id)
     await trio.sleep(25)
     assert drained.is_set()
     assert (len(replies), (await desk.queue())["waiting"]) == (1, 1)  # C may not take the drained node's seat
@@ -231,14 +233,14 @@ async def test_edge_a_drained_node_finishes_what_it_runs_and_who_waited_for_it_g
     assert (len(draining.served), len(other.served)) == (1, 2)
 
 
-async def test_edge_what_a_node_ran_that_is_stopped_gets_an_error_and_who_waited_for_it_goes_to_the_others(
+async def test_edge_running_jobs_of_a_stopped_node_fail_and_its_waiting_jobs_run_elsewhere(
     autojump_clock, nursery
 ):
     stopped, other = TimedNode(service_s=20), TimedNode(service_s=30)
     desk = Desk(nursery, stopped)
-    desk.dispatcher.arrange(NoProcesses(), KeepSwap(), {"m": 0.0}, {})
+    make_m_local(desk)
     replies = await desk.come("A", "B")
-    desk.dispatcher.node_up(other, ELSEWHERE)
+    desk.nodes.report(other, ELSEWHERE)
     await desk.come("C")
     assert (stopped.running, other.running) == (1, 1)
     error = NodeFailed("m was unloaded")
@@ -251,11 +253,11 @@ async def test_edge_what_a_node_ran_that_is_stopped_gets_an_error_and_who_waited
     assert len(other.served) == 2
 
 
-async def test_edge_who_waits_for_a_model_that_is_stopped_and_that_no_other_node_has_is_told_at_once(
+async def test_edge_jobs_waiting_for_a_stopped_model_without_another_node_fail_at_once(
     autojump_clock, nursery
 ):
     desk = Desk(nursery, TimedNode(service_s=20))
-    desk.dispatcher.arrange(NoProcesses(), KeepSwap(), {"m": 0.0}, {})
+    make_m_local(desk)
     replies = await desk.come("A", "B")
     desk.dispatcher.unload("m", waiting=ModelUnloaded("m was unloaded while the request waited for it"))
     await trio.testing.wait_all_tasks_blocked()
@@ -267,12 +269,12 @@ async def test_edge_who_waits_for_a_model_that_is_stopped_and_that_no_other_node
     assert replies[1].status == 200, "what it ran is finished"
 
 
-async def test_edge_a_stopping_server_finishes_what_runs_and_refuses_who_waits_and_who_comes(
+async def test_edge_stopping_server_finishes_running_jobs_and_refuses_waiting_and_new_ones(
     autojump_clock, nursery
 ):
     desk = Desk(nursery, TimedNode(service_s=20))
     replies = await desk.come("A", "B")
-    desk.dispatcher.drain()
+    desk.dispatcher.scheduler.drain()
     await trio.testing.wait_all_tasks_blocked()
     late = await desk.ask("C")
     for refused in (replies[0], late):

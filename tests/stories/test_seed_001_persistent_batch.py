@@ -1,7 +1,8 @@
 """Every row of the tables in document 001 (requirements.yaml), on `InputBatch`, which keeps state by slot.
 
 Its terms and ours: a `CachedRequestState` is a `SequenceState`; a request id is a slot and its key; a row's
-index is its position in `order()`; the tensors are columns by slot, so nothing moves with a row.
+index is its position in `order()`; the tensors are columns by slot, so nothing moves with a row. Those of
+sampling parameters are `SamplingColumns`, which follow the batch's changes.
 
 Absent here, as in the whole server: `prompt_embeds` (a prompt is token ids), `mm_features` (text only),
 `lora_request` (one set of weights per model), speculative decoding (`num_tokens_no_spec` is the number of
@@ -15,6 +16,8 @@ import pytest
 
 from cext.input_batch_oracle import HEADER
 from fairlead._cext.inputbatch import InputBatch, SequenceState
+from fairlead.engine.sampling.parameters import TABLE, BatchUpdate, SamplingColumns
+from fairlead.job import Sampling
 
 BLOCK = 4
 
@@ -32,7 +35,22 @@ def new_batch(**changes):
 
 
 def new_state(key=1, prompt=(10, 11, 12), **changes):
-    return SequenceState(key, list(prompt), **{"max_tokens": 20} | changes)
+    sampling = Sampling(**{"max_tokens": 20, "seed": 0} | changes)
+    return SequenceState(
+        key,
+        list(prompt),
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        sampling=TABLE.encode(sampling),
+    )
+
+
+def columns_of(batch):
+    """Return the sampling parameters' columns of a batch."""
+    changes = batch.changes(0)
+    columns = SamplingColumns(batch.slots)
+    columns.update_state(BatchUpdate(changes.removed, [(slot, batch.state(slot)) for slot in changes.added]))
+    return columns
 
 
 def blocks_for(state, first=0):
@@ -59,7 +77,7 @@ def run_step(batch, *tokens):
 # CachedRequestState --------------------------------------------------------------------------------
 
 
-def test_field_req_id_is_the_key_that_results_are_told_by():
+def test_field_req_id_is_the_key_of_the_results():
     batch = new_batch()
     enter(batch, 5)
     _, committed = run_step(batch, 42)
@@ -76,7 +94,7 @@ def test_field_prompt_token_ids_are_copied_once_from_a_list_or_int32():
 
 def test_field_sampling_params_stay_with_the_state_and_are_the_callers_own():
     sampling = object()
-    state = new_state(sampling=sampling, stop_token_ids=[3, 4])
+    state = SequenceState(1, [10], max_tokens=20, sampling=sampling, stop_token_ids=[3, 4])
     assert sampling is state.sampling
     assert state.stop_token_ids == (3, 4)
 
@@ -84,7 +102,7 @@ def test_field_sampling_params_stay_with_the_state_and_are_the_callers_own():
 def test_field_generator_is_a_seed():
     batch = new_batch()
     enter(batch, 0, seed=2**64 - 1)
-    assert batch.seed[0] == 2**64 - 1
+    assert columns_of(batch)["seed"][0] == 2**64 - 1
 
 
 def test_field_block_ids_are_one_list_a_kv_cache_group_and_only_kept_in_the_batch():
@@ -198,16 +216,20 @@ def test_tensor_num_prompt_tokens():
         ("repetition_penalty", 1.5, np.float32),
         ("seed", 11, np.uint64),
         ("logprobs", 3, np.int32),
-        ("max_tokens", 13, np.int32),
-        ("min_tokens", 2, np.int32),
     ],
 )
 def test_tensor_of_a_sampling_parameter_is_a_column_by_slot(name, value, kind):
     batch = new_batch()
-    column = np.asarray(getattr(batch, name))
     enter(batch, 3, **{name: value})
+    column = columns_of(batch)[name]
     assert (column.dtype, column.shape) == (kind, (8,))
     assert value == column[3]
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_tokens", 13), ("min_tokens", 2)])
+def test_bound_of_the_output_is_kept_with_the_state(name, value):
+    state, _ = enter(new_batch(), 3, **{name: value})
+    assert getattr(state, name) == value
 
 
 def test_tensor_block_table_is_int32_by_slot_and_column():
@@ -221,7 +243,7 @@ def test_tensor_block_table_is_int32_by_slot_and_column():
 # Request management --------------------------------------------------------------------------------
 
 
-def test_req_ids_say_who_is_in_each_row_and_where_nobody_is():
+def test_req_ids_name_the_request_of_each_row_and_mark_empty_rows():
     batch = new_batch()
     for slot in (4, 2, 6):
         enter(batch, slot)
@@ -270,13 +292,13 @@ def test_add_3_sets_the_block_ids():
     assert batch.block_counts(0) == (1, 1)
 
 
-def test_add_4_copies_the_sampling_parameters_and_counts_who_needs_what():
+def test_add_4_copies_the_sampling_parameters_that_any_sequence_uses():
     batch = new_batch()
     enter(batch, 0, temperature=0.0, top_p=0.5, logprobs=0)
     enter(batch, 1, temperature=0.5, top_p=0.5, presence_penalty=1.0)
-    counters = batch.counters
-    assert (counters.sampled, counters.top_p, counters.penalties, counters.logprobs) == (1, 1, 1, 1)
-    assert list(batch.temperature[:2]) == [0.0, 0.5]
+    gathered = columns_of(batch).gather(np.arange(2))
+    assert set(gathered) == {"temperature", "top_p", "logprobs", "presence_penalty", "seed"}
+    assert list(gathered["temperature"]) == [0.0, 0.5]
 
 
 def test_add_to_a_full_batch_or_an_occupied_slot_raises_and_changes_nothing():
@@ -303,23 +325,31 @@ def test_remove_1_and_2_leave_a_hole_and_no_index():
         batch.row_of(0)
 
 
-def test_remove_3_takes_it_out_of_the_counters():
-    batch = new_batch()
-    nobody = batch.counters
-    enter(batch, 0, top_k=5, min_p=0.5, repetition_penalty=2.0, logprobs=1, min_tokens=3, biased=True)
-    assert all(count in (0, 1) for count in batch.counters)
-    assert nobody != batch.counters
+def test_remove_3_takes_its_parameters_out_of_use():
+    batch, columns = new_batch(), SamplingColumns(8)
+    state, _ = enter(batch, 0, top_k=5, min_p=0.5, repetition_penalty=2.0, logprobs=1)
+    columns.update_state(BatchUpdate([], [(0, state)]))
+    assert set(columns.gather(np.arange(1))) == {
+        "temperature",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "logprobs",
+        "seed",
+    }
     batch.remove_request(0)
-    assert nobody == batch.counters
+    columns.update_state(BatchUpdate(batch.changes(0).removed, []))
+    assert columns.gather(np.arange(1)) == {}
 
 
 def test_remove_4_clears_no_column_and_the_next_occupant_overwrites_it():
-    batch = new_batch()
-    enter(batch, 0, top_k=5)
+    batch, columns = new_batch(), SamplingColumns(8)
+    columns.update_state(BatchUpdate([], [(0, enter(batch, 0, top_k=5)[0])]))
     batch.remove_request(0)
-    assert (batch.top_k[0], batch.num_prompt_tokens[0]) == (5, 3)
-    enter(batch, 0, top_k=6, prompt=[1])
-    assert (batch.top_k[0], batch.num_prompt_tokens[0]) == (6, 1)
+    columns.update_state(BatchUpdate([0], []))
+    assert columns["top_k"][0] == 5
+    columns.update_state(BatchUpdate([], [(0, enter(batch, 0, top_k=6, prompt=[1])[0])]))
+    assert (columns["top_k"][0], batch.num_prompt_tokens[0]) == (6, 1)
 
 
 # condense ------------------------------------------------------------------------------------------
@@ -330,7 +360,8 @@ def test_condense_a_hole_b_hole_c_becomes_a_c_b():
     a, x, b, y, c = 0, 1, 2, 3, 4
     for slot in (a, x, b, y, c):
         enter(batch, slot)
-    batch.remove_requests([x, y])
+    batch.remove_request(x)
+    batch.remove_request(y)
     assert [a, -1, b, -1, c] == batch.order()
     assert batch.condense() == [(4, 1)]
     assert [a, c, b] == batch.order()
@@ -350,11 +381,12 @@ def test_condense_of_an_empty_batch_leaves_nothing():
     batch = new_batch()
     enter(batch, 0)
     enter(batch, 1)
-    batch.remove_requests([0, 1])
+    batch.remove_request(0)
+    batch.remove_request(1)
     assert (batch.condense(), batch.order()) == ([], [])
 
 
-def test_condense_keeps_every_column_of_what_moves():
+def test_condense_keeps_every_column_of_moved_rows():
     batch = new_batch()
     for slot in range(3):
         enter(batch, slot, prompt=[slot] * (slot + 1), temperature=slot / 4, top_p=0.5, top_k=slot)
@@ -367,12 +399,18 @@ def test_condense_keeps_every_column_of_what_moves():
 
 
 def seen_of(batch, slot):
-    columns = (
-        *("num_tokens", "num_prompt_tokens", "num_computed_tokens", "temperature", "top_p", "top_k"),
-        *("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "logprobs"),
+    state, counts = batch.state(slot), ("num_tokens", "num_prompt_tokens", "num_computed_tokens")
+    sampled = columns_of(batch)
+    parameters = [
+        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+        *("repetition_penalty", "seed", "logprobs"),
+    ]
+    return (
+        [getattr(batch, name)[slot] for name in counts],
+        [sampled[name][slot] for name in parameters],
+        batch.block_ids(slot),
+        state.token_ids(),
     )
-    state = batch.state(slot)
-    return [getattr(batch, name)[slot] for name in columns], batch.block_ids(slot), state.token_ids()
 
 
 # MultiGroupBlockTable ------------------------------------------------------------------------------
@@ -382,7 +420,7 @@ def test_group_table_is_found_by_the_groups_number():
     batch = new_batch(windows=(None, 4))
     batch.add_request(0, new_state(), ([1], [2]))
     assert (batch.block_table(0)[0, 0], batch.block_table(1)[0, 0]) == (1, 2)
-    with pytest.raises(ValueError, match="group 2"):
+    with pytest.raises(ValueError, match="group must be in 0"):
         batch.block_table(2)
 
 
@@ -409,7 +447,7 @@ def test_group_commit_sends_the_changed_entries_of_all_groups_in_one_arena():
     assert list(step.block_writes) == list(step.arena[header[-1] :])
 
 
-def test_group_with_a_window_frees_what_slides_out_and_the_other_keeps_it():
+def test_group_with_a_window_frees_blocks_outside_it_and_the_other_group_keeps_them():
     batch = new_batch(windows=(None, 4))
     state = new_state(prompt=range(12))
     batch.add_request(0, state, ([1, 2, 3], [4, 5, 6]))

@@ -103,7 +103,7 @@ def test_the_numbers_of_the_seed_are_a_configuration():
     ) == (4_194_304, 1024, 0.8, 1.0)
 
 
-def test_a_batch_larger_than_what_runs_is_refused():
+def test_batch_limit_above_the_slots_is_refused():
     with pytest.raises(ConfigError, match="maxBatch: must be at most slots, which is 8"):
         ModelConfig(name="m", path=Path("/nowhere"), slots=8, max_batch=9)
 
@@ -189,7 +189,7 @@ def test_processing_to_failed_releases_everything_and_tells():
     assert (server.counts.running, server.counts.slots_free, server.counts.blocks_free) == (0, 8, BLOCKS)
 
 
-def test_a_connection_that_is_cut_releases_everything_and_tells_nobody():
+def test_broken_connection_releases_all_resources_without_a_response():
     server = Server()
     running, waiting = [server.request() for _ in range(8)], server.request()
     server.turn()
@@ -208,7 +208,7 @@ def kinds_of_error(kind: type = FairleadError) -> list[type]:
 # Time ----------------------------------------------------------------------------------------------
 
 
-def test_nobody_is_timed_out_within_60_seconds():
+def test_no_request_times_out_within_60_seconds():
     server = Server()
     key = server.request(tokens=2000)
     server.turn()
@@ -354,7 +354,7 @@ def test_entries_are_counted_in_tokens():
     assert pool.trim() == []
 
 
-def test_above_80_percent_of_4194304_entries_the_least_recently_used_request_goes_whole():
+def test_above_80_percent_of_4194304_entries_the_least_recently_used_request_is_evicted():
     entries = MODEL.kv_cache.max_entries
     pool = new_pool(blocks=entries // BLOCK_SIZE * 2, max_entries=entries)
     for key in range(1, 34):
@@ -375,7 +375,7 @@ def test_above_80_percent_of_the_memory_the_least_recently_used_requests_go():
     assert pool.trim() == [1]
 
 
-def test_what_was_used_again_is_not_the_least_recently_used():
+def test_reused_request_is_not_the_least_recently_used():
     pool = new_pool(blocks=1024)
     hashes = BlockHashes(HASH_KEY, BLOCK_SIZE)
     kept(pool, 1, 400 * BLOCK_SIZE, hashes)
@@ -401,7 +401,7 @@ def test_the_cache_is_looked_at_every_second():
     assert server.counts.cached_tokens == 144
 
 
-def test_what_is_processing_is_never_evicted():
+def test_running_request_is_never_evicted():
     server = Server(blocks=20)
     key = server.request([1] * 128, tokens=120)
     server.turn()
@@ -415,7 +415,7 @@ def test_what_is_processing_is_never_evicted():
     assert server.runner.computed == 128 + 120 - 1 + 6 * 100  # nothing of it was computed twice
 
 
-def test_a_full_cache_drops_what_is_kept_to_make_room_for_a_new_request():
+def test_full_cache_evicts_kept_requests_for_a_new_request():
     server = Server(blocks=10)
     server.request([1] * 128, tokens=1)
     server.run()

@@ -11,7 +11,7 @@ import pytest
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.config import demonstration_model
-from fairlead.engine.runner import load_runner
+from fairlead.engine.loading import load_runner
 from fairlead.messages import WorkerSpec
 
 
@@ -23,7 +23,7 @@ def queue() -> FairQueue:
 # Basic operations ----------------------------------------------------------------------------------
 
 
-def test_one_entry_goes_in_and_comes_out(queue):
+def test_pushed_entry_is_popped(queue):
     handle = queue.push("A")
     assert (len(queue), handle in queue) == (1, True)
     assert handle == queue.pop()
@@ -35,7 +35,7 @@ def test_entries_leave_by_priority(queue):
     assert [handles[queue.pop()] for _ in range(3)] == [0, 1, 2]
 
 
-def test_count_and_emptiness_follow_what_waits(queue):
+def test_count_and_emptiness_describe_the_waiting_entries(queue):
     assert len(queue) == 0
     handles = [queue.push("A") for _ in range(3)]
     queue.discard(handles[1])
@@ -61,7 +61,7 @@ def test_cancelling_lets_go_of_everything(queue):
 # Batch selection -----------------------------------------------------------------------------------
 
 
-def test_a_batch_has_at_most_so_many(queue):
+def test_batch_has_at_most_max_count_entries(queue):
     handles = [queue.push("A", size=1) for _ in range(5)]
     assert handles[:3] == queue.pop_many(3, 100)
     assert len(queue) == 2
@@ -80,13 +80,13 @@ def test_a_batch_is_in_the_order_of_priority(queue):
 # Edge cases ----------------------------------------------------------------------------------------
 
 
-def test_an_empty_queue_says_so_at_once(queue):
+def test_empty_queue_returns_at_once(queue):
     with pytest.raises(IndexError):
         queue.pop()
     assert queue.pop_many(1, 1) == []
 
 
-def test_what_is_not_there_cannot_be_removed(queue):
+def test_removing_an_unknown_entry_returns_false(queue):
     assert not queue.discard(12345)
 
 
@@ -124,7 +124,7 @@ def test_threads_that_push_and_pop_lose_nothing(queue):
 # Faults of document 003 ----------------------------------------------------------------------------
 
 
-def test_fault_equal_priorities_leave_in_the_order_in_which_they_came(queue):
+def test_fault_entries_of_equal_priority_leave_in_order_of_arrival(queue):
     handles = [queue.push("A", priority=1) for _ in range(20)]
     assert handles == [queue.pop() for _ in handles]
 

@@ -62,7 +62,7 @@ def test_policy_is_asked_with_the_models_that_are_being_loaded_among_the_running
 def test_scheduler_asks_again_for_each_queued_job_whenever_something_ends():
     policy = Asked()
     subject, effects = scheduler(policy=policy, loadable=frozenset("xy"))
-    subject.node_up(FakeNode("node of x", "x"), limits(2))
+    subject.node_up(*FakeNode("node of x", "x"), limits(2))
     first, second, _ = submit(subject, job(model="x"), job(model="x"), job("B", model="y"))
     before = len(policy.questions)
     subject.leave(first)

@@ -31,12 +31,12 @@ def chosen(strategy: str, *targets: Target, selection: Selection | None = None, 
     return target.name
 
 
-def ours(name: str, state: str = "stopped", *, is_well: bool = True) -> Target:
-    return Target(name, name, state, is_well=is_well)
+def ours(name: str, state: str = "stopped", *, is_healthy: bool = True) -> Target:
+    return Target(name, name, state, is_healthy=is_healthy)
 
 
-def theirs(name: str, *, is_well: bool = True) -> Target:
-    return Target(name, name, "ready" if is_well else "stopped", is_elsewhere=True, is_well=is_well)
+def theirs(name: str, *, is_healthy: bool = True) -> Target:
+    return Target(name, name, "ready" if is_healthy else "stopped", is_elsewhere=True, is_healthy=is_healthy)
 
 
 # By example ----------------------------------------------------------------------------------------------
@@ -67,11 +67,11 @@ def test_warm_chooses_the_first_target_that_would_answer_soonest(expected, state
 
 def test_warm_chooses_a_remote_target_while_it_is_healthy():
     assert chosen("warm", ours("a"), theirs("b")) == "b"
-    assert chosen("warm", ours("a"), theirs("b", is_well=False)) == "a"
+    assert chosen("warm", ours("a"), theirs("b", is_healthy=False)) == "a"
 
 
 def test_warm_skips_a_ready_target_that_is_unhealthy():
-    assert chosen("warm", ours("a", "ready", is_well=False), ours("b")) == "b"
+    assert chosen("warm", ours("a", "ready", is_healthy=False), ours("b")) == "b"
 
 
 def test_jobs_spill_over_when_a_target_reaches_its_limit():
@@ -132,17 +132,29 @@ GROUPS = {
     ("swap", "targets", "expected"),
     [
         (KeepSwap(), "a b c", []),
-        (GroupSwap(), "a b", ["a cannot be loaded beside b", "b cannot be loaded beside a"]),
+        (GroupSwap(), "a b", ["a cannot be loaded together with b", "b cannot be loaded together with a"]),
         (GroupSwap(GROUPS), "a b far", []),
-        (GroupSwap(GROUPS), "c d", ["c cannot be loaded beside d", "d cannot be loaded beside c"]),
+        (
+            GroupSwap(GROUPS),
+            "c d",
+            ["c cannot be loaded together with d", "d cannot be loaded together with c"],
+        ),
         (GroupSwap(GROUPS), "a c", []),
         (MatrixSwap({"s": "a & b"}), "a b", []),
-        (MatrixSwap({"s": "a | b"}), "a b", ["a cannot be loaded beside b", "b cannot be loaded beside a"]),
+        (
+            MatrixSwap({"s": "a | b"}),
+            "a b",
+            ["a cannot be loaded together with b", "b cannot be loaded together with a"],
+        ),
         (LruSwap(max_loaded=2), "a b", []),
         (LruSwap(max_loaded=1), "a far", []),
-        (LruSwap(max_loaded=1), "a b", ["a cannot be loaded beside b", "b cannot be loaded beside a"]),
-        (KeepSwap(), "a a2", ["a is there twice"] * 2),
-        (KeepSwap(), "far b far", ["far is there twice"] * 2),
+        (
+            LruSwap(max_loaded=1),
+            "a b",
+            ["a cannot be loaded together with b", "b cannot be loaded together with a"],
+        ),
+        (KeepSwap(), "a a2", ["a occurs twice"] * 2),
+        (KeepSwap(), "far b far", ["far occurs twice"] * 2),
     ],
 )
 def test_spillover_targets_that_evict_each_other_are_refused(swap, targets, expected):
@@ -173,7 +185,7 @@ class SelectionMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 2), state=st.sampled_from(STATES))
     def change(self, index, state) -> None:
-        self.targets[index] = self.targets[index]._replace(state=state, is_well=state != "failed")
+        self.targets[index] = self.targets[index]._replace(state=state, is_healthy=state != "failed")
 
     @rule()
     def choose(self) -> None:
@@ -230,26 +242,26 @@ def counts_nothing_in_use(self: Selection, selector: str, target: Target) -> boo
 
 
 def takes_others_models_for_loaded(self: Selection, selector: str, target: Target) -> bool:
-    return not target.is_out and (target.state != "stopped" or self.taken(selector, target.model) > 0)
+    return not target.is_avoided and (target.state != "stopped" or self.taken(selector, target.model) > 0)
 
 
-def never_is_out(self: Target) -> bool:
+def never_is_avoided(self: Target) -> bool:
     return False
 
 
 def spills_too_late(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
-    return _spilled(self, selector, limit + 1, targets)
+    return _spill_over(self, selector, limit + 1, targets)
 
 
 def spills_too_early(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
-    return _spilled(self, selector, limit - 1, targets)
+    return _spill_over(self, selector, limit - 1, targets)
 
 
 def spills_backwards(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
-    return _spilled(self, selector, limit, targets[::-1])
+    return _spill_over(self, selector, limit, targets[::-1])
 
 
-_spilled = Selection._spilled
+_spill_over = Selection._spill_over
 
 
 @pytest.mark.parametrize(
@@ -259,10 +271,10 @@ _spilled = Selection._spilled
         (Selection, "give_back", never_gives_back),
         (Selection, "_is_active", counts_nothing_in_use),
         (Selection, "_is_active", takes_others_models_for_loaded),
-        (Target, "is_out", property(never_is_out)),
-        (Selection, "_spilled", spills_too_late),
-        (Selection, "_spilled", spills_too_early),
-        (Selection, "_spilled", spills_backwards),
+        (Target, "is_avoided", property(never_is_avoided)),
+        (Selection, "_spill_over", spills_too_late),
+        (Selection, "_spill_over", spills_too_early),
+        (Selection, "_spill_over", spills_backwards),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

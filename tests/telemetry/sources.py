@@ -7,7 +7,9 @@ from typing import Any
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.job import Job, Sampling
 from fairlead.job_metrics import JobMetrics, JobStatistics
+from fairlead.nodes.status import EngineStatus
 from fairlead.request_timeline import SUCCESS, RequestTimeline
+from fairlead.telemetry.snapshot import Overview
 
 
 @dataclass
@@ -26,13 +28,13 @@ class FakeFleet:
 
 @dataclass
 class FakeGateway:
-    """A gateway whose statistics are of `tally` and of the journeys under way."""
+    """A gateway whose statistics are of `metrics` and of the requests under way."""
 
-    tally: JobMetrics = field(default_factory=JobMetrics)
+    metrics: JobMetrics = field(default_factory=JobMetrics)
     under_way: list[RequestTimeline] = field(default_factory=list)
 
     def statistics(self) -> JobStatistics:
-        return self.tally.statistics(self.under_way)
+        return self.metrics.statistics(self.under_way)
 
 
 @dataclass
@@ -56,6 +58,15 @@ class FakeSources:
     def refusals(self) -> Mapping[str, int]:
         return self.refused
 
+    def overview(self) -> Overview:
+        return Overview(
+            self.fleet,
+            self.gateway,
+            ready=self.ready,
+            queue_statistics=self.queue_statistics,
+            refusals=self.refusals,
+        )
+
 
 def engine(model: str = "m", **changes: Any) -> ModelStatus:
     """Return the status of a loaded local model."""
@@ -63,7 +74,12 @@ def engine(model: str = "m", **changes: Any) -> ModelStatus:
     return ModelStatus(model=model, **settings)
 
 
-def journey(
+def engine_status(**changes: Any) -> EngineStatus:
+    """Return the state of an engine that has done nothing."""
+    return EngineStatus(**dict.fromkeys(EngineStatus.__struct_fields__, 0) | {"kernel": "torch"} | changes)
+
+
+def timeline(
     tenant: str = "A", model: str = "m", *, outcome: str = SUCCESS, **changes: Any
 ) -> RequestTimeline:
     """Return a job with 3 prompt and 5 output tokens: granted after 1 s, first delta at 3 s, ended at 7 s."""

@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.fleet.status import NodeStatus
-from telemetry.sources import FakeSources, engine, journey
+from telemetry.sources import FakeSources, engine, engine_status, timeline
 from telemetry.test_metrics import pulled
 
 _LANGUAGE = {"sum", "by", "rate", "increase", "histogram_quantile", "max", "min", "avg", "topk", "le"}
@@ -24,12 +24,9 @@ def _expressions() -> list[str]:
 
 async def test_every_metric_and_label_of_the_dashboard_exists():
     sources = FakeSources(refused={"invalid_request": 1})
-    told = {"cache_usage": 0.5, "blocks_total": 8, "preemptions": 0, "prefix_queries": 1, "prefix_hits": 1}
-    sources.fleet.statuses = [engine(**told)]
-    sources.fleet.node_statuses = [
-        NodeStatus(id="n", kind="remote", url=None, models=(), seats=1, busy=0, state="up")
-    ]
-    sources.gateway.tally.add(journey())
+    sources.fleet.statuses = [engine(engine=engine_status())]
+    sources.fleet.node_statuses = [NodeStatus(id="n", kind="remote", models=(), seats=1, busy=0, state="up")]
+    sources.gateway.metrics.add(timeline())
     families = list(text_string_to_metric_families(generate_latest(pulled(sources)).decode()))
     names = {sample.name for family in families for sample in family.samples}
     labels = {label for family in families for sample in family.samples for label in sample.labels}

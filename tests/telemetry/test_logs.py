@@ -9,9 +9,9 @@ import structlog
 from fairlead.config import ApiKey, Config
 from fairlead.job import Passthrough, Relay
 from fairlead.telemetry import logs
-from fairlead.telemetry.journal import Journal
+from fairlead.telemetry.request_log import RequestLog
 from fairlead.telemetry.tenants import TenantNames
-from telemetry.sources import journey
+from telemetry.sources import timeline
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +25,16 @@ def _as_before():
 
 @pytest.fixture
 def write(monkeypatch, capsys):
-    """Return a function that configures the log, logs a journey or runs a call, and returns the output."""
+    """Return a function that configures the log, logs a timeline or runs a call, and returns the output."""
 
     def write(told=None, *, config: Config | None = None, call=None, **options) -> str:
         structlog.reset_defaults()
         logs.configure(**{"json": False, **options})
-        monkeypatch.setattr("fairlead.telemetry.journal.logger", structlog.get_logger("test"))
+        monkeypatch.setattr("fairlead.telemetry.request_log.logger", structlog.get_logger("test"))
         if told is not None:
-            Journal(TenantNames(config or Config(models=())))(told)
+            log = RequestLog(TenantNames(config or Config(models=())))
+            log.add(told, None)
+            log.flush()
         if call is not None:
             call(structlog.get_logger("test"))
         return capsys.readouterr().err
@@ -41,7 +43,7 @@ def write(monkeypatch, capsys):
 
 
 def test_request_is_logged_as_one_line_with_all_its_fields(write):
-    line = write(journey("ana"), json=True, config=Config(models=(), tenant_names="plain"))
+    line = write(timeline("ana"), json=True, config=Config(models=(), tenant_names="plain"))
     assert line.count("\n") == 1
     said = json.loads(line)
     assert said.pop("timestamp").endswith("Z")
@@ -62,14 +64,14 @@ def test_request_is_logged_as_one_line_with_all_its_fields(write):
 
 
 def test_log_is_colored_only_on_a_terminal_without_no_color(write, monkeypatch):
-    plain = write(journey())
+    plain = write(timeline())
     assert "request_id=r-1" in plain
     assert "\x1b" not in plain
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert "\x1b[" in write(journey())
+    assert "\x1b[" in write(timeline())
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in write(journey())
+    assert "\x1b" not in write(timeline())
 
 
 @pytest.mark.parametrize(
@@ -85,32 +87,32 @@ def test_log_is_colored_only_on_a_terminal_without_no_color(write, monkeypatch):
     ],
 )
 def test_refused_job_is_a_warning_and_failed_job_an_error(write, outcome, level):
-    assert level == json.loads(write(journey(outcome=outcome), json=True))["level"]
+    assert level == json.loads(write(timeline(outcome=outcome), json=True))["level"]
 
 
 @pytest.mark.parametrize("outcome", ["queue_full", "displaced", "queue_timeout", "request_timeout"])
 def test_refused_job_is_logged_with_method_path_and_client(write, outcome):
-    told = journey(outcome=outcome, path="/v1/chat/completions", client="192.0.2.7")
+    told = timeline(outcome=outcome, path="/v1/chat/completions", client="192.0.2.7")
     said = json.loads(write(told, json=True))
     assert (said["method"], said["path"], said["client"]) == ("POST", "/v1/chat/completions", "192.0.2.7")
 
 
 def test_refused_job_below_upstream_is_logged_with_its_own_method(write):
     relay = Relay("/x", b"", passthrough=Passthrough("DELETE", ()))
-    told = journey(outcome="queue_full", path="/upstream/m/x", relay=relay)
+    told = timeline(outcome="queue_full", path="/upstream/m/x", relay=relay)
     said = json.loads(write(told, json=True))
     assert (said["method"], said["path"]) == ("DELETE", "/upstream/m/x")
 
 
 def test_job_without_a_seat_waited_all_its_time_and_has_no_node(write):
-    told = journey(outcome="queue_timeout", granted_s=None, first_delta_s=None, node=None, attempts=0)
+    told = timeline(outcome="queue_timeout", granted_s=None, first_delta_s=None, node=None, attempts=0)
     said = json.loads(write(told, json=True))
     assert (said["waited_s"], said["first_token_s"], said["node"]) == (7.0, None, None)
 
 
 def test_attempts_are_logged_only_if_more_than_one(write):
-    assert json.loads(write(journey(attempts=2), json=True))["attempts"] == 2
-    assert "attempts" not in json.loads(write(journey(), json=True))
+    assert json.loads(write(timeline(attempts=2), json=True))["attempts"] == 2
+    assert "attempts" not in json.loads(write(timeline(), json=True))
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warn", "error"])
@@ -129,7 +131,7 @@ def test_only_events_of_at_least_the_level_are_written(write, level):
 
 @pytest.mark.parametrize("json_lines", [False, True])
 def test_client_text_can_neither_begin_a_line_nor_control_a_terminal(write, json_lines):
-    told = journey("a\nb\x1b[2J", request_id="x\x9b31m\r")
+    told = timeline("a\nb\x1b[2J", request_id="x\x9b31m\r")
     line = write(told, json=json_lines, config=Config(models=(), tenant_names="plain"))
     assert (line.count("\n"), line.endswith("\n")) == (1, True)
     assert not any(sign in line for sign in ("\x1b", "\x9b", "\r"))
@@ -185,4 +187,4 @@ def test_broken_pipe_of_the_log_is_not_an_error(write, monkeypatch):
             return False
 
     monkeypatch.setattr("sys.stderr", Broken())
-    assert write(journey()) == ""
+    assert write(timeline()) == ""

@@ -9,12 +9,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.config import ApiKey, Config
-from fairlead.fleet.status import NodeStatus
+from fairlead.fleet.status import LifetimeCounts, NodeStatus, RemoteDetails
 from fairlead.telemetry.metrics import Pulled, ServerMetrics
 from fairlead.telemetry.scope import Scope
-from fairlead.telemetry.snapshot import Overview
 from fairlead.telemetry.tenants import TenantNames
-from telemetry.sources import FakeSources, engine, journey
+from telemetry.sources import FakeSources, engine, engine_status, timeline
 
 VLLM = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
@@ -29,8 +28,8 @@ VLLM_HISTOGRAMS = (
 
 def pulled(sources: FakeSources, scope: Scope = Scope(), **config) -> Pulled:  # noqa: B008 — it is frozen
     tenants = TenantNames(Config(models=(), **config))
-    overview = Overview(sources, sources.refusals)
-    return ServerMetrics(sources, overview, refusals=sources.refusals, tenants=tenants).pull(scope)
+    overview = sources.overview()
+    return ServerMetrics(overview, refusals=sources.refusals, tenants=tenants).pull(scope)
 
 
 def samples(sources: FakeSources, **config) -> dict:
@@ -55,27 +54,31 @@ def sources() -> FakeSources:
     sources = FakeSources(refused={"invalid_api_key": 2})
     sources.fleet.statuses = [
         engine(
-            cache_usage=0.25,
-            blocks_total=100,
-            preemptions=3,
-            prefix_queries=40,
-            prefix_hits=10,
             busy=1,
-            loads=2,
-            stuck=1,
+            counts=LifetimeCounts(loads=2, stuck=1),
+            engine=engine_status(
+                cache_usage=0.25, blocks_total=100, preemptions=3, prefix_queries=40, prefix_hits=10
+            ),
         ),
         engine("far", kind="remote"),
     ]
     sources.fleet.node_statuses = [
         NodeStatus(
-            id="n", kind="remote", url="http://n", models=("far",), seats=4, busy=1, state="down", downs=2
+            id="n",
+            kind="remote",
+            models=("far",),
+            seats=4,
+            busy=1,
+            state="down",
+            downs=2,
+            remote=RemoteDetails(url="http://n"),
         )
     ]
     for outcome in ("success", "success", "client_left", "node_failed"):
-        sources.gateway.tally.add(journey(outcome=outcome))
+        sources.gateway.metrics.add(timeline(outcome=outcome))
     sources.gateway.under_way = [
-        journey(ended_s=None, tokens=2),
-        journey(granted_s=None, first_delta_s=None, ended_s=None, tokens=0),
+        timeline(ended_s=None, tokens=2),
+        timeline(granted_s=None, first_delta_s=None, ended_s=None, tokens=0),
     ]
     return sources
 
@@ -151,7 +154,7 @@ async def test_unknown_value_of_a_model_has_no_sample(sources):
 async def test_five_thousand_tenants_make_a_thousand_and_one_labels():
     sources = FakeSources()
     for number in range(5000):
-        sources.gateway.tally.add(journey(f"made up {number}"))
+        sources.gateway.metrics.add(timeline(f"made up {number}"))
     found = samples(sources)
     tenants = {
         dict(labels)["tenant"]: n
@@ -171,14 +174,14 @@ async def test_five_thousand_remote_models_make_a_thousand_labels():
 
 async def test_tenant_names_are_shown_in_full_if_configured():
     sources = FakeSources()
-    sources.gateway.tally.add(journey('ana "\\\n}'))
+    sources.gateway.metrics.add(timeline('ana "\\\n}'))
     found = samples(sources, tenant_names="plain", api_keys=(ApiKey("k"),))
     assert value(found, "fairlead_tenant_jobs_total", tenant='ana "\\\\n}') == 1
 
 
 async def test_special_characters_in_names_are_escaped(sources):
     sources.fleet.statuses = [engine('m"\n} 1\nfake_metric 7\\')]
-    sources.gateway.tally.add(journey(model='m"\n} 1\nfake_metric 7\\'))
+    sources.gateway.metrics.add(timeline(model='m"\n} 1\nfake_metric 7\\'))
     found = samples(sources)
     assert not [name for name, _ in found if name.startswith("fake")]
     assert value(found, "fairlead_model_seats", model='m"\n} 1\nfake_metric 7\\') == 8
@@ -196,7 +199,7 @@ async def test_no_value_is_negative_or_not_a_number(sources):
 
 async def test_pulled_metrics_do_not_change_while_they_are_written(sources):
     before = pulled(sources)
-    sources.gateway.tally.add(journey("somebody else", outcome="success"))
+    sources.gateway.metrics.add(timeline("somebody else", outcome="success"))
     text = generate_latest(before).decode()
     ended = [
         sample.value

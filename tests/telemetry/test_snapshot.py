@@ -4,18 +4,26 @@ import msgspec
 import pytest
 import trio
 
-from fairlead.fleet.status import NodeStatus
-from fairlead.telemetry.snapshot import REJECTIONS, Overview, Snapshot
-from telemetry.sources import FakeSources, engine, journey
+from fairlead.fleet.status import NodeStatus, RemoteDetails
+from fairlead.telemetry.snapshot import REJECTIONS, Snapshot
+from telemetry.sources import FakeSources, engine, engine_status, timeline
 
 
 async def test_a_snapshot_has_the_queue_the_models_and_the_nodes_as_they_are():
     sources = FakeSources()
     sources.fleet.statuses = [engine()]
     sources.fleet.node_statuses = [
-        NodeStatus(id="n", kind="remote", url="http://n", models=("m",), seats=4, busy=1, state="up")
+        NodeStatus(
+            id="n",
+            kind="remote",
+            models=("m",),
+            seats=4,
+            busy=1,
+            state="up",
+            remote=RemoteDetails(url="http://n"),
+        )
     ]
-    now = Overview(sources).snapshot()
+    now = sources.overview().snapshot()
     assert (
         now.queue.waiting,
         now.queue.running,
@@ -30,8 +38,8 @@ async def test_a_snapshot_has_the_queue_the_models_and_the_nodes_as_they_are():
 async def test_refused_jobs_count_as_rejected_and_all_other_errors_as_failed():
     sources = FakeSources(refused={"rate_limited": 3, "invalid_request": 7})
     for outcome in ("success", "success", "client_left", "queue_full", "queue_timeout", "node_failed"):
-        sources.gateway.tally.add(journey(outcome=outcome))
-    now = Overview(sources, sources.refusals).snapshot()
+        sources.gateway.metrics.add(timeline(outcome=outcome))
+    now = sources.overview().snapshot()
     assert now.answered == 2
     assert {code: number for code, number in now.rejected.items() if number} == {
         "queue_full": 1,
@@ -44,9 +52,9 @@ async def test_refused_jobs_count_as_rejected_and_all_other_errors_as_failed():
 
 async def test_token_rate_covers_the_last_seconds(autojump_clock):
     sources = FakeSources()
-    running = journey(ended_s=None, tokens=0)
+    running = timeline(ended_s=None, tokens=0)
     sources.gateway.under_way = [running]
-    overview = Overview(sources)
+    overview = sources.overview()
     assert overview.snapshot().tokens.generated_per_s == 0.0
     rates = []
     for tokens_a_second in (100, 100, 100, 100, 0, 0, 0, 0):
@@ -61,9 +69,9 @@ async def test_token_rate_covers_the_last_seconds(autojump_clock):
 
 async def test_concurrent_snapshots_have_the_same_rate(autojump_clock):
     sources = FakeSources()
-    running = journey(ended_s=None, tokens=0)
+    running = timeline(ended_s=None, tokens=0)
     sources.gateway.under_way = [running]
-    overview = Overview(sources)
+    overview = sources.overview()
     overview.snapshot()
     await trio.sleep(1)
     running.tokens = 50
@@ -72,9 +80,9 @@ async def test_concurrent_snapshots_have_the_same_rate(autojump_clock):
 
 async def test_rate_after_a_long_pause_is_the_mean_since_the_last_snapshot(autojump_clock):
     sources = FakeSources()
-    running = journey(ended_s=None, tokens=0)
+    running = timeline(ended_s=None, tokens=0)
     sources.gateway.under_way = [running]
-    overview = Overview(sources)
+    overview = sources.overview()
     overview.snapshot()
     await trio.sleep(100)
     running.tokens = 50
@@ -83,11 +91,11 @@ async def test_rate_after_a_long_pause_is_the_mean_since_the_last_snapshot(autoj
 
 async def test_cache_usage_is_over_all_blocks_of_loaded_models_or_none():
     sources = FakeSources()
-    overview = Overview(sources)
+    overview = sources.overview()
     assert overview.snapshot().cache_usage is None
     sources.fleet.statuses = [
-        engine("a", cache_usage=1.0, blocks_total=100),
-        engine("b", cache_usage=0.0, blocks_total=300),
+        engine("a", engine=engine_status(cache_usage=1.0, blocks_total=100)),
+        engine("b", engine=engine_status(cache_usage=0.0, blocks_total=300)),
         engine("c", state="loading"),
         engine("d", kind="remote"),
     ]

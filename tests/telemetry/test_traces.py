@@ -20,10 +20,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from fairlead.config import Config, ConfigError
 from fairlead.job import Relay, Sampling
 from fairlead.telemetry import traces
+from fairlead.telemetry.request_log import open_request_log
 from fairlead.telemetry.tenants import TenantNames
 from fairlead.telemetry.traces import Traces
-from fairlead.telemetry.witness import witness_of
-from telemetry.sources import journey
+from telemetry.sources import timeline
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NS = 1_000_000_000
@@ -42,8 +42,8 @@ class Collector:
         self.traces = Traces(provider, meters, tenants=tenants)
         self._load = load
 
-    def tell(self, journey) -> None:
-        self.traces(journey, self._load)
+    def add(self, timeline) -> None:
+        self.traces(timeline, self._load)
 
     def spans(self) -> dict:
         """Return the finished spans by name; the request's own is `request`."""
@@ -72,7 +72,7 @@ class Collector:
 
 def test_request_has_a_span_for_each_phase():
     collector = Collector()
-    collector.tell(journey())
+    collector.add(timeline())
     assert collector.phases() == {
         "request": (0, 7),
         "queue": (0, 1),
@@ -88,20 +88,20 @@ def test_request_has_a_span_for_each_phase():
 
 def test_model_load_during_the_wait_is_a_span_of_its_own():
     collector = Collector(load=(99.0, 100.5))
-    collector.tell(journey())
+    collector.add(timeline())
     assert collector.phases()["load"] == (0, 0.5)
 
 
 @pytest.mark.parametrize("load", [(90.0, 99.0), (101.0, 102.0), None])
 def test_model_load_outside_the_wait_is_not_in_the_trace(load):
     collector = Collector(load=load)
-    collector.tell(journey())
+    collector.add(timeline())
     assert "load" not in collector.spans()
 
 
 def test_request_span_is_a_child_of_the_clients_span():
     collector = Collector()
-    collector.tell(journey(traceparent=PARENT))
+    collector.add(timeline(traceparent=PARENT))
     request = collector.spans()["request"]
     assert request.get_span_context().trace_id == 0x0AF7651916CD43DD8448EB211C80319C
     assert request.parent.span_id == 0xB7AD6B7169203331
@@ -112,20 +112,20 @@ def test_request_span_is_a_child_of_the_clients_span():
 )
 def test_invalid_traceparent_begins_a_new_trace(sent):
     collector = Collector()
-    collector.tell(journey(traceparent=sent))
+    collector.add(timeline(traceparent=sent))
     assert collector.spans()["request"].parent is None
 
 
 def test_trace_that_the_client_does_not_sample_is_not_recorded():
     collector = Collector()
-    collector.tell(journey(traceparent=PARENT[:-2] + "00"))
+    collector.add(timeline(traceparent=PARENT[:-2] + "00"))
     assert collector.spans() == {}
 
 
 def test_attributes_have_the_names_of_the_genai_convention():
     collector = Collector()
     sampling = Sampling(max_tokens=10, temperature=0.5, top_p=0.9, seed=7)
-    collector.tell(journey("ana", sampling=sampling, n=2, id="chatcmpl-9"))
+    collector.add(timeline("ana", sampling=sampling, n=2, id="chatcmpl-9"))
     request = collector.spans()["request"]
     told = dict(request.attributes)
     assert request.name == "chat m"
@@ -167,31 +167,31 @@ def test_attributes_have_the_names_of_the_genai_convention():
 )
 def test_operation_of_a_relayed_request_is_named_by_its_path(path, operation):
     collector = Collector()
-    collector.tell(journey(id="relay-1", relay=Relay(path, b"{}")))
+    collector.add(timeline(id="relay-1", relay=Relay(path, b"{}")))
     assert operation == collector.spans()["request"].attributes["gen_ai.operation.name"]
 
 
 def test_error_has_a_type_and_a_client_disconnect_is_not_an_error():
     collector = Collector()
-    collector.tell(journey(outcome="node_failed"))
+    collector.add(timeline(outcome="node_failed"))
     failed = collector.spans()["request"]
     assert (failed.status.status_code, failed.attributes["error.type"]) == (StatusCode.ERROR, "node_failed")
     collector = Collector()
-    collector.tell(journey(outcome="client_left"))
+    collector.add(timeline(outcome="client_left"))
     left = collector.spans()["request"]
     assert (left.status.status_code, "error.type" in left.attributes) == (StatusCode.UNSET, False)
 
 
 def test_refused_job_has_only_a_queue_span():
     collector = Collector()
-    collector.tell(journey(outcome="queue_timeout", granted_s=None, first_delta_s=None, tokens=0))
+    collector.add(timeline(outcome="queue_timeout", granted_s=None, first_delta_s=None, tokens=0))
     assert set(collector.spans()) == {"request", "queue"}
 
 
 def test_histograms_have_the_names_of_the_genai_convention():
     collector = Collector()
-    collector.tell(journey())
-    collector.tell(journey(outcome="queue_full", granted_s=None, first_delta_s=None, tokens=0))
+    collector.add(timeline())
+    collector.add(timeline(outcome="queue_full", granted_s=None, first_delta_s=None, tokens=0))
     assert collector.histograms() == {
         "gen_ai.server.request.duration": (2, 14.0),
         "gen_ai.server.time_to_first_token": (1, 3.0),
@@ -232,8 +232,9 @@ def test_remaining_telemetry_is_sent_to_the_collector_at_the_end(monkeypatch):
         monkeypatch.setattr(traces, patience, 60)
     before = set(threading.enumerate())
     with collector_server() as (url, posted):
-        with witness_of(Config(models=(), otlp_endpoint=f"{url}/")) as tell:
-            tell(journey(), None)
+        with open_request_log(Config(models=(), otlp_endpoint=f"{url}/")) as log:
+            log.add(timeline(), None)
+            log.flush()
         assert set(posted) == {"/v1/traces", "/v1/metrics"}
     assert set(threading.enumerate()) <= before  # threads of earlier tests may have ended meanwhile
 
@@ -242,8 +243,8 @@ def test_opentelemetry_is_imported_only_with_a_collector_and_asyncio_never():
     program = """
 import json, os, sys
 from fairlead.config import Config
-from fairlead.telemetry.witness import witness_of
-with witness_of(Config(models=())) as tell:
+from fairlead.telemetry.request_log import open_request_log
+with open_request_log(Config(models=())):
     before = sorted(name for name in sys.modules if name.startswith("opentelemetry"))
 from fairlead.telemetry.traces import open_traces
 from fairlead.telemetry import traces
@@ -261,7 +262,7 @@ def test_endpoint_without_the_otel_extra_is_refused_by_its_key(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with (
         pytest.raises(ConfigError, match=r"^otlpEndpoint: needs .*fairlead\[otel\]"),
-        witness_of(Config(models=(), otlp_endpoint="http://127.0.0.1:9")),
+        open_request_log(Config(models=(), otlp_endpoint="http://127.0.0.1:9")),
     ):
         pass
 

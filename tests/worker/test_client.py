@@ -289,7 +289,7 @@ async def test_a_child_killed_while_loading_is_a_failed_load_that_names_the_sign
 
 
 async def test_load_without_progress_is_aborted(monkeypatch):
-    for name in ("LOAD_PATIENCE_S", "END_WAIT_S", "LOG_WAIT_S"):
+    for name in ("LOAD_PROGRESS_TIMEOUT_S", "END_WAIT_S", "LOG_WAIT_S"):
         monkeypatch.setattr(client, name, 0.5)
     tested = worker("slow_load")
     error = await fate(tested)

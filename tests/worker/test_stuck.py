@@ -38,7 +38,7 @@ async def until_given_up(tested: client.Worker, clock: trio.testing.MockClock) -
 
 async def until_ended(clock: trio.testing.MockClock) -> None:
     """Let the times pass in which a stuck child may write its last output and act on SIGTERM."""
-    for wait_s in (client.LAST_WORDS_S, client.END_WAIT_S):
+    for wait_s in (client.FINAL_OUTPUT_WAIT_S, client.END_WAIT_S):
         clock.jump(wait_s)
         await trio.testing.wait_all_tasks_blocked()
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 import trio
 
 from fairlead.answer.deltas import Deltas
-from fairlead.answer.replay import Recorded, Replay
+from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError
 from fairlead.job import Delta
+from fairlead.upstream_events import UpstreamReader
 
 
 class Attempt:
@@ -22,11 +23,11 @@ class Attempt:
     cancels `scope`, in which the caller waits for the answer.
     """
 
-    __slots__ = ("error", "put", "room", "scope")
+    __slots__ = ("backpressure", "error", "put", "scope")
 
-    def __init__(self, into: Sink) -> None:
-        self.put: Callable[[Delta], None] = into.put
-        self.room: Callable[[], Backpressure | None] = into.room
+    def __init__(self, sink: Sink) -> None:
+        self.put: Callable[[Delta], None] = sink.put
+        self.backpressure: Callable[[], Backpressure | None] = sink.backpressure
         self.scope = trio.CancelScope()
         self.error: FairleadError | None = None
 
@@ -42,29 +43,30 @@ class Attempt:
         self.put = _drop
 
 
-def retry_sink(deltas: Deltas) -> Sink | None:
+def retry_sink(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | None:
     """Return the sink for another attempt; None if the client would get parts of two different answers.
 
-    Call this as soon as an attempt has failed, before the reader runs again.
+    `reader` reads the events of relayed answers. Call this as soon as an attempt has failed, before the
+    client's task runs again.
     """
     if deltas.restart():
         return deltas
     if deltas.kept is None:
         return None
     deltas.seal()
-    return _replay(deltas, deltas.kept)
+    return _replay(deltas, deltas.kept, reader)
 
 
-def _replay(deltas: Deltas, kept: Sequence[Delta]) -> Replay:
-    gate = _Gate(deltas)
-    recorded = Recorded(gate)
+def _replay(deltas: Deltas, kept: Sequence[Delta], reader: UpstreamReader | None) -> ReplaySink:
+    gate = _GatedSink(deltas)
+    recorded = RecordingSink(gate)
     for delta in kept:
         recorded.put(delta)
     gate.is_open = True
-    return Replay(recorded)
+    return ReplaySink(recorded, reader)
 
 
-class _Gate:
+class _GatedSink:
     """Drops what is put before it is open, because the channel has that already."""
 
     def __init__(self, deltas: Deltas) -> None:
@@ -75,8 +77,8 @@ class _Gate:
         if self.is_open:
             self._deltas.put(delta)
 
-    def room(self) -> Backpressure | None:
-        return self._deltas.room()
+    def backpressure(self) -> Backpressure | None:
+        return self._deltas.backpressure()
 
     def fail(self, error: FairleadError) -> None:
         self._deltas.fail(error)

@@ -4,11 +4,11 @@ Unread deltas are merged, choice by choice, so a client slower than the model ge
 the channel never holds more than one job's answer. Writing cannot block, so one slow client never delays a
 step.
 
-A waiting reader may register a tap: a function that is offered each delta when it is put. If the tap accepts
-the delta, the reader is not woken. This makes a token cheap: waking a task costs more than sending one.
+A waiting reader may register `on_delta`, a function that is called with each delta when it is put. If it
+accepts the delta, the reader is not woken. So a token is cheap: waking a task costs more than sending one.
 
 The channel outlives the attempt that writes to it. It can be restarted as long as nothing was read. For an
-answer that can be repeated it keeps what was put, to distinguish a repetition from what follows it.
+answer that can be repeated it keeps what was put, to tell a repetition from what follows it.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ KEPT_BYTES = 16 * 1024 * 1024
 # Memory that a delta takes besides its bytes; an event may be only two bytes long.
 DELTA_BYTES = 400
 
-Tap = Callable[[list[Delta]], bool]
+OnDelta = Callable[[list[Delta]], bool]
 
 
 class Deltas:
@@ -47,7 +47,7 @@ class Deltas:
         self._kept_bytes = self._unread_bytes = 0
         self._read: trio.Event | None = None
         self._error: FairleadError | None = None
-        self._tap: Tap | None = None
+        self._on_delta: OnDelta | None = None
         self._news = trio.Event()
         self._first = trio.Event()
         self._ended = trio.Event()
@@ -61,8 +61,13 @@ class Deltas:
         # Not below 0: a correction may refer to events that a repetition had split differently.
         self.tokens = max(0, self.tokens + len(delta.token_ids) + delta.relayed_tokens)
         raw_bytes = DELTA_BYTES + sum(map(len, delta.raw)) if delta.raw else 0
-        self._keep_less(raw_bytes)
-        if self._tap is not None and not self._waiting and delta.finish_reason is None and self._tap([delta]):
+        self._bound_kept(raw_bytes)
+        if (
+            self._on_delta is not None
+            and not self._waiting
+            and delta.finish_reason is None
+            and self._on_delta([delta])
+        ):
             self._was_read = True
             if self._kept is not None:
                 self._kept.append(delta)
@@ -82,8 +87,8 @@ class Deltas:
                 self._ended.set()
         self._wake()
 
-    def room(self) -> Backpressure | None:
-        """See `Sink`. There is room until more than `UNREAD_BYTES` of relayed events are unread."""
+    def backpressure(self) -> Backpressure | None:
+        """See `Sink`. The channel is full while more than `UNREAD_BYTES` of relayed events are unread."""
         if self._unread_bytes <= UNREAD_BYTES or self._ended.is_set():
             return None
         if self._read is None:
@@ -127,7 +132,7 @@ class Deltas:
     def seal(self) -> None:
         """Stop merging into what is unread now: what follows may be of another kind."""
         if self._waiting:
-            self._tap = None  # its reader was woken, and must take this first
+            self._on_delta = None  # its reader was woken, and must take this first
         self._sealed += self._waiting.values()
         self._waiting.clear()
 
@@ -140,12 +145,12 @@ class Deltas:
         if self._error is not None and not (self._waiting or self._sealed):
             raise self._error
 
-    async def take(self, tap: Tap | None = None) -> list[Delta]:
+    async def take(self, on_delta: OnDelta | None = None) -> list[Delta]:
         """Wait for deltas; return all, at most one per choice and attempt. An empty list is the end.
 
-        Raises the error of `fail` once everything before it was taken. During the wait, `put` calls `tap`
-        with each delta but the last of a choice. The tap must not raise, and returns whether it accepts the
-        delta. A delta that it does not accept ends the wait.
+        Raises the error of `fail` once everything before it was taken. During the wait, `put` calls
+        `on_delta` with each delta but the last of a choice. It must not raise, and returns whether it accepts
+        the delta. A delta that it does not accept ends the wait.
         """
         while not (self._waiting or self._sealed):
             if self._error is not None:
@@ -153,11 +158,11 @@ class Deltas:
             if self._ended.is_set():
                 return []
             self._news = trio.Event()
-            self._tap = tap
+            self._on_delta = on_delta
             try:
                 await self._news.wait()
             finally:
-                self._tap = None
+                self._on_delta = None
         taken = [*self._sealed, *self._waiting.values()]
         self._sealed.clear()
         self._waiting.clear()
@@ -173,7 +178,7 @@ class Deltas:
         if not self._ended.is_set():
             await self._ended.wait()
 
-    def _keep_less(self, raw_bytes: int) -> None:
+    def _bound_kept(self, raw_bytes: int) -> None:
         """Count these bytes. Above `KEPT_BYTES` nothing is kept, so no other node can repeat the answer."""
         self._kept_bytes += raw_bytes
         if self._kept_bytes > KEPT_BYTES:

@@ -18,14 +18,14 @@ from fairlead.worker.client import Worker
 
 @contextmanager
 def embedding(
-    worker: Worker, into: Sink, job: Job, failed: Callable[[FairleadError], None], *, salt: bytes
+    worker: Worker, sink: Sink, job: Job, failed: Callable[[FairleadError], None], *, salt: bytes
 ) -> Iterator[None]:
     """Embed the job's texts; on exit none of them is left in the worker.
 
     `failed` is called with the error of a text that has no vector. The engine gets the deadline in force when
     the block is entered.
     """
-    texts = _Texts(worker, into, job, failed, deadline_s=trio.current_effective_deadline(), salt=salt)
+    texts = _Texts(worker, sink, job, failed, deadline_s=trio.current_effective_deadline(), salt=salt)
     try:
         for _ in range(min(TEXTS_AT_ONCE, job.sequences)):
             texts.submit()
@@ -40,7 +40,7 @@ class _Texts:
     def __init__(
         self,
         worker: Worker,
-        into: Sink,
+        sink: Sink,
         job: Job,
         failed: Callable[[FairleadError], None],
         *,
@@ -49,39 +49,39 @@ class _Texts:
     ) -> None:
         self.failed = failed
         self._worker = worker
-        self._into = into
+        self._sink = sink
         self._job = job
         self._deadline_s = deadline_s
         self._salt = salt
-        self._left = iter(range(job.sequences))
+        self._remaining = iter(range(job.sequences))
         self._keys: dict[int, int] = {}  # by index
 
     def submit(self) -> None:
-        """Submit the next text, if there is one left. Raises as `Worker.submit` does."""
-        index = next(self._left, None)
+        """Submit the next text, if there is another. Raises as `Worker.submit` does."""
+        index = next(self._remaining, None)
         if index is None:
             return
-        left_s = self._deadline_s - trio.current_time()
+        remaining_s = self._deadline_s - trio.current_time()
         self._keys[index] = self._worker.submit(
             self._job.prompts[index],
             self._job.sampling,
             _Text(self, index),
             priority=self._job.priority,
-            timeout_s=max(0.0, left_s) if left_s < float("inf") else None,
+            timeout_s=max(0.0, remaining_s) if remaining_s < float("inf") else None,
             salt=self._salt,
             embed=True,
         )
 
-    def came_back(self, index: int, vector: bytes) -> None:
+    def receive_vector(self, index: int, vector: bytes) -> None:
         del self._keys[index]
-        self._into.put(Delta(index, finish_reason="stop", vector=vector))
+        self._sink.put(Delta(index, finish_reason="stop", vector=vector))
         try:
             self.submit()
         except FairleadError as error:
             self.failed(error)  # the receiver of this vector must not fail for it
 
     def abort(self) -> None:
-        self._left = iter(())
+        self._remaining = iter(())
         for key in self._keys.values():
             self._worker.abort(key)
 
@@ -96,7 +96,7 @@ class _Text:
         self._index = index
 
     def receive(self, output: Output) -> None:
-        self._texts.came_back(self._index, output.vector)
+        self._texts.receive_vector(self._index, output.vector)
 
     def receive_token(self, token_id: int) -> None:
         raise AssertionError(f"a text to be embedded was continued with token {token_id}")

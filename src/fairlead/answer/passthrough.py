@@ -31,7 +31,7 @@ _NOT_RETURNED = _HOP_BY_HOP | {
 _CROSS_ORIGIN = "access-control-"
 
 
-class AnswerHead(msgspec.Struct, frozen=True, array_like=True):
+class PassthroughHead(msgspec.Struct, frozen=True, array_like=True):
     """The status and the headers of a response: the first piece in `Delta.raw` of a passthrough."""
 
     status: int
@@ -39,23 +39,23 @@ class AnswerHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 encode_head = msgspec.json.Encoder().encode
-decode_head = msgspec.json.Decoder(AnswerHead).decode
+decode_head = msgspec.json.Decoder(PassthroughHead).decode
 
 
-async def pass_through(upstream: Upstream, job: Job, asked: Relay, request: Passthrough, into: Sink) -> None:
+async def pass_through(upstream: Upstream, job: Job, relay: Relay, request: Passthrough, sink: Sink) -> None:
     """Send the request and put its response into the sink, whatever its status. Raises `UpstreamFailed`."""
     headers = {**dict(request.headers), "X-Request-Id": job.request_id}
     accept = headers.pop("Accept", "*/*")
     async with upstream.exchange(
-        request.method, asked.path, asked.body, accept=accept, headers=headers
-    ) as answer:
-        head = AnswerHead(answer.head.status, returned_headers(answer.head.headers))
-        into.put(Delta(0, raw=[encode_head(head)]))
-        while piece := await answer.read():
-            into.put(Delta(0, raw=[piece]))
-            if (room := into.room()) is not None:
-                await answer.hold(room.wait)
-        into.put(Delta(0, finish_reason="stop"))
+        request.method, relay.path, relay.body, accept=accept, headers=headers
+    ) as response:
+        head = PassthroughHead(response.head.status, returned_headers(response.head.headers))
+        sink.put(Delta(0, raw=[encode_head(head)]))
+        while piece := await response.read():
+            sink.put(Delta(0, raw=[piece]))
+            if (pressure := sink.backpressure()) is not None:
+                await response.pause(pressure.wait)
+        sink.put(Delta(0, finish_reason="stop"))
 
 
 def forwarded_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

@@ -1,6 +1,6 @@
 """One job relayed to another server: the request as that server expects it, its response into a sink.
 
-The body of a response is passed on byte for byte; none of its headers is. A response of another media type
+The body of a response is relayed byte for byte; none of its headers is. A response of another media type
 than the API's is the node's failure: a proxy's login page must not leave our origin as a success.
 """
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from fairlead.answer.events import read_whole
 from fairlead.answer.passthrough import pass_through
 from fairlead.answer.relayed_stream import RelayedStream, RelayFailed
 from fairlead.answer.reported import (
@@ -35,6 +34,7 @@ from fairlead.errors import (
 from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.response_parser import ResponseHead
 from fairlead.job import Delta, Job, Relay
+from fairlead.upstream_events import UpstreamReader
 
 ERROR_BYTES = 1024 * 1024
 RETRY_AFTER_AT_MOST_S = 60
@@ -43,10 +43,12 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 
 # Sent by a gateway in front of a dead server; a single request may cause any other 5xx.
-GONE = frozenset({HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT})
+GATEWAY_ERRORS = frozenset(
+    {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
+)
 
-# Error codes of a healthy Fairlead that has no room for this job now.
-FULL = frozenset({ModelLoading.code, Draining.code, NoNode.code, ModelUnloaded.code})
+# Error codes of a healthy Fairlead that cannot take this job now.
+BUSY = frozenset({ModelLoading.code, Draining.code, NoNode.code, ModelUnloaded.code})
 
 _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -76,14 +78,14 @@ def rewritten(body: bytes, model: str, filters: FiltersConfig | None = None) -> 
     try:
         members: dict[str, Any] = dict(_decode_members(body))
     except msgspec.MsgspecError as error:
-        raise InvalidRequest("the body is no JSON object") from error
-    asked = members.get("model")
+        raise InvalidRequest("the body is not a JSON object") from error
+    requested = members.get("model")
     if filters is not None:
         for name in filters.strip_params:
             members.pop(name, None)
         members |= filters.set_params
-        if filters.set_params_by_id and asked is not None:
-            members |= filters.set_params_by_id.get(str(msgspec.json.decode(asked)), {})
+        if filters.set_params_by_id and requested is not None:
+            members |= filters.set_params_by_id.get(str(msgspec.json.decode(requested)), {})
     members["model"] = model
     return _encode(members)
 
@@ -91,8 +93,8 @@ def rewritten(body: bytes, model: str, filters: FiltersConfig | None = None) -> 
 async def relay(
     upstream: Upstream,
     job: Job,
-    asked: Relay,
-    into: Sink,
+    request: Relay,
+    sink: Sink,
     *,
     model: str,
     filters: FiltersConfig | None = None,
@@ -101,26 +103,28 @@ async def relay(
     """Send the request and put its whole answer into the sink.
 
     `answer_bytes` bounds a response that is not streamed, and one event of a stream. Raises `NodeFull` if the
-    server has no room, `NodeRefused` if the request is at fault, and `RelayFailed` or `UpstreamFailed` if the
+    server is full, `NodeRefused` if the request is at fault, and `RelayFailed` or `UpstreamFailed` if the
     server is; the last two also in the middle of the answer.
     """
-    if asked.passthrough is not None:
-        await pass_through(upstream, job, asked, asked.passthrough, into)
+    if request.passthrough is not None:
+        await pass_through(upstream, job, request, request.passthrough, sink)
         return
-    body = rewritten(asked.body, model, filters)
+    assert request.reader is not None
+    body = rewritten(request.body, model, filters)
     # The server logs and traces it under the client's ids, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
-    kind = EVENTS if asked.stream else JSON
-    async with upstream.exchange("POST", asked.path, body, accept=kind, headers=headers) as answer:
-        if answer.head.status >= HTTPStatus.BAD_REQUEST:
-            raise await _refusal(upstream.name, answer)
-        _check(upstream.name, answer.head, kind)
-        if asked.stream:
-            await RelayedStream(upstream.name, job, into, event_bytes=answer_bytes).run(answer)
+    kind = EVENTS if request.stream else JSON
+    async with upstream.exchange("POST", request.path, body, accept=kind, headers=headers) as response:
+        if response.head.status >= HTTPStatus.BAD_REQUEST:
+            raise await _refusal(upstream.name, response)
+        _check(upstream.name, response.head, kind)
+        if request.stream:
+            stream = RelayedStream(upstream.name, job, request.reader, sink, event_bytes=answer_bytes)
+            await stream.run(response)
         else:
-            into.put(await _whole(upstream.name, job, answer, answer_bytes))
+            sink.put(await _whole(upstream.name, job, request.reader, response, answer_bytes))
             for index in range(1, job.sequences):
-                into.put(Delta(index, finish_reason="stop"))
+                sink.put(Delta(index, finish_reason="stop"))
 
 
 def _check(name: str, head: ResponseHead, kind: str) -> None:
@@ -132,7 +136,7 @@ def _check(name: str, head: ResponseHead, kind: str) -> None:
     if head.status != HTTPStatus.OK:
         raise UpstreamFailed(f"{name} answered {head.status}")
     if _is_encoded(head):
-        raise UpstreamFailed(f"{name} answered in an encoding that nobody asked for")
+        raise UpstreamFailed(f"{name} sent a content encoding that was not requested")
     if head.content_type == kind:
         return
     problem = f"{name} answered with {excerpt(head.content_type) or 'no content type'} instead of {kind}"
@@ -143,28 +147,28 @@ def _is_encoded(head: ResponseHead) -> bool:
     return head.headers.get("content-encoding", "identity").lower() != "identity"
 
 
-async def _refusal(name: str, answer: UpstreamResponse) -> FairleadError:
-    status = answer.head.status
+async def _refusal(name: str, response: UpstreamResponse) -> FairleadError:
+    status = response.head.status
     try:
-        body = await answer.read_all(ERROR_BYTES)
+        body = await response.read_all(ERROR_BYTES)
     except ResponseTooLarge:
         body = b""  # some servers echo a request that they refuse
-    if _is_encoded(answer.head):
+    if _is_encoded(response.head):
         body = b""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return NodeFull(f"{name} has no room")
-    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := _code(body)) in FULL:
+        return NodeFull(f"{name} is at capacity")
+    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := _code(body)) in BUSY:
         # A server that shuts down is full for all its models, and for as long as it says.
-        retry_after = answer.head.headers.get("retry-after", "")
+        retry_after = response.head.headers.get("retry-after", "")
         wait_s = seconds(retry_after, RETRY_AFTER_AT_MOST_S) if code == Draining.code else None
-        return NodeFull(f"{name} has no room: {code}", retry_after_s=wait_s)
-    said = excerpt(body)
-    message = f"{name} answered {status}: {said}" if said else f"{name} answered {status}"
+        return NodeFull(f"{name} is at capacity: {code}", retry_after_s=wait_s)
+    quoted = excerpt(body)
+    message = f"{name} answered {status}: {quoted}" if quoted else f"{name} answered {status}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
-        return RelayFailed(f"{name} does not know our key")  # the client cannot change that
+        return RelayFailed(f"{name} rejected our API key")  # the client cannot change that
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return NodeRefused(message, status=status, body=body if _is_error(answer.head, body) else b"")
-    return UpstreamFailed(message) if status in GONE else RelayFailed(message)
+        return NodeRefused(message, status=status, body=body if _is_error(response.head, body) else b"")
+    return UpstreamFailed(message) if status in GATEWAY_ERRORS else RelayFailed(message)
 
 
 def _is_error(head: ResponseHead, body: bytes) -> bool:
@@ -185,19 +189,21 @@ def _code(body: bytes) -> str | int | None:
     return None if refusal is None else refusal.error.code
 
 
-async def _whole(name: str, job: Job, answer: UpstreamResponse, answer_bytes: int) -> Delta:
+async def _whole(
+    name: str, job: Job, reader: UpstreamReader, response: UpstreamResponse, answer_bytes: int
+) -> Delta:
     try:
-        body = await answer.read_all(answer_bytes)
+        body = await response.read_all(answer_bytes)
     except ResponseTooLarge as error:
         raise RelayFailed(error.message) from error  # a request may cause that
     if not body:
         raise UpstreamFailed(f"{name} sent an empty answer")
     try:
-        whole = read_whole(body)
+        whole = reader.read_whole(body)
     except ValueError as error:
         raise RelayFailed(f"{name} sent {error}") from error
     if whole.error is not None:
         raise RelayFailed(f"{name} failed: {whole.error}")
-    guess = min(whole.content_bytes // BYTES_A_TOKEN, allowed_tokens(job))
-    generated = generated_tokens(job, whole.generated, counted=guess, text_bytes=whole.content_bytes)
+    estimate = min(whole.content_bytes // BYTES_A_TOKEN, allowed_tokens(job))
+    generated = generated_tokens(job, whole.generated, counted=estimate, text_bytes=whole.content_bytes)
     return Delta(0, raw=[body], relayed_tokens=generated, finish_reason="stop")

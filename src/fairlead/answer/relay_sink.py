@@ -10,7 +10,7 @@ from fairlead.errors import FairleadError
 from fairlead.job import Delta
 
 # A node that has sent all but the end of the body gets this long to send it, to keep the connection.
-LEAVE_WAIT_S = 0.02
+END_WAIT_S = 0.02
 
 
 class RelaySink:
@@ -19,31 +19,31 @@ class RelaySink:
     The task runs in `scope`; `over` is set when it is done.
     """
 
-    __slots__ = ("_into", "_is_over", "over", "scope")
+    __slots__ = ("_is_over", "_sink", "over", "scope")
 
-    def __init__(self, into: Sink) -> None:
+    def __init__(self, sink: Sink) -> None:
         self.scope = trio.CancelScope()
         self.over = trio.Event()
-        self._into = into
+        self._sink = sink
         self._is_over = False
 
     def put(self, delta: Delta) -> None:
         """See `Sink`."""
         if not self._is_over:
-            self._into.put(delta)
+            self._sink.put(delta)
 
-    def room(self) -> Backpressure | None:
+    def backpressure(self) -> Backpressure | None:
         """See `Sink`."""
-        return self._into.room()
+        return self._sink.backpressure()
 
     def fail(self, error: FairleadError) -> None:
         """See `Sink`. Only the first error counts."""
         if not self._is_over:
             self._is_over = True
-            self._into.fail(error)
+            self._sink.fail(error)
 
-    async def left(self) -> None:
-        """Wait up to `LEAVE_WAIT_S` for the task to end by itself."""
+    async def wait_for_end(self) -> None:
+        """Wait up to `END_WAIT_S` for the task to end by itself."""
         if not self.over.is_set():
-            with trio.move_on_after(LEAVE_WAIT_S):
+            with trio.move_on_after(END_WAIT_S):
                 await self.over.wait()

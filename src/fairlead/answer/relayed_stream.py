@@ -1,6 +1,6 @@
-"""Passes a stream of another server into a sink and reads as much of its events as accounting needs.
+"""Relays a stream of another server into a sink and reads as much of its events as accounting needs.
 
-Everything received in one read is passed on at once. Memory and computation are bounded, by bytes and by the
+Everything received in one read is relayed at once. Memory and computation are bounded, by bytes and by the
 number of events without text.
 """
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fairlead.answer.events import Event, read_event, read_plain
 from fairlead.answer.reported import generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.errors import NodeFailed
 from fairlead.http.client import UpstreamFailed, UpstreamResponse
-from fairlead.http.event_splitter import EventSplitter, split_events
+from fairlead.http.server_sent_events import EventSplitter, split_events
 from fairlead.job import Delta, FinishReason, Job
+from fairlead.upstream_events import UpstreamEvent, UpstreamReader
 
 STREAM_BYTES = 256 * 1024 * 1024
 # Allowed events without text, such as keep-alive comments: a fixed number, plus some for each token.
@@ -46,7 +46,7 @@ class _Pending:
 
 
 class RelayedStream:
-    """Passes on a stream's events. Two kinds are held back.
+    """Relays a stream's events. Two kinds are held back.
 
     Events before any generated text are held until some follows: a client that has received nothing can get
     another node's answer instead. The end of the last choice, and all after it, is held until the stream is
@@ -55,10 +55,11 @@ class RelayedStream:
     `event_bytes` bounds one event, and all events that are held back.
     """
 
-    def __init__(self, name: str, job: Job, into: Sink, *, event_bytes: int) -> None:
+    def __init__(self, name: str, job: Job, reader: UpstreamReader, sink: Sink, *, event_bytes: int) -> None:
         self._name = name
+        self._reader = reader
         self._job = job
-        self._into = into
+        self._sink = sink
         self._choices = job.sequences
         self._event_bytes = event_bytes
         self._ends: dict[int, FinishReason] = {}
@@ -75,48 +76,48 @@ class RelayedStream:
         self._end: Delta | None = None
         self._tail: list[bytes] = []
 
-    async def run(self, answer: UpstreamResponse) -> None:
+    async def run(self, response: UpstreamResponse) -> None:
         """Put the whole stream into the sink. Raises `RelayFailed` or `UpstreamFailed`."""
         splitter = EventSplitter(self._event_bytes)
         read_bytes = 0
-        while not self._is_whole and (data := await answer.read()):
+        while not self._is_whole and (data := await response.read()):
             read_bytes += len(data)
             if read_bytes > STREAM_BYTES:
                 raise RelayFailed(f"{self._name} sent more than {STREAM_BYTES} bytes")
             try:
                 events = splitter.feed(data)
-                if not self._takes_plain(events):
-                    await self._take_all(split_events(events))
+                if not self._put_plain(events):
+                    await self._read_all(split_events(events))
             except OverflowError as error:
                 raise RelayFailed(f"{self._name} sent {error}") from error
             finally:
                 self._flush()
-            if (room := self._into.room()) is not None:
-                await answer.hold(room.wait)
+            if (pressure := self._sink.backpressure()) is not None:
+                await response.pause(pressure.wait)
         if not self._is_whole and (self._end is None or splitter.has_rest):
             raise UpstreamFailed(f"{self._name} ended a stream before its end")
         self._finish()
         # Only the body's end should follow, after which the connection can be reused.
-        await answer.drain(AFTER_END_S)
+        await response.drain(AFTER_END_S)
 
-    def _takes_plain(self, events: bytes) -> bool:
+    def _put_plain(self, events: bytes) -> bool:
         """Put events that are only text of one choice at once; return False if they are not, or not now."""
-        if not self._has_begun or self._ends or (plain := read_plain(events)) is None:
+        if not self._has_begun or self._ends or (plain := self._reader.read_plain(events)) is None:
             return False
         index, texts = plain
         self._last_index = self._choice(index)
         text = "".join(texts)
         self._count(text, len(texts))
-        self._into.put(Delta(self._last_index, text, raw=[events], relayed_tokens=len(texts)))
+        self._sink.put(Delta(self._last_index, text, raw=[events], relayed_tokens=len(texts)))
         return True
 
-    async def _take_all(self, events: list[bytes]) -> None:
+    async def _read_all(self, events: list[bytes]) -> None:
         for number, raw in enumerate(events, 1):
-            self._take(raw, read_event(raw))
+            self._read(raw, self._reader.read_event(raw))
             if number % EVENTS_A_TURN == 0:
                 await trio.lowlevel.checkpoint()
 
-    def _take(self, raw: bytes, event: Event) -> None:
+    def _read(self, raw: bytes, event: UpstreamEvent) -> None:
         if event.error is not None:
             raise RelayFailed(f"{self._name} failed: {event.error}")
         if event.generated is not None:
@@ -126,12 +127,12 @@ class RelayedStream:
             self._check_silence()
         if not self._has_begun and event.is_beginning:
             if b"data:" in raw:  # no comment: those only keep a connection open
-                self._hold(raw, self._beginning)
+                self._hold_back(raw, self._beginning)
             return
         self._has_begun = True
         index = self._last_index if event.index is None else self._choice(event.index)
         if self._end is not None or index in self._ends:
-            self._hold(raw, self._tail)  # after a choice's end, only events for all choices follow
+            self._hold_back(raw, self._tail)  # after a choice's end, only events for all choices follow
             return
         self._last_index = index
         if event.text:
@@ -154,9 +155,9 @@ class RelayedStream:
     def _check_silence(self) -> None:
         self._silent_events += 1
         if self._silent_events > SILENT_EVENTS + SILENT_PER_TOKEN * self._tokens:
-            raise RelayFailed(f"{self._name} sent {self._silent_events} events that say nothing")
+            raise RelayFailed(f"{self._name} sent {self._silent_events} events without content")
 
-    def _hold(self, raw: bytes, held: list[bytes]) -> None:
+    def _hold_back(self, raw: bytes, held: list[bytes]) -> None:
         self._held_bytes += len(raw) + HELD_EVENT_BYTES
         if self._held_bytes > self._event_bytes:
             raise RelayFailed(
@@ -164,7 +165,7 @@ class RelayedStream:
             )
         held.append(raw)
 
-    def _add(self, index: int, raw: bytes, event: Event) -> None:
+    def _add(self, index: int, raw: bytes, event: UpstreamEvent) -> None:
         if self._pending is None or self._pending.index != index:
             self._flush()
             self._pending = _Pending(index, self._beginning)
@@ -179,14 +180,14 @@ class RelayedStream:
         if self._pending is not None:
             delta, self._pending = self._pending.delta(), None
             delta.finish_reason = finish_reason
-            self._into.put(delta)
+            self._sink.put(delta)
 
     def _finish(self) -> None:
         """Put the end that was held back, and correct the token count to the server's, if plausible."""
         unended = [index for index in range(self._choices) if index not in self._ends]
         if self._end is not None:
             self._end.raw = [b"".join([*self._beginning, *self._end.raw])]
-            self._into.put(self._end)
+            self._sink.put(self._end)
             unended = [self._end.index]
         generated = generated_tokens(
             self._job,
@@ -200,7 +201,7 @@ class RelayedStream:
             # With several choices the tail has its own index, so that it comes after all of them.
             tail = self._choices if self._choices > 1 else 0
             raw = [b"".join(self._tail)] if self._tail else []
-            self._into.put(Delta(tail, raw=raw, relayed_tokens=correction))
+            self._sink.put(Delta(tail, raw=raw, relayed_tokens=correction))
         for index in unended:
             # With an empty event: an end without one is an engine's, whose event is yet to be written.
-            self._into.put(Delta(index, finish_reason=self._ends.get(index, "stop"), raw=[b""]))
+            self._sink.put(Delta(index, finish_reason=self._ends.get(index, "stop"), raw=[b""]))

@@ -1,78 +1,83 @@
 """A second attempt at an answer whose beginning the client has received.
 
-`Recorded` records what was put into a sink. `Replay` takes another node's answer, checks that it repeats the
-recorded one, and passes on what follows. The engine's output is compared by its tokens, relayed output by the
-text of its events, because chunks may be cut differently. Only a greedy or seeded answer can be repeated,
-which the caller has to check.
+`RecordingSink` records what was put into a sink. `ReplaySink` takes another node's answer, checks that it
+repeats the recorded one, and forwards what follows. The engine's output is compared by its tokens, relayed
+output by the text of its events, because chunks may be cut differently. Only a greedy or seeded answer can be
+repeated, which the caller has to check.
 """
 
-from fairlead.answer.events import read_event, without_beginning
 from fairlead.answer.reported import excerpt
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError, NodeFailed
-from fairlead.http.event_splitter import split_events
+from fairlead.http.server_sent_events import split_events
 from fairlead.job import Delta
+from fairlead.upstream_events import UpstreamReader
 
 # Characters of each text that the message about a difference shows.
 SHOWN_LENGTH = 40
 
 
-class Recorded:
-    """Passes everything on to `into`, and records it."""
+class RecordingSink:
+    """Forwards everything to `sink`, and records it."""
 
-    def __init__(self, into: Sink) -> None:
-        self._into = into
-        self._choices: dict[int, _Put] = {}
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._choices: dict[int, _RecordedChoice] = {}
 
     def put(self, delta: Delta) -> None:
         """See `Sink`."""
-        put = self._choices.get(delta.index)
-        if put is None:
-            put = self._choices[delta.index] = _Put()
-        put.note(delta)
-        self._into.put(delta)
+        choice = self._choices.get(delta.index)
+        if choice is None:
+            choice = self._choices[delta.index] = _RecordedChoice()
+        choice.add(delta)
+        self._sink.put(delta)
 
-    def room(self) -> Backpressure | None:
+    def backpressure(self) -> Backpressure | None:
         """See `Sink`."""
-        return self._into.room()
+        return self._sink.backpressure()
 
     def fail(self, error: FairleadError) -> None:
         """See `Sink`."""
-        self._into.fail(error)
+        self._sink.fail(error)
 
-    def sent(self) -> "dict[int, _Sent]":
+    def to_repeat(self, reader: UpstreamReader | None) -> "dict[int, _ReplayedChoice]":
         """Return what was put so far, by choice, as it has to be repeated."""
-        return {index: _Sent(put) for index, put in self._choices.items()}
+        return {index: _ReplayedChoice(choice, reader) for index, choice in self._choices.items()}
 
 
-class Replay:
-    """The sink of another attempt. What follows the repetition goes to `recorded`, for a third attempt."""
+class ReplaySink:
+    """The sink of another attempt. What follows the repetition goes to `recorded`, for a third attempt.
 
-    def __init__(self, recorded: Recorded, *, node: str = "another node") -> None:
+    `reader` reads relayed events; None: there are none.
+    """
+
+    def __init__(
+        self, recorded: RecordingSink, reader: UpstreamReader | None = None, *, node: str = "another node"
+    ) -> None:
         self._recorded = recorded
         self._node = node
-        self._sent = recorded.sent()
+        self._choices = recorded.to_repeat(reader)
         self._failed = False
 
     def put(self, delta: Delta) -> None:
-        """See `Sink`. At a difference the answer fails, and nothing more is passed on."""
+        """See `Sink`. At a difference the answer fails, and nothing more is forwarded."""
         if self._failed:
             return
-        sent = self._sent.get(delta.index)
-        if sent is None:
+        choice = self._choices.get(delta.index)
+        if choice is None:
             self._recorded.put(delta)
             return
         try:
-            following = sent.relayed(delta) if delta.raw else sent.generated(delta)
-        except _Differs as difference:
-            self.fail(NodeFailed(f"{self._node} did not repeat the answer that had begun: {difference}"))
+            following = choice.relayed(delta) if delta.raw else choice.generated(delta)
+        except _Mismatch as mismatch:
+            self.fail(NodeFailed(f"{self._node} did not repeat the answer that had begun: {mismatch}"))
             return
         if following is not None:
             self._recorded.put(following)
 
-    def room(self) -> Backpressure | None:
+    def backpressure(self) -> Backpressure | None:
         """See `Sink`."""
-        return self._recorded.room()
+        return self._recorded.backpressure()
 
     def fail(self, error: FairleadError) -> None:
         """See `Sink`."""
@@ -81,11 +86,11 @@ class Replay:
             self._recorded.fail(error)
 
 
-class _Differs(Exception):
+class _Mismatch(Exception):
     """The repetition differs from what was sent."""
 
 
-class _Put:
+class _RecordedChoice:
     """What was put of one choice. `recent`: the last bytes with text, and those since."""
 
     __slots__ = ("finished", "logprobs", "recent", "texts", "token_ids")
@@ -97,7 +102,7 @@ class _Put:
         self.finished = False
         self.recent: list[bytes] | None = None
 
-    def note(self, delta: Delta) -> None:
+    def add(self, delta: Delta) -> None:
         if delta.text:
             self.texts.append(delta.text)
         if delta.token_ids:
@@ -111,22 +116,23 @@ class _Put:
             self.finished = True
 
 
-class _Sent:
+class _ReplayedChoice:
     """What has to be repeated of one choice, and how much of it has been."""
 
-    def __init__(self, put: _Put) -> None:
-        self._text = "".join(put.texts)
-        self._token_ids = list(put.token_ids)
-        self._logprobs = put.logprobs
-        self._finished = put.finished
-        self._was_relayed = put.recent is not None
+    def __init__(self, recorded: _RecordedChoice, reader: UpstreamReader | None) -> None:
+        self._reader = reader
+        self._text = "".join(recorded.texts)
+        self._token_ids = list(recorded.token_ids)
+        self._logprobs = recorded.logprobs
+        self._finished = recorded.finished
+        self._was_relayed = recorded.recent is not None
         self._is_relayed = False
-        self._silent = _silent_at_end(put.recent or [])
+        self._silent = _silent_at_end(recorded.recent or [], reader)
         self._text_at = 0
         self._tokens_at = 0
 
     def generated(self, delta: Delta) -> Delta | None:
-        """Return the new part of an engine's delta; None if nothing is new. Raises `_Differs`."""
+        """Return the new part of an engine's delta; None if nothing is new. Raises `_Mismatch`."""
         text, is_repeated = self._new_text(delta.text)
         token_ids = self._new_tokens(delta.token_ids)
         logprobs = delta.logprobs[min(self._logprobs, len(delta.logprobs)) :]
@@ -143,7 +149,7 @@ class _Sent:
         return Delta(delta.index, text, token_ids, logprobs, delta.finish_reason, delta.stop_reason)
 
     def relayed(self, delta: Delta) -> Delta | None:
-        """Return the new part of another server's events; None if nothing is new. Raises `_Differs`."""
+        """Return the new part of another server's events; None if nothing is new. Raises `_Mismatch`."""
         self._is_relayed = True
         kept: list[bytes] = []
         texts: list[str] = []
@@ -171,9 +177,10 @@ class _Sent:
 
     def _following(self, raw: bytes) -> tuple[bytes, str] | None:
         """Return an event, or the new end of it, and its text; None if it was sent before."""
-        event = read_event(raw)
+        assert self._reader is not None
+        event = self._reader.read_event(raw)
         if self._was_relayed and (not event.is_known or not self._text):
-            raise _Differs("what was sent cannot be compared")
+            raise _Mismatch("what was sent cannot be compared")
         if not event.text:
             if self._text_at < len(self._text) or self._finished:
                 if event.finished:
@@ -191,40 +198,41 @@ class _Sent:
             return None
         self._silent = 0
         try:
-            return without_beginning(raw, text), text
+            return self._reader.without_beginning(raw, text), text
         except ValueError as error:
-            raise _Differs(str(error)) from error
+            raise _Mismatch(str(error)) from error
 
     def _new_text(self, text: str) -> tuple[str, bool]:
         """Return the part of the text that was not sent yet, and whether the rest was sent before."""
         left = self._text[self._text_at :]
         if not left or not text:
             if text and self._finished:
-                raise _Differs("it goes on where it had ended")
+                raise _Mismatch("it continues after its end")
             return text, False
         length = min(len(left), len(text))
         if left[:length] != text[:length]:
-            came, sent = (excerpt(said[:length], SHOWN_LENGTH) for said in (text, left))
-            raise _Differs(f"{came!r} came instead of {sent!r}")
+            received, sent = (excerpt(part[:length], SHOWN_LENGTH) for part in (text, left))
+            raise _Mismatch(f"received {received!r} instead of {sent!r}")
         self._text_at += length
         return text[length:], True
 
     def _new_tokens(self, token_ids: list[int]) -> list[int]:
         left = self._token_ids[self._tokens_at : self._tokens_at + len(token_ids)]
         if left != token_ids[: len(left)]:
-            raise _Differs("its tokens are others")
+            raise _Mismatch("its tokens differ")
         self._tokens_at += len(left)
         return token_ids[len(left) :]
 
     def _check_end(self, tokens: int = 0) -> None:
         if self._text_at < len(self._text) or self._tokens_at < tokens:
-            raise _Differs("it ended sooner")
+            raise _Mismatch("it ended earlier")
 
 
-def _silent_at_end(recent: list[bytes]) -> int:
+def _silent_at_end(recent: list[bytes], reader: UpstreamReader | None) -> int:
     """Return how many events without text follow the last one with text."""
     silent = 0
     for raw in recent:
         for event in split_events(raw):
-            silent = 0 if read_event(event).text else silent + 1
+            assert reader is not None
+            silent = 0 if reader.read_event(event).text else silent + 1
     return silent

@@ -67,7 +67,7 @@ def seconds(header: str, most_s: int) -> int | None:
     return max(1, min(int(header), most_s)) if _SECONDS.fullmatch(header) else None
 
 
-def excerpt(said: str | bytes, length: int = EXCERPT_LENGTH) -> str:
+def excerpt(quoted: str | bytes, length: int = EXCERPT_LENGTH) -> str:
     """Return the beginning of a text as one printable line."""
-    text = said[:length].decode(errors="replace") if isinstance(said, bytes) else said[:length]
+    text = quoted[:length].decode(errors="replace") if isinstance(quoted, bytes) else quoted[:length]
     return "".join(letter if letter.isprintable() else " " for letter in text).strip()

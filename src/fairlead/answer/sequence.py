@@ -15,13 +15,13 @@ from fairlead.worker.client import Worker
 class NodeSequence:
     """The worker's `Receiver` for one choice. `failed` is called with the error, if one ends it."""
 
-    __slots__ = ("_choice", "_into", "_key", "_worker", "failed")
+    __slots__ = ("_choice", "_key", "_sink", "_worker", "failed")
 
     def __init__(
-        self, worker: Worker, into: Sink, choice: ChoiceText, failed: Callable[[FairleadError], None]
+        self, worker: Worker, sink: Sink, choice: ChoiceText, failed: Callable[[FairleadError], None]
     ) -> None:
         self._worker = worker
-        self._into = into
+        self._sink = sink
         self._choice = choice
         self.failed = failed
         self._key: int | None = None
@@ -51,13 +51,13 @@ class NodeSequence:
     def receive_token(self, token_id: int) -> None:
         delta = self._choice.push_token(token_id)
         if delta is not None:
-            self._into.put(delta)
+            self._sink.put(delta)
             if delta.finish_reason is not None:
                 self.abort()  # a stop string: the engine, which has no text, would go on
 
     def receive(self, output: Output) -> None:
         delta = self._choice.push(output)
         if delta is not None:
-            self._into.put(delta)
+            self._sink.put(delta)
         if self._choice.ended and output.finish_reason is None:
             self.abort()  # as above

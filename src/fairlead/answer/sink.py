@@ -1,4 +1,4 @@
-"""The interface of what a node puts an answer into."""
+"""The interface of the object that a node puts an answer into."""
 
 from typing import Protocol
 
@@ -7,10 +7,10 @@ from fairlead.job import Delta
 
 
 class Backpressure(Protocol):
-    """Waits for room in a full sink, on behalf of a writer."""
+    """Makes a writer wait while a sink is full."""
 
     async def wait(self) -> None:
-        """Return when there is room."""
+        """Return when the sink takes more."""
 
 
 class Sink(Protocol):
@@ -19,8 +19,8 @@ class Sink(Protocol):
     def put(self, delta: Delta) -> None:
         """Add a piece of the answer. The last one of each choice has a `finish_reason`."""
 
-    def room(self) -> Backpressure | None:
-        """Return what to wait for until there is room for more; None if there is now.
+    def backpressure(self) -> Backpressure | None:
+        """Return what to wait for while the sink is full; None if it is not.
 
         A fast writer, such as a remote server's relay, waits for that before it puts more.
         """

@@ -10,7 +10,7 @@ objects.
 
 import json
 import re
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -30,7 +30,7 @@ _MOST_VALUES_A_BYTE = 2
 MAX_DIAGNOSED_BYTES = 64 * 1024
 MAX_REWRITTEN_BYTES = 1024 * 1024
 # Bounds of client text that error messages quote.
-MAX_TOLD_CHARS = 200
+MAX_QUOTED_CHARS = 200
 # A parser's message begins with the fault, which may quote text of any length, and ends with its place.
 _MESSAGE_HEAD_CHARS = 300
 _MESSAGE_TAIL_CHARS = 1000
@@ -45,6 +45,16 @@ _Place = tuple["_Place | None", str | int]
 _NOT_A_NUMBER = "NaN and Infinity are not JSON numbers"
 _SURROGATE = "a lone surrogate is not a character"
 _NOT_UTF8 = "not valid UTF-8"
+
+
+class BodyParser(Generic[Body]):
+    """Parses bodies as values of one type. Does the same as `parse`."""
+
+    def __init__(self, kind: type[Body]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def __call__(self, body: bytes, limits: Limits) -> Body:
+        return parse(body, self._decoder, limits)
 
 
 def parse(body: bytes, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Body:
@@ -103,9 +113,12 @@ def check_counts(body: bytes, limits: Limits) -> None:
 
 def too_many_tokens(tokens: int, param: str, limits: Limits) -> InvalidRequest:
     """Return the error for more tokens than one request may have."""
-    return InvalidRequest(
-        f"{param}: {tokens} tokens are too many; a request may have {limits.request_tokens}", param=param
-    )
+    return invalid_field(param, f"{tokens} tokens are too many; a request may have {limits.request_tokens}")
+
+
+def invalid_field(param: str, reason: str) -> InvalidRequest:
+    """Return the error that names a field and its fault."""
+    return InvalidRequest(f"{param}: {reason}", param=param)
 
 
 def _misfit(message: str) -> InvalidRequest:
@@ -117,18 +130,18 @@ def _misfit(message: str) -> InvalidRequest:
     found = _PLACE.fullmatch(place)
     if found is None:
         reason = message
-    path = "" if found is None else found[1][:MAX_TOLD_CHARS]
-    reason = reason[:1].lower() + reason[1:MAX_TOLD_CHARS]
+    path = "" if found is None else found[1][:MAX_QUOTED_CHARS]
+    reason = reason[:1].lower() + reason[1:MAX_QUOTED_CHARS]
     # msgspec writes "[...]" for keys the client chose; the path after them is dropped.
     param = path.partition("[...]")[0]
     member = _MEMBER.fullmatch(reason)
     if member is not None and "[...]" not in path:
         param = f"{param}.{member['name']}" if param else member["name"]
         what = "is missing" if member["fault"] == "missing required" else "is no field of this request"
-        return InvalidRequest(f"{param}: {what}", param=param)
+        return invalid_field(param, what)
     if not param:
         return InvalidRequest(f"the body does not fit: {reason}")
-    return InvalidRequest(f"{param}: {reason}", param=param)
+    return invalid_field(param, reason)
 
 
 def _malformed(body: bytes, error: Exception) -> InvalidRequest:
@@ -183,7 +196,7 @@ def _fault(place: _Place | None, reason: str) -> InvalidRequest:
     while place is not None:
         place, key = place
         keys.append(f"[{key}]" if isinstance(key, int) else f".{key}")
-    path = "".join(reversed(keys)).removeprefix(".")[:MAX_TOLD_CHARS]
+    path = "".join(reversed(keys)).removeprefix(".")[:MAX_QUOTED_CHARS]
     return InvalidRequest(f"{path or 'the body'}: {reason}", param=path or None)
 
 

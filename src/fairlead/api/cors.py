@@ -35,21 +35,21 @@ class Cors:
         origin = headers.get("Origin")
         return origin is not None and (origin in self._origins or EVERY_ORIGIN in self._origins)
 
-    def asks(self, method: str, headers: Headers) -> bool:
+    def is_preflight(self, method: str, headers: Headers) -> bool:
         """Return whether this is the preflight request of such a page."""
-        is_question = method == "OPTIONS" and headers.get("Access-Control-Request-Method") is not None
-        return is_question and self.allows(headers)
+        is_preflight = method == "OPTIONS" and headers.get("Access-Control-Request-Method") is not None
+        return is_preflight and self.allows(headers)
 
-    def permission(self, headers: Headers, methods: Iterable[str]) -> dict[str, str]:
+    def preflight_headers(self, headers: Headers, methods: Iterable[str]) -> dict[str, str]:
         """Return the headers of the preflight response; `methods` are those of the route.
 
         Any header is allowed: clients add their own, and none does harm.
         """
-        wanted = headers.get("Access-Control-Request-Headers", "")
-        names = {"Access-Control-Allow-Headers": wanted} if _may_be_sent(wanted) else {}
+        names = headers.get("Access-Control-Request-Headers", "")
+        allowed = {"Access-Control-Allow-Headers": names} if _are_names(names) else {}
         return {
             "Access-Control-Allow-Methods": ", ".join(sorted(methods)),
-            **names,
+            **allowed,
             "Access-Control-Max-Age": str(MAX_AGE_S),
         }
 
@@ -69,5 +69,5 @@ class Cors:
         }
 
 
-def _may_be_sent(names: str) -> bool:
+def _are_names(names: str) -> bool:
     return len(names) <= MAX_NAMES_LENGTH and _NAMES.fullmatch(names) is not None

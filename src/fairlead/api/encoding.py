@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as ReadOnlySequence
 
 from fairlead.api.body import too_many_tokens
-from fairlead.api.prepare import Prompt
+from fairlead.api.dialects.dialect import Prompt
 from fairlead.config import Limits, SpecialTokens
 from fairlead.text.model import TextModel
 

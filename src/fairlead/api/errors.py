@@ -6,14 +6,14 @@ error of another server that a request was relayed to is passed on unchanged. An
 request id to ask about.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Iterable
 
-import msgspec
 import structlog
 from werkzeug import exceptions as werkzeug
 
-from fairlead.api.request import Reply, json_reply
+from fairlead.api.dialects.dialect import RelayDialect
+from fairlead.api.dialects.openai import OpenAIErrors
+from fairlead.api.request import Response, json_response
 from fairlead.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -32,80 +32,24 @@ DEFAULT_RETRY_AFTER_S = 2
 
 NO_ROUTE = "there is no such route"
 
-_encode = msgspec.json.Encoder().encode
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-    499: "cancelled_error",
-    504: "timeout_error",
-}
 
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+class ErrorFormats:
+    """The form of errors by path. Below a dialect's path it is that dialect's, elsewhere OpenAI's."""
+
+    def __init__(self, dialects: Iterable[RelayDialect]) -> None:
+        self._dialects = sorted(dialects, key=lambda dialect: len(dialect.path), reverse=True)
+        self._default = OpenAIErrors()
+
+    def of(self, path: str) -> RelayDialect | OpenAIErrors:
+        """Return the form for a path, which may have no route."""
+        found = (dialect for dialect in self._dialects if path.startswith(dialect.path))
+        return next(found, self._default)
 
 
-def openai_error(error: FairleadError) -> bytes:
-    """Return the body of an error in OpenAI's dialect; also the data of an error event in a stream."""
-    kind = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    told = {"message": _message(error), "type": kind, "param": error.param, "code": error.code}
-    return _encode({"error": told})
-
-
-def anthropic_error(error: FairleadError) -> bytes:
-    """Return the body of an error in Anthropic's dialect; also the data of an error event in a stream."""
-    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    told = {"type": kind, "message": _message(error), "param": error.param, "code": error.code}
-    return _encode({"type": "error", "error": told})
-
-
-def _message(error: FairleadError) -> str:
-    """Return the message, beginning with the field at fault: many clients show nothing else."""
-    if error.status == 400 and error.param and not error.message.startswith(error.param):
-        return f"{error.param}: {error.message}"
-    return error.message
-
-
-class Dialect(NamedTuple):
-    """How an error is written: `body`, and in a stream the `head` before it, which names the event."""
-
-    body: Callable[[FairleadError], bytes]
-    head: bytes = b""
-
-
-_OPENAI = Dialect(openai_error)
-# By path prefix; the first match counts.
-_DIALECTS = (("/v1/messages", Dialect(anthropic_error, b"event: error\n")), ("/", _OPENAI))
-
-
-def error_event(error: FairleadError, path: str = "/") -> bytes:
-    """Return the event that ends a stream on `path`, for an error that a client may see."""
-    dialect = _dialect(path)
-    data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or dialect.body(error)
-    return dialect.head + b"data: " + data + b"\n\n"
-
-
-def _in_one_line(body: bytes) -> bytes:
-    """Return another server's error in one line, as events require; empty if its form is unknown."""
-    try:
-        document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return b""
-    return _encode(document) if isinstance(document, dict) and "error" in document else b""
-
-
-def error_reply(raised: Exception, path: str, public: FairleadError | None = None) -> Reply:
-    """Return the response for an exception raised while a request to `path` was handled.
+def error_response(
+    raised: Exception, form: RelayDialect | OpenAIErrors, public: FairleadError | None = None
+) -> Response:
+    """Return the response for an exception raised while a request was handled, in the form of its path.
 
     `public` is its `public_error`, if already known: computing it may log.
     """
@@ -114,8 +58,8 @@ def error_reply(raised: Exception, path: str, public: FairleadError | None = Non
     if isinstance(raised, werkzeug.MethodNotAllowed):
         headers["Allow"] = ", ".join(sorted(raised.valid_methods or ()))
     if isinstance(error, NodeRefused) and error.body:
-        return json_reply(error.body, error.status, headers)
-    return json_reply(_dialect(path).body(error), error.status, headers)
+        return json_response(error.body, error.status, headers)
+    return json_response(form.error_body(error), error.status, headers)
 
 
 def public_error(raised: Exception) -> FairleadError:
@@ -135,10 +79,6 @@ def public_error(raised: Exception) -> FairleadError:
             return InvalidRequest(raised.description or "the request cannot be understood")
     logger.error("unexpected error", exc_info=raised)
     return FairleadError("the server failed; its log says more, under this request id")
-
-
-def _dialect(path: str) -> Dialect:
-    return next((dialect for prefix, dialect in _DIALECTS if path.startswith(prefix)), _OPENAI)
 
 
 def _headers(error: FairleadError) -> dict[str, str]:

@@ -1,11 +1,11 @@
 """`GET /events`: the server's state as it changes, as server-sent events with JSON data.
 
 First `history`, the totals of the last ten minutes, then `snapshot`s: one a second, and up to four while
-something changes. A watcher is sent what its key may see; the history has only totals, which every key may
+something changes. A client is sent what its key may see; the history has only totals, which every key may
 see.
 
-A snapshot is shared by all watchers, and encoded once for all keys with the same models. A watcher holds only
-its place among `WATCHERS`. Events are created when a watcher has taken the last one, and the listener
+A snapshot is shared by all clients, and encoded once for all keys with the same models. A client holds only
+one of `MAX_CLIENTS` places. Events are created when a client has taken the last one, and the listener
 disconnects one that does not read at all. When the server drains, the streams end.
 """
 
@@ -14,22 +14,20 @@ from weakref import WeakValueDictionary
 
 import msgspec
 import trio
-from quart import Response, g
-from quart_trio import QuartTrio
 
-from fairlead.api.exchange import response_of
-from fairlead.api.history import EVERY_S, History
-from fairlead.api.request import Call, Reply
+from fairlead.api.history import INTERVAL_S, History
+from fairlead.api.request import Request, Response
 from fairlead.api.sse import HEADERS
 from fairlead.config import ApiKey
 from fairlead.errors import RateLimited
+from fairlead.http.server_sent_events import encode_event
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Snapshot
 
-WATCHERS = 64
-LOOK_EVERY_S = 0.25
-SPEAK_EVERY_S = 1.0
-_FULL_RETRY_S = 10
+MAX_CLIENTS = 64
+POLL_INTERVAL_S = 0.25
+MAX_SILENCE_S = 1.0
+_RETRY_AFTER_S = 10
 
 ScopeOf = Callable[[ApiKey | None], Scope]
 
@@ -37,10 +35,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Events:
-    """The route, and the snapshots that its watchers share. `take` returns the server's current snapshot.
+    """The view of `/events`. `take` returns the server's current snapshot.
 
-    `draining` says whether the server is about to stop, `scope_of` what a key may see. Records the history
-    while the app is served.
+    `draining` says whether the server is about to stop, `scope_of` what a key may see.
     """
 
     def __init__(
@@ -50,47 +47,39 @@ class Events:
         scope_of: ScopeOf = lambda _: Scope(),
     ) -> None:
         self.history = History(take)
-        self.looks = Looks(take, scope_of)
+        self.snapshots = SnapshotCache(take, scope_of)
         self._draining = draining
-        self._watchers = 0
-        self._keeping = trio.CancelScope()
+        self._clients = 0
+        self._recording = trio.CancelScope()
 
-    def add_to(self, app: QuartTrio) -> None:
-        """Register the route, and record the history from the app's start to its end."""
-        app.add_url_rule("/events", view_func=self.events, methods=["GET"])
+    async def record_history(self) -> None:
+        """Record the history until `stop`: while the application is served."""
+        with self._recording:
+            await self.history.run()
 
-        async def start() -> None:
-            app.nursery.start_soon(self._keep)
+    def stop(self) -> None:
+        """Stop recording the history."""
+        self._recording.cancel()
 
-        async def stop() -> None:
-            self._keeping.cancel()
+    async def events(self, request: Request) -> Response:
+        """Stream the dashboard's data as it changes. Raises `RateLimited` for too many clients."""
+        if self._clients >= MAX_CLIENTS:
+            message = f"{MAX_CLIENTS} clients already follow the events, the maximum"
+            raise RateLimited(message, retry_after_s=_RETRY_AFTER_S)
+        self._clients += 1
+        request.nursery.start_soon(self._count)
+        stream = SnapshotStream(self.snapshots.of(request.api_key), self.history, self._draining)
+        return Response(stream, 200, HEADERS)
 
-        app.before_serving(start)
-        app.after_serving(stop)
-
-    async def events(self) -> Response:
-        """Stream the dashboard's data as it changes. Raises `RateLimited` for too many watchers."""
-        if self._watchers >= WATCHERS:
-            raise RateLimited(f"{WATCHERS} watch already, and no more may", retry_after_s=_FULL_RETRY_S)
-        call: Call = g.call
-        self._watchers += 1
-        call.nursery.start_soon(self._stay)
-        watch = Watch(self.looks.view(call.api_key), self.history, self._draining)
-        return response_of(Reply(watch, 200, HEADERS))
-
-    async def _stay(self) -> None:
-        """Count a watcher, as long as its exchange lasts."""
+    async def _count(self) -> None:
+        """Count a client, as long as its request lasts."""
         try:
             await trio.sleep_forever()
         finally:
-            self._watchers -= 1
-
-    async def _keep(self) -> None:
-        with self._keeping:
-            await self.history.run()
+            self._clients -= 1
 
 
-class Looks:
+class SnapshotCache:
     """The latest snapshot, taken again when it is requested and the last is old."""
 
     def __init__(self, take: Callable[[], Snapshot], scope_of: ScopeOf = lambda _: Scope()) -> None:
@@ -98,52 +87,52 @@ class Looks:
         self._take = take
         self._taken: Snapshot | None = None
         self._taken_at = -float("inf")
-        # By a key's models. A view is dropped with its last watcher.
-        self._views: WeakValueDictionary[tuple[str, ...], View] = WeakValueDictionary()
+        # By a key's models. An entry is dropped with its last client.
+        self._scoped: WeakValueDictionary[tuple[str, ...], ScopedSnapshot] = WeakValueDictionary()
 
-    def look(self) -> Snapshot:
-        """Return a snapshot that is not older than `LOOK_EVERY_S`."""
+    def latest(self) -> Snapshot:
+        """Return a snapshot that is not older than `POLL_INTERVAL_S`."""
         now = trio.current_time()
-        if self._taken is None or now - self._taken_at >= LOOK_EVERY_S:
+        if self._taken is None or now - self._taken_at >= POLL_INTERVAL_S:
             self._taken_at = now
-            self._taken = _shown(self._take())
+            self._taken = _without_output(self._take())
         return self._taken
 
-    def view(self, api_key: ApiKey | None) -> "View":
-        """Return the view of a key; keys with the same models share one."""
+    def of(self, api_key: ApiKey | None) -> "ScopedSnapshot":
+        """Return what a key may see; keys with the same models share one object."""
         models = () if api_key is None else api_key.models
-        view = self._views.get(models)
-        if view is None:
-            view = self._views[models] = View(self, api_key)
-        return view
+        scoped = self._scoped.get(models)
+        if scoped is None:
+            scoped = self._scoped[models] = ScopedSnapshot(self, api_key)
+        return scoped
 
 
-class View:
+class ScopedSnapshot:
     """The latest snapshot as a key may see it, encoded in `event`. `changes` counts its changes."""
 
-    def __init__(self, looks: Looks, api_key: ApiKey | None) -> None:
-        self._looks = looks
+    def __init__(self, snapshots: SnapshotCache, api_key: ApiKey | None) -> None:
+        self._snapshots = snapshots
         self._api_key = api_key
         self._taken: Snapshot | None = None
         self._seen: Snapshot | None = None
         self.changes = 0
         self.event = b""
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Update `event` and `changes`."""
-        taken = self._looks.look()
+        taken = self._snapshots.latest()
         if taken is self._taken:
             return
         self._taken = taken
-        snapshot = self._looks.scope_of(self._api_key).of_snapshot(taken)
+        snapshot = self._snapshots.scope_of(self._api_key).of_snapshot(taken)
         seen = msgspec.structs.replace(snapshot, at_s=0.0)  # a new time alone is no change
         if seen != self._seen:
             self._seen = seen
             self.changes += 1
-        self.event = b"event: snapshot\ndata: " + _encode(snapshot) + b"\n\n"
+        self.event = encode_event(_encode(snapshot), name="snapshot")
 
 
-def _shown(snapshot: Snapshot) -> Snapshot:
+def _without_output(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot without the output of commands, which is for operators and may be anything."""
     if not any(model.output for model in snapshot.models):
         return snapshot
@@ -151,33 +140,33 @@ def _shown(snapshot: Snapshot) -> Snapshot:
     return msgspec.structs.replace(snapshot, models=models)
 
 
-class Watch:
-    """One watcher's body. Its next piece is made when the last has been sent. Holds no resources."""
+class SnapshotStream:
+    """The body for one client. Its next piece is made when the last has been sent. Holds no resources."""
 
-    def __init__(self, view: View, history: History, draining: Callable[[], bool]) -> None:
-        self._view = view
+    def __init__(self, snapshot: ScopedSnapshot, history: History, draining: Callable[[], bool]) -> None:
+        self._snapshot = snapshot
         self._history = history
         self._draining = draining
-        self._told = -1
-        self._told_at = 0.0
+        self._sent_changes = -1
+        self._sent_at = 0.0
 
-    def __aiter__(self) -> "Watch":
+    def __aiter__(self) -> "SnapshotStream":
         return self
 
     async def __anext__(self) -> bytes:
-        if self._told < 0:
-            kept = {"every_s": EVERY_S, "columns": self._history.columns()}
-            return b"event: history\ndata: " + _encode(kept) + b"\n\n" + self._tell()
+        if self._sent_changes < 0:
+            history = {"every_s": INTERVAL_S, "columns": self._history.columns()}
+            return encode_event(_encode(history), name="history") + self._next_event()
         while not self._draining():
-            await trio.sleep(LOOK_EVERY_S)
-            self._view.look()
-            silent_s = trio.current_time() - self._told_at
-            if self._view.changes != self._told or silent_s >= SPEAK_EVERY_S:
-                return self._tell()
+            await trio.sleep(POLL_INTERVAL_S)
+            self._snapshot.update()
+            is_silent = trio.current_time() - self._sent_at >= MAX_SILENCE_S
+            if is_silent or self._snapshot.changes != self._sent_changes:
+                return self._next_event()
         raise StopAsyncIteration
 
-    def _tell(self) -> bytes:
-        self._view.look()
-        self._told = self._view.changes
-        self._told_at = trio.current_time()
-        return self._view.event
+    def _next_event(self) -> bytes:
+        self._snapshot.update()
+        self._sent_changes = self._snapshot.changes
+        self._sent_at = trio.current_time()
+        return self._snapshot.event

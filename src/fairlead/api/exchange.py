@@ -1,4 +1,4 @@
-"""One request and its response in Quart: the lifetime that all work for a request belongs to.
+"""The adapter to Quart: one request and its response, and the lifetime that all work for it belongs to.
 
 An `Exchange` gives its request a nursery. It is cancelled when the client disconnects and when the response
 has been sent, so a route can start a task there and need not stop it. Once a status has been sent, an error
@@ -13,26 +13,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import trio
-from quart import Response
+from quart import Response as QuartResponse
 from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.wrappers import Response as WerkzeugResponse
 
-from fairlead.api.request import Reply, json_reply
+from fairlead.api.request import CutStream, Response
 from fairlead.api.request_body import IncomingBody
 from fairlead.api.shares import Shares
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-
-
-class CutStream(Exception):  # not an error: a body's signal that it is incomplete
-    """Raised by a response body after its last chunk: end the connection so that the client notices.
-
-    A chunked response then lacks its end. (An HTTP/1.0 response has no end mark to leave out.)
-    """
 
 
 class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no types
@@ -48,7 +41,7 @@ class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no t
 
 
 class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has no types
-    """One request's way through a Quart app: its `asgi_http_class`, together with `FairleadRequest`."""
+    """One request in a Quart app: its `asgi_http_class`, together with `FairleadRequest`."""
 
     async def __call__(self, receive: Any, send: Any) -> None:
         """Respond to the request, or return without a response if its client disconnects first."""
@@ -113,14 +106,12 @@ async def read_body(request: FairleadRequest) -> bytes:
     return await request.incoming.read(request.body_memory or Shares(Limits().bodies_bytes), request.tenant)
 
 
-def response_of(reply: Reply) -> Response:
-    """Return a reply as Quart's response."""
-    return Response(reply.body, reply.status, reply.headers)
-
-
-def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return Quart's response in JSON; bytes are taken as JSON already."""
-    return response_of(json_reply(document, status, headers))
+def quart_response(response: Response) -> QuartResponse:
+    """Return a view's response as Quart's."""
+    converted = QuartResponse(response.body, response.status, response.headers)
+    if "content-type" not in map(str.lower, response.headers):
+        del converted.headers["Content-Type"]  # Quart's default
+    return converted
 
 
 def unwrap(error: BaseException) -> BaseException:
@@ -130,9 +121,9 @@ def unwrap(error: BaseException) -> BaseException:
     gets the `FairleadError`.
     """
     errors = [leaf for leaf in _leaves(error) if not isinstance(leaf, trio.Cancelled)]
-    told = [leaf for leaf in errors if isinstance(leaf, FairleadError)]
-    if told:
-        return told[0]
+    ours = [leaf for leaf in errors if isinstance(leaf, FairleadError)]
+    if ours:
+        return ours[0]
     return errors[0] if len(errors) == 1 else error
 
 

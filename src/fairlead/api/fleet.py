@@ -1,8 +1,7 @@
-"""The operators' routes for nodes and models: list, logs, load, unload, add, drain, remove.
+"""The operators' views of nodes and models: list, logs, load, unload, add, drain, remove.
 
 Any valid key may use them, for the models which that key may use; without keys, every client may. Nodes are
-for all models, and read the content of jobs: only a key for all models may change them. Pages of other
-servers may not use these routes: see `origin`.
+for all models, and read the content of jobs: only a key for all models may change them.
 """
 
 import re
@@ -10,17 +9,15 @@ from contextlib import suppress
 from functools import partial
 
 import msgspec
-from quart import Quart, Response, g, request
 
-from fairlead.api.exchange import json_response, response_of
 from fairlead.api.job_service import JobService
-from fairlead.api.process_logs import ProcessLogs, wants_to_follow
-from fairlead.api.request import Call
+from fairlead.api.process_logs import ProcessLogs
+from fairlead.api.request import Request, Response, json_response
 from fairlead.api.schemas import AddNodeRequest, LoadModelRequest, UnloadModelRequest
 from fairlead.api.scope import scope_of
 from fairlead.config import ConfigError, NodeConfig
 from fairlead.config.spelling import dotted, spelled
-from fairlead.errors import FairleadError, Forbidden, InvalidRequest, NotFound, quoted
+from fairlead.errors import FairleadError, InvalidRequest, NotFound, quoted
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.process.output import ProcessOutput
 
@@ -31,64 +28,38 @@ _WORD = re.compile(r"\w+")
 
 
 class FleetRoutes:
-    """The routes `/models/load`, `/models/unload`, `/models/{name}/logs`, `/nodes` and below."""
+    """The views of `/models/load`, `/models/unload`, `/models/{name}/logs`, `/nodes` and below."""
 
-    # Their rules, for which `Host` and `Origin` are checked strictly.
-    RULES = frozenset(
-        {
-            "/models/load",
-            "/models/unload",
-            "/models/<path:name>/logs",
-            "/nodes",
-            "/nodes/<path:node_id>",
-            "/nodes/<path:node_id>/drain",
-        }
-    )
+    def __init__(self, jobs: JobService) -> None:
+        self._jobs = jobs
+        self._fleet = jobs.services.fleet
+        self._logs = ProcessLogs(jobs.services.draining)
 
-    def __init__(self, edge: JobService) -> None:
-        self._edge = edge
-        self._fleet = edge.services.fleet
-        self._logs = ProcessLogs(edge.services.draining)
-
-    def add_to(self, app: Quart) -> None:
-        """Register the routes."""
-        for rule, view, method in (
-            ("/models/load", self.load, "POST"),
-            ("/models/unload", self.unload, "POST"),
-            ("/models/<path:name>/logs", self.logs, "GET"),
-            ("/nodes", self.nodes, "GET"),
-            ("/nodes", self.add_node, "POST"),
-            ("/nodes/<path:node_id>", self.remove_node, "DELETE"),
-            ("/nodes/<path:node_id>/drain", self.drain_node, "POST"),
-        ):
-            assert rule in self.RULES
-            app.add_url_rule(rule, view_func=view, methods=[method])
-
-    async def load(self) -> Response:
+    async def load(self, request: Request) -> Response:
         """Load a model; respond when it is ready, with its status."""
-        wanted = await self._edge.read(g.call, _load_decoder)
-        model = self._find(wanted.model)
+        wanted = await self._jobs.read(request, _load_decoder)
+        model = self._find(request, wanted.model)
         await self._fleet.load(model)
         return json_response(self._model(model))
 
-    async def unload(self) -> Response:
+    async def unload(self, request: Request) -> Response:
         """Unload a model; respond when its process has ended. With `force` its jobs fail, else they finish.
 
         Requests that wait for it get a 409; with `?wait=true` they wait for the next load.
         """
-        wanted = await self._edge.read(g.call, _unload_decoder)
-        model = self._find(wanted.model)
-        await self._fleet.unload(model, force=bool(wanted.force), wait=_flag("wait"))
+        wanted = await self._jobs.read(request, _unload_decoder)
+        model = self._find(request, wanted.model)
+        await self._fleet.unload(model, force=bool(wanted.force), wait=_flag(request, "wait"))
         return json_response(self._model(model))
 
-    async def logs(self, name: str) -> Response:
+    async def logs(self, request: Request) -> Response:
         """Return the output of a model's processes; with `?follow=true` also their later output."""
-        model = self._find(name)
-        follows = wants_to_follow(request.args.get("follow"))
+        model = self._find(request, request.path_parameters["name"])
+        follows = _flag(request, "follow")
         output = self._fleet.output(model)
         if not follows:
-            return response_of(self._logs.kept(output))
-        return response_of(self._logs.follow(g.call, output, partial(self._is_current, model, output)))
+            return self._logs.kept(output)
+        return self._logs.follow(request, output, partial(self._is_current, model, output))
 
     def _is_current(self, model: str, output: ProcessOutput) -> bool:
         """Return whether the model still has this output; a reload may remove it."""
@@ -96,34 +67,33 @@ class FleetRoutes:
             return self._fleet.output(model) is output
         return False
 
-    async def nodes(self) -> Response:
+    async def nodes(self, request: Request) -> Response:
         """Return every node that the caller may see, local and remote, without its API key."""
-        return json_response(scope_of(self._edge.services, g.call.api_key).of_nodes(self._fleet.nodes()))
+        return json_response(scope_of(self._jobs.services, request.api_key).of_nodes(self._fleet.nodes()))
 
-    async def add_node(self) -> Response:
+    async def add_node(self, request: Request) -> Response:
         """Add a remote server as a node, until this server stops; respond after its first probe."""
-        _check_is_for_all(g.call)
-        wanted = await self._edge.read(g.call, _node_decoder)
+        wanted = await self._jobs.read(request, _node_decoder)
         await self._fleet.add_node(_configuration(wanted))
         return json_response(self._node(wanted.id), 201)
 
-    async def remove_node(self, node_id: str) -> Response:
+    async def remove_node(self, request: Request) -> Response:
         """Remove a node; respond when the jobs it runs are finished."""
-        _check_is_for_all(g.call)
+        node_id = request.path_parameters["node_id"]
         await self._fleet.remove_node(node_id)
         return json_response({"id": node_id, "object": "node", "deleted": True})
 
-    async def drain_node(self, node_id: str) -> Response:
+    async def drain_node(self, request: Request) -> Response:
         """Give a node no more jobs; respond at once."""
-        _check_is_for_all(g.call)
+        node_id = request.path_parameters["node_id"]
         self._fleet.drain_node(node_id)
         return json_response(self._node(node_id))
 
-    def _find(self, name: str | None) -> str:
-        """Return a model as `JobService.find` does, but refuse a selector: its choice would be arbitrary."""
-        if name is not None and self._edge.selecting.is_selector(name):
+    def _find(self, request: Request, name: str | None) -> str:
+        """Return a model as `ModelAccess.find` does, but refuse a selector: its choice would be arbitrary."""
+        if name is not None and self._jobs.models.selectors.has(name):
             raise InvalidRequest(f"model: {quoted(name)} stands for several models; name one", param="model")
-        return self._edge.find(g.call, name)
+        return self._jobs.models.find(request, name)
 
     def _model(self, name: str) -> ModelStatus:
         for status in self._fleet.models():
@@ -138,18 +108,12 @@ class FleetRoutes:
         raise NotFound(f"the node {quoted(node_id)} is gone")
 
 
-def _flag(name: str) -> bool:
+def _flag(request: Request, name: str) -> bool:
     """Return a query parameter that is true or false; false if absent."""
-    said = request.args.get(name, "false")
-    if said not in ("true", "false"):
-        raise InvalidRequest(f"{name} must be true or false, not {quoted(said)}", param=name)
-    return said == "true"
-
-
-def _check_is_for_all(call: Call) -> None:
-    """Raise `Forbidden` for a key that is limited to some models."""
-    if call.api_key is not None and call.api_key.models:
-        raise Forbidden("this API key is for some models only; nodes are for all")
+    value = request.query(name)
+    if value not in (None, "true", "false"):
+        raise InvalidRequest(f"{name}: must be true or false, not {quoted(value)}", param=name)
+    return value == "true"
 
 
 def _configuration(wanted: AddNodeRequest) -> NodeConfig:

@@ -8,101 +8,104 @@ A request's lifetime is as in `exchange`: all work for it runs in its nursery, w
 client disconnects and when the response is complete. A truncated response ends the connection.
 """
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, Mapping
 from typing import Any
 
 import trio
 
-from fairlead.api.errors import error_reply, public_error
-from fairlead.api.exchange import CutStream, unwrap
-from fairlead.api.request import Call, Reply
+from fairlead.api.errors import ErrorFormats, error_response, public_error
+from fairlead.api.exchange import unwrap
+from fairlead.api.request import CutStream, Request, Response, View
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.request_body import IncomingBody
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream
 from fairlead.config import Limits
-from fairlead.http.headers import FirstHeaders
 from fairlead.tenancy.access import tenant_of
-
-Route = Callable[[Call], Awaitable[Reply]]
 
 
 class GenerationRoutes:
     """An ASGI app for POST to a few exact paths. Bodies count against `body_memory`."""
 
     def __init__(
-        self, door: RequestAuth, routes: Mapping[str, Route], body_memory: Shares | None = None
+        self,
+        auth: RequestAuth,
+        views: Mapping[str, View],
+        body_memory: Shares | None = None,
+        error_formats: ErrorFormats | None = None,
     ) -> None:
-        self._door = door
-        self._routes = routes
+        self._auth = auth
+        self._error_formats = error_formats or ErrorFormats(())
+        self._views = views
         self._body_memory = body_memory or Shares(Limits().bodies_bytes)
 
     def serves(self, scope: Any) -> bool:
-        """Return whether a request is for one of the routes. Quart handles other methods of their paths."""
-        return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._routes
+        """Return whether a request is for one of the paths. Quart handles other methods of their paths."""
+        return scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._views
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Respond to the request, or return without a response if its client disconnects first."""
-        await self._answer(self._routes[scope["path"]], scope, receive, send)
+        await self._run(self._views[scope["path"]], scope, receive, send)
 
     async def refuse(self, error: Exception, scope: Any, receive: Any, send: Any) -> None:
-        """Respond with this error, after the checks that precede every route."""
+        """Respond with this error, after the checks that precede every view."""
 
-        async def fail(_call: Call) -> Reply:
+        async def fail(_request: Request) -> Response:
             raise error
 
-        await self._answer(fail, scope, receive, send)
+        await self._run(fail, scope, receive, send)
 
-    async def _answer(self, route: Route, scope: Any, receive: Any, send: Any) -> None:
-        request = _Request(self._door, self._body_memory, scope, receive, send)
+    async def _run(self, view: View, scope: Any, receive: Any, send: Any) -> None:
+        exchange = _Exchange(self._auth, self._error_formats, self._body_memory, scope, receive, send)
         try:
-            await request.answer(route)
+            await exchange.run(view)
         finally:
-            request.dispose()
+            exchange.dispose()
 
 
-class _Request:
+class _Exchange:
     """One request and its response."""
 
-    def __init__(self, door: RequestAuth, body_memory: Shares, scope: Any, receive: Any, send: Any) -> None:
-        self._door = door
+    def __init__(
+        self,
+        auth: RequestAuth,
+        error_formats: ErrorFormats,
+        body_memory: Shares,
+        scope: Any,
+        receive: Any,
+        send: Any,
+    ) -> None:
+        self._auth = auth
+        self._error_formats = error_formats
         self._body_memory = body_memory
-        self._path = scope["path"]
         self._receive = receive
         self._send = send
         self._limits = scope.get("state", {}).get("limits") or Limits()
         self._direct = scope.get("extensions", {}).get("fairlead")
-        client = scope.get("client")
-        self._call = Call(
-            FirstHeaders(scope["headers"]),
-            client[0] if client else None,
-            self._read,
-            method=scope["method"],
-            path=self._path,
-        )
+        self._request = Request(scope, self._read)
         self._incoming: IncomingBody | None = None
-        self._answering = False
+        self._has_begun = False
 
-    async def answer(self, route: Route) -> None:
-        """Run the route and send its response."""
-        unended: Reply | None = None
+    async def run(self, view: View) -> None:
+        """Run the view and send its response."""
+        unended: Response | None = None
         failure: BaseException | None = None
         try:
-            async with trio.open_nursery() as self._call.nursery:
-                reply = await self._reply(route)
-                if not isinstance(reply.body, bytes):
-                    await self._stream(reply, reply.body)
+            async with trio.open_nursery() as self._request.nursery:
+                response = await self._respond(view)
+                if not isinstance(response.body, bytes):
+                    await self._stream(response, response.body)
                 # The end is sent after all tasks of the request: it makes some ASGI servers cancel them.
-                if self._call.nursery.child_tasks:
-                    unended = reply
-                    self._call.nursery.cancel_scope.cancel()
+                if self._request.nursery.child_tasks:
+                    unended = response
+                    self._request.nursery.cancel_scope.cancel()
                 else:
-                    await self._end(reply)
+                    await self._end(response)
         except* Exception as group:  # noqa: BLE001  # a task of the request may raise anything
             failure = unwrap(group)
         finally:
-            self._call.leave_body()
-        if isinstance(failure, Exception) and not self._answering:
+            self._request.leave_body()
+        if isinstance(failure, Exception) and not self._has_begun:
             unended = self._refusal(failure)
         elif failure is not None and not isinstance(failure, CutStream):
             raise failure
@@ -110,55 +113,57 @@ class _Request:
             await self._end(unended)
 
     def dispose(self) -> None:
-        """Break the reference cycle of request and call, which only the garbage collector would free."""
-        del self._call
+        """Break the reference cycle of request and exchange, which only the garbage collector would free."""
+        del self._request
 
-    async def _reply(self, route: Route) -> Reply:
+    async def _respond(self, view: View) -> Response:
         try:
-            self._door.enter(self._call)
-            return await route(self._call)
-        except Exception as error:  # noqa: BLE001  # a route may raise anything
+            self._auth.enter(self._request)
+            return await view(self._request)
+        except Exception as error:  # noqa: BLE001  # a view may raise anything
             return self._refusal(error)
 
-    def _refusal(self, raised: Exception) -> Reply:
+    def _refusal(self, raised: Exception) -> Response:
         error = public_error(raised)
-        self._door.refused(self._call, error)
-        reply = error_reply(raised, self._path, error)
+        self._auth.refused(self._request, error)
+        response = error_response(raised, self._error_formats.of(self._request.path), error)
         # The traceback's frames refer to the body, and, if a thread raised the error, to the error itself.
         # The body of every refused request would stay in memory until the cycle collector runs.
         raised.__traceback__ = None
-        return reply
+        return response
 
-    async def _stream(self, reply: Reply, body: AsyncIterable[bytes]) -> None:
+    async def _stream(self, response: Response, body: AsyncIterable[bytes]) -> None:
         """Send the response except for its end. It may take any time as long as the client reads."""
-        await self._begin(reply)
+        await self._begin(response)
         if isinstance(body, EventStream):
             body.direct = self._direct
         async for piece in body:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
-    async def _end(self, reply: Reply) -> None:
+    async def _end(self, response: Response) -> None:
         """Send the rest of the response: its end, or all of it."""
         rest = b""
-        if isinstance(reply.body, bytes):
-            rest = reply.body
-            await self._begin(reply, ("Content-Length", str(len(rest))))
+        if isinstance(response.body, bytes):
+            rest = response.body
+            await self._begin(response, ("Content-Length", str(len(rest))))
         await self._send({"type": "http.response.body", "body": rest, "more_body": False})
 
-    async def _begin(self, reply: Reply, *more: tuple[str, str]) -> None:
-        self._answering = True
+    async def _begin(self, response: Response, *more: tuple[str, str]) -> None:
+        self._has_begun = True
         if self._incoming is not None:
             self._incoming.keep()
-        headers = (*reply.headers.items(), *self._door.headers(self._call).items(), *more)
+        headers = (*response.headers.items(), *self._auth.headers(self._request).items(), *more)
         encoded = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        await self._send({"type": "http.response.start", "status": reply.status, "headers": encoded})
+        await self._send({"type": "http.response.start", "status": response.status, "headers": encoded})
 
     async def _read(self) -> bytes:
         """Return the whole body; see `IncomingBody.read`."""
-        call = self._call
+        request = self._request
         self._incoming = IncomingBody(
-            self._receive, call.headers, self._limits, call.nursery, cancels=self._direct is not None
+            self._receive, request.headers, self._limits, request.nursery, cancels=self._direct is not None
         )
-        call.leave_body = self._incoming.leave
-        tenant = tenant_of(call.api_key, call.headers, call.address, user=None, safety_identifier=None)
+        request.leave_body = self._incoming.leave
+        tenant = tenant_of(
+            request.api_key, request.headers, request.address, user=None, safety_identifier=None
+        )
         return await self._incoming.read(self._body_memory, tenant)

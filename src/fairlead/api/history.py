@@ -1,6 +1,6 @@
 """The totals of the last ten minutes, so that a dashboard can show them as soon as it is opened.
 
-Owns a ring of rows, one each `EVERY_S`, and takes a snapshot for each; its memory does not grow. A row has
+Owns a ring of rows, one each `INTERVAL_S`, and takes a snapshot for each; its memory does not grow. A row has
 totals only: no model, no node and no user.
 """
 
@@ -15,8 +15,8 @@ from fairlead.telemetry.snapshot import Snapshot
 
 logger = structlog.get_logger("fairlead.api")
 
-EVERY_S = 2.0
-SPAN_S = 600.0
+INTERVAL_S = 2.0
+DURATION_S = 600.0
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -36,16 +36,16 @@ class History:
 
     def __init__(self, take: Callable[[], Snapshot]) -> None:
         self._take = take
-        self._rows: deque[Totals] = deque(maxlen=round(SPAN_S / EVERY_S) + 1)
+        self._rows: deque[Totals] = deque(maxlen=round(DURATION_S / INTERVAL_S) + 1)
 
     async def run(self) -> None:
-        """Add a row every `EVERY_S`, forever. A snapshot that fails is logged and skipped."""
+        """Add a row every `INTERVAL_S`, forever. A snapshot that fails is logged and skipped."""
         while True:
             try:
                 self._rows.append(totals_of(self._take()))
             except Exception:
-                logger.exception("no snapshot")  # our own bug must not end the server
-            await trio.sleep(EVERY_S)
+                logger.exception("snapshot failed")  # our own bug must not end the server
+            await trio.sleep(INTERVAL_S)
 
     def columns(self) -> dict[str, list[float | None]]:
         """Return the rows, oldest first, as one list per name: plots are drawn by column."""

@@ -1,4 +1,4 @@
-"""The load progress in a streamed chat: deltas of `reasoning_content`, which chat clients show.
+"""The load progress in a streamed answer: shown as reasoning, which chat clients show apart.
 
 Only where the configuration enables it (`sendLoadingState`). A client that joins the content of an answer
 does not see it.
@@ -7,11 +7,13 @@ does not see it.
 import time
 from collections.abc import Callable
 
-import msgspec
 import trio
 
-from fairlead.api.services import Services, Waiting
+from fairlead.api.dialects.dialect import Dialect, RelayDialect
+from fairlead.api.services import Services
+from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus
+from fairlead.http.server_sent_events import encode_comment
 from fairlead.job import Job
 
 # Until then, a stream can begin with its answer, and a refused job can have an error status.
@@ -19,15 +21,14 @@ LOADING_AFTER_S = 0.25
 # The interval of progress reports.
 REPORT_EVERY_S = 1.0
 
-_encode = msgspec.json.Encoder().encode
-
 
 class LoadingProgress:
-    """`Notices` of one chat about the load of its model; `status` returns the model's state."""
+    """`WaitingEvents` of one answer about the load of its model; `status` returns the model's state."""
 
     interval_s = REPORT_EVERY_S
 
-    def __init__(self, job: Job, status: Callable[[], ModelStatus | None]) -> None:
+    def __init__(self, dialect: Dialect, job: Job, status: Callable[[], ModelStatus | None]) -> None:
+        self._dialect = dialect
         self._job = job
         self._status = status
         self._created = int(time.time())
@@ -35,10 +36,10 @@ class LoadingProgress:
         self._latest: str | None = None
         self._is_loaded = False
 
-    def write(self, waiting: Waiting | None) -> bytes:
+    def write(self, waiting: WaitEstimate | None) -> bytes:
         """Return what is new, a dot if nothing is, and a comment once the model is loaded."""
         if self._is_loaded:
-            return b": running\n\n"
+            return encode_comment("running")
         status = self._status()
         if status is not None and status.state == "ready":
             return self.end()
@@ -48,45 +49,38 @@ class LoadingProgress:
         else:
             text = "." if line == self._latest else f"\n{line}"
         self._latest = line
-        return self._delta(text)
+        return self._event(text)
 
     def end(self) -> bytes:
         """Return the time that the load took, once."""
         if self._is_loaded:
             return b""
         self._is_loaded = True
-        return self._delta(f"\nLoaded after {trio.current_time() - self._began_at:.1f} s\n\n")
+        return self._event(f"\nLoaded after {trio.current_time() - self._began_at:.1f} s\n\n")
 
-    def _delta(self, text: str) -> bytes:
-        # Without a role: clients that merge deltas would have it twice.
-        choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
-        chunk = {
-            "id": self._job.id,
-            "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self._job.model,
-            "choices": [choice],
-        }
-        return b"data: " + _encode(chunk) + b"\n\n"
+    def _event(self, text: str) -> bytes:
+        return self._dialect.reasoning_event(self._job, self._created, text)
 
 
-def loading_progress(services: Services, job: Job) -> LoadingProgress | None:
-    """Return the notices for a chat whose model no node has loaded; None where none are configured."""
+def loading_progress(services: Services, dialect: RelayDialect, job: Job) -> LoadingProgress | None:
+    """Return the events for an answer whose model no node has loaded; None where none are configured."""
     fleet = services.fleet
+    if not isinstance(dialect, Dialect) or not dialect.shows_loading:
+        return None
     if not fleet.sends_loading_state(job.model):
         return None
     if any(node.state == "up" and job.model in node.models for node in fleet.nodes()):
         return None
-    return LoadingProgress(job, lambda: fleet.model(job.model))
+    return LoadingProgress(dialect, job, lambda: fleet.model(job.model))
 
 
-def _progress(status: ModelStatus | None, waiting: Waiting | None) -> str:
+def _progress(status: ModelStatus | None, waiting: WaitEstimate | None) -> str:
     """Return the progress of the load, and the job's queue position unless it is the first."""
     parts = []
     if status is not None and status.state == "loading":
-        parts.append(status.load_stage or "starting")
-        if status.load_progress is not None:
-            parts.append(f"{status.load_progress:.0%}")
+        parts.append(status.load.stage or "starting")
+        if status.load.progress is not None:
+            parts.append(f"{status.load.progress:.0%}")
     else:
         parts.append("waiting for room")
     if waiting is not None and waiting.position > 1:

@@ -55,7 +55,7 @@ HOSTS_REMEMBERED = 256
 MAX_HOST_LENGTH = 262  # a DNS name, a colon and a port
 
 
-class Guard:
+class OriginPolicy:
     """The check of `Host` and `Origin`. `host` is the listening address, `allowed` are other names for it."""
 
     def __init__(self, host: str, allowed: Iterable[str] = ()) -> None:
@@ -65,7 +65,7 @@ class Guard:
         if self._everywhere:
             self._names.add(socket.gethostname().lower())
         # Parsing a host costs as much as all other checks of a request, and few different hosts occur.
-        self._is_right = lru_cache(HOSTS_REMEMBERED)(self._judge)
+        self._allows_host = lru_cache(HOSTS_REMEMBERED)(self._is_allowed_host)
 
     def check(self, headers: Headers, *, strict: bool, any_origin: bool = False) -> None:
         """Raise `Forbidden` unless `Host` and `Origin`, where present, name this server.
@@ -73,23 +73,23 @@ class Guard:
         With `any_origin`, `Origin` is not checked: the page may use the API (see `cors`).
         """
         host = headers.get("Host")
-        if host is not None and (len(host) > MAX_HOST_LENGTH or not self._is_right(host, strict)):
+        if host is not None and (len(host) > MAX_HOST_LENGTH or not self._allows_host(host, strict)):
             message = f"Host: {quoted(host)} is not a name of this server (allowedHosts in its configuration)"
             raise Forbidden(message, param="Host")
         origin = headers.get("Origin")
-        if origin is None or any_origin or self._may_ask(origin, host):
+        if origin is None or any_origin or self._is_own(origin, host):
             return
         if not strict and headers.get("Sec-Fetch-Site") == "same-origin":
             return
         raise Forbidden(f"Origin: a page of {quoted(origin)} may not send this request", param="Origin")
 
-    def _may_ask(self, origin: str, host: str | None) -> bool:
+    def _is_own(self, origin: str, host: str | None) -> bool:
         if host is not None and _is_same(origin, host):
             return True
         # On the scheme's default port only: other ports of that machine may be other servers.
         return any(_is_same(origin, name) for name in self._allowed)
 
-    def _judge(self, host: str, strict: bool) -> bool:
+    def _is_allowed_host(self, host: str, strict: bool) -> bool:
         name = _hostname(host)
         if is_loopback(name) or name.endswith(".localhost") or name in self._names:
             return True
@@ -109,8 +109,8 @@ def _is_same(origin: str, host: str) -> bool:
         return False
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
         return False
-    asked = urlsplit(f"//{host}")
-    return (parts.hostname, port) == (_hostname(host), asked.port or _DEFAULT_PORTS[parts.scheme])
+    requested = urlsplit(f"//{host}")
+    return (parts.hostname, port) == (_hostname(host), requested.port or _DEFAULT_PORTS[parts.scheme])
 
 
 def _hostname(host: str) -> str:

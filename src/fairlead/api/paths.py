@@ -12,19 +12,10 @@ its clients. So the raw path (RFC 3986, 3.3)
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, unquote_to_bytes
-
-Value = TypeVar("Value")
-
-VERSION = "/v1"
-# Paths that clients of OpenAI's API request below `VERSION`, or without it if their base URL lacks it.
-VERSIONLESS = frozenset(
-    f"{VERSION}/{name}"
-    for name in ("chat/completions", "completions", "embeddings", "responses", "models", "models/<path:name>")
-)
 
 _CHARACTERS = rb"\w.~!$&'()*+,;=:@-"
 _PLAIN = re.compile(rb"/|(?:/(?!\.{1,2}(?:/|\Z))[%b]+)+" % _CHARACTERS)
@@ -35,18 +26,18 @@ _UPSTREAM = b"/upstream/"
 COMPARED_LENGTH = 64
 
 
-def nearest_route(path: str, rules: Collection[str]) -> str | None:
-    """Return the rule most similar to a path that has no route; None if none is similar."""
+def nearest_route(path: str, routes: Collection[str]) -> str | None:
+    """Return the route's path most similar to one that has no route; None if none is similar."""
     if len(path) > COMPARED_LENGTH:
         return None
-    return next(iter(get_close_matches(path.rstrip("/") or "/", rules, n=1)), None)
+    return next(iter(get_close_matches(path.rstrip("/") or "/", routes, n=1)), None)
 
 
 class Paths:
-    """The check of a path's spelling. `rules` are the routes' paths in Quart's notation."""
+    """The check of a path's spelling. `routes` are the paths of the route table."""
 
-    def __init__(self, rules: Iterable[str]) -> None:
-        self._before_names = tuple({rule.partition("<")[0].encode() for rule in rules if "<" in rule})
+    def __init__(self, routes: Iterable[str]) -> None:
+        self._before_names = tuple({path.partition("{")[0].encode() for path in routes if "{" in path})
 
     def has(self, raw_path: bytes | None, path: str) -> bool:
         """Return whether a path may be routed. ASGI servers may omit the raw path."""
@@ -83,8 +74,3 @@ def without_root(scope: dict[str, Any]) -> dict[str, Any]:
         inner["raw_path"] = b"/" + segments[-1]
     inner["path"] = path.removeprefix(root)
     return inner
-
-
-def without_version(routes: Mapping[str, Value]) -> dict[str, Value]:
-    """Return those of the routes that OpenAI's API has, under the same paths without `/v1`."""
-    return {rule.removeprefix(VERSION): value for rule, value in routes.items() if rule in VERSIONLESS}

@@ -7,7 +7,7 @@ began early. Either may stop waiting at any time, which does not affect the task
 import trio
 
 from fairlead.api.exchange import unwrap
-from fairlead.api.services import Answer
+from fairlead.gateway import Answer
 
 
 class PendingAnswer(trio.TaskStatus[Answer]):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from fairlead.api.request import NO_SNIFFING, Call, Reply
-from fairlead.errors import InvalidRequest, RateLimited
+from fairlead.api.request import NO_SNIFFING, Request, Response
+from fairlead.errors import RateLimited
 from fairlead.process.output import ProcessOutput
 
-FOLLOWERS = 64
-LOOK_EVERY_S = 0.25
-RETRY_S = 10
+MAX_FOLLOWERS = 64
+POLL_INTERVAL_S = 0.25
+RETRY_AFTER_S = 10
 HEADERS = {"Content-Type": "text/plain; charset=utf-8", **NO_SNIFFING}
 
 # ECMA-48: control sequences (colors, the cursor) and operating system commands (the window's title).
@@ -32,13 +32,6 @@ def printable(line: str) -> str:
     )
 
 
-def wants_to_follow(value: str | None) -> bool:
-    """Return the query's `follow`. Raises `InvalidRequest`."""
-    if value not in (None, "true", "false"):
-        raise InvalidRequest("follow: must be true or false", param="follow")
-    return value == "true"
-
-
 class ProcessLogs:
     """The lines of a `ProcessOutput` as responses; `draining`: whether the server is about to stop."""
 
@@ -46,18 +39,18 @@ class ProcessLogs:
         self._draining = draining
         self._followers = 0
 
-    def kept(self, output: ProcessOutput) -> Reply:
+    def kept(self, output: ProcessOutput) -> Response:
         """Return the lines that are kept now."""
-        return Reply(_text(output.since(0)), 200, HEADERS)
+        return Response(_text(output.since(0)), 200, HEADERS)
 
-    def follow(self, call: Call, output: ProcessOutput, is_current: Callable[[], bool]) -> Reply:
+    def follow(self, request: Request, output: ProcessOutput, is_current: Callable[[], bool]) -> Response:
         """Return those lines and all later ones, as long as `is_current`. Raises `RateLimited`."""
-        if self._followers >= FOLLOWERS:
-            message = f"{FOLLOWERS} clients follow logs already, and no more may"
-            raise RateLimited(message, retry_after_s=RETRY_S)
+        if self._followers >= MAX_FOLLOWERS:
+            message = f"{MAX_FOLLOWERS} clients already follow logs, the maximum"
+            raise RateLimited(message, retry_after_s=RETRY_AFTER_S)
         self._followers += 1
-        call.nursery.start_soon(self._count)
-        return Reply(_Following(output, lambda: is_current() and not self._draining()), 200, HEADERS)
+        request.nursery.start_soon(self._count)
+        return Response(_Following(output, lambda: is_current() and not self._draining()), 200, HEADERS)
 
     async def _count(self) -> None:
         """Count a follower, as long as its request lasts."""
@@ -70,9 +63,9 @@ class ProcessLogs:
 class _Following:
     """The body of one follower. Its next piece is made when the last has been sent."""
 
-    def __init__(self, output: ProcessOutput, goes_on: Callable[[], bool]) -> None:
+    def __init__(self, output: ProcessOutput, continues: Callable[[], bool]) -> None:
         self._output = output
-        self._goes_on = goes_on
+        self._continues = continues
         self._next = output.begin
 
     def __aiter__(self) -> "_Following":
@@ -80,9 +73,9 @@ class _Following:
 
     async def __anext__(self) -> bytes:
         while self._output.end == self._next:
-            if not self._goes_on():
+            if not self._continues():
                 raise StopAsyncIteration
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(POLL_INTERVAL_S)
         missed = self._output.begin - self._next
         lines = self._output.since(self._next)
         self._next = self._output.end

@@ -1,39 +1,32 @@
-"""The routes of the queue: its totals, an estimate, and the cancellation of a client's own job."""
+"""The views of the queue: its totals, an estimate, and the cancellation of a client's own job."""
 
-from quart import Quart, Response, g, request
-
-from fairlead.api.exchange import json_response
 from fairlead.api.job_service import JobService
+from fairlead.api.request import Request, Response, json_response
 from fairlead.errors import NotFound, quoted
 from fairlead.tenancy.access import owner_of
 
 
 class QueueRoutes:
-    """The routes `/queue`, `/queue/estimate`, `/v1/requests/{id}/cancel`."""
+    """The views of `/queue`, `/queue/estimate` and `/v1/requests/{request_id}/cancel`."""
 
-    def __init__(self, edge: JobService) -> None:
-        self._edge = edge
-        self._services = edge.services
+    def __init__(self, jobs: JobService) -> None:
+        self._jobs = jobs
+        self._services = jobs.services
 
-    def add_to(self, app: Quart) -> None:
-        """Register the routes."""
-        app.add_url_rule("/queue", view_func=self.queue, methods=["GET"])
-        app.add_url_rule("/queue/estimate", view_func=self.estimate, methods=["GET"])
-        app.add_url_rule("/v1/requests/<path:request_id>/cancel", view_func=self.cancel, methods=["POST"])
-
-    async def queue(self) -> Response:
+    async def queue(self, _request: Request) -> Response:
         """Return the queue's totals."""
         return json_response(self._services.queue_statistics())
 
-    async def estimate(self) -> Response:
+    async def estimate(self, request: Request) -> Response:
         """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
-        model = self._edge.find(g.call, request.args.get("model"))
+        model = self._jobs.models.find(request, request.query("model"))
         return json_response(
-            self._services.estimate(model, self._edge.tenant(g.call), self._edge.priority(g.call))
+            self._services.estimate(model, self._jobs.tenant(request), self._jobs.priority(request))
         )
 
-    async def cancel(self, request_id: str) -> Response:
+    async def cancel(self, request: Request) -> Response:
         """End a queued or running job of the same key. Other keys' jobs are reported as not found."""
-        if not self._services.gateway.cancel(request_id, owner_of(g.call.api_key)):
+        request_id = request.path_parameters["request_id"]
+        if not self._services.gateway.cancel(request_id, owner_of(request.api_key)):
             raise NotFound(f"no request {quoted(request_id)} of yours is waiting or running")
         return json_response({"id": request_id, "object": "request", "status": "cancelled"})

@@ -1,55 +1,60 @@
-"""A request as routes see it, whether it came through Quart or not, and the response that a route returns.
+"""A request as views see it, and the response that they return. Independent of frameworks, and of the server.
 
-Independent of frameworks. `Headers` is the common interface of both kinds of requests: the first value of a
-name, in any case.
+A view is a function from one to the other. `generation_routes` and `exchange` call the same views.
 """
 
-from collections.abc import AsyncIterable, Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 import msgspec
 import trio
 
 from fairlead.config import ApiKey
-from fairlead.http.headers import Headers
+from fairlead.http.headers import FirstHeaders
 
 NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Call:
+class Request:
     """One request. All work for it runs in `nursery`, which is cancelled when the client disconnects.
 
-    `read` returns the whole body, once, or raises as `IncomingBody.read` does. `leave_body` is called when
-    the request no longer needs it. `address` is the client's. `Door.enter` sets `request_id` and `api_key`
-    from the headers. `body_bytes` is 0 until the body was read. `user` is the user that the body names, once
-    it was parsed. `is_job`: from here on the gateway accounts for the request. `method` and `path` are for
-    the log. `is_open_to_pages`: pages of other servers may read the response, where `cors` allows any.
+    `scope` is ASGI's. `read` returns the whole body, once, or raises as `IncomingBody.read` does.
+    `leave_body` is called when the request no longer needs it. `address` is the client's. `path_parameters`
+    are the variable parts of the path. `RequestAuth.enter` sets `request_id` and `api_key` from the headers.
+    `body_bytes` is 0 until the body was read. `user` is the user that the body names, once it was parsed.
+    `is_job`: from here on the gateway accounts for the request. `is_open_to_pages`: pages of other servers
+    may read the response, where `cors` allows any.
     """
 
     __slots__ = (
-        *("address", "api_key", "body_bytes", "headers", "is_job", "leave_body", "nursery", "read"),
-        *("is_open_to_pages", "method", "path", "request_id", "user"),
+        *(
+            "address",
+            "api_key",
+            "body_bytes",
+            "headers",
+            "is_job",
+            "is_open_to_pages",
+            "leave_body",
+            "method",
+        ),
+        *("nursery", "path", "path_parameters", "read", "request_id", "scope", "user"),
     )
 
     nursery: trio.Nursery
 
-    def __init__(
-        self,
-        headers: Headers,
-        address: str | None,
-        read: Callable[[], Awaitable[bytes]],
-        *,
-        method: str = "",
-        path: str = "",
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.headers = headers
-        self.address = address
+    def __init__(self, scope: Mapping[str, Any], read: Callable[[], Awaitable[bytes]]) -> None:
+        client = scope.get("client")
+        self.scope = scope
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers = FirstHeaders(scope["headers"])
+        self.address: str | None = client[0] if client else None
         self.read = read
         self.leave_body: Callable[[], None] = _nothing
+        self.path_parameters: Mapping[str, str] = {}
         self.request_id = ""
         self.api_key: ApiKey | None = None
         self.body_bytes = 0
@@ -57,12 +62,29 @@ class Call:
         self.is_job = False
         self.is_open_to_pages = False
 
+    @property
+    def query_string(self) -> bytes:
+        """The query as it was sent."""
+        query: bytes = self.scope.get("query_string", b"")
+        return query
+
+    def query(self, name: str) -> str | None:
+        """Return the first value of a query parameter; None if it is absent."""
+        pairs = parse_qsl(self.query_string.decode(errors="replace"), keep_blank_values=True)
+        return next((value for key, value in pairs if key == name), None)
+
+    @property
+    def prefix(self) -> str:
+        """The path below which the server is mounted; empty if it is not."""
+        prefix: str = self.scope.get("prefix", "")
+        return prefix
+
 
 def _nothing() -> None:
     """Do nothing: there is no body to stop counting."""
 
 
-class Reply(NamedTuple):
+class Response(NamedTuple):
     """A response: its whole body, or an iterator of its pieces.
 
     The iterator is never closed. So it must hold no resources, and must not be a generator.
@@ -73,10 +95,20 @@ class Reply(NamedTuple):
     headers: dict[str, str]
 
 
-def json_reply(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
+View = Callable[[Request], Awaitable[Response]]
+
+
+class CutStream(Exception):  # not an error: a body's signal that it is incomplete
+    """Raised by a response body after its last chunk: end the connection so that the client notices.
+
+    A chunked response then lacks its end. (An HTTP/1.0 response has no end mark to leave out.)
+    """
+
+
+def json_response(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a response in JSON; bytes are taken as JSON already.
 
     Some contain text of other servers, so browsers must not guess another content type.
     """
     body = document if isinstance(document, bytes) else _encode(document)
-    return Reply(body, status, {"Content-Type": "application/json", **NO_SNIFFING, **(headers or {})})
+    return Response(body, status, {"Content-Type": "application/json", **NO_SNIFFING, **(headers or {})})

@@ -1,6 +1,6 @@
-"""The steps before every route: a request gets an id, and its key, `Host` and `Origin` are checked.
+"""The steps before every view: a request gets an id, and its key, `Host` and `Origin` are checked.
 
-Independent of frameworks and routes.
+Independent of frameworks.
 """
 
 from collections import Counter
@@ -12,12 +12,13 @@ import structlog
 import trio
 
 from fairlead.api.cors import Cors
-from fairlead.api.origin import Guard
+from fairlead.api.origin import OriginPolicy
 from fairlead.api.paths import nearest_route
-from fairlead.api.request import Call
-from fairlead.errors import FairleadError, NotFound
+from fairlead.api.request import Request
+from fairlead.api.route import KEYLESS, OPERATORS, Permission
+from fairlead.errors import FairleadError, Forbidden, NotFound
 from fairlead.http.refusals import LOGGED_LENGTH
-from fairlead.tenancy.access import Access
+from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.quotas import Quotas
 
 MAX_REQUEST_ID_LENGTH = 128
@@ -30,40 +31,49 @@ logger = structlog.get_logger("fairlead.api")
 class RequestAuth:
     """The checks of requests, the log of refused ones, and the headers common to all responses."""
 
-    def __init__(self, access: Access, quotas: Quotas, guard: Guard, cors: Cors | None = None) -> None:
-        self._access = access
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        quotas: Quotas,
+        origins: OriginPolicy,
+        cors: Cors | None = None,
+        *,
+        paths: Collection[str] = (),
+    ) -> None:
+        self._authenticator = authenticator
         self._quotas = quotas
-        self._guard = guard
+        self._origins = origins
         self._cors = cors or Cors()
+        self._paths = paths
         self._refusals: Counter[str] = Counter()
-        self.rules: Collection[str] = ()  # the application's, in Quart's notation
         self._next_nearest_route = -inf
 
     def enter(
-        self,
-        call: Call,
-        *,
-        without_key: bool = False,
-        is_operator_route: bool = False,
-        is_probe: bool = False,
+        self, request: Request, permission: Permission = Permission.KEY, *, is_preflight: bool = False
     ) -> None:
-        """Set the request's id and key, and check that no page of another server has sent it.
+        """Set the request's id and key, and check that it may use a route with this permission.
 
-        `origin` describes the checks of `Host` and `Origin`. Raises `InvalidApiKey` and `Forbidden`.
+        A preflight request does not have the key of the request that it announces. Raises `InvalidApiKey` and
+        `Forbidden`.
         """
-        call.request_id = _request_id(call.headers.get("X-Request-Id", ""))
-        call.is_open_to_pages = not is_operator_route  # before the checks: a page may read its refusal, too
-        structlog.contextvars.bind_contextvars(request_id=call.request_id)
-        if not without_key:
-            call.api_key = self._access.authenticate(call.headers)
-        if is_operator_route:
-            self._guard.check(call.headers, strict=True)
-        elif not (is_probe or self._access.has_keys):
-            self._guard.check(call.headers, strict=False, any_origin=self._cors.allows(call.headers))
+        request.request_id = _request_id(request.headers.get("X-Request-Id", ""))
+        is_operators = permission in OPERATORS
+        request.is_open_to_pages = not is_operators  # before the checks: a page may read its refusal, too
+        structlog.contextvars.bind_contextvars(request_id=request.request_id)
+        if not is_preflight and permission not in KEYLESS:
+            request.api_key = self._authenticator.authenticate(request.headers)
+        if is_operators:
+            self._origins.check(request.headers, strict=True)
+        elif not (permission is Permission.PROBE or self._authenticator.has_keys):
+            any_origin = self._cors.allows(request.headers)
+            self._origins.check(request.headers, strict=False, any_origin=any_origin)
+        is_limited = request.api_key is not None and request.api_key.models
+        if permission is Permission.ALL_MODELS and is_limited:
+            raise Forbidden("this API key is for some models only; nodes are for all")
 
-    def refused(self, call: Call, error: FairleadError) -> None:
+    def refused(self, request: Request, error: FairleadError) -> None:
         """Count and log a request that was refused before it became a job. The gateway accounts for jobs."""
-        if call.is_job:
+        if request.is_job:
             return
         self._refusals[error.code] += 1
         if error.status == FairleadError.status:  # our own bugs are logged already
@@ -72,31 +82,31 @@ class RequestAuth:
             "outcome": error.code,
             "status": error.status,
             "reason": error.message,
-            "method": call.method,
-            "path": call.path[:LOGGED_LENGTH],
-            "client": call.address,
+            "method": request.method,
+            "path": request.path[:LOGGED_LENGTH],
+            "client": request.address,
         }
-        if error.code == NotFound.code and (route := self._nearest_route(call.path)):
+        if error.code == NotFound.code and (route := self._nearest_route(request.path)):
             line["nearest_route"] = route
         logger.info("request refused", **line)
 
     def _nearest_route(self, path: str) -> str | None:
-        """Return the route that a path resembles most, unless the last one was asked for just now."""
+        """Return the path of the most similar route, at most once in `NEAREST_ROUTE_EVERY_S`."""
         now = trio.current_time()
         if now < self._next_nearest_route:
             return None
         self._next_nearest_route = now + NEAREST_ROUTE_EVERY_S
-        return nearest_route(path, self.rules)
+        return nearest_route(path, self._paths)
 
     def refusals(self) -> Mapping[str, int]:
         """Return the number of requests refused before they became jobs, by error code."""
         return dict(self._refusals)
 
-    def headers(self, call: Call) -> dict[str, str]:
+    def headers(self, request: Request) -> dict[str, str]:
         """Return the headers of every response. A caller without a known key has no limits to report."""
-        limits = self._quotas.of(call.api_key).headers(trio.current_time())
-        cors = self._cors.headers(call.headers) if call.is_open_to_pages else {}
-        return {"X-Request-Id": call.request_id, **limits, **cors}
+        limits = self._quotas.of(request.api_key).headers(trio.current_time())
+        cors = self._cors.headers(request.headers) if request.is_open_to_pages else {}
+        return {"X-Request-Id": request.request_id, **limits, **cors}
 
 
 def _request_id(given: str) -> str:

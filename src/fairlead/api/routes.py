@@ -1,200 +1,182 @@
-"""The application: every route, and the checks of each request before it.
+"""The application: the route table in Quart, and the checks of each request before its view.
 
-With our own listener, `GenerationRoutes` handles the generating routes and Quart all others. Under another
-ASGI server Quart handles all. `Paths` decides for both which paths exist.
+With our own listener, `GenerationRoutes` handles the direct routes and Quart all others. Under another ASGI
+server Quart handles all. `Paths` decides for both which spellings of a path exist.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from quart import Response, g, request
+from quart import Response as QuartResponse
+from quart import g
 from quart.globals import request_ctx
 from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException
+from werkzeug import exceptions as werkzeug
+from werkzeug.routing import Map
 
-from fairlead.api.admin import Admin
 from fairlead.api.cors import Cors
-from fairlead.api.dashboard.pages import OPEN_RULES, Dashboard
-from fairlead.api.embeddings import Embeddings
-from fairlead.api.errors import NO_ROUTE, error_reply, public_error
-from fairlead.api.events import Events
-from fairlead.api.exchange import Exchange, FairleadRequest, read_body, response_of
-from fairlead.api.fleet import FleetRoutes
-from fairlead.api.generation_routes import GenerationRoutes, Route
+from fairlead.api.errors import ErrorFormats, error_response, public_error
+from fairlead.api.exchange import Exchange, FairleadRequest, quart_response, read_body
+from fairlead.api.generation_routes import GenerationRoutes
 from fairlead.api.job_service import JobService
-from fairlead.api.metrics import Metrics
-from fairlead.api.openai import OpenAI
-from fairlead.api.openapi import OpenApi
-from fairlead.api.origin import Guard
-from fairlead.api.paths import Paths, without_root, without_version
-from fairlead.api.proxy import Proxy
-from fairlead.api.queue import QueueRoutes
-from fairlead.api.request import Call, Reply
+from fairlead.api.origin import OriginPolicy
+from fairlead.api.paths import Paths, without_root
+from fairlead.api.request import Request, Response, View
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.scope import scope_of
+from fairlead.api.route import OPERATORS, Permission, Route
+from fairlead.api.route_table import ROUTES, Views, dialects_of
 from fairlead.api.services import Services
-from fairlead.api.tokenize import Tokens
-from fairlead.api.upstream import UpstreamRoute
-from fairlead.config import ApiKey, Limits
-from fairlead.errors import NotFound
-from fairlead.http.headers import FirstHeaders
-from fairlead.telemetry.snapshot import Overview
-from fairlead.tenancy.access import Access
+from fairlead.config import ApiKey
+from fairlead.tenancy.access import Authenticator
 
-# Load balancers and orchestrators probe these without a key, and the dashboard loads before it asks for one.
-_PROBE_RULES = {"/health", "/ready"}
-_OPEN_RULES = OPEN_RULES | _PROBE_RULES
+
+class Match:
+    """The route of a request, or why there is none: found once, and then used in place of Quart's adapter."""
+
+    def __init__(self, url_map: Map, scope: Any, *, has_path: bool) -> None:
+        # Quart's own adapter also reads `Host`, and fails if DNS could not have it.
+        self._adapter = url_map.bind("localhost", default_method=scope["method"], path_info=scope["path"])
+        self.error: werkzeug.HTTPException | None = None if has_path else werkzeug.NotFound()
+        self.rule: Any = None
+        self.parameters: Mapping[str, str] = {}
+        if has_path:
+            try:
+                self.rule, self.parameters = self._adapter.match(return_rule=True)
+            except werkzeug.HTTPException as error:
+                error.__context__ = error.__traceback__ = None  # their frames refer to it: a reference cycle
+                self.error = error
+
+    def match(self, *, return_rule: bool) -> tuple[Any, Mapping[str, str]]:
+        """Return the rule and the path's parameters, as Werkzeug's adapter does. Raises `HTTPException`."""
+        assert return_rule
+        if self.error is not None:
+            raise self.error
+        return self.rule, self.parameters
+
+    def allowed_methods(self) -> Iterable[str]:
+        """Return the methods that the path has."""
+        return self._adapter.allowed_methods()
 
 
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
-    """Quart, with our own exchange and request, and with the hot routes handled outside it.
+    """Quart with the rules of the route table, our own exchange and request. Holds nothing to be closed.
 
-    Requests without a route are refused outside it, too, since a flood of them would cost more in Quart.
+    With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart: a flood
+    of them would cost more in Quart, which has all rules in any case.
     """
 
     asgi_http_class = Exchange
     request_class = FairleadRequest
-    hot: GenerationRoutes
-    past_quart: bool
-    limits: Limits
-    paths: Paths
-    change_keys: Callable[[Iterable[ApiKey]], None]
+
+    def __init__(
+        self, services: Services, routes: Sequence[Route] = ROUTES, *, bypasses_quart: bool = True
+    ) -> None:
+        super().__init__("fairlead", static_folder=None)
+        self.config["RESPONSE_TIMEOUT"] = None  # only the gateway limits the time
+        self.config["BODY_TIMEOUT"] = None  # `read_body` has its own, and a bound on the size
+        self.config["MAX_CONTENT_LENGTH"] = None
+        self.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
+        self._limits = services.config.limits
+        self._bypasses_quart = bypasses_quart
+        self._jobs = JobService(services)
+        self._authenticator = Authenticator(services.config.api_keys)
+        self._cors = Cors(services.config.cors.origins)
+        self._paths = Paths(route.path for route in routes)
+        self._auth = RequestAuth(
+            self._authenticator,
+            self._jobs.quotas,
+            OriginPolicy(services.config.host, services.config.allowed_hosts),
+            self._cors,
+            paths=tuple(dict.fromkeys(route.path for route in routes)),
+        )
+        self._error_formats = ErrorFormats(dialects_of(routes))
+        self._permissions: dict[str, Permission] = {}
+        self._add_routes(Views(services, routes, self._jobs, self._auth, self._cors), routes)
+        self.before_request(self._enter)
+        self.register_error_handler(Exception, self._fail)
+        self.after_request(self._add_headers)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Handle an ASGI request. Below a prefix (`root_path`), paths are relative to it."""
-        if scope["type"] == "http" and "fairlead" not in (
-            scope.get("extensions") or ()
-        ):  # not our own listener
-            scope = without_root(scope) if scope.get("root_path") else scope
-            scope = {**scope, "state": {**scope.get("state", {}), "limits": self.limits}}
-        if self.hot.serves(scope) and self.has_path(scope):
-            await self.hot(scope, receive, send)
-        elif self.past_quart and scope["type"] == "http" and (error := self._routing_error(scope)):
-            await self.hot.refuse(error, scope, receive, send)
-        else:
+        if scope["type"] != "http":
             await super().__call__(scope, receive, send)
-
-    def _routing_error(self, scope: Any) -> Exception | None:
-        """Return why there is no route for this request, if there is none."""
-        try:
-            self.url_map.bind("localhost").match(scope["path"], scope["method"])
-        except HTTPException as error:
-            if not self.has_path(scope):
-                return NotFound(NO_ROUTE)
-            error.__context__ = error.__traceback__ = None  # their frames refer to it: a reference cycle
-            return error
-        return None
+            return
+        if "fairlead" not in (scope.get("extensions") or ()):  # not our own listener
+            scope = without_root(scope) if scope.get("root_path") else scope
+            scope = {**scope, "state": {**scope.get("state", {}), "limits": self._limits}}
+        has_path = self._paths.has(scope.get("raw_path"), scope["path"])
+        if has_path and self.generation_routes.serves(scope):
+            await self.generation_routes(scope, receive, send)
+            return
+        match = Match(self.url_map, scope, has_path=has_path)
+        if match.error is not None and self._bypasses_quart:
+            await self.generation_routes.refuse(match.error, scope, receive, send)
+        else:
+            await super().__call__({**scope, "match": match}, receive, send)
 
     def create_url_adapter(self, request: Any) -> Any:
-        """Route by method and path. Quart's own also reads `Host`, and fails if DNS could not have it."""
-        if request is None:
-            return super().create_url_adapter(None)
-        return self.url_map.bind("localhost", default_method=request.method, path_info=request.path)
+        """Return the `Match` that `__call__` has found."""
+        return request.scope["match"] if request is not None else super().create_url_adapter(None)
 
-    def has_path(self, scope: Any) -> bool:
-        """Return whether a request's path is spelled as a route's may be."""
-        return self.paths.has(scope.get("raw_path"), scope["path"])
+    def change_keys(self, api_keys: Iterable[ApiKey]) -> None:
+        """Replace the API keys."""
+        self._jobs.quotas.change(api_keys)
+        self._authenticator.change(api_keys)
 
+    def _add_routes(self, views: Views, routes: Sequence[Route]) -> None:
+        """Add a rule for each route. Record the dashboard's history while the application is served."""
+        direct: dict[str, View] = {}
+        for route in routes:
+            endpoint, view = f"{route.method} {route.path}", views.of(route)
+            self._permissions[endpoint] = route.permission
+            self.add_url_rule(route.rule, endpoint, partial(_run, view), methods=[route.method])
+            if route.is_direct:
+                assert (route.method, route.permission) == ("POST", Permission.KEY)
+                direct[route.path] = view
+        self.generation_routes = GenerationRoutes(
+            self._auth, direct if self._bypasses_quart else {}, self._jobs.body_memory, self._error_formats
+        )
 
-def create_app(services: Services, *, past_quart: bool = True) -> Application:
-    """Return the ASGI application. It holds nothing that must be closed.
+        @self.while_serving  # type: ignore[untyped-decorator]  # quart_trio has no types
+        async def record_history() -> AsyncIterator[None]:
+            self.nursery.start_soon(views.events.record_history)
+            yield
+            views.events.stop()
 
-    `past_quart`: whether the generating routes, and requests without a route, are handled without Quart.
-    Quart has the routes in any case.
-    """
-    app = Application("fairlead", static_folder=None)
-    app.config["RESPONSE_TIMEOUT"] = None  # only the gateway limits the time
-    app.config["BODY_TIMEOUT"] = None  # `read_body` has its own, and a bound on the size
-    app.config["MAX_CONTENT_LENGTH"] = None
-    app.url_map.merge_slashes = False  # a path that is not exactly a route's is a 404, not a redirect
-    app.limits = services.config.limits
-    edge = JobService(services)
-    access = Access(services.config.api_keys)
-    cors = Cors(services.config.cors.origins)
-    guard = Guard(services.config.host, services.config.allowed_hosts)
-    door = RequestAuth(access, edge.quotas, guard, cors)
-
-    def change_keys(api_keys: Iterable[ApiKey]) -> None:
-        edge.quotas.change(api_keys)
-        access.change(api_keys)
-
-    async def enter() -> Response | None:
+    async def _enter(self) -> QuartResponse | None:
+        """Check a request before routing errors are raised: which routes exist is not for everybody."""
         current = cast(FairleadRequest, request_ctx.request)
-        client = current.scope.get("client")
-        # Quart adds a `Host` if the client sent none.
-        headers = FirstHeaders(current.scope["headers"])
-        g.call = Call(
-            headers,
-            client[0] if client else None,
-            partial(read_body, current),
-            method=current.method,
-            path=current.scope["path"],
-        )
-        g.call.nursery = current.nursery
-        g.call.leave_body = current.incoming.leave
-        # Before routing errors are raised, so that only callers with a key learn which routes exist.
-        rule = current.url_rule.rule if current.url_rule is not None else None
-        is_operator_route = rule in FleetRoutes.RULES
-        # A browser's preflight request does not have the key of the request that it asks for.
-        is_question = rule and not is_operator_route and cors.asks(current.method, headers)
-        door.enter(
-            g.call,
-            without_key=rule in _OPEN_RULES or bool(is_question),
-            is_operator_route=is_operator_route,
-            is_probe=rule in _PROBE_RULES,
-        )
-        if not app.has_path(current.scope):  # Quart would route some of these
-            raise NotFound(NO_ROUTE)
-        current.body_memory, current.tenant = edge.body_memory, edge.tenant(g.call)
-        if is_question:
-            methods = app.create_url_adapter(current).allowed_methods()
-            return response_of(Reply(b"", 204, cors.permission(headers, methods)))
-        return None
+        match: Match = current.scope["match"]
+        request = g.request = Request(current.scope, partial(read_body, current))
+        request.nursery = current.nursery
+        request.leave_body = current.incoming.leave
+        request.path_parameters = match.parameters
+        permission, is_preflight = Permission.KEY, False
+        if match.rule is not None:
+            permission = self._permissions.get(match.rule.endpoint, Permission.KEY)
+            is_preflight = permission not in OPERATORS and self._cors.is_preflight(
+                request.method, request.headers
+            )
+        self._auth.enter(request, permission, is_preflight=is_preflight)
+        current.body_memory, current.tenant = self._jobs.body_memory, self._jobs.tenant(request)
+        if not is_preflight:
+            return None
+        headers = self._cors.preflight_headers(request.headers, match.allowed_methods())
+        return quart_response(Response(b"", 204, headers))
 
-    async def fail(error: Exception) -> Response:
+    async def _fail(self, error: Exception) -> QuartResponse:
         public = public_error(error)
-        door.refused(g.call, public)
-        reply = error_reply(error, request.path, public)
+        self._auth.refused(g.request, public)
+        response = error_response(error, self._error_formats.of(g.request.path), public)
         error.__traceback__ = None  # as in `GenerationRoutes`
-        return response_of(reply)
+        return quart_response(response)
 
-    async def leave(response: Response) -> Response:
-        response.headers.update(door.headers(g.call))
+    async def _add_headers(self, response: QuartResponse) -> QuartResponse:
+        response.headers.update(self._auth.headers(g.request))
         return response
 
-    app.before_request(enter)
-    app.register_error_handler(Exception, fail)
-    app.after_request(leave)
-    relaying = Proxy(edge)
-    openai = OpenAI(edge, relaying)
-    embeddings = Embeddings(edge, relaying)
-    generating = {**openai.generating(), **embeddings.generating(), **relaying.generating()}
-    hot = {**generating, **without_version(generating), **Tokens(edge).routes()}
-    app.change_keys = change_keys
-    app.past_quart = past_quart
-    app.hot = GenerationRoutes(door, hot if past_quart else {}, edge.body_memory)
-    for path, route in hot.items():
-        app.add_url_rule(path, endpoint=path, methods=["POST"], view_func=partial(_answer, route))
-    overview = Overview(services, door.refusals)  # shared: rates are computed between snapshots
-    for part in (
-        openai,
-        QueueRoutes(edge),
-        Admin(services),
-        FleetRoutes(edge),
-        UpstreamRoute(edge, cors),
-        Metrics(services, overview, door.refusals),
-        OpenApi(),
-        Dashboard(),
-        Events(overview.snapshot, services.draining, partial(scope_of, services)),
-    ):
-        part.add_to(app)
-    rules = [rule.rule for rule in app.url_map.iter_rules()]
-    app.paths = Paths(rules)
-    door.rules = rules
-    return app
 
-
-async def _answer(route: Route) -> Response:
-    """Handle a generating route in Quart, as `GenerationRoutes` does without it."""
-    return response_of(await route(g.call))
+async def _run(view: View, **_parameters: str) -> QuartResponse:
+    """Run a view in Quart. The path's parameters are in the request."""
+    return quart_response(await view(g.request))

@@ -1,73 +1,31 @@
-"""Server-sent events: a job's deltas, streamed as they arrive. Does not know dialects.
+"""Streamed responses: a job's deltas as events, sent as they arrive.
 
 The stream only reads. The seat belongs to the gateway's task in the exchange's nursery, so a body that is
 never iterated, or is stopped anywhere, blocks nothing.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import trio
 
-from fairlead.api.answers import is_large
+from fairlead.api.dialects.dialect import RelayDialect, StreamWriter, WaitingEvents
 from fairlead.api.errors import public_error
-from fairlead.api.exchange import CutStream
 from fairlead.api.pending import PendingAnswer
-from fairlead.api.request import NO_SNIFFING, Reply
-from fairlead.api.services import Waiting
-from fairlead.errors import FairleadError
+from fairlead.api.request import NO_SNIFFING, CutStream, Response
+from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.http.asgi import Direct
 from fairlead.job import Delta
 
 HEADERS = {
-    "Content-Type": "text/event-stream",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # otherwise nginx buffers a page of events
     **NO_SNIFFING,
 }
-# The interval of comments in a stream that has no answer yet.
-COMMENT_EVERY_S = 5.0
-
-
-class Notices(Protocol):
-    """The events of a stream that has no answer yet."""
-
-    interval_s: float
-
-    def write(self, waiting: Waiting | None) -> bytes:
-        """Return the notice for now, once every `interval_s`; `waiting` is None if the job is not queued."""
-
-    def end(self) -> bytes:
-        """Return the end of the notices when the answer begins. Not called if none were written."""
-
-
-class WaitingComments:
-    """`Notices` as comments, which clients skip: the queue position and the estimated wait."""
-
-    interval_s = COMMENT_EVERY_S
-
-    def write(self, waiting: Waiting | None) -> bytes:
-        """See `Notices`."""
-        if waiting is None:
-            return b": running\n\n"
-        return b": queued position=%d estimated_wait=%d\n\n" % (waiting.position, waiting.estimated_wait_s)
-
-    def end(self) -> bytes:
-        """See `Notices`."""
-        return b""
-
-
-class Writer(Protocol):
-    """A serializer of deltas as whole events."""
-
-    def write(self, deltas: list[Delta]) -> bytes:
-        """Return the events for these deltas; empty if they have nothing to show yet."""
-
-    def end(self) -> bytes:
-        """Return the events that end a complete answer; empty if it has ended already."""
-
-    def error(self, error: FairleadError) -> bytes:
-        """Return the event that ends an incomplete answer."""
+# Above these, deltas are encoded in a thread, so that other streams' tokens are not delayed. A token with 20
+# alternatives takes 25 µs.
+LARGE_TEXT_CHARS = 1024 * 1024
+LARGE_VECTORS_BYTES = 200_000
+MANY_LOGPROBS = 200
 
 
 class EventStream:
@@ -76,8 +34,8 @@ class EventStream:
     With a `direct` way to the client, deltas are sent in the same event-loop turn as the engine's output,
     without waking the iterating task, as long as the client keeps up.
 
-    While there is no answer yet, notices report the job's wait: one at once, so that a proxy has something to
-    forward, then one every `interval_s`. By default they are `WaitingComments`.
+    While there is no answer yet, `waiting_events`, by default the dialect's, report the job's wait: one at
+    once, so that a proxy has something to forward, then one every `interval_s`.
 
     After the first byte the status cannot change. So an error becomes an event, and then `CutStream` ends the
     connection, because a clean end would look like a complete answer.
@@ -86,17 +44,19 @@ class EventStream:
     def __init__(
         self,
         pending: PendingAnswer,
-        writer: Writer,
-        waiting: Callable[[], Waiting | None],
-        notices: Notices | None = None,
+        dialect: RelayDialect,
+        writer: StreamWriter,
+        waiting: Callable[[], WaitEstimate | None],
+        waiting_events: WaitingEvents | None = None,
     ) -> None:
         self.direct: Direct | None = None
         self._pending = pending
+        self.dialect = dialect
         self._writer = writer
         self._waiting = waiting
-        self._notices = notices or WaitingComments()
-        self._has_notices = False
-        self._next_notice_at = -float("inf")
+        self._waiting_events = waiting_events or dialect.waiting_events
+        self._has_waiting_events = False
+        self._next_event_at = -float("inf")
         self._ended = False
         self._failed = False
 
@@ -109,32 +69,32 @@ class EventStream:
         if self._ended:
             raise StopAsyncIteration
         try:
-            if not self._pending.is_there and (notice := await self._notice()):
-                return notice
-            if self._has_notices and self._pending.answer is not None:
-                self._has_notices = False
-                if end := self._notices.end():
+            if not self._pending.is_there and (event := await self._waiting_event()):
+                return event
+            if self._has_waiting_events and self._pending.answer is not None:
+                self._has_waiting_events = False
+                if end := self._waiting_events.end():
                     return end
             if events := await self._next():
                 return events
         except Exception as error:  # noqa: BLE001  # even our own bugs must not look like a complete answer
             self._failed = True
-            return self._writer.error(public_error(error))
+            return self.dialect.error_event(public_error(error))
         raise StopAsyncIteration
 
-    async def _notice(self) -> bytes:
-        """Wait until a notice is due and return it; empty if the answer begins before."""
-        with trio.move_on_at(self._next_notice_at):
+    async def _waiting_event(self) -> bytes:
+        """Wait until an event is due and return it; empty if the answer begins before."""
+        with trio.move_on_at(self._next_event_at):
             await self._pending.get()
             return b""
-        self._next_notice_at = trio.current_time() + self._notices.interval_s
-        self._has_notices = True
-        return self._notices.write(self._waiting())
+        self._next_event_at = trio.current_time() + self._waiting_events.interval_s
+        self._has_waiting_events = True
+        return self._waiting_events.write(self._waiting())
 
     async def _next(self) -> bytes:
         deltas = (await self._pending.get()).deltas
-        tap = self._pour if self.direct is not None else None
-        while taken := await deltas.take(tap):
+        on_delta = self._send_directly if self.direct is not None else None
+        while taken := await deltas.take(on_delta):
             if is_large(taken):
                 events = await trio.to_thread.run_sync(self._writer.write, taken, abandon_on_cancel=True)
             else:
@@ -144,7 +104,7 @@ class EventStream:
         self._ended = True
         return self._writer.end()
 
-    def _pour(self, deltas: list[Delta]) -> bool:
+    def _send_directly(self, deltas: list[Delta]) -> bool:
         """Send these deltas if the client can take them now; return whether it could."""
         assert self.direct is not None
         if not self.direct.writable or deltas[0].prompt_logprobs:  # these may be many
@@ -158,6 +118,15 @@ class EventStream:
         return True
 
 
-def event_reply(body: EventStream, headers: dict[str, str]) -> Reply:
+def is_large(deltas: list[Delta]) -> bool:
+    """Return whether to encode these deltas in a thread. A slow client's may be a whole answer."""
+    return (
+        sum(len(delta.text) for delta in deltas) > LARGE_TEXT_CHARS
+        or sum(len(delta.logprobs) + len(delta.prompt_logprobs) for delta in deltas) > MANY_LOGPROBS
+        or sum(len(delta.vector) for delta in deltas) > LARGE_VECTORS_BYTES
+    )
+
+
+def stream_response(body: EventStream, headers: dict[str, str]) -> Response:
     """Return the streamed response; `headers` are added to those that prevent buffering."""
-    return Reply(body, 200, {**HEADERS, **headers})
+    return Response(body, 200, {"Content-Type": body.dialect.stream_type, **HEADERS, **headers})

@@ -4,75 +4,148 @@ Both are bounded by the model's context and charged to the API key like a prompt
 in threads, which tenants use in turn.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
 import msgspec
 import trio
+from msgspec import Meta
 
-from fairlead.api import prepare, unserved
-from fairlead.api.generation_routes import Route
+from fairlead.api.body import BodyParser, invalid_field
+from fairlead.api.dialects.fields import TemplateVariables, TokenId
+from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
+from fairlead.api.dialects.unserved import TOKENIZE, capturing, refuse_unserved
 from fairlead.api.job_service import JobService
-from fairlead.api.request import Call, Reply, json_reply
-from fairlead.api.schemas import DetokenizeRequest, TokenizeRequest
-from fairlead.errors import ContextLengthExceeded
+from fairlead.api.request import Request, Response, json_response
+from fairlead.api.sampling import check_token_ids
+from fairlead.config import SpecialTokens
+from fairlead.errors import ContextLengthExceeded, FairleadError
+from fairlead.tenancy.quotas import Charge
 from fairlead.text.model import TextModel
-
-_tokenize_decoder = msgspec.json.Decoder(unserved.reading(TokenizeRequest, unserved.TOKENIZE))
-_detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
-_encode = msgspec.json.Encoder().encode
 
 USUAL_CHARS_A_TOKEN = 4
 
+_encode = msgspec.json.Encoder().encode
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /tokenize`: a `prompt`, or `messages` as the chat template renders them.
+
+    `special_tokens`: whether control tokens in a prompt are parsed (the default) or stay text.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    special_tokens: SpecialTokens | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+# For `/openapi.json`: one of the two is required.
+DescribedTokenizeRequest = Annotated[
+    TokenizeRequest,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"type": kind}}}
+                for name, kind in (("prompt", "string"), ("messages", "array"))
+            ]
+        }
+    ),
+]
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+_parse_tokenize = BodyParser(capturing(TokenizeRequest, TOKENIZE))
+_parse_detokenize = BodyParser(DetokenizeRequest)
+
 
 class Tokens:
-    """The routes between text and token ids, without generation."""
+    """The views that convert between text and token ids, without generation."""
 
-    def __init__(self, edge: JobService) -> None:
-        self._edge = edge
+    def __init__(self, jobs: JobService) -> None:
+        self._jobs = jobs
 
-    def routes(self) -> dict[str, Route]:
-        """Return the routes, by path: both are POST."""
-        return {"/tokenize": self.tokenize, "/detokenize": self.detokenize}
-
-    async def tokenize(self, call: Call) -> Reply:
+    async def tokenize(self, request: Request) -> Response:
         """Handle `POST /tokenize`."""
-        wanted = await self._edge.read(call, _tokenize_decoder)
-        model = self._edge.find_model(call, wanted.model)
-        unserved.refuse_unserved(wanted, unserved.TOKENIZE)
-        prepare.check_tokenize(wanted)
-        chars = call.body_bytes if wanted.prompt is None else len(wanted.prompt)
+        _, parsed = await self._jobs.take(request, _parse_tokenize)
+        model = self._jobs.models.find_text(request, parsed.model)
+        refuse_unserved(parsed, TOKENIZE)
+        _check(parsed)
+        chars = request.body_bytes if parsed.prompt is None else len(parsed.prompt)
         estimate = chars // USUAL_CHARS_A_TOKEN
-        with self._edge.charged(call, estimate, "prompt", is_estimate=True) as charge:
-            body, tokens = await self._edge.in_turn(call, _tokenized, model, wanted)
-            charge.settle(tokens, trio.current_time())
-        return json_reply(body)
+        with self._charged(request, estimate, "prompt", is_estimate=True) as charge:
+            body, tokens = await self._jobs.offload.in_turn(request, _tokenized, model, parsed)
+            charge.correct_prompt(tokens, trio.current_time())
+        return json_response(body)
 
-    async def detokenize(self, call: Call) -> Reply:
+    async def detokenize(self, request: Request) -> Response:
         """Handle `POST /detokenize`."""
-        wanted = await self._edge.read(call, _detokenize_decoder)
-        model = self._edge.find_model(call, wanted.model)
-        if len(wanted.tokens) > model.max_model_len:
-            raise _too_long(model, f"{len(wanted.tokens)} tokens", "tokens")
-        with self._edge.charged(call, len(wanted.tokens), "tokens"):
-            body = await self._edge.in_turn(call, _detokenized, model, wanted.tokens)
-        return json_reply(body)
+        _, parsed = await self._jobs.take(request, _parse_detokenize)
+        model = self._jobs.models.find_text(request, parsed.model)
+        if len(parsed.tokens) > model.max_model_len:
+            raise _too_long(model, f"{len(parsed.tokens)} tokens", "tokens")
+        with self._charged(request, len(parsed.tokens), "tokens"):
+            body = await self._jobs.offload.in_turn(request, _detokenized, model, parsed.tokens)
+        return json_response(body)
+
+    @contextmanager
+    def _charged(
+        self, request: Request, tokens: int, param: str, *, is_estimate: bool = False
+    ) -> Iterator[Charge]:
+        """Charge the key as for a job; refund it if the request is refused. Raises as `Quota.admit` does."""
+        charge = self._jobs.quotas.of(request.api_key).admit(
+            prompt_tokens=tokens, is_estimate=is_estimate, now_s=trio.current_time(), param=param
+        )
+        try:
+            yield charge
+        except FairleadError:
+            charge.refund()
+            raise
+        finally:
+            charge.end()
 
 
-def _tokenized(model: TextModel, wanted: TokenizeRequest) -> tuple[bytes, int]:
+def _check(request: TokenizeRequest) -> None:
+    """Raise `InvalidRequest` for fields that have no meaning for a prompt, or for messages."""
+    if (request.prompt is None) == (request.messages is None):
+        raise invalid_field("prompt", "either prompt or messages must be given")
+    if request.messages is not None and request.special_tokens is not None:
+        reason = "only makes sense with prompt; for messages the model's setting holds"
+        raise invalid_field("special_tokens", reason)
+    if request.messages is not None and request.add_special_tokens:
+        reason = "only makes sense with prompt; a chat template writes its own"
+        raise invalid_field("add_special_tokens", reason)
+
+
+def _tokenized(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
     """Return the response in JSON, and its number of tokens. Raises `InvalidRequest`."""
-    if wanted.messages is not None:
+    if request.messages is not None:
         tokens = model.encode_chat(
-            prepare.template_messages(wanted.messages),
-            tools=prepare.template_tools(wanted.tools),
-            variables=wanted.chat_template_kwargs,
-            add_generation_prompt=wanted.add_generation_prompt is not False,
+            template_messages(request.messages),
+            tools=template_tools(request.tools),
+            variables=request.chat_template_kwargs,
+            add_generation_prompt=request.add_generation_prompt is not False,
         )
     else:
-        assert wanted.prompt is not None
-        if not model.tokenizer.may_fit(wanted.prompt, model.max_model_len):
-            raise _too_long(model, f"{len(wanted.prompt)} characters", "prompt")
+        assert request.prompt is not None
+        if not model.tokenizer.may_fit(request.prompt, model.max_model_len):
+            raise _too_long(model, f"{len(request.prompt)} characters", "prompt")
         tokens = model.tokenize(
-            wanted.prompt,
-            special_tokens=wanted.special_tokens or "parse",
-            add_special_tokens=wanted.add_special_tokens is not False,
+            request.prompt,
+            special_tokens=request.special_tokens or "parse",
+            add_special_tokens=request.add_special_tokens is not False,
         )
         if len(tokens) > model.max_model_len:
             raise _too_long(model, f"{len(tokens)} tokens", "prompt")
@@ -80,15 +153,14 @@ def _tokenized(model: TextModel, wanted: TokenizeRequest) -> tuple[bytes, int]:
         "count": len(tokens),
         "max_model_len": model.max_model_len,
         "tokens": tokens,
-        "token_strs": list(map(model.tokenizer.token, tokens)) if wanted.return_token_strs else None,
+        "token_strs": list(map(model.tokenizer.token, tokens)) if request.return_token_strs else None,
     }
     return _encode(answer), len(tokens)
 
 
 def _detokenized(model: TextModel, tokens: list[int]) -> bytes:
     """Return the response in JSON. Raises `InvalidRequest`."""
-    if tokens:
-        prepare.check_token_ids(tokens, model, "tokens")
+    check_token_ids(tokens, model, "tokens")
     return _encode({"prompt": model.tokenizer.decode(tokens, skip_special_tokens=False)})
 
 

@@ -8,16 +8,13 @@ import re
 from collections.abc import AsyncIterator
 from urllib.parse import quote, unquote
 
-from quart import Quart, Response, g, request
-
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.passthrough import decode_head, forwarded_headers
 from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.cors import Cors
-from fairlead.api.exchange import CutStream
+from fairlead.api.dialects.fields import CommonFields
 from fairlead.api.job_service import JobService, waiting_headers
-from fairlead.api.request import NO_SNIFFING, Call
-from fairlead.api.schemas import Addressed
+from fairlead.api.request import NO_SNIFFING, CutStream, Request, Response
 from fairlead.errors import FairleadError, Forbidden, InvalidRequest, ModelUnloaded, NotFound, quoted
 from fairlead.job import Job, Passthrough, Relay, Sampling
 
@@ -31,28 +28,24 @@ PATH_LETTERS = 2048
 class UpstreamRoute:
     """The route. Requests for paths in the configuration's `ignorePaths` do not load a model."""
 
-    def __init__(self, edge: JobService, cors: Cors) -> None:
-        self._edge = edge
+    def __init__(self, jobs: JobService, cors: Cors) -> None:
+        self._jobs = jobs
         self._cors = cors
-        self._services = edge.services
-        self._ignored = [re.compile(pattern) for pattern in edge.services.config.upstream.patterns]
+        self._services = jobs.services
+        self._ignored = [re.compile(pattern) for pattern in jobs.services.config.upstream.patterns]
 
-    def add_to(self, app: Quart) -> None:
-        """Register the route."""
-        app.add_url_rule(f"{PREFIX}<path:upstream_path>", view_func=self.pass_on, methods=list(METHODS))
-
-    async def pass_on(self, upstream_path: str) -> Response:
+    async def pass_on(self, request: Request) -> Response:
         """Relay the request, and stream its response back."""
         raw_path: bytes | None = request.scope.get("raw_path")
-        raw = quote(f"{PREFIX}{upstream_path}") if raw_path is None else raw_path.decode("ascii")
+        raw = quote(request.path) if raw_path is None else raw_path.decode("ascii")
         name, path = self._model_in(raw.removeprefix(PREFIX))
-        model = self._edge.find(g.call, name)
-        self._check(g.call, name, model)
+        model = self._jobs.models.find(request, name)
+        self._check(request, name, model)
         if not path:
-            return self._with_slash(raw)
+            return _with_slash(request, raw)
         self._check_ignored(name, model, unquote(path))
-        job = await self._job(g.call, model, path)
-        return await self._answer(g.call, job)
+        job = await self._job(request, model, path)
+        return await self._answer(request, job)
 
     def _model_in(self, raw: str) -> tuple[str, str]:
         """Return the model's name, which may have slashes, and the path after it. Raises `NotFound`."""
@@ -66,18 +59,18 @@ class UpstreamRoute:
                 return name, "/" + "/".join(rest) if rest else ""
         raise NotFound(f"the model {quoted(unquote(segments[0]))} is not served here")
 
-    def _check(self, call: Call, name: str, model: str) -> None:
+    def _check(self, request: Request, name: str, model: str) -> None:
         status = self._services.fleet.model(model)
         if status is None or status.kind != "command":
             raise NotFound(
                 f"the model {quoted(name)} has no server of its own that {PREFIX} could reach: only models "
                 "with cmd have one; use the routes under /v1"
             )
-        if call.api_key is not None and call.api_key.limits.tokens_per_minute is not None:
+        if request.api_key is not None and request.api_key.limits.tokens_per_minute is not None:
             raise Forbidden(f"this API key has a limit of tokens, which are not counted under {PREFIX}")
         # For an image or a link in a page, a browser sends GET without `Origin`. Here it may load a model.
-        is_foreign = call.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
-        if call.api_key is None and is_foreign and not self._cors.allows(call.headers):
+        is_foreign = request.headers.get("Sec-Fetch-Site") in ("cross-site", "same-site")
+        if request.api_key is None and is_foreign and not self._cors.allows(request.headers):
             message = "Sec-Fetch-Site: a page of another server may not send this request"
             raise Forbidden(message, param="Sec-Fetch-Site")
 
@@ -91,50 +84,47 @@ class UpstreamRoute:
                 "not load it"
             )
 
-    def _with_slash(self, raw: str) -> Response:
-        """Redirect to the model's root, so that relative URLs in its pages are right."""
-        query = request.scope.get("query_string", b"").decode("ascii", "replace")
-        status = 301 if request.method in ("GET", "HEAD") else 308
-        root = request.scope.get("prefix", "")
-        return Response(b"", status, {"Location": f"{root}{raw}/{'?' if query else ''}{query}"})
-
-    async def _job(self, call: Call, model: str, path: str) -> Job:
+    async def _job(self, request: Request, model: str, path: str) -> Job:
         body = b""
         headers = forwarded_headers(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in request.scope["headers"]
         )
         if request.method in _WITH_BODY:
-            body = await call.read()
-            call.body_bytes = len(body)
+            body = await request.read()
+            request.body_bytes = len(body)
             if "Content-Type" not in dict(headers):
                 headers += (("Content-Type", "application/octet-stream"),)
-        elif call.headers.get("Content-Length", "0") != "0" or call.headers.get("Transfer-Encoding"):
+        elif request.headers.get("Content-Length", "0") != "0" or request.headers.get("Transfer-Encoding"):
             raise InvalidRequest(f"a {request.method} request must have no body")
-        query = request.scope.get("query_string", b"")
+        query = request.query_string
         target = path.encode() + (b"?" + query if query else b"")
         if not all(0x21 <= letter <= 0x7E for letter in target):
             raise InvalidRequest("the query has characters that must be escaped")
-        return self._edge.job(
-            call,
-            Addressed(model=model),
+        return self._jobs.job(
+            request,
+            CommonFields(model=model),
             model,
-            kind="upstream",
+            prefix="upstream",
             sampling=Sampling(max_tokens=1),
-            n=1,
             relay=Relay(target.decode(), body, passthrough=Passthrough(request.method, headers)),
             prompt_estimate=len(body) // BYTES_A_TOKEN,
         )
 
-    async def _answer(self, call: Call, job: Job) -> Response:
-        pending = self._edge.start(call, job)
+    async def _answer(self, request: Request, job: Job) -> Response:
+        _, pending = self._jobs.start(request, job)
         answer = await pending.get()
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
         headers = {**head.headers, **waiting_headers(answer), **NO_SNIFFING}
-        response = Response(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
-        if "content-type" not in head.headers:
-            del response.headers["Content-Type"]  # Quart's default
-        return response
+        return Response(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
+
+
+def _with_slash(request: Request, raw: str) -> Response:
+    """Redirect to the model's root, so that relative URLs in its pages are right."""
+    query = request.query_string.decode("ascii", "replace")
+    status = 301 if request.method in ("GET", "HEAD") else 308
+    location = f"{request.prefix}{raw}/{'?' if query else ''}{query}"
+    return Response(b"", status, {"Location": location})
 
 
 class PassedThrough:

@@ -46,16 +46,16 @@ class ServerOptions:
             return None
         return parse_api_keys(self.api_key.split()[:1])[0].key
 
-    def ask(self, show: Callable[["Client"], int]) -> int:
+    def run(self, show: Callable[["Client"], int]) -> int:
         """Call `show` with a client; return its exit code, or 1 after reporting a `ServerError`."""
-        from fairlead.console.announcer import complain
+        from fairlead.console.announcer import report_error
         from fairlead.console.client import Client, ServerError
 
         try:
             with Client(self.url or DEFAULT_URL, api_key=self.key) as client:
                 return show(client)
         except ServerError as error:
-            complain(str(error))
+            report_error(str(error))
             return 1
 
 
@@ -94,7 +94,7 @@ def ps(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
     """
     from fairlead.console.status import ps as show
 
-    return server.ask(partial(show, as_json=json))
+    return server.run(partial(show, as_json=json))
 
 
 def top(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
@@ -107,7 +107,7 @@ def top(*, json: Flag = False, server: ServerOptions = ServerOptions()) -> int:
     """
     from fairlead.console.top import top as watch
 
-    return server.ask(partial(watch, as_json=json))
+    return server.run(partial(watch, as_json=json))
 
 
 def logs(
@@ -130,7 +130,7 @@ def logs(
     """
     from fairlead.console.status import logs as show
 
-    return server.ask(partial(show, model=model, follow=follow))
+    return server.run(partial(show, model=model, follow=follow))
 
 
 def stop(
@@ -153,7 +153,7 @@ def stop(
     """
     from fairlead.console.status import stop as unload
 
-    return server.ask(partial(unload, model=model, force=force))
+    return server.run(partial(unload, model=model, force=force))
 
 
 def bench(

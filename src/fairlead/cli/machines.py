@@ -49,9 +49,9 @@ def doctor(
     json
         Print JSON.
     """
-    from fairlead.console.doctor import doctor as look
+    from fairlead.console.doctor import doctor as run_checks
 
-    return look(config=config, host=host, port=port, as_json=json)
+    return run_checks(config=config, host=host, port=port, as_json=json)
 
 
 def deploy(

@@ -65,24 +65,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    from fairlead.console.announcer import complain
+    from fairlead.console.announcer import report_error
 
     try:
         code = commands(words, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ConfigError) as error:
-        complain(f"{error}\nTry 'fairlead --help'.")
+        report_error(f"{error}\nTry 'fairlead --help'.")
         return 2
     except BrokenPipeError:
         # The reader of our output is gone. The interpreter must not fail again when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        complain(str(error))
+        report_error(str(error))
         return 1
     except ModuleNotFoundError as error:
         if not str(error.name).startswith("fairlead._cext"):
             raise
-        complain(
+        report_error(
             f"the compiled kernel {error.name} is missing. Install Fairlead again; before that {ADVICE}."
         )
         return 1

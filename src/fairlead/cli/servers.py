@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from fairlead.config import Config, ConfigError, is_loopback
-from fairlead.console.options import File, Flag, Model, ServeOptions, told
+from msgspec.structs import replace
+
+from fairlead.config import Config, ConfigError, QueueConfig, is_loopback
+from fairlead.console.options import File, Flag, Model, ServeOptions
 
 if TYPE_CHECKING:
     from fairlead.fleet.reload import ConfigSource
@@ -60,18 +62,19 @@ def node(
         Directory of the model, or its name on the Hugging Face hub (organization/name). Default: the small
         demonstration model.
     """
-    if options.queue_capacity:
+    if options.settings(QueueConfig).get("capacity"):
         raise ConfigError("--queue-capacity: a node never queues; `fairlead serve` does")
     config = options.config(model, Config(models=()))
-    return _serve(told(config, queue=told(config.queue, capacity=0)), None, lifeline=options.lifeline)
+    queue = replace(config.queue, capacity=0)
+    return _serve(replace(config, queue=queue), None, lifeline=options.lifeline)
 
 
 def _serve(config: Config, source: "ConfigSource | None", *, lifeline: bool) -> int:
     from fairlead.app import run as run_server
-    from fairlead.console.announcer import end_with_standard_input, open_announcer, warn
+    from fairlead.console.announcer import end_with_standard_input, open_announcer, report_warning
 
     if not is_loopback(config.host) and not config.api_keys:
-        warn(f"anybody who can reach {config.host} may use this server; --api-key would ask them for a key")
+        report_warning(f"any client that reaches {config.host} may use this server: use --api-key")
     if lifeline:
         end_with_standard_input()
     with open_announcer(key_needed=bool(config.api_keys), in_detail=lifeline) as announcer:

@@ -21,7 +21,7 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     api_key: str | None = None
     """The API key that is sent to it."""
     seats: AtLeastOne = 1
-    """Maximum number of jobs that it runs at a time."""
+    """Maximum number of jobs that it runs at a time. With 1, a Fairlead server runs as many as it reports."""
     models: tuple[str, ...] | None = None
     """The models it is used for, by their names in requests. Default: the list that it reports."""
     model_names: dict[str, str] = {}
@@ -41,11 +41,11 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
             # It is part of paths, log lines and metric labels.
             yield Fault(("id",), f"must be 1 to {LONGEST_ID} printable characters")
         if not is_http_url(self.url):
-            yield Fault(("url",), f"must be {HTTP_URL}; the key that it wants goes into apiKey")
+            yield Fault(("url",), f"must be {HTTP_URL}; its key goes into apiKey")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             yield Fault(("apiKey",), "has characters that no header may have")
         if self.models is not None and not self.models:
-            yield Fault(("models",), "must be one name or more; leave it out to ask the node")
+            yield Fault(("models",), "must be one name or more; omit it to query the node")
         if self.models is not None and not all(name.strip() for name in self.models):
             yield Fault(("models",), "must not have an empty name")
 

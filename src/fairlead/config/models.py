@@ -34,8 +34,8 @@ class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
     max_entries: AtLeastOne | None = 4 * 1024 * 1024
     """Maximum number of tokens of one request, and of the whole prefix cache; null: as many as fit."""
     max_memory_mb: AtLeastOne | None = None
-    """Its memory in MiB. Default: 1024 on a CPU; on a GPU 90 % of the free memory, or of what gpuMemory
-    leaves beside the weights. The latter is also its maximum."""
+    """The memory of the KV cache in MiB. Default: 1024 on a CPU; on a GPU 90 % of the free memory, or of what
+    gpuMemory leaves beside the weights. The latter is also its maximum."""
     eviction_threshold: Annotated[float, Meta(gt=0, le=1)] = 0.8
     """Fraction of either bound (0 to 1) above which cached requests are evicted."""
     cleanup_interval_s: Seconds = 1.0
@@ -59,7 +59,7 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
     aliases: tuple[str, ...] = ()
     """Other names for it in requests."""
     device: Annotated[str, Meta(pattern=f"^({DEVICE})$")] = "auto"
-    """The device that it runs on: auto, cpu, cuda or cuda:N."""
+    """The device that the model runs on: auto, cpu, cuda or cuda:N."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The data type of its weights and of its KV cache."""
     quantization: Literal["fp8", "int8"] | None = None

@@ -181,9 +181,9 @@ class UpstreamConfig(msgspec.Struct, frozen=True, rename=spelled):
                 yield Fault(("ignorePaths", index), f"is no regular expression: {error}")
 
 
-def read_key(said: object) -> object:
+def read_key(raw: object) -> object:
     """Return a key as a mapping; a file may also have its text alone."""
-    return {"key": said} if isinstance(said, str) else said
+    return {"key": raw} if isinstance(raw, str) else raw
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):

@@ -74,26 +74,26 @@ def written(value: str | float) -> str:
 # Values in a file ----------------------------------------------------------------------------------
 
 
-def read_time(said: object) -> object:
+def read_time(raw: object) -> object:
     """Parse '5m', '1h30m', '250ms' or '60' to seconds. Return other types unchanged. Raises `ValueError`."""
-    if not isinstance(said, str):
-        return said
-    text = said.strip()
+    if not isinstance(raw, str):
+        return raw
+    text = raw.strip()
     if _NUMBER.fullmatch(text):
         return float(text)
     if not _TIME.fullmatch(text):
-        raise ValueError(f"must be a time like 60, 250ms, 5m or 1h30m, not {said[:40]!r}")
+        raise ValueError(f"must be a time like 60, 250ms, 5m or 1h30m, not {raw[:40]!r}")
     return sum(float(number) * UNIT_S[unit] for number, unit in _TIME_PART.findall(text))
 
 
-def read_command(said: object) -> object:
+def read_command(raw: object) -> object:
     """Split a command line into words, without lines that begin with #. Raises `ValueError`.
 
     Backslashes at the ends of lines and quotes work as in a shell, but no shell is involved.
     """
-    if not isinstance(said, str):
-        return said
-    lines = (line.strip() for line in said.split("\n"))
+    if not isinstance(raw, str):
+        return raw
+    lines = (line.strip() for line in raw.split("\n"))
     text = "\n".join(line.removesuffix("\\") for line in lines if not line.startswith("#"))
     try:
         return shlex.split(text)
@@ -101,12 +101,12 @@ def read_command(said: object) -> object:
         raise ValueError(f"cannot be split into words: {str(error).lower()}") from None
 
 
-def read_environment(said: object) -> object:
+def read_environment(raw: object) -> object:
     """Parse a list of NAME=value to a mapping. Return other types unchanged. Raises `ValueError`."""
-    if not isinstance(said, list):
-        return said
+    if not isinstance(raw, list):
+        return raw
     variables = {}
-    for entry in said:
+    for entry in raw:
         name, sign, value = str(entry).partition("=")
         if not name or not sign or "\0" in value:
             raise ValueError(f"must be NAME=value, not {str(entry)[:40]!r}")
@@ -114,11 +114,11 @@ def read_environment(said: object) -> object:
     return variables
 
 
-def read_names(said: object) -> object:
+def read_names(raw: object) -> object:
     """Parse 'a, b' to a list of unique names. Return other types unchanged."""
-    if not isinstance(said, str):
-        return said
-    return list(dict.fromkeys(name.strip() for name in said.split(",") if name.strip()))
+    if not isinstance(raw, str):
+        return raw
+    return list(dict.fromkeys(name.strip() for name in raw.split(",") if name.strip()))
 
 
 def _text(description: str, read: object) -> Meta:
@@ -149,7 +149,7 @@ class Shape:
     metas: tuple[Meta, ...]
     item: "Shape | None"
 
-    def told(self, name: str) -> Any:
+    def meta(self, name: str) -> Any:
         """Return the value of this name in the `extra` of the metas, or None."""
         return next((meta.extra[name] for meta in self.metas if meta.extra and name in meta.extra), None)
 
@@ -221,7 +221,7 @@ def _faults_in(value: Any, shape: Shape) -> Iterator[Fault]:
         for key, item in held:
             yield from (fault.under(key) for fault in _faults_in(item, shape.item))
     elif isinstance(value, int | float) and not all(_within(value, meta) for meta in shape.metas):
-        yield Fault((), f"must {shape.told('must') or _bounds(shape.metas)}")
+        yield Fault((), f"must {shape.meta('must') or _bounds(shape.metas)}")
 
 
 def _within(value: float, meta: Meta) -> bool:

@@ -45,30 +45,30 @@ class Conversion:
     def struct(
         self,
         kind: type[S],
-        said: object,
+        raw: object,
         path: KeyPath,
         *,
-        given: Mapping[str, Any] | None = None,
+        fixed: Mapping[str, Any] | None = None,
         default: S | None = None,
-        elsewhere: Mapping[str, str] | None = None,
-        beside: Collection[str] = (),
+        misplaced: Mapping[str, str] | None = None,
+        also_known: Collection[str] = (),
     ) -> S | None:
         """Return the struct, made of the valid values; None if they do not suffice.
 
-        `given` has values of fields that a file cannot set. Settings that the file does not have keep their
-        values of `default`. `elsewhere` has messages for keys that belong elsewhere. `beside` has further
+        `fixed` has values of fields that a file cannot set. Settings that the file does not have keep their
+        values of `default`. `misplaced` has messages for keys that belong elsewhere. `also_known` has further
         keys that an unknown key may be a misspelling of.
         """
-        given = given or {}
-        if not isinstance(said, dict):
-            self._fault(path, f"must be a mapping, not {_WORDS[type(said)]}")
+        fixed = fixed or {}
+        if not isinstance(raw, dict):
+            self._fault(path, f"must be a mapping, not {_WORDS[type(raw)]}")
             return None
-        settings = {setting.spelling: setting for setting in settings_of(kind) if setting.name not in given}
-        values = dict(given)
-        for key, value in said.items():
+        settings = {setting.spelling: setting for setting in settings_of(kind) if setting.name not in fixed}
+        values = dict(fixed)
+        for key, value in raw.items():
             setting = settings.get(key)
             if setting is None:
-                self.unknown(key, path, (*settings, *beside), elsewhere or {})
+                self.unknown(key, path, (*settings, *also_known), misplaced or {})
             elif value is not None:
                 inner = None if default is None else getattr(default, setting.name)
                 converted = self._value(
@@ -96,66 +96,66 @@ class Conversion:
             self.faults += (fault.under(*path) for fault in error.faults)
             return None
 
-    def _value(self, shape: Shape, said: Any, path: KeyPath, default: Any = None) -> Any:
+    def _value(self, shape: Shape, raw: Any, path: KeyPath, default: Any = None) -> Any:
         kind = get_origin(shape.kind) or shape.kind
         is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-        read = shape.told("read")
+        read = shape.meta("read")
         if read is not None:
-            if shape.kind is not float and isinstance(said, int | float):
-                said = self._written(said, path)
+            if shape.kind is not float and isinstance(raw, int | float):
+                raw = self._written(raw, path)
             try:
-                said = read(said)
+                raw = read(raw)
             except ValueError as error:
                 return self._fault(path, str(error))
         if is_struct:
-            made = self.struct(kind, said, path, default=default if isinstance(default, kind) else None)
+            made = self.struct(kind, raw, path, default=default if isinstance(default, kind) else None)
             return _WRONG if made is None else made
-        if kind is dict and isinstance(said, dict) and shape.item is not None:
-            return self._items(shape.item, said, path)
-        if kind is tuple and isinstance(said, list) and shape.item is not None:
-            items = self._items(shape.item, dict(enumerate(said)), path)
+        if kind is dict and isinstance(raw, dict) and shape.item is not None:
+            return self._items(shape.item, raw, path)
+        if kind is tuple and isinstance(raw, list) and shape.item is not None:
+            items = self._items(shape.item, dict(enumerate(raw)), path)
             return _WRONG if items is _WRONG else tuple(items.values())
-        return self._leaf(shape.kind, said, path)
+        return self._leaf(shape.kind, raw, path)
 
-    def _items(self, shape: Shape, said: Mapping[Any, Any], path: KeyPath) -> Any:
-        converted = {key: self._value(shape, value, (*path, key)) for key, value in said.items()}
+    def _items(self, shape: Shape, raw: Mapping[Any, Any], path: KeyPath) -> Any:
+        converted = {key: self._value(shape, value, (*path, key)) for key, value in raw.items()}
         return _WRONG if any(value is _WRONG for value in converted.values()) else converted
 
-    def _leaf(self, kind: Any, said: Any, path: KeyPath) -> Any:
+    def _leaf(self, kind: Any, raw: Any, path: KeyPath) -> Any:
         if kind is Any:
-            return said
-        if kind is str and isinstance(said, int | float):
-            said = self._written(said, path)
-        if kind is bool and isinstance(said, str):
-            said = _TRUTHS.get(said.lower(), said)
+            return raw
+        if kind is str and isinstance(raw, int | float):
+            raw = self._written(raw, path)
+        if kind is bool and isinstance(raw, str):
+            raw = _TRUTHS.get(raw.lower(), raw)
         try:
-            return msgspec.convert(said, kind, strict=True, dec_hook=_path)
+            return msgspec.convert(raw, kind, strict=True, dec_hook=_path)
         except msgspec.ValidationError:
             if get_origin(kind) is Literal:
                 return self._fault(path, f"must be one of {', '.join(get_args(kind))}")
             expected = _WORDS.get(get_origin(kind) or kind, "something else")
-            return self._fault(path, f"must be {expected}, not {_WORDS.get(type(said), 'that')}")
+            return self._fault(path, f"must be {expected}, not {_WORDS.get(type(raw), 'that')}")
 
-    def _written(self, said: float, path: KeyPath) -> str:
+    def _written(self, raw: float, path: KeyPath) -> str:
         """Return a number as the text in the file: a key may be 0123."""
-        return self._document.text(path) or written(said)
+        return self._document.text(path) or written(raw)
 
-    def unknown(self, key: str, path: KeyPath, known: Collection[str], elsewhere: Mapping[str, str]) -> None:
+    def unknown(self, key: str, path: KeyPath, known: Collection[str], misplaced: Mapping[str, str]) -> None:
         """Add a fault for an unknown key, with where it belongs or a similar key."""
-        if key in elsewhere:
-            self._fault((*path, key), elsewhere[key])
+        if key in misplaced:
+            self._fault((*path, key), misplaced[key])
             return
         near = difflib.get_close_matches(key, known, 1)
-        self._fault((*path, key), "is no setting" + (f"; did you mean {near[0]}?" if near else ""))
+        self._fault((*path, key), "is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
 
     def _fault(self, path: KeyPath, message: str) -> Any:
         self.faults.append(Fault(path, message))
         return _WRONG
 
 
-def _path(kind: type, said: object) -> object:
-    if kind is Path and isinstance(said, str) and said.strip() and "\0" not in said:
-        return Path(said)
+def _path(kind: type, raw: object) -> object:
+    if kind is Path and isinstance(raw, str) and raw.strip() and "\0" not in raw:
+        return Path(raw)
     raise ValueError
 
 

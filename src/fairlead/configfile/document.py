@@ -100,7 +100,7 @@ class Document:
             inner = (*path, key)
             if key in own:
                 line = key_node.start_mark.line + 1
-                self._fault(inner, f"is given twice, on line {self.line(inner)} and on line {line}")
+                self._fault(inner, f"occurs twice, on line {self.line(inner)} and on line {line}")
                 continue
             self._lines[inner] = key_node.start_mark.line + 1
             own[key] = self._value(value_node, inner)
@@ -183,8 +183,8 @@ def _compose(text: str) -> yaml.Node | None:
         root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        told = ", ".join(part for part in (error.context, error.problem) if part)
-        shown = told.replace(_OPEN, "${").replace(_CLOSE, "}")
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+        shown = reason.replace(_OPEN, "${").replace(_CLOSE, "}")
         raise UnreadableError(mark.line + 1 if mark else 1, f"is not YAML: {shown}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

@@ -52,20 +52,20 @@ _NOTHING_ELSE = (("models", "*", "compat"),)  # sections that may be empty after
 
 def unused(tree: dict[str, Any]) -> list[KeyPath]:
     """Return the paths of settings without effect; remove those that are dropped."""
-    idle = []
+    without_effect = []
     for pattern, dropped in WITHOUT_EFFECT.items():
         for path, parent in _matching(tree, pattern):
-            idle.append(path)
+            without_effect.append(path)
             if dropped:
                 del parent[path[-1]]
     for key in [key for key in tree if key == "defs" or key.startswith("x-")]:
-        idle.append((key,))  # holds YAML anchors
+        without_effect.append((key,))  # holds YAML anchors
         del tree[key]
     for pattern in _NOTHING_ELSE:
         for path, parent in _matching(tree, pattern):
             if not parent[path[-1]]:
                 del parent[path[-1]]
-    return idle
+    return without_effect
 
 
 def swap_of(settings: FileSettings, *, has_commands: bool) -> tuple[tuple[str, ...], SwapConfig]:

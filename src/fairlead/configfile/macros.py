@@ -41,7 +41,7 @@ class Expansion:
         """Return the tree with all macros substituted, and without `macros`."""
         everywhere = self._defined(tree.get("macros"), ("macros",))
         expanded = {
-            key: self._put(value, everywhere, (key,))
+            key: self._substitute(value, everywhere, (key,))
             for key, value in tree.items()
             if key not in ("macros", "models")
         }
@@ -65,14 +65,14 @@ class Expansion:
             path = ("models", name)
             own = self._defined(model.get("macros"), (*path, "macros"))
             body = _prepared(model)
-            body = self._put_in_model(body, _merged(name, everywhere, own), path)
+            body = self._substitute_in_model(body, _merged(name, everywhere, own), path)
             uses_port = _PORT_USE in str(body.get("cmd", ""))
             if body.get("cmd") is not None and not uses_port and model.get("proxy") is None:
-                uses_port = self._tell_port(body, path)
+                uses_port = self._add_port_variable(body, path)
             if uses_port:
                 if port > 65535:
-                    self.faults.append(Fault((*path, "cmd"), "there is no port left for it above startPort"))
-                body = self._put_in_model(body, [("PORT", port)], path)
+                    self.faults.append(Fault((*path, "cmd"), "no port is left for it above startPort"))
+                body = self._substitute_in_model(body, [("PORT", port)], path)
                 port += 1
             elif "cmd" in body and _PORT_USE in str(body.get("proxy")):
                 body["proxy"] = None  # reported once, without errors that follow from it
@@ -80,32 +80,32 @@ class Expansion:
             expanded[name] = body
         return expanded
 
-    def _tell_port(self, body: dict[str, Any], path: KeyPath) -> bool:
+    def _add_port_variable(self, body: dict[str, Any], path: KeyPath) -> bool:
         """Add the port to the environment of a command without `${PORT}`; return whether that is possible.
 
         llama-swap refuses such a command, although its own example has one.
         """
-        said = body.get("env") or []
-        if not isinstance(said, dict | list):
+        raw = body.get("env") or []
+        if not isinstance(raw, dict | list):
             return False  # the type is refused elsewhere
-        if any(str(entry).partition("=")[0] == "PORT" for entry in said):
+        if any(str(entry).partition("=")[0] == "PORT" for entry in raw):
             body["proxy"] = None
-            self.faults.append(Fault((*path, "env"), "says PORT: then proxy must say where cmd answers"))
+            self.faults.append(Fault((*path, "env"), "sets PORT, so proxy must have the address of cmd"))
             return False
         more = {"PORT": _PORT_USE}
-        body["env"] = said | more if isinstance(said, dict) else [*said, f"PORT={_PORT_USE}"]
-        told = "does not use ${PORT}, and no proxy is said: it finds its port in the variable PORT"
-        self.remarks.append(Fault((*path, "cmd"), told))
+        body["env"] = raw | more if isinstance(raw, dict) else [*raw, f"PORT={_PORT_USE}"]
+        remark = "uses neither ${PORT} nor a proxy, so its port is in the environment variable PORT"
+        self.remarks.append(Fault((*path, "cmd"), remark))
         return True
 
-    def _defined(self, said: object, path: KeyPath) -> Macros:
-        if said is None:
+    def _defined(self, raw: object, path: KeyPath) -> Macros:
+        if raw is None:
             return []
-        if not isinstance(said, dict):
+        if not isinstance(raw, dict):
             self.faults.append(Fault(path, "must be a mapping"))
             return []
         macros: Macros = []
-        for name, value in said.items():
+        for name, value in raw.items():
             wrong = _wrong_with(name, value)
             if wrong:
                 self.faults.append(Fault((*path, name), wrong))
@@ -113,31 +113,31 @@ class Expansion:
                 macros.append((name, value))
         return macros
 
-    def _put_in_model(self, model: dict[str, Any], macros: Macros, path: KeyPath) -> dict[str, Any]:
+    def _substitute_in_model(self, model: dict[str, Any], macros: Macros, path: KeyPath) -> dict[str, Any]:
         """Substitute macros in a model, also in the keys of `setParamsByID`, but in no other keys."""
-        put: dict[str, Any] = self._put(model, macros, path)
+        put: dict[str, Any] = self._substitute(model, macros, path)
         filters = put.get("filters")
         if isinstance(filters, dict) and isinstance(filters.get("setParamsByID"), dict):
             inner = (*path, "filters", "setParamsByID")
             renamed: dict[str, Any] = {}
             for key, value in filters["setParamsByID"].items():
-                name = written(self._put_in_text(key, macros, inner))
+                name = written(self._substitute_in_text(key, macros, inner))
                 if name in renamed:
-                    self.faults.append(Fault((*inner, key), f"is {name}, which is given already"))
+                    self.faults.append(Fault((*inner, key), f"is {name}, which occurs already"))
                 renamed[name] = value
             filters["setParamsByID"] = renamed
         return put
 
-    def _put(self, value: Any, macros: Macros, path: KeyPath) -> Any:
+    def _substitute(self, value: Any, macros: Macros, path: KeyPath) -> Any:
         if isinstance(value, str):
-            return self._put_in_text(value, macros, path)
+            return self._substitute_in_text(value, macros, path)
         if isinstance(value, dict):
-            return {key: self._put(item, macros, (*path, key)) for key, item in value.items()}
+            return {key: self._substitute(item, macros, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._put(item, macros, (*path, index)) for index, item in enumerate(value)]
+            return [self._substitute(item, macros, (*path, index)) for index, item in enumerate(value)]
         return value
 
-    def _put_in_text(self, text: str, macros: Macros, path: KeyPath) -> Macro:
+    def _substitute_in_text(self, text: str, macros: Macros, path: KeyPath) -> Macro:
         if self._letters > LETTERS_IN_ALL:
             return ""
         for name, macro in reversed(macros):
@@ -149,12 +149,12 @@ class Expansion:
             elif use in text:
                 put = written(macro)
                 if len(text) + text.count(use) * len(put) > LETTERS_AT_MOST:
-                    self.faults.append(Fault(path, f"would have more than {LETTERS_AT_MOST} letters"))
+                    self.faults.append(Fault(path, f"would have more than {LETTERS_AT_MOST} characters"))
                     return ""
                 text = text.replace(use, put)
                 self._letters += len(text)
         if self._letters > LETTERS_IN_ALL:
-            self.faults.append(Fault(path, f"is one macro in a macro too many: {LETTERS_IN_ALL} letters"))
+            self.faults.append(Fault(path, f"expands to more than {LETTERS_IN_ALL} characters in all"))
         return text
 
     def _refuse_unknown(self, value: Any, path: KeyPath) -> None:

@@ -88,14 +88,16 @@ def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
     if HAS_MODES and mode & (stat.S_IRGRP | stat.S_IROTH) and _has_literal_keys(content):
         remedy = f"chmod 600 {shlex.quote(str(file))}"
         remarks.append(f"other users of this machine can read its API keys (mode {mode:04o}): {remedy}")
-    return Reading(config, tuple(dict.fromkeys(map(dotted, reader.idle))), tuple(map(_on_one_line, remarks)))
+    return Reading(
+        config, tuple(dict.fromkeys(map(dotted, reader.without_effect))), tuple(map(_on_one_line, remarks))
+    )
 
 
 class _Reader:
     """Makes the configuration of one document. Continues after a fault to find the others."""
 
     def __init__(self, document: Document, folder: Path) -> None:
-        self.idle: list[KeyPath] = []
+        self.without_effect: list[KeyPath] = []
         self.remarks: list[Fault] = []
         self._conversion = Conversion(document)
         self.faults = self._conversion.faults
@@ -104,14 +106,14 @@ class _Reader:
 
     def read(self) -> Config | None:
         self.faults += self._document.faults
-        self.idle = llama_swap.unused(self._document.tree)
+        self.without_effect = llama_swap.unused(self._document.tree)
         expansion = Expansion()
         tree = expansion.expand(self._document.tree)
         self.faults += expansion.faults
         self.remarks += expansion.remarks
 
         said_models = tree.pop("models", None)
-        settings = self._conversion.struct(FileSettings, tree, (), beside=("models", "macros"))
+        settings = self._conversion.struct(FileSettings, tree, (), also_known=("models", "macros"))
         common = settings or FileSettings()
         models = self._preloaded(self._models(said_models, common), common)
         if settings is None or self.faults:
@@ -123,30 +125,30 @@ class _Reader:
         commands = any(isinstance(model, CommandConfig) for model in models)
         at, swap = llama_swap.swap_of(settings, has_commands=commands)
         self.faults += (fault.under(*at) for fault in llama_swap.faults_of_swap(swap, names))
-        self.idle += ((*at, *path) for path in llama_swap.unknown_members(swap, names))
-        self.idle += settings.idle()
+        self.without_effect += ((*at, *path) for path in llama_swap.unknown_members(swap, names))
+        self.without_effect += settings.without_effect()
         priorities = self._priorities(settings, models)
         shared = {field: getattr(settings, field) for field in settings.__struct_fields__}
         shared = {field: value for field, value in shared.items() if field in Config.__struct_fields__}
         try:
             peers = llama_swap.nodes_of_peers(settings.peers, models, settings.selectors)
-            nodes = tuple(map(_filtered, settings.nodes + peers))
+            nodes = tuple(map(_without_model_filter, settings.nodes + peers))
             config = Config(
                 **shared | {"nodes": nodes}, models=tuple(models), swap=swap, priorities=priorities
             )
             if not self.faults:
-                self._look_at_selectors(config)
+                self._check_selectors(config)
             SCHEDULERS.find(config.scheduler, "scheduler")
         except ConfigError as error:
             self.faults += error.faults
         return None if self.faults else config
 
-    def _look_at_selectors(self, config: Config) -> None:
+    def _check_selectors(self, config: Config) -> None:
         """Record targets that are not models, if all models are known, and faults of spillover."""
         local = _names_of(config.models)
         if all(node.models is not None for node in config.nodes):
             known = set(local).union(*(node.models or () for node in config.nodes))
-            self.idle += (("selectors", *path) for path in unknown_targets(config.selectors, known))
+            self.without_effect += (("selectors", *path) for path in unknown_targets(config.selectors, known))
             self.remarks += (fault.under("selectors") for fault in without_targets(config.selectors, known))
         memory_mb = {model.name: float(model.memory_mb or 0) for model in config.models}
         try:
@@ -162,49 +164,51 @@ class _Reader:
     def _priorities(self, settings: FileSettings, models: list[AnyModelConfig]) -> dict[str, int]:
         """Return the priorities by model name. Names without a model are recorded as having no effect."""
         local = _names_of(models)
-        said = settings.routing.scheduler.settings.fifo.priority
+        raw = settings.routing.scheduler.settings.fifo.priority
         at = ("routing", "scheduler", "settings", "fifo", "priority")
-        self.idle += ((*at, name) for name in said if name not in local)
-        return {local[name]: priority for name, priority in said.items() if name in local}
+        self.without_effect += ((*at, name) for name in raw if name not in local)
+        return {local[name]: priority for name, priority in raw.items() if name in local}
 
-    def _models(self, said: object, common: FileSettings) -> list[AnyModelConfig]:
-        if said is None:
+    def _models(self, raw: object, common: FileSettings) -> list[AnyModelConfig]:
+        if raw is None:
             return []
-        if not isinstance(said, dict):
+        if not isinstance(raw, dict):
             self.faults.append(Fault(("models",), "must be a mapping from names to settings"))
             return []
-        models = (self._model(name, settings, common) for name, settings in said.items())
+        models = (self._model(name, settings, common) for name, settings in raw.items())
         return [model for model in models if model is not None]
 
-    def _model(self, name: str, said: object, common: FileSettings) -> AnyModelConfig | None:
+    def _model(self, name: str, raw: object, common: FileSettings) -> AnyModelConfig | None:
         path = ("models", name)
         if not name.strip():
             self.faults.append(Fault(path, "the name of a model must not be empty"))
-        if not isinstance(said, dict):
+        if not isinstance(raw, dict):
             self.faults.append(Fault(path, "must be a mapping with path or cmd"))
             return None
-        kinds = [key for key in _KINDS if said.get(key) is not None]
+        kinds = [key for key in _KINDS if raw.get(key) is not None]
         if len(kinds) != 1:
-            self._refuse_kind(said, path, both=bool(kinds))
+            self._report_kind(raw, path, both=bool(kinds))
             return None
         kind, other = _KINDS[kinds[0]], _KINDS["cmd" if kinds == ["path"] else "path"]
         wrong_kind = f"is for models with {'cmd' if kinds == ['path'] else 'path'}"
         made = self._conversion.struct(
             kind,
-            _settled(said, common, kind),
+            _with_defaults(raw, common, kind),
             path,
-            given={"name": name},
-            elsewhere={setting.spelling: wrong_kind for setting in settings_of(other)},
+            fixed={"name": name},
+            misplaced={setting.spelling: wrong_kind for setting in settings_of(other)},
         )
         if isinstance(made, ModelConfig):
-            return self._with_folder(_renamed(made))
-        return None if made is None else _renamed(_filtered(_ready_late(made)))
+            return self._with_folder(_with_filter_aliases(made))
+        return (
+            None if made is None else _with_filter_aliases(_without_model_filter(_with_minimum_timeout(made)))
+        )
 
-    def _refuse_kind(self, said: dict[str, Any], path: KeyPath, *, both: bool) -> None:
+    def _report_kind(self, raw: dict[str, Any], path: KeyPath, *, both: bool) -> None:
         message = "must have path, a folder with a model, or cmd, a command that serves one"
         self.faults.append(Fault(path, f"{message}{'; not both' if both else ''}"))
         known = {setting.spelling for kind in _KINDS.values() for setting in settings_of(kind)}
-        for key in said:
+        for key in raw:
             if key not in known:
                 self._conversion.unknown(key, path, known, {})
 
@@ -231,7 +235,7 @@ class _Reader:
         wanted = set(common.hooks.on_startup.preload)
         for index, name in enumerate(common.hooks.on_startup.preload):
             if not any(name in (model.name, *model.aliases) for model in models):
-                self.idle.append(("hooks", "on_startup", "preload", index))
+                self.without_effect.append(("hooks", "on_startup", "preload", index))
         return [
             msgspec.structs.replace(model, preload=True)
             if wanted.intersection((model.name, *model.aliases))
@@ -266,8 +270,8 @@ def _has_literal_keys(content: bytes) -> bool:
 
 def _api_keys(tree: dict[str, Any]) -> Iterator[object]:
     """Yield the server's keys and those that it sends to nodes and peers; None for one without a key."""
-    for said in tree.get("apiKeys") or ():
-        yield said.get("key") if isinstance(said, dict) else said
+    for raw in tree.get("apiKeys") or ():
+        yield raw.get("key") if isinstance(raw, dict) else raw
     for node in (*(tree.get("nodes") or ()), *(tree.get("peers") or {}).values()):
         yield node.get("apiKey") if isinstance(node, dict) else None
 
@@ -283,38 +287,38 @@ def _on_one_line(text: str) -> str:
     return shown if len(shown) <= LETTERS_AT_MOST else f"{shown[:LETTERS_AT_MOST]}…"
 
 
-def _settled(said: dict[str, Any], common: FileSettings, kind: type[AnyModelConfig]) -> dict[str, Any]:
+def _with_defaults(raw: dict[str, Any], common: FileSettings, kind: type[AnyModelConfig]) -> dict[str, Any]:
     """Return a model's settings with the file's defaults for all models, without values that mean not set."""
-    settled = dict(said)
-    if settled.get("ttl") in (None, -1):
-        settled["ttl"] = common.global_ttl_s
+    settings = dict(raw)
+    if settings.get("ttl") in (None, -1):
+        settings["ttl"] = common.global_ttl_s
     if kind is CommandConfig:
-        if settled.get("healthCheckTimeout") is None:
-            settled["healthCheckTimeout"] = common.health_check_timeout_s
-        if not settled.get("unloadTimeout"):
-            settled["unloadTimeout"] = common.unload_timeout_s or 10.0
+        if settings.get("healthCheckTimeout") is None:
+            settings["healthCheckTimeout"] = common.health_check_timeout_s
+        if not settings.get("unloadTimeout"):
+            settings["unloadTimeout"] = common.unload_timeout_s or 10.0
         for name in ("concurrencyLimit", "useModelName"):
-            if settled.get(name) in (0, ""):  # these mean not set
-                del settled[name]
-        filters = settled.get("filters")
+            if settings.get(name) in (0, ""):  # these mean not set
+                del settings[name]
+        filters = settings.get("filters")
         if isinstance(filters, dict) and "strip_params" in filters:  # its older name
             filters = dict(filters)
             older = filters.pop("strip_params")
             filters.setdefault("stripParams", older)
-            settled["filters"] = filters
-    return settled
+            settings["filters"] = filters
+    return settings
 
 
-def _ready_late(model: CommandConfig) -> CommandConfig:
+def _with_minimum_timeout(model: CommandConfig) -> CommandConfig:
     timeout_s = max(model.health_check_timeout_s, llama_swap.READY_WITHIN_AT_LEAST_S)
     return msgspec.structs.replace(model, health_check_timeout_s=timeout_s)
 
 
-def _filtered(node: N) -> N:
+def _without_model_filter(node: N) -> N:
     return msgspec.structs.replace(node, filters=llama_swap.without_model(node.filters))
 
 
-def _renamed(model: M) -> M:
+def _with_filter_aliases(model: M) -> M:
     """Add the names in `set_params_by_id` to a model's aliases, each once and never its own."""
     by_name: Iterable[str] = model.filters.set_params_by_id if isinstance(model, CommandConfig) else ()
     aliases = dict.fromkeys((*model.aliases, *by_name))

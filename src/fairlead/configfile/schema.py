@@ -111,7 +111,7 @@ class _Types:
 
     def _said(self, shape: Shape) -> list[Schema]:
         """Return the schemas of what the shape's `read` function accepts; none without one."""
-        read = shape.told("read")
+        read = shape.meta("read")
         if read is read_time:
             return [{"type": "number", **_bounds(shape)}, {"type": "string", "pattern": _TIME}]
         if read in (read_command, read_names):
@@ -172,8 +172,8 @@ def _bounds(shape: Shape) -> Schema:
     return {
         name: value
         for meta in shape.metas
-        for told, name in _BOUNDS.items()
-        if (value := getattr(meta, told)) is not None
+        for field, name in _BOUNDS.items()
+        if (value := getattr(meta, field)) is not None
     }
 
 
@@ -182,7 +182,7 @@ def _beside() -> dict[type, dict[str, Schema]]:
     """Return the keys that are not settings, by the struct in whose place a file may have them."""
     macros = {"description": "Text that stands where ${NAME} does.", "type": ["object", "array", "null"]}
     older = {"description": "The older name of stripParams.", "type": ["string", "array"], "items": _TEXT}
-    beside: dict[type, dict[str, Schema]] = {
+    extra: dict[type, dict[str, Schema]] = {
         FileSettings: {"macros": macros},
         ModelConfig: {"macros": macros},
         CommandConfig: {"macros": macros},
@@ -193,8 +193,8 @@ def _beside() -> dict[type, dict[str, Schema]]:
         section = path[:-1] if path[-2:-1] in (("upstream",), ("compat",)) else path
         for kind in _owners(section):
             nested: Schema = {"type": "object", "properties": {path[-1]: idle}}
-            beside.setdefault(kind, {})[section[-1]] = idle if section is path else nested
-    return beside
+            extra.setdefault(kind, {})[section[-1]] = idle if section is path else nested
+    return extra
 
 
 def _owners(path: tuple[str, ...]) -> Iterator[type]:

@@ -179,7 +179,7 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
             if lru is not None and (len(path) == 1 or router.use == "lru"):
                 yield (path, LruSwap(lru.max_loaded, lru.memory_mb))
 
-    def idle(self) -> Iterator[tuple[str, ...]]:
+    def without_effect(self) -> Iterator[tuple[str, ...]]:
         """Yield the paths of settings for policies that are not in use."""
         at, settings = ("routing", "router", "settings"), self.routing.router.settings
         used = [path for path, _ in self.choices()]

@@ -84,7 +84,7 @@ def _default(kind: type, field: msgspec.structs.FieldInfo, shape: Shape) -> str:
     value: Any = plain_default(kind, field)
     if value is None:
         return ""
-    if shape.told("read") is read_time:
+    if shape.meta("read") is read_time:
         return f"`{value:g}s`" if value else "`0`"
     if isinstance(value, list):
         return f"`[{', '.join(map(str, value))}]`"
@@ -94,5 +94,5 @@ def _default(kind: type, field: msgspec.structs.FieldInfo, shape: Shape) -> str:
 def _text(shape: Shape, text: str) -> str:
     """Return the text for a table cell, with the choices of the setting, if any."""
     choices = get_args(shape.kind) if get_origin(shape.kind) is Literal else ()
-    told = f"{text} One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else text
-    return told.replace("|", "\\|")
+    description = f"{text} One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else text
+    return description.replace("|", "\\|")

@@ -31,7 +31,7 @@ LOADING = "Loading "
 WAITING = ": waiting for "
 
 
-class Loading(msgspec.Struct, frozen=True):
+class LoadingLine(msgspec.Struct, frozen=True):
     """A model is loading; `fraction` is 0...1, None if it is unknown."""
 
     model: str
@@ -39,13 +39,13 @@ class Loading(msgspec.Struct, frozen=True):
     stage: str
 
 
-class Ready(msgspec.Struct, frozen=True):
+class ReadyLine(msgspec.Struct, frozen=True):
     """The server is ready at `url`."""
 
     url: str
 
 
-class Announcer:
+class PlainAnnouncer:
     """Prints plain lines, for a log or a pipe; `in_detail`: one for each stage and each tenth of a load."""
 
     def __init__(self, *, key_needed: bool, in_detail: bool = False) -> None:
@@ -73,7 +73,7 @@ class Announcer:
     def failed(self, model: str, reason: str) -> None:
         """Print why the server cannot start."""
         self._clear()
-        complain(f"cannot serve{' ' if model else ''}{model}: {reason}")
+        report_error(f"cannot serve{' ' if model else ''}{model}: {reason}")
 
     def stopping(self) -> None:
         """Print that the server is stopping, and notify the service manager."""
@@ -95,7 +95,7 @@ class Announcer:
         """Remove the progress bars before a line is printed. Plain lines have none."""
 
 
-class LogAnnouncer(Announcer):
+class LogAnnouncer(PlainAnnouncer):
     """Writes log events, for a JSON log. Nothing goes to standard output."""
 
     def ready(self, url: str, models: Sequence[str]) -> None:
@@ -116,7 +116,7 @@ class LogAnnouncer(Announcer):
         _logger().info("loading", model=model, **percent, stage=stage)
 
 
-class TerminalAnnouncer(Announcer):
+class TerminalAnnouncer(PlainAnnouncer):
     """Shows a progress bar for each loading model. rich omits colors if NO_COLOR is set."""
 
     def __init__(self, *, key_needed: bool) -> None:
@@ -141,7 +141,7 @@ class TerminalAnnouncer(Announcer):
         self._bars.clear()
 
 
-def open_announcer(*, key_needed: bool, in_detail: bool = False) -> Announcer:
+def open_announcer(*, key_needed: bool, in_detail: bool = False) -> PlainAnnouncer:
     """Return the announcer for this log format and standard error. Its context restores the terminal.
 
     `in_detail`: plain lines are for a parent program that shows the progress itself.
@@ -150,22 +150,22 @@ def open_announcer(*, key_needed: bool, in_detail: bool = False) -> Announcer:
         return LogAnnouncer(key_needed=key_needed)
     if sys.stderr.isatty():
         return TerminalAnnouncer(key_needed=key_needed)
-    return Announcer(key_needed=key_needed, in_detail=in_detail)
+    return PlainAnnouncer(key_needed=key_needed, in_detail=in_detail)
 
 
-def read_line(line: str) -> Loading | Ready | None:
-    """Parse a line that `Announcer` printed; return None for any other."""
+def read_line(line: str) -> LoadingLine | ReadyLine | None:
+    """Parse a line that `PlainAnnouncer` printed; return None for any other."""
     if found := re.match(r"Loading (.+): (\d+) % ([^%\n]*)$", line):
-        return Loading(model=found[1], fraction=int(found[2]) / 100, stage=found[3])
+        return LoadingLine(model=found[1], fraction=int(found[2]) / 100, stage=found[3])
     if line.startswith(LOADING) and WAITING in line:
         model, _, awaited = line.removeprefix(LOADING).partition(WAITING)
-        return Loading(model=model, fraction=None, stage=f"waiting for {awaited}")
+        return LoadingLine(model=model, fraction=None, stage=f"waiting for {awaited}")
     if found := re.match(r"Fairlead is ready: (\S+)  serving ", line):
-        return Ready(url=found[1])
+        return ReadyLine(url=found[1])
     return None
 
 
-def complain(message: str) -> None:
+def report_error(message: str) -> None:
     """Report an error on standard error."""
     if streams.is_json():
         _logger().error(message)
@@ -173,12 +173,12 @@ def complain(message: str) -> None:
         print(f"fairlead: {message}", file=sys.stderr, flush=True)
 
 
-def warn(message: str) -> None:
+def report_warning(message: str) -> None:
     """Report a warning on standard error."""
     if streams.is_json():
         _logger().warning(message)
     else:
-        complain(f"warning: {message}")
+        report_error(f"warning: {message}")
 
 
 def end_with_standard_input() -> None:

@@ -9,12 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
+import trio
 
 from fairlead.config import ConfigError
-from fairlead.console.announcer import complain
+from fairlead.console.announcer import report_error
 from fairlead.load.client import RequestFailedError, TimedAnswer
-from fairlead.load.generator import Count, Options, measure, named
-from fairlead.load.report import Level, draw, format_table
+from fairlead.load.generator import CONTROL_TIMEOUT_S, OnAnswer, Options, measure, with_model
+from fairlead.load.report import Level, format_table, plot
 
 
 def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Path | None) -> int:
@@ -22,11 +23,17 @@ def bench(options: Options, *, api_key: str | None, json: Path | None, plot: Pat
     if plot is not None and find_spec("matplotlib") is None:
         raise ConfigError("--plot: needs matplotlib, which fairlead[bench] installs")
     try:
-        options = named(options, api_key=api_key)
+        options = with_model(options, api_key=api_key)
         with _bar(options) as counted:
-            results = measure(options, api_key=api_key, counted=counted)
+            results = measure(options, api_key=api_key, on_answer=counted)
+    except trio.TooSlowError:
+        report_error(f"{options.url}: no answer within {CONTROL_TIMEOUT_S:g} s")
+        return 1
+    except msgspec.MsgspecError:
+        report_error(f"{options.url}: the answer to /v1/models is not a list of models")
+        return 1
     except (RequestFailedError, ValueError) as error:
-        complain(f"{options.url}: {error}")
+        report_error(f"{options.url}: {error}")
         return 1
     _report(options, results, json=json, plot_file=plot)
     return 0 if all(level.output_tokens for level, _ in results) else 1
@@ -41,9 +48,9 @@ def _report(
 ) -> None:
     """Print the table and write the requested files."""
     print(
-        f"{options.model} at {options.url}, {options.endpoint}, asked for {options.prompt_tokens} tokens in"
+        f"{options.model} at {options.url}, {options.endpoint}: {options.prompt_tokens} prompt tokens and "
+        f"{options.output_tokens} output tokens\n"
     )
-    print(f"and {options.output_tokens} out\n")
     print(format_table([level for level, _ in results]))
     if json is not None:
         document = {
@@ -56,11 +63,11 @@ def _report(
         }
         json.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
     if plot_file is not None:
-        draw(plot_file, f"{options.model}, {options.prompt_tokens} in, {options.output_tokens} out", results)
+        plot(plot_file, f"{options.model}, {options.prompt_tokens} in, {options.output_tokens} out", results)
 
 
 @contextmanager
-def _bar(options: Options) -> Iterator[Count]:
+def _bar(options: Options) -> Iterator[OnAnswer]:
     """Show a progress bar during the block, on a terminal; yield a function that counts one answer."""
     if not sys.stderr.isatty():
         yield lambda: None

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fairlead.config import ConfigError
-from fairlead.console.announcer import DEFAULT_URL, complain
+from fairlead.console.announcer import DEFAULT_URL, report_error
 from fairlead.console.client import Client, Message, NoServerError, Queued, ServerError
 from fairlead.console.own_server import own_server
 from fairlead.text.hub import gguf_advice, is_gguf
@@ -52,7 +52,7 @@ def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str
             _show_answer(client, name, [Message("user", _valid(prompt))], answer=[])
             return 0
     except ServerError as error:
-        complain(str(error))
+        report_error(str(error))
         return 1
 
 
@@ -135,7 +135,7 @@ class _Conversation:
             except KeyboardInterrupt:
                 print("\nCtrl-D or /bye ends.")
             except ServerError as error:
-                complain(str(error))
+                report_error(str(error))
 
     def _take_turn(self, line: str) -> None:
         match line:

@@ -4,8 +4,9 @@ Every failure is a `ServerError` with a one-line message for the user.
 """
 
 import re
+import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -13,9 +14,19 @@ import httpx
 import msgspec
 
 from fairlead.config import is_loopback
+from fairlead.http.server_sent_events import (
+    EventSplitter,
+    event_comments,
+    event_data,
+    event_name,
+    split_events,
+)
 
 READ_TIMEOUT_S = 720.0  # above the default queue timeout plus request timeout
 ERROR_BODY_BYTES = 64 * 1024
+EVENT_BYTES = 16 * 1024 * 1024
+
+_QUEUED = re.compile(r"queued position=(\d+) estimated_wait=(\d+)")
 
 
 class ServerError(Exception):
@@ -75,6 +86,8 @@ class Client:
             # A proxy from the environment cannot reach this machine's loopback.
             trust_env=not is_loopback(httpx.URL(self.url).host),
         )
+        self._socket: socket.socket | None = None  # of the lines that are being read
+        self._is_interrupted = False
 
     def __enter__(self) -> Self:
         return self
@@ -109,20 +122,34 @@ class Client:
     def events(self, path: str) -> Iterator[Iterator[tuple[str, str]]]:
         """Yield an iterator over server-sent events, as name and data. Exiting early closes the stream."""
         with self._request("GET", path) as response:
-            yield _named_events(response.iter_lines())
+            yield (
+                (event_name(event), data.decode(errors="replace"))
+                for event in _events(response)
+                if (data := event_data(event)) is not None
+            )
 
     @contextmanager
     def lines(self, path: str, *, endless: bool) -> Iterator[Iterator[str]]:
         """Yield an iterator over the lines of a text. An `endless` text has no read timeout."""
         with self._request("GET", path, read_timeout_s=None if endless else READ_TIMEOUT_S) as response:
+            self._socket = response.extensions["network_stream"].get_extra_info("socket")
+            if self._is_interrupted:
+                self.interrupt()
             yield response.iter_lines()
+
+    def interrupt(self) -> None:
+        """Make the reading of lines fail at once, as if the connection broke. For a signal handler."""
+        self._is_interrupted = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[str | Queued]]:
         """Request an answer; yield an iterator over its text as it arrives. Exiting early cancels it."""
         body = {"model": model, "messages": messages, "stream": True}
         with self._request("POST", "/v1/chat/completions", msgspec.json.encode(body)) as response:
-            yield _pieces(response.iter_lines())
+            yield _pieces(_events(response))
 
     @contextmanager
     def _request(
@@ -150,38 +177,36 @@ class Client:
             raise ServerError(f"the connection to {self.url} broke: {error}") from None
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[str | Queued]:
-    """Parse a stream of server-sent events. Raises `ServerError` if it ends without [DONE]."""
-    for line in lines:
-        if found := re.match(r": *queued position=(\d+) estimated_wait=(\d+)", line):
-            yield Queued(position=int(found[1]), wait_s=int(found[2]))
-        if not line.startswith("data:"):
+def _events(response: httpx.Response) -> Iterator[bytes]:
+    """Yield the server-sent events of a response, each when it is complete."""
+    splitter = EventSplitter(EVENT_BYTES)
+    try:
+        for data in response.iter_bytes():
+            yield from split_events(splitter.feed(data))
+    except OverflowError as error:
+        raise ServerError(f"the server sent {error}") from None
+
+
+def _pieces(events: Iterator[bytes]) -> Iterator[str | Queued]:
+    """Read an answer's events. Raises `ServerError` if they end without [DONE]."""
+    for event in events:
+        for comment in event_comments(event):
+            if found := _QUEUED.match(comment):
+                yield Queued(position=int(found[1]), wait_s=int(found[2]))
+        data = event_data(event)
+        if data is None:
             continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             return
         try:
             chunk = msgspec.json.decode(data, type=_Chunk)
         except msgspec.MsgspecError:
-            raise ServerError(f"the server sent something that is no answer: {data[:80]}") from None
+            shown = data[:80].decode(errors="replace")
+            raise ServerError(f"the server sent an event that is not part of an answer: {shown}") from None
         if chunk.error is not None:
             raise ServerError(_message(chunk.error))
         yield from (choice.delta.content for choice in chunk.choices if choice.delta.content)
-    raise ServerError("the server cut the answer off")
-
-
-def _named_events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
-    name, parts = "message", list[str]()
-    for line in lines:
-        field, _, value = line.partition(":")
-        if field == "event":
-            name = value.removeprefix(" ")
-        elif field == "data":
-            parts.append(value.removeprefix(" "))
-        elif not line:
-            if parts:
-                yield name, "\n".join(parts)
-            name, parts = "message", []
+    raise ServerError("the server ended the answer before its end")
 
 
 def _refusal(response: httpx.Response) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairlead.config import CommandConfig, Config
-from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap
+from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap, NamedSwap, SwapConfig
 from fairlead.configfile import ConfigFileError, Reading, read_config
-from fairlead.console.announcer import warn
+from fairlead.console.announcer import report_warning
 from fairlead.console.options import ServeOptions
 from fairlead.telemetry import streams
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from fairlead.fleet.reload import ConfigSource
     from fairlead.telemetry import logs
 
-MAKING_ROOM = {
-    KeepSwap: "never; there must be room for all models",
+EVICTIONS = {
+    KeepSwap: "none; there must be room for all models",
     GroupSwap: "by groups",
     MatrixSwap: "by the matrix",
-    LruSwap: "who was used longest ago goes",
+    LruSwap: "the least recently used model",
 }
 
 
@@ -40,9 +40,11 @@ def read(file: Path) -> Reading | None:
     _configure_log(json=reading.config.log_json, level=reading.config.log_level)
     if reading.without_effect:
         number = len(reading.without_effect)
-        warn(f"{file} has settings without effect: {number} ('fairlead config check {file}' names them)")
+        report_warning(
+            f"{file} has settings without effect: {number} ('fairlead config check {file}' names them)"
+        )
     for remark in reading.remarks:
-        warn(f"{file}: {remark}")
+        report_warning(f"{file}: {remark}")
     return reading
 
 
@@ -82,7 +84,7 @@ def _refuse(file: Path, error: ConfigFileError) -> None:
 def _configure_log(*, json: bool, level: "logs.Level" = "info") -> None:
     from fairlead.telemetry import logs
 
-    logs.configure(json=json or streams.is_json(), level=level)  # the command line may have asked for JSON
+    logs.configure(json=json or streams.is_json(), level=level)  # the command line may request JSON
 
 
 def check(file: Path, *, as_json: bool) -> int:
@@ -97,12 +99,12 @@ def check(file: Path, *, as_json: bool) -> int:
             print(error, file=sys.stderr, flush=True)
         return 2
     if as_json:
-        told = _summary(reading.config) | {
+        summary = _summary(reading.config) | {
             "without_effect": reading.without_effect,
             "remarks": reading.remarks,
             "missing_commands": _missing_commands(reading.config),
         }
-        print(json.dumps({"file": str(file), "ok": True, **told}, indent=2))
+        print(json.dumps({"file": str(file), "ok": True, **summary}, indent=2))
     else:
         print("\n".join(_lines(file, reading)))
     return 0
@@ -137,13 +139,17 @@ def _lines(file: Path, reading: Reading) -> list[str]:
         f"  models: {models}",
         f"  nodes: {nodes}",
         *([f"  selectors: {', '.join(config.selectors)}"] if config.selectors else []),
-        f"  making room: {MAKING_ROOM[type(config.swap)]}",
+        f"  evictions: {_evictions(config.swap)}",
         f"  address: {config.host}:{config.port}",
         f"  API keys: {len(config.api_keys) or 'none'}",
         *(f"  without effect: {key}" for key in reading.without_effect),
         *(f"  note: {remark}" for remark in reading.remarks),
         *(f"  not on PATH here: {key}: {program}" for key, program in _missing_commands(config).items()),
     ]
+
+
+def _evictions(swap: SwapConfig) -> str:
+    return f"by the policy {swap.policy}" if isinstance(swap, NamedSwap) else EVICTIONS[type(swap)]
 
 
 def _missing_commands(config: Config) -> dict[str, str]:

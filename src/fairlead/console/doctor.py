@@ -27,6 +27,7 @@ LEAST_MEMORY_GIB = 2
 LEAST_DISK_GIB = 2
 LEAST_FILES = 4096
 GIB = 1024**3
+CHILD_TIMEOUT_S = 120
 NAME = 14  # characters, the minimum width of the column of names
 MARKS = {"good": "[green]✓[/]", "warning": "[yellow]![/]", "bad": "[red]✗[/]"}
 
@@ -60,7 +61,7 @@ def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: 
 
     `host` and `port` default to those of the configuration file, or else to those of `serve`.
     """
-    findings = list(_look(config, host, port))
+    findings = list(_findings(config, host, port))
     failed = any(finding.verdict == "bad" for finding in findings)
     if as_json:
         print(json.dumps([msgspec.to_builtins(finding) for finding in findings], indent=2))
@@ -83,10 +84,10 @@ def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: 
     return int(failed)
 
 
-def _look(file: Path | None, host: str | None, port: int | None) -> Iterator[Finding]:
+def _findings(file: Path | None, host: str | None, port: int | None) -> Iterator[Finding]:
     reading = None if file is None else _reading(file)
     config = reading.config if isinstance(reading, Reading) else Config(models=())
-    looks: list[Callable[[], Iterator[Finding]]] = [
+    checks: list[Callable[[], Iterator[Finding]]] = [
         _python,
         _torch,
         _kernels,
@@ -97,8 +98,8 @@ def _look(file: Path | None, host: str | None, port: int | None) -> Iterator[Fin
         _model_hub,
         lambda: _configuration(file, reading),
     ]
-    for look in looks:
-        yield from look()
+    for check in checks:
+        yield from check()
 
 
 def _python() -> Iterator[Finding]:
@@ -108,11 +109,11 @@ def _python() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    told, why_not = _in_a_child(ASK_TORCH)
-    if told is None:
-        yield Finding("torch", "bad", why_not, "pip install 'torch>=2.9,<2.14', which Fairlead depends on.")
+    found, problem = _in_a_child(ASK_TORCH)
+    if found is None:
+        yield Finding("torch", "bad", problem, "pip install 'torch>=2.9,<2.14', which Fairlead depends on.")
         return
-    torch = json.loads(told)
+    torch = json.loads(found)
     yield Finding("torch", "good", torch["version"])
     for device in torch["devices"]:
         yield Finding("GPU", "good", f"{device['name']}, {device['memory'] / GIB:.0f} GiB")
@@ -128,11 +129,11 @@ def _torch() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    told, why_not = _in_a_child(ASK_KERNEL)
-    if told is None:
-        yield Finding("kernels", "bad", why_not, f"Install Fairlead again; before that {ADVICE}.")
+    found, problem = _in_a_child(ASK_KERNEL)
+    if found is None:
+        yield Finding("kernels", "bad", problem, f"Install Fairlead again; before that {ADVICE}.")
     else:
-        yield Finding("kernels", "good", f"the step on the CPU uses {told}")
+        yield Finding("kernels", "good", f"the step on the CPU uses {found}")
 
 
 def _memory() -> Iterator[Finding]:
@@ -140,7 +141,7 @@ def _memory() -> Iterator[Finding]:
         pages = os.sysconf("SC_AVPHYS_PAGES")
         free_gib = pages * os.sysconf("SC_PAGE_SIZE") / GIB
     except (ValueError, OSError):
-        yield Finding("memory", "warning", "this system does not tell how much is free")
+        yield Finding("memory", "warning", "this system does not report how much is free")
         return
     if free_gib < LEAST_MEMORY_GIB:
         yield Finding(
@@ -226,10 +227,14 @@ def _counted(number: int, thing: str) -> str:
 
 
 def _in_a_child(code: str) -> tuple[str | None, str]:
-    """Run code in another interpreter; return its output, or None and its last line on standard error."""
-    ran = subprocess.run(  # noqa: S603 - our own code
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    """Run code in another interpreter; return its output, or None and the reason of its failure."""
+    command = [sys.executable, "-c", code]
+    try:
+        ran = subprocess.run(  # noqa: S603 - our own code
+            command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"it did not end within {CHILD_TIMEOUT_S} s"
     if ran.returncode == 0:
         return ran.stdout.strip(), ""
-    return None, (ran.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return None, (ran.stderr.strip().splitlines() or ["it printed no reason"])[-1]

@@ -1,6 +1,6 @@
 """The options of `fairlead bench`: their names, ranges and help texts."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter, validators
@@ -62,21 +62,9 @@ class LoadOptions:
         """Return the generator's `Options`. Raises `ConfigError`."""
         from fairlead.load.generator import Options
 
-        return Options(
-            url=url,
-            model=model,
-            endpoint=self.endpoint,
-            streams=_levels(self.streams),
-            requests=self.requests,
-            warmup=self.warmup,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            ignore_eos=self.ignore_eos,
-            tenants=self.tenants,
-            duration_s=self.duration,
-            timeout_s=self.timeout,
-            seed=self.seed,
-        )
+        options = asdict(self) | {"streams": _levels(self.streams)}
+        duration_s, timeout_s = options.pop("duration"), options.pop("timeout")
+        return Options(url=url, model=model, duration_s=duration_s, timeout_s=timeout_s, **options)
 
 
 def _levels(streams: str) -> tuple[int, ...]:

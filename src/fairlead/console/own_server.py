@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairlead.console.announcer import Announcer, Loading, Ready, open_announcer, read_line
+from fairlead.console.announcer import LoadingLine, PlainAnnouncer, ReadyLine, open_announcer, read_line
 from fairlead.console.client import ServerError
 
 STOP_S = 10.0
@@ -53,17 +53,17 @@ def own_server(model: Path | None) -> Iterator[tuple[str, str]]:
                 drain.join(STOP_S)  # before the pipe that it reads is closed
 
 
-def _wait_until_ready(lines: Iterable[str], announcer: Announcer) -> str:
-    last_words = "its server ended without a word"
+def _wait_until_ready(lines: Iterable[str], announcer: PlainAnnouncer) -> str:
+    last_line = "its server ended and printed no reason"
     for line in lines:
         match read_line(line):
-            case Ready(url=url):
+            case ReadyLine(url=url):
                 return url
-            case Loading(model=model, fraction=fraction, stage=stage):
+            case LoadingLine(model=model, fraction=fraction, stage=stage):
                 announcer.loading(model, fraction, stage)
             case None if line.strip():
-                last_words = line.strip().removeprefix("fairlead: ")
-    raise ServerError(last_words)
+                last_line = line.strip().removeprefix("fairlead: ")
+    raise ServerError(last_line)
 
 
 def _stop(child: "subprocess.Popen[str]") -> None:

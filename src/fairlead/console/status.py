@@ -3,14 +3,16 @@
 Fields that a server does not send take their defaults, so snapshots of other versions can be shown, too.
 """
 
+import signal
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 import msgspec
 
 from fairlead.console.client import Client, ServerError
+from fairlead.telemetry.totals import QueueTotals, TokenTotals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,6 +31,26 @@ STATE_STYLES = {
 }
 
 
+class LoadView(msgspec.Struct, frozen=True):
+    """The load of a model; `progress` None: not known."""
+
+    progress: float | None = 0.0
+    stage: str = ""
+
+
+class EngineView(msgspec.Struct, frozen=True):
+    """The cache usage of an engine, 0…1."""
+
+    cache_usage: float | None = None
+
+
+class RemoteView(msgspec.Struct, frozen=True):
+    """The address of a remote node, and the load that it reports."""
+
+    url: str = ""
+    load: float | None = None
+
+
 class ModelRow(msgspec.Struct, frozen=True):
     """A model that has a process here, or is served by a remote node."""
 
@@ -37,11 +59,10 @@ class ModelRow(msgspec.Struct, frozen=True):
     kind: str = ""
     seats: int = 0
     busy: int = 0
-    load_progress: float | None = 0.0
-    load_stage: str = ""
     memory_bytes: int = 0
-    cache_usage: float | None = None
     problem: str | None = None
+    load: LoadView = LoadView()
+    engine: EngineView | None = None
 
 
 class NodeRow(msgspec.Struct, frozen=True):
@@ -49,52 +70,31 @@ class NodeRow(msgspec.Struct, frozen=True):
 
     id: str
     kind: str = ""
-    url: str | None = None
     state: str = ""
     seats: int = 0
     busy: int = 0
-    load: float | None = None
     problem: str | None = None
-
-
-class QueueFigures(msgspec.Struct, frozen=True):
-    """The queue's counts, and its mean times."""
-
-    waiting: int = 0
-    running: int = 0
-    capacity: int = 0
-    seats: int = 0
-    mean_wait_s: float = 0.0
-    mean_service_s: float = 0.0
-
-
-class TokenFigures(msgspec.Struct, frozen=True):
-    """Tokens since the server's start, and the current rates per second."""
-
-    prompt: int = 0
-    generated: int = 0
-    prompt_per_s: float = 0.0
-    generated_per_s: float = 0.0
+    remote: RemoteView | None = None
 
 
 class ServerView(msgspec.Struct, frozen=True):
     """The displayed part of a server's snapshot. `at_s` is its Unix time."""
 
     at_s: float = 0.0
-    queue: QueueFigures = QueueFigures()
-    tokens: TokenFigures = TokenFigures()
+    queue: QueueTotals = QueueTotals()
+    tokens: TokenTotals = TokenTotals()
     rejected: dict[str, int] = {}
     cache_usage: float | None = None
     models: list[ModelRow] = []
     nodes: list[NodeRow] = []
 
 
-def read_picture(data: str) -> ServerView:
+def read_snapshot(data: str) -> ServerView:
     """Parse a snapshot. Raises `ServerError`."""
     try:
         return msgspec.json.decode(data, type=ServerView)
     except msgspec.MsgspecError:
-        raise ServerError("the server sent something that is no picture of it") from None
+        raise ServerError("the server sent something that is not a snapshot") from None
 
 
 def ps(client: Client, *, as_json: bool) -> int:
@@ -103,41 +103,41 @@ def ps(client: Client, *, as_json: bool) -> int:
         data = next((data for name, data in events if name == "snapshot"), None)
     if data is None:
         raise ServerError(f"{client.url}/events did not answer as a Fairlead server does")
-    picture = read_picture(data)
+    view = read_snapshot(data)
     if as_json:
         print(msgspec.json.format(data, indent=2))
         return 0
     from rich.console import Console
 
     console = Console(highlight=False)
-    queue = picture.queue
+    queue = view.queue
     console.print(
         f"{queue.running} running on {queue.seats} seats, {queue.waiting} waiting of {queue.capacity}, "
-        f"{picture.tokens.generated_per_s:.0f} tokens/s"
+        f"{view.tokens.generated_per_s:.0f} tokens/s"
     )
-    console.print(totals(picture))
-    for part in tables(picture):
+    console.print(totals(view))
+    for part in tables(view):
         console.print(part)
     return 0
 
 
-def totals(picture: ServerView) -> str:
+def totals(view: ServerView) -> str:
     """Return the line of means and totals."""
-    cache = "-" if picture.cache_usage is None else f"{picture.cache_usage:.0%}"
-    queue = picture.queue
+    cache = "-" if view.cache_usage is None else f"{view.cache_usage:.0%}"
+    queue = view.queue
     return (
         f"mean wait {queue.mean_wait_s:.1f} s   mean service {queue.mean_service_s:.1f} s   "
-        f"rejected {sum(picture.rejected.values())}   cache {cache}"
+        f"rejected {sum(view.rejected.values())}   cache {cache}"
     )
 
 
-def tables(picture: ServerView) -> "list[RenderableType]":
+def tables(view: ServerView) -> "list[RenderableType]":
     """Return the tables of the models and of the remote nodes, and a line for each problem."""
-    elsewhere = [node for node in picture.nodes if node.url]
+    remote = [node for node in view.nodes if node.remote is not None]
     return [
-        models_table(picture.models) if picture.models else "There are no models.",
-        *([nodes_table(elsewhere)] if elsewhere else []),
-        *problems(picture.models, elsewhere),
+        models_table(view.models) if view.models else "There are no models.",
+        *([nodes_table(remote)] if remote else []),
+        *problems(view.models, remote),
     ]
 
 
@@ -145,12 +145,16 @@ def logs(client: Client, model: str, *, follow: bool) -> int:
     """Print the last output of a model's processes; `follow`: also new output. Return the exit code."""
     path = f"/models/{quote(model, safe='')}/logs"
     empty = True
-    try:
-        with client.lines(f"{path}?follow=true" if follow else path, endless=follow) as lines:
-            for line in lines:
-                empty = False
-                print(_printable(line), flush=follow)
-    except KeyboardInterrupt:
+    with _Interrupt(client) as interrupt:
+        try:
+            with client.lines(f"{path}?follow=true" if follow else path, endless=follow) as lines:
+                for line in lines:
+                    empty = False
+                    print(_printable(line), flush=follow)
+        except (KeyboardInterrupt, ServerError):
+            if not interrupt.is_set:
+                raise
+    if interrupt.is_set:
         return 0
     if follow:
         raise ServerError(
@@ -172,30 +176,32 @@ def models_table(models: Iterable[ModelRow]) -> "Table":
     """Return a table of models, one row each."""
     table = _table("MODEL", "STATE", "KIND", "BUSY", "MEMORY", "CACHE")
     for row in models:
-        is_known = row.state == "loading" and row.load_progress is not None
-        state = f"{row.state} {row.load_progress:.0%}" if is_known else row.state
+        is_known = row.state == "loading" and row.load.progress is not None
+        state = f"{row.state} {row.load.progress:.0%}" if is_known else row.state
+        cache_usage = None if row.engine is None else row.engine.cache_usage
         table.add_row(
             row.model,
-            _styled(state, row.state) + _aside(row.load_stage if row.state == "loading" else ""),
+            _styled(state, row.state) + _aside(row.load.stage if row.state == "loading" else ""),
             row.kind,
             f"{row.busy}/{row.seats}",
             f"{row.memory_bytes / MIB:,.0f} MiB" if row.memory_bytes else "-",
-            "-" if row.cache_usage is None else f"{row.cache_usage:.0%}",
+            "-" if cache_usage is None else f"{cache_usage:.0%}",
         )
     return table
 
 
 def nodes_table(nodes: Iterable[NodeRow]) -> "Table":
-    """Return a table of nodes, one row each."""
+    """Return a table of remote nodes, one row each."""
     table = _table("NODE", "STATE", "KIND", "BUSY", "LOAD", "ADDRESS")
     for row in nodes:
+        remote = row.remote or RemoteView()
         table.add_row(
             row.id,
             _styled(row.state, row.state),
             row.kind,
             f"{row.busy}/{row.seats}",
-            "-" if row.load is None else f"{row.load:.2f}",
-            row.url or "here",
+            "-" if remote.load is None else f"{remote.load:.2f}",
+            remote.url,
         )
     return table
 
@@ -210,6 +216,31 @@ def problems(models: Iterable[ModelRow], nodes: Iterable[NodeRow]) -> "list[Text
         for name, problem in named
         if problem
     ]
+
+
+class _Interrupt:
+    """A block in which Ctrl-C sets `is_set` and ends what the client reads.
+
+    It raises KeyboardInterrupt, too, but not only: Python ignores that in a destructor or callback.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.is_set = False
+        self._client = client
+
+    def __enter__(self) -> Self:
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is signal.default_int_handler:  # otherwise the signal is ignored
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, *_signal: object) -> None:
+        self.is_set = True
+        self._client.interrupt()
+        raise KeyboardInterrupt
 
 
 def _table(*columns: str) -> "Table":

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fairlead.console.client import Client, ServerError
-from fairlead.console.status import ServerView, read_picture, tables, totals
+from fairlead.console.status import ServerView, read_snapshot, tables, totals
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,35 +35,35 @@ def top(client: Client, *, as_json: bool) -> int:
                 for data in snapshots:
                     print(json.dumps(json.loads(data)), flush=True)
             elif sys.stdout.isatty():
-                return _live(client.url, map(read_picture, snapshots))
+                return _live(client.url, map(read_snapshot, snapshots))
             else:
-                for picture in map(read_picture, snapshots):
-                    print(_line(picture), flush=True)
+                for view in map(read_snapshot, snapshots):
+                    print(_line(view), flush=True)
         except KeyboardInterrupt:
             return 0
     raise ServerError(f"{client.url} has ended the stream: it is stopping")
 
 
-def _live(url: str, pictures: Iterator[ServerView]) -> int:
+def _live(url: str, views: Iterator[ServerView]) -> int:
     from rich.console import Console
     from rich.live import Live
 
     past: deque[ServerView] = deque(maxlen=MOST_BARS)
     console = Console()
-    with _keys() as wants_to_leave, Live(console=console, screen=True, auto_refresh=False) as live:
-        for picture in pictures:
-            remember(past, picture)
+    with _keys() as quit_pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        for view in views:
+            remember(past, view)
             live.update(_page(url, past, bars=console.width - LABEL), refresh=True)
-            if wants_to_leave():
+            if quit_pressed():
                 return 0
     raise ServerError(f"{url} has ended the stream: it is stopping")
 
 
-def remember(past: "deque[ServerView]", picture: ServerView) -> None:
+def remember(past: "deque[ServerView]", view: ServerView) -> None:
     """Append a snapshot to `past`, in place of the last one if both are from the same second."""
-    if past and picture.at_s // BAR_S == past[-1].at_s // BAR_S:
+    if past and view.at_s // BAR_S == past[-1].at_s // BAR_S:
         past.pop()
-    past.append(picture)
+    past.append(view)
 
 
 def _page(url: str, past: "deque[ServerView]", *, bars: int) -> "RenderableType":
@@ -103,20 +103,20 @@ def sparkline(values: list[float]) -> str:
     return "".join(BARS[math.ceil(8 * max(0.0, value) / most)] for value in values)
 
 
-def _line(picture: ServerView) -> str:
-    queue = picture.queue
+def _line(view: ServerView) -> str:
+    queue = view.queue
     return (
         f"waiting {queue.waiting}  running {queue.running}/{queue.seats}  "
-        f"tokens/s {picture.tokens.generated_per_s:.0f}  mean wait {queue.mean_wait_s:.1f} s  "
-        f"rejected {sum(picture.rejected.values())}"
+        f"tokens/s {view.tokens.generated_per_s:.0f}  mean wait {queue.mean_wait_s:.1f} s  "
+        f"rejected {sum(view.rejected.values())}"
     )
 
 
 @contextmanager
-def _keys() -> Iterator["_WantsToLeave"]:
+def _keys() -> Iterator["_QuitKey"]:
     """Make the terminal deliver single keys during the block, and restore it afterwards."""
     if not sys.stdin.isatty():
-        yield _WantsToLeave(reads=False)
+        yield _QuitKey(reads=False)
         return
     import termios
     import tty
@@ -124,12 +124,12 @@ def _keys() -> Iterator["_WantsToLeave"]:
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
-        yield _WantsToLeave(reads=True)
+        yield _QuitKey(reads=True)
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-class _WantsToLeave:
+class _QuitKey:
     """A callable: whether q was typed, or standard input ended, since the last call."""
 
     def __init__(self, *, reads: bool) -> None:

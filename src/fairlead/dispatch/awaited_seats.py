@@ -3,33 +3,32 @@
 from collections.abc import Collection
 
 from fairlead.dispatch.node_state import NodeState
-from fairlead.job import Job
 
 
 class AwaitedSeats:
-    """The seats of the `places` that have the model; of all places if none has it, for it must be loaded.
+    """The seats of the `nodes` that have the model; of all nodes if none has it, for it must be loaded.
 
     `seats` leaves out free ones. A waiting job cannot have them: cache memory is short, or the node drains or
     is full.
     """
 
-    def __init__(self, model: str, places: Collection[NodeState]) -> None:
-        holding = [place for place in places if model in place.node.models] or list(places)
-        self.seats = sum(place.busy + min(place.free, 0) for place in holding)
-        # None: every place, also of nodes that went down with their jobs.
-        self._places = None if len(holding) == len(places) else frozenset(holding)
-        here = {name for place in holding for name in place.node.models}
-        self._elsewhere = {name for place in places for name in place.node.models} - here
+    def __init__(self, model: str, nodes: Collection[NodeState]) -> None:
+        having = [node for node in nodes if model in node.models] or list(nodes)
+        self.seats = sum(node.busy + min(node.free, 0) for node in having)
+        # None: every node, also those that went down with their jobs.
+        self._node_ids = None if len(having) == len(nodes) else frozenset(node.id for node in having)
+        here = {name for node in having for name in node.models}
+        self._elsewhere = {name for node in nodes for name in node.models} - here
 
-    def include(self, place: NodeState | None) -> bool:
-        """Return whether a seat at this place is one of them."""
-        return self._places is None or place in self._places
+    def include(self, node_id: str) -> bool:
+        """Return whether a seat on this node is one of them."""
+        return self._node_ids is None or node_id in self._node_ids
 
     @property
     def are_awaited_by_all(self) -> bool:
         """Whether every waiting job may get one of them."""
         return not self._elsewhere
 
-    def are_awaited_by(self, job: Job) -> bool:
-        """Return whether a waiting job may get one of them, and does not wait for other seats only."""
-        return job.model not in self._elsewhere
+    def are_awaited_by(self, model: str) -> bool:
+        """Return whether jobs for this model may get one of them, and do not wait for other seats only."""
+        return model not in self._elsewhere

@@ -4,20 +4,46 @@ from typing import Protocol
 
 import msgspec
 
-from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
 from fairlead.swap.policy import SwapReason
 
 
+class ModelEffects(Protocol):
+    """Actions that concern models; see `Effects`."""
+
+    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
+        """Unload the models of `evict`, which are idle and get no more jobs, then load `model`.
+
+        Some of them may be stopping already; their memory is free only when they have stopped. `reason` is
+        for the log.
+        """
+
+    def stop_model(self, model: str) -> None:
+        """Unload the model, which is idle and gets no more jobs, or cancel its load."""
+
+    def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
+        """Report that the requested model is loaded, or the error because of which it will not be."""
+
+    def idle(self, node_id: str, models: frozenset[str], used: int) -> None:
+        """Report that a node, whose models can be loaded again, has no jobs until its next grant.
+
+        `used` changes with each grant, and is passed back with `expired`.
+        """
+
+
 class Effects(Protocol):
     """Called synchronously, at most once for each event; must not call back into the scheduler.
 
-    The first three concern jobs, the others models and the nodes that have them.
+    The methods concern jobs and the nodes that run them, `models` the models.
     """
 
+    @property
+    def models(self) -> ModelEffects:
+        """Executes the decisions about models."""
+
     def grant(self, ticket: Ticket) -> None:
-        """Report that the ticket has a seat, at `ticket.place`."""
+        """Report that the ticket has a seat, at `ticket.node`."""
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
         """Report that the ticket will get no seat (again)."""
@@ -25,24 +51,8 @@ class Effects(Protocol):
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
         """End the ticket's job with this error; `finished` follows when it has ended."""
 
-    def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
-        """Unload the models of `evict`, which are idle and get no more jobs, then load `model`.
-
-        Some of them may be stopping already; their memory is free only when they are gone. `reason` is for
-        the log.
-        """
-
-    def stop_model(self, model: str) -> None:
-        """Unload the model, which is idle and gets no more jobs, or cancel its load."""
-
-    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
-        """Report that the requested model is loaded, or the error because of which it will not be."""
-
-    def closed(self, node_id: str) -> None:
+    def node_closed(self, node_id: str) -> None:
         """Report that the closed node has no jobs (any more)."""
-
-    def idle(self, place: NodeState) -> None:
-        """Report that a place, whose models can be loaded again, has no jobs until its next grant."""
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True):
@@ -54,14 +64,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True):
     seats: int
 
 
-class ModelHost(Protocol):
-    """Starts and stops the processes of models. Called synchronously; must not call back at once.
+class NodeCounts(msgspec.Struct, frozen=True):
+    """The scheduler's view of a node that is up: the jobs that it runs, and whether it gets no more."""
 
-    It reports results by `node_up` or `load_failed`, and by `gone` when processes have ended.
-    """
-
-    def start_swap(self, model: str, evict: frozenset[str]) -> None:
-        """Stop the models in `evict`, which are idle or stopping already; load `model` when they are gone."""
-
-    def stop_model(self, model: str) -> None:
-        """Stop an idle model, or cancel its load."""
+    busy: int
+    draining: bool

@@ -1,16 +1,14 @@
 """The clock for decisions about models: load requests that wait, and models that were idle for long.
 
-The dispatcher is that for jobs. A `ModelHost`, which owns the processes, executes the decisions.
+The dispatcher is that for jobs. The fleet, which owns the processes, executes the decisions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import structlog
 import trio
 
-from fairlead.dispatch.effects import ModelHost
-from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduling import JobScheduler
 from fairlead.dispatch.ticket import LoadRequest
 from fairlead.dispatch.timer import Alarm, Timer
@@ -21,7 +19,7 @@ logger = structlog.get_logger("fairlead.fleet")
 
 
 class ModelLifecycle:
-    """Keeps load requests, and the time since each model had a job.
+    """Keeps load requests, and the time since each model had a job. Implements `ModelEffects`.
 
     Callers share one load request, which outlives them. `starvation_s`: after this wait it takes precedence.
     """
@@ -30,48 +28,60 @@ class ModelLifecycle:
         self._scheduler = scheduler
         self._timer = timer
         self._starvation_s = starvation_s
-        self._garage: ModelHost | None = None
+        self._execute_swap: Callable[[str, frozenset[str]], None] | None = None
+        self._execute_stop: Callable[[str], None] | None = None
         self._ttl_s: Mapping[str, float] = {}
-        self._wishes: dict[str, _Granting] = {}
-        self._closing: dict[str, trio.Event] = {}
-        self._idle_since: dict[NodeState, float] = {}
-        self._watched: set[NodeState] = set()
+        self._loads: dict[str, _PendingLoad] = {}
+        # The latest report of each node that has an alarm: its last grant, and when its models expire.
+        self._idle: dict[str, tuple[int, float]] = {}
 
-    def arrange(self, garage: ModelHost, policy: EvictionPolicy, ttl_s: Mapping[str, float]) -> None:
-        """Load and unload models through `garage`. `ttl_s`: seconds each stays without a job; 0: for ever."""
-        self._garage = garage
+    def configure(
+        self,
+        policy: EvictionPolicy,
+        ttl_s: Mapping[str, float],
+        *,
+        start_swap: Callable[[str, frozenset[str]], None],
+        stop_model: Callable[[str], None],
+    ) -> None:
+        """Load the models of `ttl_s` from now on, and evict others for them as the policy decides.
+
+        `ttl_s` maps each model to the seconds that it stays loaded without a job; 0: for ever.
+        `start_swap(model, evict)` must stop the models in `evict`, which are idle or stopping already, and
+        load `model` when they have stopped; `stop_model(model)` must stop an idle model, or cancel its load.
+        Both are called synchronously and must not call back at once. Their results are the events `node_up`,
+        `load_failed` and `stopped` of the scheduler.
+        """
+        self._execute_swap, self._execute_stop = start_swap, stop_model
         self._ttl_s = dict(ttl_s)
-        self._scheduler.arrange(policy, frozenset(ttl_s))
+        self._scheduler.configure_models(policy, frozenset(ttl_s))
 
     # Requests ----------------------------------------------------------------------------------------
 
-    def wish(self, model: str, *, spare: bool = False) -> "_Granting":
-        """Request a model in its turn, unless it is loaded; `spare`: only if that evicts none."""
-        granting = self._wishes.get(model)
-        if granting is None:
-            return self._make_wish(LoadRequest(model, spare=spare))
-        if not spare:
-            self._scheduler.strengthen(granting.wish)
-        return granting
+    def request(self, model: str, *, only_if_free: bool = False) -> "_PendingLoad":
+        """Request a model in its turn, unless it is loaded; `only_if_free`: only if that evicts none."""
+        load = self._loads.get(model)
+        if load is None:
+            return self._new_load(LoadRequest(model, only_if_free=only_if_free))
+        if not only_if_free:
+            self._scheduler.allow_eviction(load.request)
+        return load
 
-    async def load(self, model: str, *, spare: bool = False) -> None:
-        """Request a model and return when it is loaded. Raises what `Dispatcher.load` raises."""
-        granting = self.wish(model, spare=spare)
-        await granting.over.wait()
-        if granting.error is not None:
-            raise granting.error
+    async def load(self, model: str, *, only_if_free: bool = False) -> None:
+        """Request that a model be loaded, in the turn of a job that arrived now; return when it is loaded.
 
-    def close(self, node_id: str) -> trio.Event:
-        """Give a node no more jobs; return an event that is set when it has none."""
-        event = self._closing.setdefault(node_id, trio.Event())
-        self._scheduler.close(node_id)
-        return event
+        `only_if_free`: only without evictions. Raises `LoadFailed`, `ModelNotFound`, `ModelUnloaded` or
+        `Draining`.
+        """
+        load = self.request(model, only_if_free=only_if_free)
+        await load.ended.wait()
+        if load.error is not None:
+            raise load.error
 
-    # Requests from the scheduler ---------------------------------------------------------------------
+    # Effects of the scheduler ------------------------------------------------------------------------
 
     def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
-        """See `Effects`. Only this method logs a swap."""
-        assert self._garage is not None, "nothing is loadable where nobody loads"
+        """See `ModelEffects`. Only this method logs a swap."""
+        assert self._execute_swap is not None, "no model is loadable before `configure`"
         rule = {"rule": reason.rule} if reason.rule else {}
         logger.info(
             "loading model",
@@ -81,68 +91,62 @@ class ModelLifecycle:
             cost=reason.cost,
             **rule,
         )
-        self._garage.start_swap(model, evict)
+        self._execute_swap(model, evict)
 
     def stop_model(self, model: str) -> None:
-        """See `Effects`."""
-        assert self._garage is not None, "nothing was loaded where nobody loads"
-        self._garage.stop_model(model)
+        """See `ModelEffects`. Only this method logs an unload."""
+        assert self._execute_stop is not None, "no model is loaded before `configure`"
+        logger.info("unloading model", model=model)
+        self._execute_stop(model)
 
-    def wish_ended(self, wish: LoadRequest, error: FairleadError | None) -> None:
-        """See `Effects`."""
-        granting = self._wishes.pop(wish.model)
-        granting.error = error
-        granting.over.set()
-        if granting.alarm is not None:
-            granting.alarm.drop()
+    def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
+        """See `ModelEffects`."""
+        load = self._loads.pop(request.model)
+        load.error = error
+        load.ended.set()
+        if load.alarm is not None:
+            load.alarm.drop()
 
-    def closed(self, node_id: str) -> None:
-        """See `Effects`."""
-        if (event := self._closing.pop(node_id, None)) is not None:
-            event.set()
-
-    def idle(self, place: NodeState) -> None:
-        """See `Effects`. A place has one alarm at a time, however often it becomes idle."""
-        if self._ttl_of(place):
-            self._idle_since[place] = trio.current_time()
-            if place not in self._watched:
-                self._watch(place)
+    def idle(self, node_id: str, models: frozenset[str], used: int) -> None:
+        """See `ModelEffects`. A node has one alarm at a time, however often it becomes idle."""
+        ttl_s = max((self._ttl_s.get(model, 0.0) for model in models), default=0.0)
+        if ttl_s:
+            has_alarm = node_id in self._idle
+            self._idle[node_id] = report = (used, trio.current_time() + ttl_s)
+            if not has_alarm:
+                self._set_alarm(node_id, report)
 
     # Clocks ------------------------------------------------------------------------------------------
 
-    def _make_wish(self, wish: LoadRequest) -> "_Granting":
-        granting = self._wishes[wish.model] = _Granting(wish)
-        self._scheduler.wish(wish)
-        if not granting.over.is_set():
-            starved = partial(self._scheduler.wish_starved, wish)
-            granting.alarm = self._timer.at(trio.current_time() + self._starvation_s, starved)
-        return granting
+    def _new_load(self, request: LoadRequest) -> "_PendingLoad":
+        load = self._loads[request.model] = _PendingLoad(request)
+        self._scheduler.request_load(request)
+        if not load.ended.is_set():
+            starved = partial(self._scheduler.load_starved, request)
+            load.alarm = self._timer.at(trio.current_time() + self._starvation_s, starved)
+        return load
 
-    def _watch(self, place: NodeState) -> None:
-        self._watched.add(place)
-        used, ends_at = place.used, self._idle_since[place] + self._ttl_of(place)
+    def _set_alarm(self, node_id: str, report: tuple[int, float]) -> None:
+        used, expires_at = report
 
-        def look() -> None:
-            self._watched.discard(place)
-            if place.used == used or place.busy or place.leaving:
-                del self._idle_since[place]
-                self._scheduler.expired(place, used)
-            else:
-                self._watch(place)
+        def go_off() -> None:
+            latest = self._idle[node_id]
+            if latest is not report:  # it has had a job and become idle again
+                self._set_alarm(node_id, latest)
+                return
+            del self._idle[node_id]
+            self._scheduler.expired(node_id, used)
 
-        self._timer.at(ends_at, look)
-
-    def _ttl_of(self, place: NodeState) -> float:
-        return max((self._ttl_s.get(model, 0.0) for model in place.node.models), default=0.0)
+        self._timer.at(expires_at, go_off)
 
 
-class _Granting:
-    """A load request in progress: `over` is set at its end, and `error` if it failed."""
+class _PendingLoad:
+    """A load request in progress: `ended` is set at its end, and `error` if it failed."""
 
-    __slots__ = ("alarm", "error", "over", "wish")
+    __slots__ = ("alarm", "ended", "error", "request")
 
-    def __init__(self, wish: LoadRequest) -> None:
-        self.wish = wish
-        self.over = trio.Event()
+    def __init__(self, request: LoadRequest) -> None:
+        self.request = request
+        self.ended = trio.Event()
         self.error: FairleadError | None = None
         self.alarm: Alarm | None = None

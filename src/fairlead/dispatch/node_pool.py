@@ -1,34 +1,33 @@
 """The nodes that are up, and their seats: which could take a job, which have jobs, which get no more.
 
-Pure: knows no queue, swap or effect. One node's seats are a `NodeState`; `placement` chooses among several.
+Pure: knows no queue, swap or effect. One node's seats are a `NodeState`; `choose` selects among several.
 """
 
 from collections.abc import Iterator, Mapping, ValuesView
 from random import Random
 
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState, choose
-from fairlead.dispatch.prefixes import prefixes_of
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import ContextLengthExceeded
-from fairlead.job import Job
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
 
 
 class NodePool(Mapping[str, NodeState]):
-    """The `NodeState` of each node that is up, by the node's id. Only this class writes a ticket's `place`.
+    """The `NodeState` of each node that is up, by the node's id. Only this class writes a ticket's `node`.
 
-    A node has one place at a time. When it comes up again it gets a new one, and jobs of the old one give
-    back seats that are not counted any more.
+    A node that comes up again gets a new state, and jobs of the old one release seats that are not counted
+    any more.
     """
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._by_id: dict[str, NodeState] = {}
         self._closed: set[str] = set()
-        self._seatings = 0
+        self._grants = 0
 
     def __getitem__(self, node_id: str) -> NodeState:
-        """Return the place of a node that is up."""
+        """Return the state of a node that is up."""
         return self._by_id[node_id]
 
     def __iter__(self) -> Iterator[str]:
@@ -40,127 +39,127 @@ class NodePool(Mapping[str, NodeState]):
         return len(self._by_id)
 
     def values(self) -> ValuesView[NodeState]:
-        """Return the places. Every event iterates over them, and `Mapping` would look each of them up."""
+        """Return the states. Every event iterates over them, and `Mapping` would look each of them up."""
         return self._by_id.values()
 
     # Nodes -------------------------------------------------------------------------------------------
 
-    def add(self, node: Node, limits: NodeLimits) -> NodeState:
-        """Add a node that is up; return its new place, which is leaving if the node is closed."""
-        place = self._by_id[node.id] = NodeState(node, limits)
-        place.leaving = node.id in self._closed
-        return place
+    def add(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> NodeState:
+        """Add a node that is up; return its new state, which is leaving if the node is closed."""
+        node = self._by_id[node_id] = NodeState(node_id, models, limits)
+        node.leaving = node_id in self._closed
+        return node
 
     def remove(self, node_id: str) -> NodeState | None:
-        """Remove a node, and return its place; None if it had none."""
+        """Remove a node, and return its state; None if it was not up."""
         return self._by_id.pop(node_id, None)
 
     def close(self, node_id: str) -> bool:
         """Give a node no more jobs, not even after it restarts. Return whether it is up."""
         self._closed.add(node_id)
-        place = self._by_id.get(node_id)
-        if place is not None:
-            place.leaving = True
-        return place is not None
+        node = self._by_id.get(node_id)
+        if node is not None:
+            node.leaving = True
+        return node is not None
 
     def reopen(self, node_id: str) -> None:
         """Allow a node of this name to get jobs the next time it comes up."""
         self._closed.discard(node_id)
 
-    def is_current(self, place: NodeState) -> bool:
-        """Return whether the place's node is up, and has no newer place."""
-        return self._by_id.get(place.node.id) is place
+    def is_current(self, node: NodeState) -> bool:
+        """Return whether the node is up, and has no newer state."""
+        return self._by_id.get(node.id) is node
 
     def idle_and_leaving(self) -> list[NodeState]:
-        """Return the leaving places that have no jobs."""
-        return [place for place in self._by_id.values() if place.leaving and not place.busy]
+        """Return the leaving nodes that have no jobs."""
+        return [node for node in self._by_id.values() if node.leaving and not node.busy]
 
     # Candidates --------------------------------------------------------------------------------------
 
     def free(self) -> list[NodeState]:
-        """Return the places with a free seat."""
-        return [place for place in self._by_id.values() if place.free > 0]
+        """Return the nodes with a free seat."""
+        return [node for node in self._by_id.values() if node.free > 0]
 
     def with_several_seats(self) -> NodeState | None:
-        """Return the only place, if it has several free seats for any job that fits its cache.
+        """Return the only node, if it has several free seats for any job that fits its cache.
 
         Not while limited cache memory is empty or overfull: an empty cache takes a first job of any size.
         """
         if len(self._by_id) != 1:
             return None
-        place = next(iter(self._by_id.values()))
-        if place.free < 2 or place.limits.needs_relay:
+        node = next(iter(self._by_id.values()))
+        if node.free < 2 or node.limits.needs_relay:
             return None
-        left = place.tokens_left
-        return place if left is None or (place.busy and left >= 0) else None
+        left = node.tokens_left
+        return node if left is None or (node.busy and left >= 0) else None
 
-    def free_for(self, job: Job) -> list[NodeState]:
-        """Return the places where a job that arrived now would find a seat."""
-        return [place for place in self._by_id.values() if place.takes(job) and place.free > 0]
+    def free_for(self, job: JobSpec) -> list[NodeState]:
+        """Return the nodes where a job that arrived now would find a seat."""
+        return [node for node in self._by_id.values() if node.accepts(job) and node.free > 0]
 
-    def ours(self) -> list[NodeState]:
-        """Return the places whose models swaps load and evict."""
-        return [place for place in self._by_id.values() if place.limits.evictable]
+    def local(self) -> list[NodeState]:
+        """Return the nodes whose models swaps load and evict."""
+        return [node for node in self._by_id.values() if node.limits.evictable]
 
-    def of_ours(self, model: str) -> NodeState | None:
-        """Return the place where a swap has loaded the model; None if it is not loaded here."""
-        return next((place for place in self.ours() if model in place.node.models), None)
+    def local_with(self, model: str) -> NodeState | None:
+        """Return the node where a swap has loaded the model; None if it is not loaded here."""
+        return next((node for node in self.local() if model in node.models), None)
 
-    def holding(self, model: str) -> list[NodeState]:
-        """Return the places whose nodes have the model."""
-        return [place for place in self._by_id.values() if model in place.node.models]
+    def with_model(self, model: str) -> list[NodeState]:
+        """Return the nodes that have the model."""
+        return [node for node in self._by_id.values() if model in node.models]
 
-    def taking(self, job: Job) -> list[NodeState]:
-        """Return the places that could run such a job at all."""
-        return [place for place in self._by_id.values() if place.takes(job)]
+    def accepting(self, job: JobSpec) -> list[NodeState]:
+        """Return the nodes that could run such a job at all."""
+        return [node for node in self._by_id.values() if node.accepts(job)]
 
-    def open_to(self, ticket: Ticket) -> list[NodeState]:
-        """Return the places that may run the job: not where it failed last, unless there is no other."""
-        taking = self.taking(ticket.job)
+    def candidates(self, ticket: Ticket) -> list[NodeState]:
+        """Return the nodes that may run the job: not where it failed last, unless there is no other."""
+        accepting = self.accepting(ticket.job)
         if ticket.failed_at is None:
-            return taking
-        return [place for place in taking if place is not ticket.failed_at] or taking
+            return accepting
+        return [node for node in accepting if node is not ticket.failed_at] or accepting
 
-    def fit(self, ticket: Ticket) -> bool | None:
+    def fits(self, ticket: Ticket) -> bool | None:
         """Return whether the job fits now: None without a free seat, False without cache memory."""
         fits = None
-        for place in self.open_to(ticket):
-            if place.free > 0:
-                fits = place.holds(ticket.tokens)
+        for node in self.candidates(ticket):
+            if node.free > 0:
+                fits = node.has_cache_for(ticket.tokens)
                 if fits:
                     break
         return fits
 
-    def misfit(self, job: Job) -> ContextLengthExceeded | None:
+    def length_error(self, job: JobSpec) -> ContextLengthExceeded | None:
         """Return an error if the job is too long for all nodes that are up for it; None if none is up."""
-        longest = max(map(len, job.prompts), default=0) + 1
-        lengths = [place.limits.max_model_len for place in self.taking(job)]
-        if not lengths or longest <= max(lengths):
+        lengths = [node.limits.max_model_len for node in self.accepting(job)]
+        if not lengths or job.longest_prompt + 1 <= max(lengths):
             return None
-        return ContextLengthExceeded.of_prompt(max(lengths), f"this one has {longest - 1}", param="prompt")
+        this_one = f"this one has {job.longest_prompt}"
+        return ContextLengthExceeded.of_prompt(max(lengths), this_one, param="prompt")
 
     # Seats -------------------------------------------------------------------------------------------
 
-    def seat(self, ticket: Ticket) -> None:
-        """Give a job that fits the best seat that it can have, at `ticket.place`."""
-        place = ticket.place = self._best(ticket)
-        place.take(ticket.tokens)
-        self._seatings += 1
-        place.used = self._seatings
+    def assign(self, ticket: Ticket) -> None:
+        """Give a job that fits the best seat that it can have, at `ticket.node`."""
+        node = ticket.node = self._best(ticket)
+        node.acquire(ticket.tokens)
+        self._grants += 1
+        node.used = self._grants
 
-    def vacate(self, ticket: Ticket) -> NodeState:
-        """Release a job's seat; return its place."""
-        place, ticket.place = ticket.place, None
-        assert place is not None
-        place.give_back(ticket.tokens)
-        return place
+    def release(self, ticket: Ticket) -> NodeState:
+        """Free a job's seat; return its node."""
+        node, ticket.node = ticket.node, None
+        assert node is not None
+        node.release(ticket.tokens)
+        return node
 
     def _best(self, ticket: Ticket) -> NodeState:
         if len(self._by_id) == 1:
             return next(iter(self._by_id.values()))
-        free = [place for place in self.open_to(ticket) if place.free > 0 and place.holds(ticket.tokens)]
-        # Needed even if only one place is free: what its node gets now counts in later choices.
-        prefixes = prefixes_of(ticket.job)
-        place = choose(free, self._random, ticket.job, prefixes)
-        place.remember(ticket.job, prefixes)
-        return place
+        nodes = self.candidates(ticket)
+        free = [node for node in nodes if node.free > 0 and node.has_cache_for(ticket.tokens)]
+        # Needed even if only one node is free: what it gets now counts in later choices.
+        node = choose(free, self._random, ticket.job)
+        node.remember(ticket.job)
+        return node

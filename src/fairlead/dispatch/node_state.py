@@ -1,11 +1,11 @@
-"""Chooses the node for a job. Pure: knows no queue and no socket."""
+"""The scheduler's record of a node, and the choice between several for a job. Pure: knows no queue."""
 
 from collections.abc import Sequence
 from random import Random
 
-from fairlead.dispatch.prefixes import Prefixes, Remembered
-from fairlead.job import Job
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.prefixes import RecentPrefixes
+from fairlead.nodes.limits import NodeLimits
 
 # Our choice: enough to return a conversation to its node, too little to pile up jobs there.
 CACHE_BONUS = 0.2
@@ -14,26 +14,28 @@ CACHE_BONUS = 0.2
 class NodeState:
     """The scheduler's record of one node that is up. A node that comes up again gets a new one.
 
-    `busy` seats and `tokens` of its cache are counted from the jobs we sent there. A report would be outdated
-    when it arrives. `draining`: no jobs for now, because another model needs the room; `leaving`: no jobs
-    ever again. `is_full`: it rejected a job, so for a while it has no free seats, whatever the count. `used`
-    orders places by their latest grant; 0: none yet.
+    `busy` seats and `tokens` of its cache are counted from the jobs that were granted seats there. A report
+    would be outdated when it arrives. `draining`: no jobs for now, because another model needs the room;
+    `leaving`: no jobs ever again. `is_full`: it rejected a job, so for a while it has no free seats, whatever
+    the count. `used` orders nodes by their latest grant; 0: none yet.
     """
 
     __slots__ = (
-        "_remembered",
+        "_recent_prefixes",
         "busy",
         "draining",
+        "id",
         "is_full",
         "leaving",
         "limits",
-        "node",
+        "models",
         "tokens",
         "used",
     )
 
-    def __init__(self, node: Node, limits: NodeLimits) -> None:
-        self.node = node
+    def __init__(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
+        self.id = node_id
+        self.models = models
         self.limits = limits
         self.busy = 0
         self.tokens = 0
@@ -41,24 +43,21 @@ class NodeState:
         self.leaving = False
         self.is_full = False
         self.used = 0
-        self._remembered = Remembered()
+        self._recent_prefixes = RecentPrefixes()
 
     @property
     def free(self) -> int:
         """Free seats; below 0 if the limit has fallen below `busy`."""
         return 0 if self.draining or self.leaving or self.is_full else self.limits.seats - self.busy
 
-    def takes(self, job: Job) -> bool:
+    def accepts(self, job: JobSpec) -> bool:
         """Return whether the node has the job's model and can run a job of this kind at all."""
         if job.needs_own_node and not self.limits.evictable:
             return False
-        if self.limits.needs_relay:
-            is_of_its_kind = job.relay is not None
-        else:  # after a reload, jobs without prompts may wait for an engine's model
-            is_of_its_kind = bool(job.prompts) or job.relay is None
-        return is_of_its_kind and job.model in self.node.models
+        can_run = job.body_bytes is not None if self.limits.needs_relay else not job.must_be_relayed
+        return can_run and job.model in self.models
 
-    def holds(self, tokens: int) -> bool:
+    def has_cache_for(self, tokens: int) -> bool:
         """Return whether a job of that many tokens fits the cache now. An empty node fits every job."""
         limit = self.limits.cache_tokens
         return limit is None or not self.busy or self.tokens + tokens <= limit
@@ -69,42 +68,42 @@ class NodeState:
         limit = self.limits.cache_tokens
         return None if limit is None else limit - self.tokens
 
-    def take(self, tokens: int) -> None:
+    def acquire(self, tokens: int) -> None:
         """Take a seat, and cache for that many tokens."""
         self.busy += 1
         self.tokens += tokens
 
-    def give_back(self, tokens: int) -> None:
-        """Release a seat and its cache."""
+    def release(self, tokens: int) -> None:
+        """Free a seat and its cache."""
         assert self.busy > 0
         self.busy -= 1
         self.tokens -= tokens
 
-    def remember(self, job: Job, prefixes: Prefixes) -> None:
+    def remember(self, job: JobSpec) -> None:
         """Remember the job's prompt, which may stay in the node's cache."""
-        self._remembered.add(prefixes, self._sharer(job))
+        self._recent_prefixes.add(job.prefixes, self._cache_owner(job))
 
-    def share(self, job: Job, prefixes: Prefixes) -> float:
+    def cached_share(self, job: JobSpec) -> float:
         """Return what part of the beginning of the job's prompt may be in the cache, 0 to 1."""
-        return self._remembered.share(prefixes, self._sharer(job))
+        return self._recent_prefixes.share(job.prefixes, self._cache_owner(job))
 
-    def _sharer(self, job: Job) -> str:
+    def _cache_owner(self, job: JobSpec) -> str:
         return job.tenant if self.limits.isolates_tenants else ""
 
 
-def choose(free: Sequence[NodeState], random: Random, job: Job, prefixes: Prefixes = ()) -> NodeState:
-    """Return the place for a job among some with free seats: idle ones first; ties at random.
+def choose(free: Sequence[NodeState], random: Random, job: JobSpec) -> NodeState:
+    """Return the node for a job among some with free seats: idle ones first; ties at random.
 
     Among equally idle ones, the least 0.3·load + 0.7·busy/seats wins, less up to `CACHE_BONUS` for a prompt
     that begins like a recent one. A load that is not reported is taken to be busy/seats.
     """
-    scores = [_score(place, job, prefixes) for place in free]
+    scores = [_score(node, job) for node in free]
     least = min(scores)
-    return random.choice([place for place, score in zip(free, scores, strict=True) if score == least])
+    return random.choice([node for node, score in zip(free, scores, strict=True) if score == least])
 
 
-def _score(place: NodeState, job: Job, prefixes: Prefixes) -> tuple[bool, float]:
-    busy = place.busy / place.limits.seats
-    load = busy if place.limits.load is None else place.limits.load
-    bonus = CACHE_BONUS * place.share(job, prefixes) if prefixes else 0.0
-    return place.busy > 0, 0.3 * load + 0.7 * busy - bonus
+def _score(node: NodeState, job: JobSpec) -> tuple[bool, float]:
+    busy = node.busy / node.limits.seats
+    load = busy if node.limits.load is None else node.limits.load
+    bonus = CACHE_BONUS * node.cached_share(job) if job.prefixes else 0.0
+    return node.busy > 0, 0.3 * load + 0.7 * busy - bonus

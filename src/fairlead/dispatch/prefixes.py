@@ -4,32 +4,41 @@ A node that has just run a prompt with the same beginning need not compute that 
 since, so what is remembered here is worth a preference, never a wait.
 """
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from fairlead.job import Job
-
 # The prefixes that are hashed, in tokens: a few words, an instruction, a document.
 LENGTHS = (64, 256, 1024)
-BYTES_A_TOKEN = 4
+BYTES_PER_TOKEN = 4
 # Prefixes that are remembered per node; most prompts have three.
 KEPT = 3 * 1024
 
 Prefixes = tuple[int, ...]
 
 
-def prefixes_of(job: Job) -> Prefixes:
-    """Return hashes of the prefixes of a job's first prompt, the shortest first.
+def prefix_hashes(prompt: Sequence[int] | bytes) -> Prefixes:
+    """Return hashes of the prefixes of a prompt, the shortest first; equal in all processes.
 
-    Without token ids, the request body is hashed, four bytes for a token. A long prompt costs no more than
-    one of the greatest length.
+    `prompt` has token ids, or is a request body, of which four bytes count as a token. The hashes are
+    chained: each continues the one before. A long prompt costs no more than one of the greatest length.
     """
-    if job.prompts:
-        return _hashes(job.prompts[0], 1)
-    return () if job.relay is None else _hashes(job.relay.body, BYTES_A_TOKEN)
+    bytes_per_unit = BYTES_PER_TOKEN if isinstance(prompt, bytes) else 1
+    hashes: list[int] = []
+    begin, earlier = 0, 0
+    for length in LENGTHS:
+        end = length * bytes_per_unit
+        if len(prompt) < end:
+            break
+        piece = prompt[begin:end]
+        # Python's hash of bytes differs between processes.
+        earlier = zlib.crc32(piece, earlier) if isinstance(piece, bytes) else hash((earlier, tuple(piece)))
+        hashes.append(earlier)
+        begin = end
+    return tuple(hashes)
 
 
-class Remembered:
+class RecentPrefixes:
     """The prefixes that one node was given lately. `tenant` separates tenants that must not share a cache."""
 
     __slots__ = ("_seen",)
@@ -51,18 +60,3 @@ class Remembered:
             if (prefixes[index], tenant) in self._seen:
                 return LENGTHS[index] / LENGTHS[len(prefixes) - 1]
         return 0.0
-
-
-def _hashes(prompt: Sequence[int], unit: int) -> Prefixes:
-    """Return chained hashes: each continues the one before, so that every element is hashed once."""
-    found: list[int] = []
-    begin, earlier = 0, 0
-    for length in LENGTHS:
-        end = length * unit
-        if len(prompt) < end:
-            break
-        piece = prompt[begin:end]
-        earlier = hash((earlier, piece if isinstance(piece, bytes) else tuple(piece)))
-        found.append(earlier)
-        begin = end
-    return tuple(found)

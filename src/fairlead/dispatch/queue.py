@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.queued_bytes import QueuedBytes
 from fairlead.dispatch.ticket import Ticket
-from fairlead.job import Job
 
 Fairness = Literal["roundRobin", "tokens"]
 
-LINE_ROOM = 2**31
-UNBOUNDED = 2**63
+UNBOUNDED_JOBS = 2**31
+UNBOUNDED_TOKENS = 2**63
 WAITING_BYTES = 256 * 1024 * 1024
 
 
@@ -37,10 +37,10 @@ class Queue:
     ) -> None:
         self.capacity = capacity
         # The kernel has no limit of its own; callers check first (`is_full`, `displace`). A job on its way to
-        # a free seat passes through it too, and a job that a node returns is always accepted.
-        self._line = FairQueue(capacity=LINE_ROOM, fairness=fairness, min_share=min_share)
+        # a free seat passes through it too, and a requeued job is always accepted.
+        self._kernel = FairQueue(capacity=UNBOUNDED_JOBS, fairness=fairness, min_share=min_share)
         for tenant, weight in (tenant_weights or {}).items():
-            self._line.set_weight(tenant, weight)
+            self._kernel.set_weight(tenant, weight)
         self._tickets: dict[int, Ticket] = {}
         self._bodies = QueuedBytes(waiting_bytes, capacity)
 
@@ -56,15 +56,15 @@ class Queue:
         """Return whether the ticket waits."""
         return self._tickets.get(ticket.handle) is ticket
 
-    # Joining and leaving -----------------------------------------------------------------------------
+    # Adding and removing -----------------------------------------------------------------------------
 
-    def join(self, ticket: Ticket) -> None:
+    def push(self, ticket: Ticket) -> None:
         """Add a job that waits for its turn."""
-        self._add(ticket, self._line.push)
+        self._add(ticket, self._kernel.push)
 
-    def rejoin(self, ticket: Ticket) -> None:
-        """Add a job that a node returned: before all others of its class, and without a new charge."""
-        self._add(ticket, self._line.push_front)
+    def requeue(self, ticket: Ticket) -> None:
+        """Add a job that lost its seat: before all others of its class, and without a new charge."""
+        self._add(ticket, self._kernel.push_front)
 
     def pop(self, fits: Callable[[Ticket], bool | None]) -> Ticket | None:
         """Remove and charge the first job in fair order that fits; None if none does.
@@ -74,7 +74,7 @@ class Queue:
         """
         tickets = self._tickets
         try:
-            handle = self._line.pop(lambda handle: fits(tickets[handle]))
+            handle = self._kernel.pop(lambda handle: fits(tickets[handle]))
         except IndexError:
             return None
         return self._popped(handle)
@@ -85,31 +85,31 @@ class Queue:
         Equals that many calls of `pop`, for jobs that need only a seat and cache memory, in one call of the
         kernel.
         """
-        handles = self._line.pop_many(max_count, UNBOUNDED if tokens is None else tokens)
+        handles = self._kernel.pop_many(max_count, UNBOUNDED_TOKENS if tokens is None else tokens)
         return [self._popped(handle) for handle in handles]
 
     def remove(self, ticket: Ticket) -> None:
         """Remove a job without charging it."""
-        self._line.discard(ticket.handle)
+        self._kernel.discard(ticket.handle)
         self._forget(ticket)
 
     # Capacity ----------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        """Whether `capacity` jobs wait, or more; jobs that nodes returned may exceed it."""
+        """Whether `capacity` jobs wait, or more; requeued jobs may exceed it."""
         return len(self._tickets) >= self.capacity
 
-    def has_bytes_for(self, job: Job) -> bool:
+    def has_bytes_for(self, job: JobSpec) -> bool:
         """Return whether this job's request body may wait, too."""
-        return self._bodies.have_room(job)
+        return self._bodies.has_room(job.body_bytes)
 
-    def displace(self, newcomer: Job) -> Ticket | None:
+    def displace(self, newcomer: JobSpec) -> Ticket | None:
         """Remove and return the job that must make room for this one; None if there is no such job."""
         # Above the capacity, removing one job would still leave no room.
         if len(self._tickets) > self.capacity:
             return None
-        victim = self._line.displace(newcomer.tenant, priority=newcomer.priority)
+        victim = self._kernel.displace(newcomer.tenant, priority=newcomer.priority)
         if victim is None:
             return None
         ticket = self._tickets[victim]
@@ -121,48 +121,48 @@ class Queue:
     def charge(self, ticket: Ticket, cost: float) -> None:
         """Charge a granted job for its cost until now, as far as it exceeds what was charged already."""
         if cost > ticket.charged:
-            self._line.charge(ticket.job.tenant, cost - ticket.charged)
+            self._kernel.charge(ticket.job.tenant, cost - ticket.charged)
             ticket.charged = cost
 
     def refund(self, ticket: Ticket, *, down_to: float) -> None:
         """Refund what was charged above `down_to`. The ticket must not be charged afterwards."""
-        self._line.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
+        self._kernel.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
         ticket.charged = 0.0
 
     # Order -------------------------------------------------------------------------------------------
 
     def position(self, ticket: Ticket) -> int:
         """Return how many jobs leave before this one, under the fairness in force."""
-        return self._line.position(ticket.handle)
+        return self._kernel.position(ticket.handle)
 
-    def ahead(self, ticket: Ticket) -> list[Job]:
+    def ahead(self, ticket: Ticket) -> list[JobSpec]:
         """Return the jobs that leave before this one, in that order."""
         return self._ahead(ticket.handle)
 
-    def ahead_of_newcomer(self, tenant: str, priority: int) -> list[Job]:
+    def ahead_of_newcomer(self, tenant: str, priority: int) -> list[JobSpec]:
         """Return the jobs that would leave before a job that arrived now, in that order."""
-        handle = self._line.push(tenant, priority=priority)
+        handle = self._kernel.push(tenant, priority=priority)
         ahead = self._ahead(handle)
-        self._line.discard(handle)
+        self._kernel.discard(handle)
         return ahead
 
-    def _ahead(self, handle: int) -> list[Job]:
-        return [self._tickets[other].job for other in self._line.ahead(handle)]
+    def _ahead(self, handle: int) -> list[JobSpec]:
+        return [self._tickets[other].job for other in self._kernel.ahead(handle)]
 
     def _add(self, ticket: Ticket, push: Callable[..., int]) -> None:
         job = ticket.job
         ticket.handle = push(job.tenant, ticket.cost, priority=job.priority, size=ticket.tokens)
         self._tickets[ticket.handle] = ticket
-        self._bodies.add(job)
+        self._bodies.add(job.body_bytes)
 
     def _popped(self, handle: int) -> Ticket:
         ticket = self._tickets[handle]
         self._forget(ticket)
-        # A returned job was charged at its first grant.
+        # A requeued job was charged at its first grant.
         ticket.charged = max(ticket.charged, ticket.cost)
         return ticket
 
     def _forget(self, ticket: Ticket) -> None:
         """Drop a ticket whose entry has left the kernel."""
         del self._tickets[ticket.handle]
-        self._bodies.remove(ticket.job)
+        self._bodies.remove(ticket.job.body_bytes)

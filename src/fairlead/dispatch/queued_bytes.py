@@ -4,32 +4,31 @@ A job for a remote server carries its client's request body. A queue bounds how 
 they are: a hundred of sixteen megabytes are more than many machines can spare.
 """
 
-from fairlead.job import Job
-
 
 class QueuedBytes:
-    """The bytes of queued request bodies: at most `most_bytes` for `jobs` of them.
+    """The bytes of queued request bodies: at most `max_bytes` for `jobs` of them.
 
-    Half of that is shared out evenly, so that one client's large requests never keep another's ordinary one
-    from waiting. What a request takes above its part comes out of the other half, first come, first served.
+    Half of that is divided evenly, so that one client's large requests never keep another's ordinary one
+    from waiting. What a request takes above its share comes out of the other half, first come, first served.
+    Sizes are None for jobs without a body.
     """
 
-    def __init__(self, most_bytes: int, jobs: int) -> None:
-        self._part = most_bytes // 2 // max(1, jobs)
-        self._left = most_bytes - most_bytes // 2
+    def __init__(self, max_bytes: int, jobs: int) -> None:
+        self._share = max_bytes // 2 // max(1, jobs)
+        self._left = max_bytes - max_bytes // 2
 
-    def have_room(self, job: Job) -> bool:
-        """Return whether this job's body may wait, too."""
-        above = self._above_its_part(job)
-        return not above or above <= self._left
+    def has_room(self, body_bytes: int | None) -> bool:
+        """Return whether a body of this size may wait, too."""
+        excess = self._excess(body_bytes)
+        return not excess or excess <= self._left
 
-    def add(self, job: Job) -> None:
-        """Count a job that waits. A job that a node returned is counted even without room."""
-        self._left -= self._above_its_part(job)
+    def add(self, body_bytes: int | None) -> None:
+        """Count a body that waits. That of a requeued job is counted even without room."""
+        self._left -= self._excess(body_bytes)
 
-    def remove(self, job: Job) -> None:
-        """Stop counting a job that waited."""
-        self._left += self._above_its_part(job)
+    def remove(self, body_bytes: int | None) -> None:
+        """Stop counting a body that waited."""
+        self._left += self._excess(body_bytes)
 
-    def _above_its_part(self, job: Job) -> int:
-        return 0 if job.relay is None else max(0, len(job.relay.body) - self._part)
+    def _excess(self, body_bytes: int | None) -> int:
+        return 0 if body_bytes is None else max(0, body_bytes - self._share)

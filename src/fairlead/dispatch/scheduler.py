@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 from random import Random
 
 from fairlead.dispatch.admission import JobAdmission, shutting_down
-from fairlead.dispatch.effects import Effects, SchedulerStatistics
+from fairlead.dispatch.effects import Effects, NodeCounts, SchedulerStatistics
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import WAITING_BYTES, Fairness, Queue
@@ -26,8 +27,7 @@ from fairlead.errors import (
     QueueFull,
     QueueTimeout,
 )
-from fairlead.job import Job
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy
 
 
@@ -35,9 +35,9 @@ class Scheduler:
     """One global fair queue over the seats of all nodes.
 
     `loadable` are the models that a swap can load, as `policy` allows; with `rejects_loading` no job waits
-    for a load. `waiting_bytes` bounds the queued requests for remote nodes (`Bodies`). Guarantees: a job with
-    a free seat never counts against the queue; while a seat is free, no job that fits it waits; a model with
-    work in flight is never evicted; every ticket ends once.
+    for a load. `waiting_bytes` bounds the queued requests for remote nodes (`QueuedBytes`). Guarantees: a job
+    with a free seat never counts against the queue; while a seat is free, no job that fits it waits; a model
+    with work in flight is never evicted; every ticket ends once.
     """
 
     def __init__(
@@ -62,11 +62,9 @@ class Scheduler:
             tenant_weights=tenant_weights,
             waiting_bytes=waiting_bytes,
         )
-        self._places = NodePool(random)
-        self._swaps = Swaps(self._places, policy, loadable)
-        self._admission = JobAdmission(
-            self._queue, self._places, self._swaps, rejects_loading=rejects_loading
-        )
+        self._nodes = NodePool(random)
+        self._swaps = Swaps(self._nodes, policy, loadable)
+        self._admission = JobAdmission(self._queue, self._nodes, self._swaps, rejects_loading=rejects_loading)
 
     # Events of a job ---------------------------------------------------------------------------------
 
@@ -75,13 +73,11 @@ class Scheduler:
 
         With `too_long`, the job is refused with that rather than queued.
         """
-        assert ticket.state is TicketState.NEW
         refusal = self._admission.refusal(ticket.job, too_long=too_long) or self._make_room(ticket.job)
         if refusal is not None:
             self._refuse(ticket, refusal)
             return
-        self._queue.join(ticket)
-        self._waits(ticket)
+        self._enqueue(ticket)
         self._pump()
 
     def leave(self, ticket: Ticket) -> None:
@@ -92,16 +88,16 @@ class Scheduler:
         """End a job, which has cost this much, and refund what was charged in excess."""
         self.charge(ticket, cost)
         if ticket.state is TicketState.QUEUED:
-            self._queue.remove(ticket)
-            self._waits_no_more(ticket)
-        place = None
+            self._dequeue(ticket)
+        node = None
         if ticket.state is TicketState.GRANTED:
-            place = self._places.vacate(ticket)
-            place.is_full = False
+            node = self._nodes.release(ticket)
+            node.is_full = False
         self._queue.refund(ticket, down_to=cost)
-        ticket.state = TicketState.DONE
+        if ticket.state is not TicketState.DONE:
+            ticket.become(TicketState.DONE)
         self._pump()
-        self._note_idle(place)
+        self._report_idle(node)
 
     def first_delta(self, ticket: Ticket) -> None:
         """Note that a job's answer has begun; its deadline does not apply any more."""
@@ -112,25 +108,26 @@ class Scheduler:
         if ticket.attempts and ticket.state is not TicketState.DONE:
             self._queue.charge(ticket, cost)
 
-    def returned(self, ticket: Ticket) -> None:
+    def requeued(self, ticket: Ticket) -> None:
         """Requeue a job whose node failed: before all others of its class, for another node if one is up.
 
         It is charged once and keeps its first deadline. If that has passed, the job is refused, unless its
         answer has begun.
         """
-        ticket.failed_at = ticket.place
-        self._return(ticket)
+        ticket.failed_at = ticket.node
+        self._requeue(ticket)
 
-    def turned_away(self, ticket: Ticket) -> None:
+    def rejected_by_node(self, ticket: Ticket) -> None:
         """Requeue a job of a full node, which gets none until it finishes one or `has_room` is called."""
-        assert ticket.place is not None
-        ticket.place.is_full = True
-        self._return(ticket)
+        assert ticket.node is not None
+        ticket.node.is_full = True
+        self._requeue(ticket)
 
-    def has_room(self, place: NodeState) -> None:
+    def has_room(self, node_id: str) -> None:
         """Note that a node that rejected a job may have room again."""
-        place.is_full = False
-        self._pump()
+        if (node := self._nodes.get(node_id)) is not None:
+            node.is_full = False
+            self._pump()
 
     def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
         """End the wait of a job. A stream waits until its first delta, other jobs until their seat."""
@@ -152,126 +149,127 @@ class Scheduler:
 
     # Events of models --------------------------------------------------------------------------------
 
-    def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
+    def configure_models(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
         """Load these models from now on, and evict others for them as this policy says."""
-        self._swaps.arrange(policy, loadable)
+        self._swaps.configure(policy, loadable)
         self._pump()
 
-    def prefer(self, priorities: Mapping[str, int]) -> None:
+    def prioritize(self, priorities: Mapping[str, int]) -> None:
         """Load requested models with a higher number first; a model without a number has 0."""
-        self._swaps.prefer(priorities)
+        self._swaps.prioritize(priorities)
         self._pump()
 
-    def forget(self, model: str, error: FairleadError | None = None) -> None:
+    def remove_model(self, model: str, error: FairleadError | None = None) -> None:
         """Stop serving a model: what waits for it ends, unless another node has it."""
         error = error or ModelNotFound(f"the model {model} is not served any more", param="model")
-        self._end_wish(model, error)
-        self._tell_waiting(model, error)
+        self._end_load_request(model, error)
+        self._fail_waiting(model, error)
         self._pump()
 
-    def wish(self, wish: LoadRequest) -> None:
+    def request_load(self, request: LoadRequest) -> None:
         """Queue a request for a model without a job, in the turn of a job that arrived now."""
-        place = self._places.of_ours(wish.model)
-        is_loaded = place is not None and not place.leaving
-        refusal = None if is_loaded else self._admission.refusal_of_wish(wish)
+        node = self._nodes.local_with(request.model)
+        is_loaded = node is not None and not node.leaving
+        refusal = None if is_loaded else self._admission.load_refusal(request)
         if is_loaded or refusal is not None:
-            self._effects.wish_ended(wish, refusal)
+            self._effects.models.load_ended(request, refusal)
         else:
-            self._swaps.wish(wish)
+            self._swaps.add_load_request(request)
             self._pump()
 
-    def strengthen(self, wish: LoadRequest) -> None:
+    def allow_eviction(self, request: LoadRequest) -> None:
         """Allow a load request to evict other models from now on."""
-        wish.spare = False
+        request.only_if_free = False
         self._pump()
 
-    def wish_starved(self, wish: LoadRequest) -> None:
+    def load_starved(self, request: LoadRequest) -> None:
         """Note that a load request has waited so long that it takes precedence over loaded models."""
-        if self._swaps.is_wished(wish) and not wish.starved:
-            wish.starved = True
-            self._swaps.starved(wish.model)
+        if self._swaps.is_pending(request) and not request.starved:
+            request.starved = True
+            self._swaps.starved(request.model)
             self._pump()
 
     def unload(self, model: str, error: FairleadError | None = None) -> None:
-        """Stop a model of ours once its jobs have finished; if it is still loading, at once.
+        """Stop a local model once its jobs have finished; if it is still loading, at once.
 
         With `error`, what waits for it ends with that: a load request, and the jobs that no other node can
         run. Otherwise the jobs wait for its next load.
         """
-        if (place := self._places.of_ours(model)) is not None:
-            place.leaving = True
-        elif self._swaps.give_up(model):
-            self._end_wish(model, error or LoadCancelled(f"{model} was unloaded before it was ready"))
-            self._effects.stop_model(model)
+        if (node := self._nodes.local_with(model)) is not None:
+            node.leaving = True
+        elif self._swaps.cancel_load(model):
+            cancelled = error or LoadCancelled(f"{model} was unloaded before it was ready")
+            self._end_load_request(model, cancelled)
+            self._effects.models.stop_model(model)
         if error is not None:
-            self._end_wish(model, error)
-            self._tell_waiting(model, error)
+            self._end_load_request(model, error)
+            self._fail_waiting(model, error)
         self._pump()
 
-    def expired(self, place: NodeState, used: int) -> None:
+    def expired(self, node_id: str, used: int) -> None:
         """Unload a node's idle models, whose time to live is over, unless it was `used` meanwhile."""
-        if place.used == used and not place.busy and self._places.is_current(place):
-            place.leaving = True
+        node = self._nodes.get(node_id)
+        if node is not None and node.used == used and not node.busy:
+            node.leaving = True
             self._pump()
 
-    def gone(self, models: frozenset[str]) -> None:
+    def stopped(self, models: frozenset[str]) -> None:
         """Note that the processes of these models have ended and hold no memory any more."""
-        self._swaps.gone(models)
+        self._swaps.stopped(models)
+        self._pump()
+
+    def load_failed(self, models: frozenset[str], error: FairleadError) -> None:
+        """End the load requests for these models, and the jobs that no other node can run."""
+        self._swaps.load_ended(models)
+        for model in models:
+            self._end_load_request(model, error)
+            self._fail_waiting(model, error)
         self._pump()
 
     # Events of nodes and of the server ---------------------------------------------------------------
 
-    def node_up(self, node: Node, limits: NodeLimits) -> None:
+    def node_up(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
         """Add a node, whose models are loaded. Seats of an earlier run of it are forgotten."""
-        place = self._places.add(node, limits)
+        node = self._nodes.add(node_id, models, limits)
         if limits.evictable:
-            self._swaps.ended(node.models)
-            for model in node.models:
-                self._end_wish(model, None)
+            self._swaps.load_ended(models)
+            for model in models:
+                self._end_load_request(model, None)
         for ticket in self._queue:
-            if (error := self._places.misfit(ticket.job)) is not None:
+            if (error := self._nodes.length_error(ticket.job)) is not None:
                 self._withdraw(ticket, error)
         self._pump()
-        self._note_idle(place)
+        self._report_idle(node)
 
-    def node_down(self, node: Node) -> None:
+    def node_down(self, node_id: str) -> None:
         """Remove a node and its seats; jobs that held one get their error from the node."""
-        place = self._places.remove(node.id)
-        if place is not None and place.limits.evictable:
-            self._swaps.stops(node.models)
+        node = self._nodes.remove(node_id)
+        if node is not None and node.limits.evictable:
+            self._swaps.stopping(node.models)
         self._pump()
 
-    def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """Replace a node's limits. Running jobs keep their seats."""
-        if (place := self._places.get(node.id)) is not None:
-            place.limits = limits
+    def seats_changed(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
+        """Replace a node's models and limits. Running jobs keep their seats."""
+        if (node := self._nodes.get(node_id)) is not None:
+            node.models, node.limits = models, limits
             self._pump()
 
-    def load_failed(self, node: Node, error: FairleadError) -> None:
-        """End the load requests for a node's models, and the jobs that no other node can run."""
-        self._places.remove(node.id)
-        self._swaps.ended(node.models)
-        for model in node.models:
-            self._end_wish(model, error)
-            self._tell_waiting(model, error)
-        self._pump()
-
-    def close(self, node_id: str) -> None:
+    def close_node(self, node_id: str) -> None:
         """Give a remote node no more jobs, not even after it restarts; its running jobs finish."""
-        if self._places.close(node_id):
+        if self._nodes.close(node_id):
             self._pump()
         else:
-            self._effects.closed(node_id)
+            self._effects.node_closed(node_id)
 
-    def reopen(self, node_id: str) -> None:
+    def reopen_node(self, node_id: str) -> None:
         """Allow a node of this name to get jobs the next time it comes up."""
-        self._places.reopen(node_id)
+        self._nodes.reopen(node_id)
 
     def drain(self) -> None:
         """Accept no jobs, and refuse waiting jobs and loads; started jobs go on, even after a failure."""
         self._admission.drain()
-        for model in self._swaps.wished():
-            self._end_wish(model, shutting_down())
+        for model in self._swaps.models_with_load_request():
+            self._end_load_request(model, shutting_down())
         for ticket in self._queue:
             if not ticket.attempts:
                 self._withdraw(ticket, shutting_down())
@@ -283,151 +281,162 @@ class Scheduler:
         """Return how many waiting jobs leave before this one, under the fairness in force."""
         return self._queue.position(ticket)
 
-    def jobs_ahead(self, ticket: Ticket) -> list[Job]:
+    def jobs_ahead(self, ticket: Ticket) -> list[JobSpec]:
         """Return the waiting jobs that leave before this one, in the order in which they do."""
         return self._queue.ahead(ticket)
 
-    def waiting_jobs(self) -> list[Job]:
+    def waiting_jobs(self) -> list[JobSpec]:
         """Return all waiting jobs, in order of arrival."""
         return [ticket.job for ticket in self._queue]
 
-    def foretell(self, model: str, tenant: str, priority: int) -> list[Job] | None:
+    def jobs_ahead_of_newcomer(self, model: str, tenant: str, priority: int) -> list[JobSpec] | None:
         """Return the jobs that would leave before one that arrived now; None if a seat is free for it."""
-        if any(place.free > 0 for place in self._places.holding(model)):
+        if any(node.free > 0 for node in self._nodes.with_model(model)):
             return None
         return self._queue.ahead_of_newcomer(tenant, priority)
 
-    def must_load(self, job: Job) -> bool:
+    def must_load(self, job: JobSpec) -> bool:
         """Return whether the job's model would have to be loaded for it."""
         return self._admission.must_load(job)
 
-    def place(self, node_id: str) -> NodeState | None:
-        """Return the place of a node, if it is up."""
-        return self._places.get(node_id)
+    def nodes(self) -> Collection[NodeState]:
+        """Return the state of each node that is up."""
+        return self._nodes.values()
 
-    def places(self) -> Collection[NodeState]:
-        """Return the places of all nodes that are up."""
-        return self._places.values()
+    def node_counts(self, node_id: str) -> NodeCounts | None:
+        """Return the counts of a node; None if it is not up."""
+        node = self._nodes.get(node_id)
+        return None if node is None else NodeCounts(node.busy, node.draining or node.leaving)
 
     def statistics(self) -> SchedulerStatistics:
         """Return the current counts."""
-        places = self._places.values()
+        nodes = self._nodes.values()
         return SchedulerStatistics(
             waiting=len(self._queue),
-            running=sum(place.busy for place in places),
+            running=sum(node.busy for node in nodes),
             capacity=self._queue.capacity,
-            seats=sum(place.limits.seats for place in places),
+            seats=sum(node.limits.seats for node in nodes),
         )
 
     # Decisions ---------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         """Grant free seats in fair order, remove idle nodes that are leaving, and start swaps."""
-        self._give_seats()
-        self._let_go()
+        self._grant_seats()
+        self._remove_leaving_nodes()
         # Nodes that need not drain for a starving job any more have seats again.
         if self._start_swaps():
-            self._give_seats()
+            self._grant_seats()
 
-    def _give_seats(self) -> None:
-        while self._queue and self._places.free():
-            tickets = self._next_in_turn()
+    def _grant_seats(self) -> None:
+        while self._queue and self._nodes.free():
+            tickets = self._next_tickets()
             if not tickets:
                 break
             for ticket in tickets:
-                self._waits_no_more(ticket)
-                self._places.seat(ticket)
-                ticket.state = TicketState.GRANTED
+                self._dequeued(ticket)
+                self._nodes.assign(ticket)
+                ticket.become(TicketState.GRANTED)
                 ticket.attempts += 1
                 self._effects.grant(ticket)
 
-    def _next_in_turn(self) -> list[Ticket]:
+    def _next_tickets(self) -> list[Ticket]:
         """Remove the next job that fits a free seat, or several at once where any seat suits each of them."""
-        place = self._places.with_several_seats()
-        if place is not None and self._swaps.wants_only(place.node.models):
-            return self._queue.pop_many(place.free, place.tokens_left)
-        ticket = self._queue.pop(self._places.fit)
+        node = self._nodes.with_several_seats()
+        if node is not None and self._swaps.requests_only(node.models):
+            return self._queue.pop_many(node.free, node.tokens_left)
+        ticket = self._queue.pop(self._nodes.fits)
         return [] if ticket is None else [ticket]
 
-    def _let_go(self) -> None:
-        for place in self._places.idle_and_leaving():
-            self._places.remove(place.node.id)
-            if not place.limits.evictable:
-                self._effects.closed(place.node.id)
+    def _remove_leaving_nodes(self) -> None:
+        for node in self._nodes.idle_and_leaving():
+            self._nodes.remove(node.id)
+            if not node.limits.evictable:
+                self._effects.node_closed(node.id)
                 continue
-            self._swaps.stops(place.node.models)
-            for model in place.node.models:
-                self._effects.stop_model(model)
+            self._swaps.stopping(node.models)
+            for model in node.models:
+                self._effects.models.stop_model(model)
 
     def _start_swaps(self) -> list[NodeState]:
         """Start swaps; return the nodes that need not drain any more, and have seats again."""
         swaps, relieved = self._swaps.start()
         for swap in swaps:
-            self._effects.start_swap(swap.model, swap.evict, swap.reason)
+            self._effects.models.start_swap(swap.model, swap.evict, swap.reason)
         return relieved
 
-    def _make_room(self, job: Job) -> QueueFull | None:
+    def _make_room(self, job: JobSpec) -> QueueFull | None:
         """Displace a job if a newcomer must wait and the queue is full; return why the newcomer may not."""
-        if not self._queue.is_full or self._places.free_for(job):
+        if not self._queue.is_full or self._nodes.free_for(job):
             return None
         displaced = self._queue.displace(job)
         if displaced is None:
-            nodes = "all nodes are busy" if self._places.holding(job.model) else "no node is ready"
+            nodes = "all nodes are busy" if self._nodes.with_model(job.model) else "no node is ready"
             return QueueFull(f"{nodes} and the queue is full ({len(self._queue)} waiting)")
-        self._waits_no_more(displaced)
-        self._refuse(displaced, Displaced("the queue is full, and others with fewer jobs in it came"))
+        self._dequeued(displaced)
+        self._refuse(
+            displaced, Displaced("the queue is full, and a tenant with fewer jobs in it has precedence")
+        )
         return None
 
     # What follows from a decision --------------------------------------------------------------------
 
-    def _waits(self, ticket: Ticket) -> None:
-        """Note that a ticket has joined the queue."""
-        ticket.state = TicketState.QUEUED
-        self._swaps.wanted(ticket.job)
+    def _enqueue(self, ticket: Ticket) -> None:
+        ticket.become(TicketState.QUEUED)
+        if ticket.attempts:
+            self._queue.requeue(ticket)
+        else:
+            self._queue.push(ticket)
+        self._swaps.job_queued(ticket.job)
 
-    def _waits_no_more(self, ticket: Ticket) -> None:
+    def _dequeue(self, ticket: Ticket) -> None:
+        self._queue.remove(ticket)
+        self._dequeued(ticket)
+
+    def _dequeued(self, ticket: Ticket) -> None:
         """Note that a ticket has left the queue."""
-        self._swaps.unwanted(ticket.job, starved=ticket.starved)
+        self._swaps.job_dequeued(ticket.job, starved=ticket.starved)
         ticket.starved = False
 
-    def _return(self, ticket: Ticket) -> None:
-        assert ticket.state is TicketState.GRANTED
-        place = self._places.vacate(ticket)
+    def _requeue(self, ticket: Ticket) -> None:
+        node = self._nodes.release(ticket)
         if ticket.late is None or ticket.has_begun:
-            self._queue.rejoin(ticket)
-            self._waits(ticket)
+            self._enqueue(ticket)
         else:
             self._refuse(ticket, ticket.late)
         self._pump()
-        self._note_idle(place)
+        self._report_idle(node)
         if ticket in self._queue and ticket.job.no_queue and not ticket.has_begun:
-            self._withdraw(ticket, NoQueue("the node failed, no other seat is free, and it is not to wait"))
+            self._withdraw(
+                ticket,
+                NoQueue("the node failed, no other seat is free, and the request asks not to be queued"),
+            )
             self._pump()
 
     def _withdraw(self, ticket: Ticket, error: FairleadError) -> None:
-        self._queue.remove(ticket)
-        self._waits_no_more(ticket)
+        self._dequeue(ticket)
         self._refuse(ticket, error)
 
     def _refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        ticket.state = TicketState.DONE
+        ticket.become(TicketState.DONE)
         if not ticket.has_begun:
             self._queue.refund(ticket, down_to=0.0)
         self._effects.refuse(ticket, error)
 
-    def _tell_waiting(self, model: str, error: FairleadError) -> None:
+    def _fail_waiting(self, model: str, error: FairleadError) -> None:
         """Refuse each job that waits for the model, unless a node that stays can run it."""
         for ticket in self._queue:
-            if ticket.job.model == model and all(place.leaving for place in self._places.taking(ticket.job)):
+            job = ticket.job
+            if job.model == model and all(node.leaving for node in self._nodes.accepting(job)):
                 self._withdraw(ticket, error)
 
-    def _end_wish(self, model: str, error: FairleadError | None) -> None:
-        if (wish := self._swaps.unwish(model)) is not None:
-            self._effects.wish_ended(wish, error)
+    def _end_load_request(self, model: str, error: FairleadError | None) -> None:
+        if (request := self._swaps.remove_load_request(model)) is not None:
+            self._effects.models.load_ended(request, error)
 
-    def _note_idle(self, place: NodeState | None) -> None:
-        """Report that a place has become idle, if its models can be loaded again."""
-        if place is None or place.busy or place.leaving or not self._places.is_current(place):
+    def _report_idle(self, node: NodeState | None) -> None:
+        """Report that a node has become idle, if its models can be loaded again."""
+        if node is None or node.busy or node.leaving or not self._nodes.is_current(node):
             return
-        if place.limits.evictable and any(map(self._swaps.is_loadable, place.node.models)):
-            self._effects.idle(place)
+        if node.limits.evictable and any(map(self._swaps.is_loadable, node.models)):
+            self._effects.models.idle(node.id, node.models, node.used)

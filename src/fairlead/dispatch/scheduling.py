@@ -1,8 +1,8 @@
 """The interface of a scheduler: events of jobs, of models and of nodes, and queries.
 
 A scheduler receives events and answers through `Effects`; `design.md` lists what it must guarantee. The
-dispatcher calls most of this, `Upkeep` some model events, and `Outlook` the queries. All methods are
-synchronous, return at once and are called in one thread.
+dispatcher and its parts report what happens to jobs, the fleet what happens to models and nodes. All methods
+are synchronous, return at once and are called in one thread. They name nodes and models by their ids.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -12,12 +12,12 @@ from typing import Protocol
 import msgspec
 
 from fairlead.config import QueueConfig
-from fairlead.dispatch.effects import Effects, SchedulerStatistics
+from fairlead.dispatch.effects import Effects, NodeCounts, SchedulerStatistics
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
-from fairlead.job import Job
-from fairlead.nodes.node import Node, NodeLimits
+from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy
 
 
@@ -36,13 +36,13 @@ class JobEvents(Protocol):
     def finished(self, ticket: Ticket, *, cost: float) -> None:
         """End a job in whatever state, also after a disconnect; it has cost this much."""
 
-    def returned(self, ticket: Ticket) -> None:
+    def requeued(self, ticket: Ticket) -> None:
         """Requeue a job whose node failed; it may run on another."""
 
-    def turned_away(self, ticket: Ticket) -> None:
+    def rejected_by_node(self, ticket: Ticket) -> None:
         """Requeue a job whose node was full after all, and is until `has_room`."""
 
-    def has_room(self, place: NodeState) -> None:
+    def has_room(self, node_id: str) -> None:
         """Note that a node that rejected a job may have room again."""
 
     def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
@@ -55,88 +55,88 @@ class JobEvents(Protocol):
 class ModelEvents(Protocol):
     """Events of models that swaps load, and requests for them."""
 
-    def arrange(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
+    def configure_models(self, policy: EvictionPolicy, loadable: frozenset[str]) -> None:
         """Load these models from now on, and evict others for them as the policy decides."""
 
-    def prefer(self, priorities: Mapping[str, int]) -> None:
-        """Load models with a higher number first; a model without a number has 0."""
+    def prioritize(self, priorities: Mapping[str, int]) -> None:
+        """Load requested models with a higher number first; a model without a number has 0."""
 
-    def forget(self, model: str, error: FairleadError | None = None) -> None:
+    def remove_model(self, model: str, error: FairleadError | None = None) -> None:
         """Stop serving a model; what waits for it ends with the error, or with `ModelNotFound`."""
 
-    def wish(self, wish: LoadRequest) -> None:
+    def request_load(self, request: LoadRequest) -> None:
         """Request a model without a job."""
 
-    def strengthen(self, wish: LoadRequest) -> None:
+    def allow_eviction(self, request: LoadRequest) -> None:
         """Allow a load request to evict other models from now on."""
 
-    def wish_starved(self, wish: LoadRequest) -> None:
+    def load_starved(self, request: LoadRequest) -> None:
         """Do as `starved`, for a load request."""
 
     def unload(self, model: str, error: FairleadError | None = None) -> None:
         """Stop a model when its jobs have finished. With `error`, what waits for it ends with that."""
 
-    def expired(self, place: NodeState, used: int) -> None:
+    def expired(self, node_id: str, used: int) -> None:
         """Unload a node's idle models, whose time to live is over, unless its `used` has changed."""
 
-    def gone(self, models: frozenset[str]) -> None:
+    def stopped(self, models: frozenset[str]) -> None:
         """Note that no processes of these models are left."""
 
-    def load_failed(self, node: Node, error: FairleadError) -> None:
-        """Note that a node could not load its models."""
+    def load_failed(self, models: frozenset[str], error: FairleadError) -> None:
+        """Note that these models could not be loaded."""
 
 
 class NodeEvents(Protocol):
     """Events of nodes, and of the server as a whole."""
 
-    def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """Add a node and its seats."""
+    def node_up(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
+        """Add a node that has these models, and its seats."""
 
-    def node_down(self, node: Node) -> None:
+    def node_down(self, node_id: str) -> None:
         """Remove a node and its seats."""
 
-    def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """Replace a node's limits."""
+    def seats_changed(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
+        """Replace a node's models and limits."""
 
-    def close(self, node_id: str) -> None:
-        """Give a remote node no more jobs, not even after it restarts."""
+    def close_node(self, node_id: str) -> None:
+        """Give a remote node no more jobs, not even after it restarts; `node_closed` follows."""
 
-    def reopen(self, node_id: str) -> None:
+    def reopen_node(self, node_id: str) -> None:
         """Allow a node of this name to get jobs the next time it comes up."""
 
     def drain(self) -> None:
         """Prepare to stop: accept no more jobs and refuse those that wait."""
 
 
-class SchedulerQuestions(Protocol):
+class SchedulerQueries(Protocol):
     """Queries of a scheduler; they change nothing."""
 
     def position(self, ticket: Ticket) -> int:
         """Return how many waiting jobs leave before this one."""
 
-    def jobs_ahead(self, ticket: Ticket) -> list[Job]:
+    def jobs_ahead(self, ticket: Ticket) -> list[JobSpec]:
         """Return those jobs, in the order in which they leave."""
 
-    def waiting_jobs(self) -> list[Job]:
+    def waiting_jobs(self) -> list[JobSpec]:
         """Return all waiting jobs, in order of arrival."""
 
-    def foretell(self, model: str, tenant: str, priority: int) -> list[Job] | None:
+    def jobs_ahead_of_newcomer(self, model: str, tenant: str, priority: int) -> list[JobSpec] | None:
         """Return the jobs that would leave before one that arrived now; None if a seat is free for it."""
 
-    def must_load(self, job: Job) -> bool:
+    def must_load(self, job: JobSpec) -> bool:
         """Return whether the job's model would have to be loaded for it."""
 
-    def place(self, node_id: str) -> NodeState | None:
-        """Return the `NodeState` of a node, if it is up."""
+    def nodes(self) -> Collection[NodeState]:
+        """Return the state of each node that is up; only the scheduler may change it."""
 
-    def places(self) -> Collection[NodeState]:
-        """Return the `NodeState` of each node that is up."""
+    def node_counts(self, node_id: str) -> NodeCounts | None:
+        """Return the counts of a node; None if it is not up."""
 
     def statistics(self) -> SchedulerStatistics:
         """Return the current counts."""
 
 
-class JobScheduler(JobEvents, ModelEvents, NodeEvents, SchedulerQuestions, Protocol):
+class JobScheduler(JobEvents, ModelEvents, NodeEvents, SchedulerQueries, Protocol):
     """Decides on which node each job runs and which models are loaded. `Scheduler` is the default."""
 
 

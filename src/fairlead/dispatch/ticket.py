@@ -1,14 +1,14 @@
-"""A job's entry in the queue and its seat; and a request to load a model without a job."""
+"""A job's entry in the scheduler, and a request to load a model without a job. Pure."""
 
 from enum import StrEnum
 
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
 from fairlead.errors import QueueTimeout
-from fairlead.job import Job
 
 
 class TicketState(StrEnum):
-    """QUEUED ⇄ GRANTED → DONE; back to QUEUED only when a node returns a job. A refusal skips GRANTED."""
+    """A ticket's state: QUEUED waits for a seat, GRANTED has one, DONE is final."""
 
     NEW = "new"
     QUEUED = "queued"
@@ -16,16 +16,29 @@ class TicketState(StrEnum):
     DONE = "done"
 
 
+TRANSITIONS: frozenset[tuple[TicketState, TicketState]] = frozenset(
+    {
+        (TicketState.NEW, TicketState.QUEUED),
+        (TicketState.NEW, TicketState.DONE),  # refused at once
+        (TicketState.QUEUED, TicketState.GRANTED),
+        (TicketState.QUEUED, TicketState.DONE),  # refused, displaced, or its client disconnected
+        (TicketState.GRANTED, TicketState.QUEUED),  # requeued after its node failed or rejected it
+        (TicketState.GRANTED, TicketState.DONE),
+    }
+)
+
+
 class Ticket:
-    """A job in the scheduler, which writes `handle` and `charged` in its queue and `place` in its places.
+    """A job in the scheduler. Only the scheduler writes to it: `handle` and `charged` in its queue, `node` in
+    its node pool.
 
     `cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` the expected use
     of a node's KV cache. `attempts` counts grants. `has_begun`: its first delta has arrived. `late` is the
-    error of its deadline, once that has passed. `failed_at`: where it failed last. Only the scheduler writes
-    to it.
+    error of its deadline, once that has passed. `failed_at`: where it failed last.
     """
 
     __slots__ = (
+        "_state",
         "attempts",
         "charged",
         "cost",
@@ -34,36 +47,46 @@ class Ticket:
         "has_begun",
         "job",
         "late",
-        "place",
+        "node",
         "starved",
-        "state",
         "tokens",
     )
 
-    def __init__(self, job: Job, *, cost: float = 1.0, tokens: int = 0) -> None:
+    def __init__(self, job: JobSpec, *, cost: float = 1.0, tokens: int = 0) -> None:
         self.job = job
         self.cost = cost
         self.tokens = tokens
-        self.state = TicketState.NEW
         self.handle = -1
-        self.place: NodeState | None = None
+        self.node: NodeState | None = None
         self.failed_at: NodeState | None = None
         self.attempts = 0
         self.charged = 0.0
         self.has_begun = False
         self.late: QueueTimeout | None = None
         self.starved = False
+        self._state = TicketState.NEW
+
+    @property
+    def state(self) -> TicketState:
+        """Its state, which `become` changes."""
+        return self._state
+
+    def become(self, state: TicketState) -> None:
+        """Change to `state`. Raises AssertionError for a transition not in the table, which is a bug."""
+        if (self._state, state) not in TRANSITIONS:
+            raise AssertionError(f"ticket {self.job.request_id} cannot go from {self._state} to {state}")
+        self._state = state
 
 
 class LoadRequest:
-    """A request to load a model without a job. `spare`: only if that evicts no model.
+    """A request to load a model without a job. `only_if_free`: only if that evicts no model.
 
     `starved`: it has waited so long that it goes first. Only the scheduler writes to it.
     """
 
-    __slots__ = ("model", "spare", "starved")
+    __slots__ = ("model", "only_if_free", "starved")
 
-    def __init__(self, model: str, *, spare: bool = False) -> None:
+    def __init__(self, model: str, *, only_if_free: bool = False) -> None:
         self.model = model
-        self.spare = spare
+        self.only_if_free = only_if_free
         self.starved = False

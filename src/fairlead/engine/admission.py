@@ -16,9 +16,9 @@ REMEMBERED = 1000
 # Lengths assumed to have been seen at the start, evenly spread over the orders of magnitude.
 PRIOR = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
-# Bounds of the quantile that predictions use, and how far one preemption (a regret) moves it.
-BOLDEST, MOST_CAREFUL, STEP = 0.35, 0.6, 0.02
-REGRETS = 0.025
+# Bounds of the quantile that predictions use, and how far one preemption moves it.
+LOWEST_QUANTILE, HIGHEST_QUANTILE, STEP = 0.35, 0.6, 0.02
+PREEMPTIONS_PER_SEQUENCE = 0.025
 
 
 class Predictor(Protocol):
@@ -30,7 +30,7 @@ class Predictor(Protocol):
     def learn(self, length: int) -> None:
         """Record how many tokens a completed sequence has generated."""
 
-    def regret(self) -> None:
+    def on_preemption(self) -> None:
         """Record a preemption: memory ran out because outputs were longer than predicted."""
 
 
@@ -38,7 +38,7 @@ class PastLengths:
     """A quantile of past output lengths, among those longer than the sequence's output so far.
 
     It begins with the median. Each preemption raises the quantile, each complete output lowers it a little.
-    Within its bounds it settles at about `REGRETS` preemptions per sequence, whatever the lengths are.
+    Within its bounds it leads to about `PREEMPTIONS_PER_SEQUENCE`, whatever the lengths are.
     """
 
     def __init__(self) -> None:
@@ -61,10 +61,10 @@ class PastLengths:
         self._lengths[self._learned % REMEMBERED] = length
         self._learned += 1
         self._sorted = None
-        self._quantile = max(BOLDEST, self._quantile - REGRETS * STEP)
+        self._quantile = max(LOWEST_QUANTILE, self._quantile - PREEMPTIONS_PER_SEQUENCE * STEP)
 
-    def regret(self) -> None:
-        self._quantile = min(MOST_CAREFUL, self._quantile + STEP)
+    def on_preemption(self) -> None:
+        self._quantile = min(HIGHEST_QUANTILE, self._quantile + STEP)
 
     def _in_order(self) -> Counts:
         if self._sorted is None:

@@ -19,7 +19,7 @@ from fairlead.models.shape import ModelShape
 
 
 class PagedAttention:
-    """`layers.Attend`: writes a step's keys and values to the cache and attends to the cached tokens."""
+    """`AttentionFunction`: writes a step's keys and values to the cache and attends to the cached tokens."""
 
     def __init__(self, inputs: Inputs, cache: KVCache, shape: ModelShape) -> None:
         self._cache = cache
@@ -28,9 +28,9 @@ class PagedAttention:
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         group = self._groups[self._layer_groups[layer]]
-        if group.entered is not None:
-            self._cache.clear(layer, group.entered)
-        self._cache.write(layer, group.places, key, value)
+        if group.started is not None:
+            self._cache.clear(layer, group.started)
+        self._cache.write(layer, group.cache_slots, key, value)
         if len(group.reads) == 1:
             return group.reads[0](self._cache, layer, query, key, value)
         result = torch.empty_like(query, memory_format=torch.contiguous_format).flatten(1)  # [T, H·D]
@@ -43,18 +43,18 @@ class PagedAttention:
 class _Group:
     """What the layers with the same window share in this step.
 
-    `places` [T]: the cache slot of each token. `entered`: blocks that this step begins and does not fill.
+    `cache_slots` [T] of the tokens. `started`: blocks that this step begins and does not fill.
     """
 
     def __init__(self, inputs: Inputs, group: int, cache: KVCache, shape: ModelShape) -> None:
         window, table = shape.groups[group], inputs.tables[group]
         size, device = cache.block_size, cache.device
-        self.places = inputs.slot_mapping[group].long()
+        self.cache_slots = inputs.slot_mapping[group].long()
         ends = inputs.sequence_lengths.astype(np.int64)
         starts = ends - np.diff(inputs.query_starts)
-        entered = np.flatnonzero((ends % size != 0) & (ends - ends % size >= starts))
-        blocks = table[inputs.slots[entered], ends[entered] // size].astype(np.int64)
-        self.entered = upload(blocks, device) if len(blocks) else None
+        started = np.flatnonzero((ends % size != 0) & (ends - ends % size >= starts))
+        blocks = table[inputs.slots[started], ends[started] // size].astype(np.int64)
+        self.started = upload(blocks, device) if len(blocks) else None
 
         B = inputs.decodes  # noqa: N806
         self.reads: list[_Decodes | _Prefill] = []
@@ -107,13 +107,13 @@ class _Prefill(msgspec.Struct):
         key, value = key.transpose(0, 1)[None], value.transpose(0, 1)[None]  # [1, K, L, D]
         if self.mask is None:
             query = query.transpose(0, 1)[None]  # [1, H, T, D]
-            found = F.scaled_dot_product_attention(
+            output = F.scaled_dot_product_attention(
                 query, key, value, is_causal=True, enable_gqa=True, scale=self.scores.scale
             )
-            return found[0].transpose(0, 1).reshape(T, H * D)
+            return output[0].transpose(0, 1).reshape(T, H * D)
         query = query.reshape(T, cache.heads, -1, D).permute(1, 2, 0, 3).reshape(1, cache.heads, -1, D)
-        found = self.scores.weigh(query, key, value, self.mask)  # [1, K, G · T, D]
-        return found.view(cache.heads, -1, T, D).permute(2, 0, 1, 3).reshape(T, H * D)
+        output = self.scores.weigh(query, key, value, self.mask)  # [1, K, G · T, D]
+        return output.view(cache.heads, -1, T, D).permute(2, 0, 1, 3).reshape(T, H * D)
 
 
 class _Scores(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ def split_blocks(
 
     A block of group g takes `block_bytes[g]`, and more than `limits[g]` of them would be useless. None means
     no limit; at least one group must have none. All groups get the same number up to their limits, because
-    every token needs a place in each group.
+    every token needs a slot in each group.
     """
     assert None in limits
     unlimited = sum(size for size, limit in zip(block_bytes, limits, strict=True) if limit is None)
@@ -117,7 +117,7 @@ class KVCache:
 
 def _runs(blocks: ReadOnlySequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and last number of each run of consecutive numbers."""
-    for _, run in groupby(enumerate(blocks), lambda place: place[1] - place[0]):
+    for _, run in groupby(enumerate(blocks), lambda pair: pair[1] - pair[0]):
         members = [block for _, block in run]
         yield members[0], members[-1]
 

@@ -1,12 +1,13 @@
 """A model on a CPU that runs each step as one call of our compiled kernel: a `forward.Forward` without torch.
 
-Owns the translation of a family's switches and tensor names, and of a step's `Inputs`, to the kernel's
-arguments. The kernel (`fairlead._cext.cpustep`) owns weights, cache and buffers. Promises that loading never
-holds a second copy of more than one tensor, and `LoadFailed` for a tensor with an infinity or NaN.
+Owns the translation of an `ArchitectureSpec`, and of a step's `Inputs`, to the kernel's arguments. The kernel
+(`fairlead._cext.cpustep`) owns weights, cache and buffers. Promises that loading never holds a second copy of
+more than one tensor, and `LoadFailed` for a tensor with an infinity or NaN.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Self
+from itertools import groupby
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -16,56 +17,38 @@ from torch import Tensor
 from fairlead._cext.cpustep import CpuModel, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
-from fairlead.models.gemma3 import Gemma3ForCausalLM
-from fairlead.models.llama import LlamaForCausalLM
-from fairlead.models.mistral import MistralForCausalLM
-from fairlead.models.qwen2 import Qwen2ForCausalLM
-from fairlead.models.qwen3 import Qwen3ForCausalLM
-from fairlead.models.registry import Model, settle_names
+from fairlead.models.architecture import COMMON, ArchitectureSpec, TensorNames, unsupported
 from fairlead.models.rope import inverse_frequencies
-from fairlead.models.shape import ModelShape
 from fairlead.models.weights import Weights
 
 BLOCK_SIZE = 16
 """Tokens per block; the kernel supports no other size."""
 THREADS_AT_MOST = 256
 """The kernel's limit, as BLOCK_SIZE is."""
+_GROUPS_AT_MOST = 8
+_DTYPES = (torch.float32, torch.bfloat16)
+_QUANTIZATIONS = (None, "int8")
 
-
-class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """A family's switches that its shape lacks. `offset_norms`: a norm multiplies by 1 + its weight."""
-
-    query_key_norm: bool = False
-    post_norms: bool = False
-    offset_norms: bool = False
-    scaled_embedding: bool = False
-
-
-FAMILIES: dict[type[Model], Family] = {
-    LlamaForCausalLM: Family(),
-    MistralForCausalLM: Family(),
-    Qwen2ForCausalLM: Family(),
-    Qwen3ForCausalLM: Family(query_key_norm=True),
-    Gemma3ForCausalLM: Family(query_key_norm=True, post_norms=True, offset_norms=True, scaled_embedding=True),
-}
-
-_PROJECTIONS = {
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "output": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
+SUPPORTED = {
+    **COMMON,
+    "head_dim": range(2, 257, 2),
+    "norm_placement": ("before", "before and after"),
+    "query_key_norm": (None, "head"),
+    "activation": ("silu", "gelu_tanh"),
 }
 
 
-def supports(kind: type[Model], shape: ModelShape, dtype: torch.dtype) -> bool:
-    """Return whether the kernel runs models of this class and shape in `dtype`."""
-    head_fits = shape.head_dim <= 256 and shape.head_dim % 2 == 0
-    return (
-        kind in FAMILIES and dtype in {torch.float32, torch.bfloat16} and head_fits and len(shape.groups) <= 8
-    )
+def refusal(spec: ArchitectureSpec, dtype: torch.dtype, quantization: str | None = None) -> str | None:
+    """Return why the kernel does not run such a model in `dtype`; None if it does."""
+    if dtype not in _DTYPES:
+        return f"dtype {dtype} is not supported"
+    if quantization not in _QUANTIZATIONS:
+        return f"quantization {quantization} is not supported"
+    if (value := unsupported(spec, SUPPORTED)) is not None:
+        return f"{value} is not supported"
+    if max(len(spec.groups), len(spec.distinct_ropes)) > _GROUPS_AT_MOST:
+        return f"its layers have more than {_GROUPS_AT_MOST} different windows or rotary embeddings"
+    return None
 
 
 class CpuStep:
@@ -73,7 +56,7 @@ class CpuStep:
 
     device = torch.device("cpu")
 
-    def __init__(self, model: CpuModel, shape: ModelShape) -> None:
+    def __init__(self, model: CpuModel, shape: ArchitectureSpec) -> None:
         self.model = model
         self.shape = shape
         self.vocab_size = shape.vocab_size
@@ -82,8 +65,7 @@ class CpuStep:
     @classmethod
     def load(
         cls,
-        kind: type[Model],
-        shape: ModelShape,
+        spec: ArchitectureSpec,
         weights: Weights,
         *,
         threads: int,
@@ -91,57 +73,40 @@ class CpuStep:
         variant: str | None = None,
         quantization: str | None = None,
     ) -> Self:
-        """Take every tensor of `kind` and `shape` from `weights`, whose dtype is the one to compute in.
+        """Take every tensor of `spec` from `weights`, whose dtype is the one to compute in.
 
         `variant`: one of `cpustep.variants`, None for the fastest that this processor has. `quantization`:
         "int8" to round every matrix to 8 bits while loading, embedding and head included; else None.
         """
-        family, dtype = FAMILIES[kind], str(weights.dtype).removeprefix("torch.")
-        ropes = [shape.rope] + ([shape.window_rope] if shape.window_rope else [])
-        scale = torch.tensor(shape.hidden_size**0.5, dtype=weights.dtype).item()  # rounded, as in training
-        try:
-            model = CpuModel(
-                dtype=dtype,
-                vocab_size=shape.vocab_size,
-                hidden_size=shape.hidden_size,
-                intermediate_size=shape.intermediate_size,
-                layers=shape.layers,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                head_dim=shape.head_dim,
-                norm_epsilon=shape.norm_epsilon,
-                ropes=[(inverse_frequencies(rope, shape.head_dim).numpy(), rope.scale) for rope in ropes],
-                windows=shape.groups,
-                layer_groups=shape.layer_groups,
-                layer_ropes=[int(len(ropes) > 1 and window is not None) for window in shape.windows],
-                tied=shape.tied,
-                qkv_bias=shape.qkv_bias,
-                output_bias=shape.output_bias,
-                mlp_bias=shape.mlp_bias,
-                query_key_norm=family.query_key_norm,
-                post_norms=family.post_norms,
-                gelu=shape.activation == "gelu_tanh",
-                embedding_scale=scale if family.scaled_embedding else 1.0,
-                attention_scale=shape.attention_scale,
-                attention_cap=shape.attention_cap or 0.0,
-                logit_cap=shape.logit_cap or 0.0,
-                threads=threads,
-                max_batched_tokens=max_batched_tokens,
-                variant=variant,
-                quantization=quantization,
-            )
-        except ValueError as error:
-            raise LoadFailed(f"{weights.listing}: the CPU kernel cannot run this model: {error}") from error
-        settle_names(weights)
-        if shape.tied and "lm_head.weight" in weights:  # some checkpoints keep a second copy
-            weights.rename(lambda name: None if name == "lm_head.weight" else name)
-        for layer, name, stored in tensors(model, family):
-            tensor = weights.tensor(stored, *model.rows(name))
+        problem = refusal(spec, weights.dtype, quantization)
+        if problem is None:
             try:
-                _pack(model, layer, name, tensor, family)
+                model = _make_model(
+                    spec,
+                    weights.dtype,
+                    threads=threads,
+                    max_batched_tokens=max_batched_tokens,
+                    variant=variant,
+                    quantization=quantization,
+                )
+            except ValueError as error:
+                problem = str(error)
+        if problem is not None:
+            raise LoadFailed(f"{weights.listing}: the CPU kernel cannot run this model: {problem}")
+        weights.rename(spec.names.renamed)
+        if spec.tied:  # some checkpoints keep a second copy
+            head = f"{spec.names.head}.weight"
+            weights.rename(lambda name: None if name == head else name)
+        for layer, stored, parts in stored_tensors(model, spec.names):
+            shapes = [model.rows(part) for part in parts]
+            sizes = [shape[0] for shape in shapes]
+            tensor = weights.tensor(stored, sum(sizes), *shapes[0][1:])
+            try:
+                for part, rows in zip(parts, torch.split(tensor, sizes), strict=True):
+                    _pack(model, layer, part, rows, spec)
             except ValueError as error:
                 raise weights.fails(stored, f"cannot be used: {error}") from error
-        return cls(model, shape)
+        return cls(model, spec)
 
     @property
     def kernel(self) -> str:
@@ -218,46 +183,62 @@ def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, Tensor]:
     return divided, torch.from_numpy(np.searchsorted(tokens, wanted))
 
 
-def tensors(model: CpuModel, family: Family) -> Iterator[tuple[int | None, str, str]]:
-    """Yield (layer, kernel's name, checkpoint's name) of all tensors that `model` lacks, largest first."""
-    norms = {
-        "attention_norm": "input_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm" if family.post_norms else "post_attention_layernorm",
-        "post_attention_norm": "post_attention_layernorm",
-        "post_mlp_norm": "post_feedforward_layernorm",
-        "query_norm": "self_attn.q_norm",
-        "key_norm": "self_attn.k_norm",
-    }
-    whole = {"embedding": "model.embed_tokens", "head": "lm_head", "norm": "model.norm"}
-    for layer, name in sorted(model.missing(), key=lambda wanted: wanted[0] is not None):
-        if layer is None:
-            stored = f"{whole[name]}.weight"
-        elif name in norms:
-            stored = f"model.layers.{layer}.{norms[name]}.weight"
-        else:
-            projection, _, part = name.partition("_")
-            stored = f"model.layers.{layer}.{_PROJECTIONS[projection]}.{part or 'weight'}"
-        yield layer, name, stored
+def _make_model(spec: ArchitectureSpec, dtype: torch.dtype, **options: Any) -> CpuModel:
+    ropes = spec.distinct_ropes
+    return CpuModel(
+        dtype=str(dtype).removeprefix("torch."),
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        layers=spec.layers,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        norm_epsilon=spec.norm_epsilon,
+        ropes=[(inverse_frequencies(rope, spec.head_dim).numpy(), rope.scale) for rope in ropes],
+        windows=spec.groups,
+        layer_groups=spec.layer_groups,
+        layer_ropes=spec.layer_ropes,
+        tied=spec.tied,
+        qkv_bias=spec.qkv_bias,
+        output_bias=spec.output_bias,
+        mlp_bias=spec.mlp_bias,
+        query_key_norm=spec.query_key_norm == "head",
+        post_norms=spec.norm_placement == "before and after",
+        gelu=spec.activation == "gelu_tanh",
+        embedding_scale=torch.tensor(spec.embedding_scale, dtype=dtype).item(),  # rounded, as in training
+        attention_scale=spec.attention_scale,
+        attention_cap=spec.attention_cap or 0.0,
+        logit_cap=spec.logit_cap or 0.0,
+        **options,
+    )
 
 
-def _pack(model: CpuModel, layer: int | None, name: str, tensor: Tensor, family: Family) -> None:
+def stored_tensors(model: CpuModel, names: TensorNames) -> Iterator[tuple[int | None, str, list[str]]]:
+    """Yield (layer, name in the checkpoint, kernel's names of its parts) of all tensors that `model` lacks.
+
+    The largest come first. A tensor has several parts if the checkpoint has fused them.
+    """
+
+    def stored(wanted: tuple[int | None, str]) -> tuple[int | None, str]:
+        layer, part = wanted
+        name, is_bias, _ = part.partition("_bias")
+        return layer, names.stored(name, layer) + (".bias" if is_bias else ".weight")
+
+    wanted = sorted(model.missing(), key=lambda wanted: wanted[0] is not None)
+    for (layer, name), parts in groupby(wanted, stored):
+        yield layer, name, [part for _, part in parts]
+
+
+def _pack(model: CpuModel, layer: int | None, name: str, tensor: Tensor, spec: ArchitectureSpec) -> None:
     """Copy one tensor into the kernel, which keeps no reference to it."""
-    given: np.ndarray
+    array: np.ndarray
     if tensor.dim() == 1:
         vector = tensor.float()
-        given = (vector + 1 if family.offset_norms and name.endswith("norm") else vector).numpy()
+        array = (vector + 1 if spec.norm_offset and name.endswith("norm") else vector).numpy()
     else:
-        given = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    model.pack(name, given, layer=layer)
+        array = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    model.pack(name, array, layer=layer)
 
 
-__all__ = [
-    "BLOCK_SIZE",
-    "FAMILIES",
-    "THREADS_AT_MOST",
-    "CpuStep",
-    "Family",
-    "supports",
-    "tensors",
-    "variants",
-]
+__all__ = ["BLOCK_SIZE", "THREADS_AT_MOST", "CpuStep", "refusal", "stored_tensors", "variants"]

@@ -5,12 +5,14 @@ in, or have experts, run their own layers with our attention and without graphs,
 depend on the tokens.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine import device_layers
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_inputs import DeviceInputs
 from fairlead.engine.device_layers import DeviceLayers
@@ -18,7 +20,9 @@ from fairlead.engine.device_sampling import warm
 from fairlead.engine.graphs import CudaRecorder, Graphs, Recorder, ladder
 from fairlead.engine.inputs import Inputs, upload
 from fairlead.engine.paged_attention import DeviceAttention
-from fairlead.models.registry import Model
+from fairlead.models.model import Model
+
+logger = logging.getLogger(__name__)
 
 
 class DeviceForward:
@@ -32,9 +36,13 @@ class DeviceForward:
         self.cache = cache
         self.device = cache.device
         self.vocab_size = model.shape.vocab_size
-        self._layers = DeviceLayers(model) if DeviceLayers.supports(model) else None
+        self._layers: DeviceLayers | None = None
+        if (reason := device_layers.refusal(model)) is None:
+            self._layers = DeviceLayers(model)
+        else:
+            logger.warning("torch runs the model's layers, because in the GPU's kernels %s", reason)
         self._graphs = Graphs(self._decode, recorder) if recorder and self._layers else None
-        self._landing: DeviceInputs | None = None
+        self._inputs: DeviceInputs | None = None
         self._longest = model.shape.max_positions
         self._logits = torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
 
@@ -65,33 +73,33 @@ class DeviceForward:
         Takes some seconds. Runs the largest step once, so that a lack of memory shows now.
         """
         self._longest = max_model_len + 1
-        rungs = list(ladder(max_batch))
-        self._land(slots, max_batched_tokens, rows=max(slots, rungs[-1]))
+        sizes = list(ladder(max_batch))
+        self._allocate_inputs(slots, max_batched_tokens, rows=max(slots, sizes[-1]))
         report(0.0)
         self._layer_by_layer(max_batched_tokens, 1, 0)
         warm(self.vocab_size, self.device)
         if self._graphs is None:
-            for size in rungs:
+            for size in sizes:
                 self._layer_by_layer(size, size, size)
             return
-        self._logits = self._logits.new_empty((rungs[-1], self.vocab_size))
+        self._logits = self._logits.new_empty((sizes[-1], self.vocab_size))
         self._graphs.record(max_batch, report)
 
     def release(self, group: int, blocks: Sequence[int]) -> None:
         """See `forward.Forward`."""
         self.cache.release(group, blocks)
 
-    def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+    def stage(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
         """Start the copy of a step to the device. `latest` [S]: what the previous step chose, if any.
 
         The result must be run next; its token ids are valid only afterwards.
         """
-        if self._landing is None or not self._landing.holds(step, batch):
+        if self._inputs is None or not self._inputs.holds(step, batch):
             raise ValueError(
                 f"a step of {step.tokens} tokens in {step.rows} rows, of {batch.slots} slots, is larger than "
                 "what was prepared for"
             )
-        return self._landing.bring(step, batch, latest)
+        return self._inputs.stage(step, batch, latest)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """Write the step's keys and values to the cache; return the logits of its `logit_tokens`, float32.
@@ -102,18 +110,18 @@ class DeviceForward:
         if rows == decodes and self._graphs is not None and self._graphs.play(rows):
             return self._logits[:rows]
         hidden = self._layer_by_layer(len(inputs.token_ids), rows, decodes)
-        wanted = inputs.logit_tokens
-        if not len(wanted):
+        tokens_with_logits = inputs.logit_tokens
+        if not len(tokens_with_logits):
             return self._logits[:0]
-        return self._to_logits(hidden.index_select(0, upload(wanted, self.device)))
+        return self._to_logits(hidden.index_select(0, upload(tokens_with_logits, self.device)))
 
     def _decode(self, size: int) -> None:
         """Run `size` decodes, each of which samples: the work that a graph records."""
         self._logits[:size].copy_(self._to_logits(self._layer_by_layer(size, size, size)))
 
     def _layer_by_layer(self, tokens: int, rows: int, decodes: int) -> Tensor:
-        assert self._landing is not None
-        step = self._landing.unpack(tokens, rows, decodes)
+        assert self._inputs is not None
+        step = self._inputs.unpack(tokens, rows, decodes)
         attention = DeviceAttention(step, self.cache, self.model.shape, self._longest)
         run = self._layers or self.model
         return run.hidden(step.token_ids, step.positions, attention)
@@ -121,7 +129,7 @@ class DeviceForward:
     def _to_logits(self, hidden: Tensor) -> Tensor:
         return (self._layers or self.model).logits(hidden)
 
-    def _land(self, slots: int, tokens: int, *, rows: int) -> None:
+    def _allocate_inputs(self, slots: int, tokens: int, *, rows: int) -> None:
         """Allocate buffers for batches of up to `slots` slots, with sequences as long as any can be."""
         size, groups = self.cache.block_size, len(self.cache.blocks)
         words = InputBatch.arena_size(
@@ -131,7 +139,7 @@ class DeviceForward:
             block_size=size,
             groups=groups,
         )
-        self._landing = DeviceInputs(
+        self._inputs = DeviceInputs(
             words=words // 4,
             tokens=max(tokens, rows),
             rows=rows,

@@ -1,8 +1,8 @@
 """The device memory that receives every step, always at the same addresses, so that CUDA graphs can read it.
 
-A step is one copy of its arena, from pinned memory; `unpack` spreads it out and applies the block table
-changes in it. Promises not to wait for the device. Steps must be copied and unpacked in their order, each
-once, because the tables here accumulate the changes of all steps.
+A step is one copy of its arena, from pinned memory; `unpack` copies its parts to buffers of their own and
+applies its changes of the block tables. Promises not to wait for the device. Steps must be copied and
+unpacked in their order, each once, because the tables here accumulate the changes of all steps.
 """
 
 import numpy as np
@@ -44,26 +44,26 @@ class DeviceInputs:
         self._latest = torch.zeros(max(rows, slots), dtype=torch.int64, device=device)
         self._token_ids = zeros(tokens)
         self._positions = zeros(tokens)
-        self._places = zeros(groups, tokens)
+        self._cache_slots = zeros(groups, tokens)
         self._starts = zeros(rows + 1)
         self._lengths = zeros(rows)
-        self._lines = zeros(rows)
+        self._table_rows = zeros(rows)
         self._tables = zeros(groups, slots, columns)
 
     def holds(self, step: Step, batch: InputBatch) -> bool:
         """Return whether this step of this batch fits."""
         groups, slots, columns = self._tables.shape
-        lines, line = np.asarray(batch.block_table(0)).shape
+        table_rows, table_columns = np.asarray(batch.block_table(0)).shape
         return (
             len(step.slot_mapping) == groups
-            and lines <= slots
-            and line <= columns
+            and table_rows <= slots
+            and table_columns <= columns
             and len(step.arena) <= len(self._arena)
             and step.tokens <= len(self._token_ids)
             and step.rows <= len(self._lengths)
         )
 
-    def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+    def stage(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
         """Start the copy of a step. `latest` [S], int64: what the previous step chose, if there was one.
 
         The result's device tensors are valid once the step has been unpacked.
@@ -75,7 +75,7 @@ class DeviceInputs:
         return Inputs(
             token_ids=self._token_ids[: step.tokens],
             positions=self._positions[: step.tokens],
-            slot_mapping=tuple(place[: step.tokens] for place in self._places),
+            slot_mapping=tuple(slots[: step.tokens] for slots in self._cache_slots),
             query_starts=np.asarray(step.query_starts),
             sequence_lengths=np.asarray(step.sequence_lengths),
             slots=np.asarray(step.slots),
@@ -96,11 +96,11 @@ class DeviceInputs:
             self._latest,
             self._token_ids,
             self._positions,
-            self._places,
-            self._places.stride(0),
+            self._cache_slots,
+            self._cache_slots.stride(0),
             self._starts,
             self._lengths,
-            self._lines,
+            self._table_rows,
             self._tables,
             slots,
             columns,
@@ -116,10 +116,10 @@ class DeviceInputs:
         return Rows(
             token_ids=self._token_ids[:tokens],
             positions=self._positions[:tokens],
-            places=tuple(place[:tokens] for place in self._places),
+            cache_slots=tuple(slots[:tokens] for slots in self._cache_slots),
             starts=self._starts[: rows + 1],
             lengths=self._lengths[:rows],
-            lines=self._lines[:rows],
+            table_rows=self._table_rows[:rows],
             tables=tuple(self._tables),
             decodes=decodes,
         )

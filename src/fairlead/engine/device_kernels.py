@@ -17,11 +17,11 @@ def unpack(
     latest,  # [S] tokens chosen by the previous step
     token_ids,  # [padded_tokens]
     positions,  # [padded_tokens]
-    places,  # [GROUPS, places_stride]
-    places_stride,
+    cache_slots,  # [GROUPS, cache_slots_stride]
+    cache_slots_stride,
     starts,  # [padded_rows + 1]
     lengths,  # [padded_rows]
-    lines,  # [padded_rows]
+    table_rows,  # [padded_rows]
     tables,  # [GROUPS, slots, columns]
     slots,
     columns,
@@ -46,8 +46,8 @@ def unpack(
             count = tl.load(arena + at + 3)
             if write % WRITERS == program:
                 group = tl.load(arena + at).to(tl.int64)
-                line = group * slots + tl.load(arena + at + 1)
-                to = tables + line * columns + tl.load(arena + at + 2)
+                table_row = group * slots + tl.load(arena + at + 1)
+                to = tables + table_row * columns + tl.load(arena + at + 2)
                 for done in range(0, count, TILE):
                     i = done + tl.arange(0, TILE)
                     tl.store(to + i, tl.load(arena + at + 4 + i, mask=i < count), mask=i < count)
@@ -67,28 +67,28 @@ def unpack(
     tl.store(positions + i, position, mask=i < padded_tokens)
     mapping = tl.load(arena + 9)
     for group in tl.static_range(GROUPS):
-        place = tl.load(arena + mapping + group * tokens + i, mask=is_token, other=-1)
-        tl.store(places + group * places_stride + i, place, mask=i < padded_tokens)
+        slot = tl.load(arena + mapping + group * tokens + i, mask=is_token, other=-1)
+        tl.store(cache_slots + group * cache_slots_stride + i, slot, mask=i < padded_tokens)
     start = tl.load(arena + tl.load(arena + 10) + i, mask=i <= rows, other=0)
     tl.store(starts + i, tl.where(i <= rows, start, tokens), mask=i <= padded_rows)
     length = tl.load(arena + tl.load(arena + 11) + i, mask=i < rows, other=0)
     tl.store(lengths + i, length, mask=i < padded_rows)
-    line = tl.load(arena + tl.load(arena + 12) + i, mask=i < rows, other=0)
-    tl.store(lines + i, line, mask=i < padded_rows)
+    table_row = tl.load(arena + tl.load(arena + 12) + i, mask=i < rows, other=0)
+    tl.store(table_rows + i, table_row, mask=i < padded_rows)
 
 
 @triton.jit
 def add_and_normalize(
     stream,  # [T, C] float32
-    said,  # [T, C] added to the stream
-    said_weight,  # [C], of the norm applied to `said` first
+    output,  # [T, C] added to the stream
+    output_weight,  # [C], of the norm applied to `output` first
     weight,  # [C]
     normal,  # [T, C]
     epsilon,
     SIZE: tl.constexpr,  # C
     TILE: tl.constexpr,  # C rounded up to a power of two
     ADDS: tl.constexpr,
-    SAID_NORM: tl.constexpr,
+    OUTPUT_NORM: tl.constexpr,
 ):
     """Program t: add to token t's stream in place, and normalize the sum: x / rms(x) · weight."""
     token = tl.program_id(0).to(tl.int64)
@@ -96,10 +96,10 @@ def add_and_normalize(
     inside = i < SIZE
     x = tl.load(stream + token * SIZE + i, mask=inside, other=0.0)
     if ADDS:
-        added = tl.load(said + token * SIZE + i, mask=inside, other=0.0).to(tl.float32)
-        if SAID_NORM:
+        added = tl.load(output + token * SIZE + i, mask=inside, other=0.0).to(tl.float32)
+        if OUTPUT_NORM:
             added *= tl.rsqrt(tl.sum(added * added, 0) / SIZE + epsilon)
-            added *= tl.load(said_weight + i, mask=inside, other=0.0).to(tl.float32)
+            added *= tl.load(output_weight + i, mask=inside, other=0.0).to(tl.float32)
         x += added
         tl.store(stream + token * SIZE + i, x, mask=inside)
     x *= tl.rsqrt(tl.sum(x * x, 0) / SIZE + epsilon)
@@ -108,12 +108,12 @@ def add_and_normalize(
 
 
 @triton.jit
-def turn_and_keep(
+def rotate_and_store(
     qkv,  # [T, HEADS + 2 · KV_HEADS, HEAD_DIM]
     cosines,  # [T, HEAD_DIM]
     sines,  # [T, HEAD_DIM], signed
     weight,  # [HEADS + KV_HEADS, HEAD_DIM]
-    places,  # [T], negative: not written
+    cache_slots,  # [T], negative: not written
     query,  # [T, HEADS, HEAD_DIM]
     keys,
     values,
@@ -131,10 +131,10 @@ def turn_and_keep(
     inside = i < HEAD_DIM
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
     x = tl.load(source + i, mask=inside, other=0.0)
-    place = tl.load(places + token).to(tl.int64)
+    slot = tl.load(cache_slots + token).to(tl.int64)
     if head >= HEADS + KV_HEADS:
-        if place >= 0:
-            to = values + (place * KV_HEADS + head - HEADS - KV_HEADS) * HEAD_DIM
+        if slot >= 0:
+            to = values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * HEAD_DIM
             tl.store(to + i, x, mask=inside)
         return
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -147,20 +147,20 @@ def turn_and_keep(
         y *= shrink * tl.load(weight + head * HEAD_DIM + j, mask=inside, other=0.0).to(tl.float32)
     cosine = tl.load(cosines + token * HEAD_DIM + i, mask=inside, other=0.0).to(tl.float32)
     sine = tl.load(sines + token * HEAD_DIM + i, mask=inside, other=0.0).to(tl.float32)
-    turned = (x * cosine + y * sine).to(query.dtype.element_ty)
+    rotated = (x * cosine + y * sine).to(query.dtype.element_ty)
     if head < HEADS:
-        tl.store(query + (token * HEADS + head) * HEAD_DIM + i, turned, mask=inside)
-    elif place >= 0:
-        tl.store(keys + (place * KV_HEADS + head - HEADS) * HEAD_DIM + i, turned, mask=inside)
+        tl.store(query + (token * HEADS + head) * HEAD_DIM + i, rotated, mask=inside)
+    elif slot >= 0:
+        tl.store(keys + (slot * KV_HEADS + head - HEADS) * HEAD_DIM + i, rotated, mask=inside)
 
 
 @triton.jit
-def open_gate(
+def activate_gate(
     gate_up,  # [T, 2 · SIZE]
-    opened,  # [T, SIZE]
+    activated,  # [T, SIZE]
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    SMOOTH: tl.constexpr,  # GELU by tanh, else SiLU
+    GELU: tl.constexpr,  # GELU by tanh, else SiLU
 ):
     """Program (t, i): compute tile i of activation(gate) · up of token t."""
     token = tl.program_id(0).to(tl.int64)
@@ -169,11 +169,11 @@ def open_gate(
     gate = tl.load(gate_up + token * (2 * SIZE) + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + token * (2 * SIZE) + SIZE + i, mask=inside, other=0.0).to(tl.float32)
     # GELU by tanh is x · sigmoid(2 · √(2/π) · (x + 0.044715 x³)).
-    inner = gate
-    if SMOOTH:
-        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    result = gate / (1.0 + tl.exp(-inner)) * up
-    tl.store(opened + token * SIZE + i, result.to(opened.dtype.element_ty), mask=inside)
+    exponent = gate
+    if GELU:
+        exponent = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    result = gate / (1.0 + tl.exp(-exponent)) * up
+    tl.store(activated + token * SIZE + i, result.to(activated.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import torch
 
 _OLDEST_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
-_FLOAT8_CAPABILITY = (9, 0)
 # Memory of a CUDA device that a process uses besides its tensors: the context and the kernels' code.
 _CONTEXT_BYTES = 512 * 1024 * 1024
 
@@ -35,8 +34,3 @@ def runs_our_kernels(device: torch.device) -> bool:
         and find_spec("triton") is not None
         and torch.cuda.get_device_capability(device) >= _OLDEST_CAPABILITY
     )
-
-
-def multiplies_float8(device: torch.device) -> bool:
-    """Return whether `device` multiplies matrices of 8-bit floats: Hopper and later."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FLOAT8_CAPABILITY

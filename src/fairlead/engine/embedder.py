@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.forward import TorchForward
-from fairlead.engine.inputs import Inputs, strangers
+from fairlead.engine.inputs import Inputs, out_of_vocabulary_rows
 from fairlead.engine.step import SampledTokens
 from fairlead.models.pooling import Pooler, Pooling
 
@@ -56,7 +56,8 @@ class EmbeddingRunner:
             inputs.slots,
             inputs.sample_rows,
         )
-        return LaunchedTexts(vectors, strangers(batch, np.asarray(step.sample_slots), forward.vocab_size))
+        errors = out_of_vocabulary_rows(batch, np.asarray(step.sample_slots), forward.vocab_size)
+        return LaunchedTexts(vectors, errors)
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Return the memory of free blocks, by KV cache group, to the system where the device can."""

@@ -16,11 +16,11 @@ from fairlead._cext.inputbatch import Committed, InputBatch, Step
 from fairlead.engine.admission import Predictor
 from fairlead.engine.deadlines import Deadlines
 from fairlead.engine.memory import Memory, longest
+from fairlead.engine.output_details import OutputDetails, step_details
 from fairlead.engine.request_validator import Prompt, RequestValidator
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.engine.step import Outcome, Runner, SampledTokens
-from fairlead.engine.token_counts import Note, take_notes
 from fairlead.job import Sampling
 from fairlead.messages import EngineStatistics, Output
 
@@ -32,7 +32,7 @@ ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
 SCORED_BYTES = 32 * 1024 * 1024
 
 
-class Tidied(NamedTuple):
+class TrimmedCache(NamedTuple):
     """How many kept requests an idle engine evicted, and the ids of empty blocks by group, ascending."""
 
     evicted: int
@@ -86,7 +86,7 @@ class Engine:
         embeds: bool = False,
     ) -> None:
         blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
-        self._intake = RequestValidator(
+        self._validator = RequestValidator(
             longest=min(max_model_len, longest(blocks, windows, block_size), max_entries or max_model_len),
             vocab_size=vocab_size,
             draw_seed=draw_seed,
@@ -96,7 +96,7 @@ class Engine:
         self._batch = InputBatch(
             slots=slots,
             max_batched_tokens=max_batched_tokens,
-            max_model_len=self._intake.longest,
+            max_model_len=self._validator.longest,
             block_size=block_size,
             vocab_size=vocab_size,
             windows=tuple(windows),
@@ -130,11 +130,11 @@ class Engine:
         self._embeds = embeds
         self._cleanup_interval_s = cleanup_interval_s
         self._sequences: dict[int, Sequence] = {}
-        self._told: dict[int, Output] = {}  # rejections and timeouts, for the next outcome
-        self._new: list[Sequence] = []  # since the last plan; their time limits begin with the next one
+        self._early_outputs: dict[int, Output] = {}  # rejections and timeouts, for the next outcome
+        self._untimed: list[Sequence] = []  # since the last plan; their time limits begin with the next one
         self._deadlines = Deadlines()
         self._cleanup_s: float | None = None
-        self._is_tidy = True  # nothing was cached since the last trim while idle
+        self._is_trimmed = True  # nothing was cached since the last trim while idle
         self._under_way: list[Step] = []  # the oldest first
         self._steps = 0
         self._step_tokens = 0
@@ -167,13 +167,13 @@ class Engine:
         that can never run fails alone: the next outcome has the error.
         """
         assert key not in self._sequences
-        assert key not in self._told
+        assert key not in self._early_outputs
         try:
             if embed != self._embeds:
                 raise ValueError(f"this model makes {'vectors, no text' if self._embeds else 'no vectors'}")
-            tokens = self._intake.accept(key, prompt, ONE_TOKEN if embed else sampling)
+            tokens = self._validator.accept(key, prompt, ONE_TOKEN if embed else sampling)
         except (ValueError, TypeError, OverflowError) as error:
-            self._told[key] = Output(key, [], error=str(error))
+            self._early_outputs[key] = Output(key, [], error=str(error))
             return
         is_scored = sampling.prompt_logprobs is not None and not embed
         hashes = None if is_scored else self._memory.new_hashes(salt)
@@ -182,14 +182,14 @@ class Engine:
         self._sequences[key] = sequence
         self._scheduler.submit(sequence)
         if timeout_s is not None:
-            self._new.append(sequence)
+            self._untimed.append(sequence)
 
     def abort(self, key: int) -> None:
         """End a sequence without any output for it. One that has ended is ignored.
 
         Its slot and blocks are free at once; its results of a step in flight are dropped.
         """
-        self._told.pop(key, None)
+        self._early_outputs.pop(key, None)
         sequence = self._sequences.pop(key, None)
         if sequence is not None:
             sequence.become(SequenceStatus.CANCELLED)
@@ -204,7 +204,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do and nothing to report until the next `submit`."""
-        return not self._sequences and not self._told and not self._under_way
+        return not self._sequences and not self._early_outputs and not self._under_way
 
     def wait_s(self, now_s: float) -> float | None:
         """Return how long to wait for a message before the next `plan`; None: until one arrives.
@@ -213,17 +213,17 @@ class Engine:
         """
         if not self.idle:
             return 0.0
-        if self._is_tidy or self._cleanup_s is None:
+        if self._is_trimmed or self._cleanup_s is None:
             return None
         left_s = self._cleanup_s + self._cleanup_interval_s - now_s
         return left_s if left_s > CLOCK_GRAIN_S else 0.0
 
-    def tidy(self, now_s: float) -> Tidied | None:
+    def trim_if_due(self, now_s: float) -> TrimmedCache | None:
         """Trim the cache of an idle engine, if that is due."""
         if not self.idle or self.wait_s(now_s) != 0.0:
             return None
-        self._cleanup_s, self._is_tidy = now_s, True
-        return Tidied(self._memory.trim(), self._memory.free_ids())
+        self._cleanup_s, self._is_trimmed = now_s, True
+        return TrimmedCache(self._memory.trim(), self._memory.free_ids())
 
     def statistics(self) -> EngineStatistics:
         """Return current counts, and totals since the start. Blocks are those of the first group."""
@@ -253,69 +253,69 @@ class Engine:
         Also ends sequences that are out of time and trims the cache if that is due.
         """
         assert len(self._under_way) < self._steps_at_once
-        self._look_at_the_clock(now_s)
+        self._apply_time_limits(now_s)
         step = self._scheduler.plan()
         if step is not None:
-            self._is_tidy = False
+            self._is_trimmed = False
             self._under_way.append(step)
         return step
 
-    def commit(self, step: Step, picks: SampledTokens) -> Outcome:
+    def commit(self, step: Step, sampled: SampledTokens) -> Outcome:
         """End the oldest step in flight with its results."""
         self._under_way.remove(step)
         self._steps += 1
         self._step_tokens += step.tokens
-        committed = self._batch.commit_tokens(step, picks.token_ids)
-        outputs = self._take_told()
+        committed = self._batch.commit_tokens(step, sampled.token_ids)
+        outputs = self._take_early_outputs()
         for slot, sample in committed.failed:
-            outputs.append(self._fail(self._running_in(slot), self._why_failed(picks, sample)))
+            outputs.append(self._fail(self._running_in(slot), self._failure_reason(sampled, sample)))
         self._scheduler.indexed(committed.filled)
         keys: npt.NDArray[np.int64] = np.asarray(committed.keys)
         tokens: npt.NDArray[np.int32] = np.asarray(committed.tokens)
         if self._embeds:
-            return Outcome(b"", b"", outputs + self._embedded(picks, committed))
+            return Outcome(b"", b"", outputs + self._embedded(sampled, committed))
         self._generated_tokens += len(keys)
-        notes = take_notes(step, picks, committed, self._scheduler, self._sequences)
-        apart = list({place for _, _, place in committed.finished} | notes.of_tokens.keys())
+        details_of = step_details(step, sampled, committed, self._scheduler, self._sequences)
+        separate = list({place for _, _, place in committed.finished} | details_of.of_tokens.keys())
         for slot, reason, place in committed.finished:
-            note = notes.of_tokens.pop(place, None) or Note()
-            outputs.append(self._complete(self._running_in(slot), int(tokens[place]), reason, note))
-        for place, note in notes.of_tokens.items():
-            outputs.append(self._noted(int(keys[place]), [int(tokens[place])], note))
-        for key, note in notes.of_prompts.items():
-            outputs.append(self._noted(key, [], note))
-        if apart:
-            keys, tokens = np.delete(keys, apart), np.delete(tokens, apart)
+            details = details_of.of_tokens.pop(place, None) or OutputDetails()
+            outputs.append(self._complete(self._running_in(slot), int(tokens[place]), reason, details))
+        for place, details in details_of.of_tokens.items():
+            outputs.append(self._output(int(keys[place]), [int(tokens[place])], details))
+        for key, details in details_of.of_prompts.items():
+            outputs.append(self._output(key, [], details))
+        if separate:
+            keys, tokens = np.delete(keys, separate), np.delete(tokens, separate)
         return Outcome(keys.tobytes(), tokens.tobytes(), outputs)
 
     def fail(self, step: Step, reason: str) -> Outcome:
         """End a failed step: its sequences fail, the others continue."""
         self._under_way.remove(step)
-        outputs = self._take_told()
+        outputs = self._take_early_outputs()
         for slot in self._batch.cancel_step(step):
             outputs.append(self._fail(self._running_in(slot), reason))
         return Outcome(b"", b"", outputs)
 
-    def settle(self) -> Outcome:
+    def take_outcome(self) -> Outcome:
         """Return what to report without a step: rejections and timeouts."""
-        return Outcome(b"", b"", self._take_told())
+        return Outcome(b"", b"", self._take_early_outputs())
 
     # Helpers: a step ---------------------------------------------------------------------------------
 
-    def _embedded(self, picks: SampledTokens, committed: Committed) -> list[Output]:
+    def _embedded(self, sampled: SampledTokens, committed: Committed) -> list[Output]:
         """End the sequences whose last token was computed, each with its vector."""
         outputs = []
         for slot, _, place in committed.finished:
             sequence = self._running_in(slot)
-            self._leave(sequence, SequenceStatus.COMPLETED, keep=False)
-            vector = picks.vectors[committed.samples[place]]
+            self._end(sequence, SequenceStatus.COMPLETED, keep=False)
+            vector = sampled.vectors[committed.samples[place]]
             outputs.append(Output(sequence.key, [], finish_reason="stop", vector=vector))
         return outputs
 
-    def _why_failed(self, picks: SampledTokens, sample: int) -> str:
-        if sample in picks.errors:
-            return picks.errors[sample]
-        token_id = np.asarray(picks.token_ids)[sample]
+    def _failure_reason(self, sampled: SampledTokens, sample: int) -> str:
+        if sample in sampled.errors:
+            return sampled.errors[sample]
+        token_id = np.asarray(sampled.token_ids)[sample]
         return f"the model picked token id {token_id}, outside 0…{self._vocab_size - 1}"
 
     def _running_in(self, slot: int) -> Sequence:
@@ -325,51 +325,51 @@ class Engine:
 
     # Helpers: sequences ------------------------------------------------------------------------------
 
-    def _take_told(self) -> list[Output]:
-        told = list(self._told.values())
-        self._told.clear()
-        return told
+    def _take_early_outputs(self) -> list[Output]:
+        outputs = list(self._early_outputs.values())
+        self._early_outputs.clear()
+        return outputs
 
-    def _look_at_the_clock(self, now_s: float) -> None:
+    def _apply_time_limits(self, now_s: float) -> None:
         """End sequences that are out of time, and trim the cache if that is due."""
-        for sequence in self._new:
+        for sequence in self._untimed:
             if sequence.key in self._sequences and sequence.timeout_s is not None:
                 self._deadlines.add(sequence.key, now_s + sequence.timeout_s)
-        self._new.clear()
+        self._untimed.clear()
         for key in self._deadlines.passed(now_s):
             if key in self._sequences:
-                self._told[key] = self._time_out(self._sequences[key])
+                self._early_outputs[key] = self._time_out(self._sequences[key])
         self._deadlines.forget_all_but(self._sequences, len(self._sequences))
         if self._cleanup_s is None or now_s - self._cleanup_s >= self._cleanup_interval_s:
             self._cleanup_s = now_s
             self._memory.trim()
 
-    def _complete(self, sequence: Sequence, token_id: int, reason: int, note: Note) -> Output:
-        if note.error is not None:
-            return self._fail(sequence, note.error)
+    def _complete(self, sequence: Sequence, token_id: int, reason: int, details: OutputDetails) -> Output:
+        if details.error is not None:
+            return self._fail(sequence, details.error)
         self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
-        self._leave(sequence, SequenceStatus.COMPLETED)
+        self._end(sequence, SequenceStatus.COMPLETED)
         if reason == STOPPED:
-            return note.output(sequence.key, [token_id], "stop", token_id)
-        return note.output(sequence.key, [token_id], "length")
+            return details.output(sequence.key, [token_id], "stop", token_id)
+        return details.output(sequence.key, [token_id], "length")
 
-    def _noted(self, key: int, token_ids: list[int], note: Note) -> Output:
-        if note.error is not None:
-            return self._fail(self._sequences[key], note.error)
-        return note.output(key, token_ids)
+    def _output(self, key: int, token_ids: list[int], details: OutputDetails) -> Output:
+        if details.error is not None:
+            return self._fail(self._sequences[key], details.error)
+        return details.output(key, token_ids)
 
     def _time_out(self, sequence: Sequence) -> Output:
-        self._leave(sequence, SequenceStatus.TIMEOUT)
+        self._end(sequence, SequenceStatus.TIMEOUT)
         reason = f"the request took longer than {sequence.timeout_s:g} s"
         return Output(sequence.key, [], error=reason, code="request_timeout")
 
     def _fail(self, sequence: Sequence, reason: str) -> Output:
         """Fail a sequence. Its blocks are not cached, because they may contain the cause of the failure."""
-        self._leave(sequence, SequenceStatus.FAILED, keep=False)
+        self._end(sequence, SequenceStatus.FAILED, keep=False)
         return Output(sequence.key, [], error=reason)
 
-    def _leave(self, sequence: Sequence, end: SequenceStatus, *, keep: bool = True) -> None:
-        sequence.become(end)
+    def _end(self, sequence: Sequence, final: SequenceStatus, *, keep: bool = True) -> None:
+        sequence.become(final)
         del self._sequences[sequence.key]
         self._scheduler.remove(sequence, keep=keep)
         self._scheduler.cached.pop(sequence.key, None)

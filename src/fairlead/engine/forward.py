@@ -16,7 +16,7 @@ from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.attention import PagedAttention
 from fairlead.engine.cache import KVCache
 from fairlead.engine.inputs import Inputs, upload
-from fairlead.models.registry import Model
+from fairlead.models.model import Model
 
 FEW_ROWS = 32
 """With fewer rows than about half of this, matrix products are summed in another order."""
@@ -44,7 +44,7 @@ class Forward(Protocol):
 
 
 @runtime_checkable
-class OnDevice(Forward, Protocol):
+class StagedForward(Forward, Protocol):
     """A `Forward` that copies steps to the device itself, to addresses that do not change."""
 
     def prepare(
@@ -58,7 +58,7 @@ class OnDevice(Forward, Protocol):
     ) -> None:
         """Allocate memory for steps within these limits, and do all that would make the first one slow."""
 
-    def bring(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+    def stage(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
         """Start the copy of a step, to be run next. `latest` [S]: what the previous one chose, if any."""
 
 
@@ -74,8 +74,8 @@ class TorchForward:
         self.vocab_size = model.shape.vocab_size
 
     def __call__(self, inputs: Inputs) -> Tensor:
-        attend = PagedAttention(inputs, self.cache, self.model.shape)
-        hidden = self.model.hidden(inputs.token_ids, inputs.positions, attend)
+        attention = PagedAttention(inputs, self.cache, self.model.shape)
+        hidden = self.model.hidden(inputs.token_ids, inputs.positions, attention)
         tokens = inputs.logit_tokens
         if not len(tokens):
             return hidden.new_empty((0, self.vocab_size))
@@ -93,14 +93,14 @@ class TorchForward:
         `FEW_ROWS`, and each text attends separately.
         """
         tokens = len(inputs.token_ids)
-        attend = PagedAttention(msgspec.structs.replace(inputs, decodes=0), self.cache, self.model.shape)
+        attention = PagedAttention(msgspec.structs.replace(inputs, decodes=0), self.cache, self.model.shape)
         missing = FEW_ROWS - tokens
         if missing <= 0:
-            return self.model.states(self.model.hidden(inputs.token_ids, inputs.positions, attend))
+            return self.model.states(self.model.hidden(inputs.token_ids, inputs.positions, attention))
 
         def attend_and_fill(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            found = attend(layer, query[:tokens], key[:tokens], value[:tokens])
-            return F.pad(found, (0, 0, 0, missing))
+            output = attention(layer, query[:tokens], key[:tokens], value[:tokens])
+            return F.pad(output, (0, 0, 0, missing))
 
         hidden = self.model.hidden(
             F.pad(inputs.token_ids, (0, missing)), F.pad(inputs.positions, (0, missing)), attend_and_fill

@@ -29,12 +29,12 @@ class CudaRecorder:
 
     def __call__(self, work: Work) -> Work:
         """Run `work` once on a side stream, as first-time setup cannot be recorded, and then record it."""
-        beside: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side_stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         current = torch.cuda.current_stream(self._device)
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
+        side_stream.wait_stream(current)
+        with torch.cuda.stream(side_stream):
             work()
-        current.wait_stream(beside)
+        current.wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             work()
@@ -59,18 +59,18 @@ class Graphs:
         """
         sizes = list(ladder(most))
         replays = []
-        for done, size in enumerate(reversed(sizes)):
-            report(done / len(sizes))
+        for recorded, size in enumerate(reversed(sizes)):
+            report(recorded / len(sizes))
             replays.append(self._recorder(partial(self._work, size)))
         self._sizes, self._replays = sizes, replays[::-1]
         report(1.0)
 
     def play(self, rows: int) -> bool:
         """Replay the step of `rows` rows; return False if no recording is large enough."""
-        place = bisect_left(self._sizes, rows)
-        if place == len(self._sizes):
+        index = bisect_left(self._sizes, rows)
+        if index == len(self._sizes):
             return False
-        self._replays[place]()
+        self._replays[index]()
         return True
 
 

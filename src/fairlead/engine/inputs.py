@@ -72,7 +72,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         return np.concatenate([self.sample_tokens, self.scored_tokens])
 
 
-def strangers(batch: InputBatch, slots: np.ndarray, vocab_size: int) -> dict[int, str]:
+def out_of_vocabulary_rows(batch: InputBatch, slots: np.ndarray, vocab_size: int) -> dict[int, str]:
     """Return an error, by index in `slots`, for each prompt with ids outside the vocabulary.
 
     A prompt is checked once, when its first output token is about to be sampled.

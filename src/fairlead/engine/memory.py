@@ -76,7 +76,7 @@ class Memory:
             for total, window in zip(blocks_total, windows, strict=True)
         ]
         self._tables = [np.asarray(batch.block_table(group)) for group in range(len(self._pools))]
-        self._promised = [0] * len(self._pools)
+        self._reserved = [0] * len(self._pools)
         self._table_entries = [0] * len(self._pools)
 
     # State -------------------------------------------------------------------------------------------
@@ -103,9 +103,9 @@ class Memory:
         """Return the most tokens that one sequence holds at a time in `group`, whatever its length."""
         return self._ceilings[group] * self._block_size
 
-    def spare(self, group: int) -> int:
+    def unreserved(self, group: int) -> int:
         """Return how many blocks could be taken now and are not reserved for pinned sequences."""
-        return self._pools[group].available - self._promised[group]
+        return self._pools[group].available - self._reserved[group]
 
     def shared_tokens(self, group: int) -> int:
         """Return the tokens in blocks that several sequences hold, once for each holder but the first."""
@@ -118,7 +118,7 @@ class Memory:
 
     # Taking and freeing blocks -----------------------------------------------------------------------
 
-    def enter(self, sequence: Sequence) -> Prefix | None:
+    def allocate(self, sequence: Sequence) -> Prefix | None:
         """Take the blocks that a sequence needs to start: a cached prefix, and new ones for its first chunk.
 
         The result has both; computation starts at its `tokens`, with at least one token left. None, with
@@ -127,34 +127,36 @@ class Memory:
         if sequence.pinned and self._sliding:
             sequence.hashes = None  # a shared block would not become free when it slides out
         prefix = self._match(sequence)
-        needed, promised = [], []
+        needed, reserved = [], []
         for group, pool in enumerate(self._pools):
-            pool.touch(prefix.blocks[group])  # before `spare`, which counts untouched blocks as available
+            pool.touch(
+                prefix.blocks[group]
+            )  # before `unreserved`, which counts untouched blocks as available
             count = self._needed_to_begin(group, sequence, prefix)
-            promise = self._promise(group, sequence, prefix, count) if sequence.pinned else 0
+            reservation = self._reservation(group, sequence, prefix, count) if sequence.pinned else 0
             needed.append(count)
-            promised.append(promise)
-            if count + promise > self.spare(group):
+            reserved.append(reservation)
+            if count + reservation > self.unreserved(group):
                 for touched in range(group + 1):
                     self._pools[touched].free_blocks(prefix.blocks[touched])
                 return None
         for group, blocks in enumerate(prefix.blocks):
             self._table_entries[group] += len(blocks) - blocks.count(-1) + needed[group]
-            self._promised[group] += promised[group]
+            self._reserved[group] += reserved[group]
             blocks.extend(self._pools[group].get_new_blocks(needed[group]))
-        sequence.promised = promised if sequence.pinned else None
+        sequence.reserved = reserved if sequence.pinned else None
         sequence.indexed = prefix.tokens // self._block_size if sequence.hashes is not None else 0
         return prefix
 
-    def hold(self, sequence: Sequence, tokens: int) -> bool:
+    def extend(self, sequence: Sequence, tokens: int) -> bool:
         """Take the blocks that its first `tokens` tokens lack; False, with none taken, if a pool is short."""
         columns = -(-tokens // self._block_size)
         needed = [max(0, columns - count) for count in self._batch.block_counts(sequence.slot)]
         if not any(needed):
             return True
         for group, count in enumerate(needed):
-            mine = 0 if sequence.promised is None else sequence.promised[group]
-            if count > self.spare(group) + mine:
+            own = 0 if sequence.reserved is None else sequence.reserved[group]
+            if count > self.unreserved(group) + own:
                 return False
         self._batch.append_block_ids(
             sequence.slot,
@@ -162,28 +164,29 @@ class Memory:
         )
         for group, count in enumerate(needed):
             self._table_entries[group] += count
-            self._redeem(sequence, group, count)
+            self._use_reservation(sequence, group, count)
         return True
 
-    def hold_one_each(self, slots: ReadOnlySequence[int], sequences: Iterable[Sequence]) -> bool:
+    def extend_by_one_block(self, slots: ReadOnlySequence[int], sequences: Iterable[Sequence]) -> bool:
         """Take one more block per slot, in the only group; False, with none taken, if that is impossible."""
-        if len(self._pools) > 1 or len(slots) > self.spare(0):
+        if len(self._pools) > 1 or len(slots) > self.unreserved(0):
             return False
-        self._batch.append_one_each(slots, (self._pools[0].get_new_blocks(len(slots)),))
+        for slot, block in zip(slots, self._pools[0].get_new_blocks(len(slots)), strict=True):
+            self._batch.append_block_ids(slot, ([block],))
         self._table_entries[0] += len(slots)
-        if self._promised[0]:
+        if self._reserved[0]:
             for sequence in sequences:
-                self._redeem(sequence, 0, 1)
+                self._use_reservation(sequence, 0, 1)
         return True
 
-    def hold_chunk(self, sequence: Sequence, count: int) -> int:
+    def extend_for_chunk(self, sequence: Sequence, count: int) -> int:
         """Take the blocks for its next `count` tokens or fewer; return for how many tokens."""
         start = sequence.tokens.computed
         for group in self._sliding:
-            mine = 0 if sequence.promised is None else sequence.promised[group]
-            columns = self._batch.block_counts(sequence.slot)[group] + self.spare(group) + mine
+            own = 0 if sequence.reserved is None else sequence.reserved[group]
+            columns = self._batch.block_counts(sequence.slot)[group] + self.unreserved(group) + own
             count = min(count, self._chunks[group], columns * self._block_size - start)
-        if count <= 0 or not self.hold(sequence, start + count):
+        if count <= 0 or not self.extend(sequence, start + count):
             return 0
         return count
 
@@ -198,14 +201,14 @@ class Memory:
                 pool.cache_full_blocks(row, tokens, sequence.indexed, full, sequence.hashes)
             sequence.indexed = full
         for group in self._sliding:
-            if self._would_be_missed(sequence, group):
+            if self._should_delay_sliding(sequence, group):
                 continue
             gone = self._batch.slide(slot, group)
             self._pools[group].free_blocks(gone)
             self._table_entries[group] -= len(gone)
-            self._redeem(sequence, group, -len(gone))
+            self._use_reservation(sequence, group, -len(gone))
 
-    def leave(self, sequence: Sequence, *, keep: bool) -> None:
+    def free(self, sequence: Sequence, *, keep: bool) -> None:
         """Free all blocks of a sequence; with `keep`, indexed ones stay cached until memory is needed.
 
         At most `max_entries` tokens are kept, however seldom `trim` is called.
@@ -220,9 +223,9 @@ class Memory:
                     pool.trim()
             else:
                 pool.free_blocks(blocks)
-            if sequence.promised is not None:
-                self._promised[group] -= sequence.promised[group]
-        sequence.promised = None
+            if sequence.reserved is not None:
+                self._reserved[group] -= sequence.reserved[group]
+        sequence.reserved = None
 
     def trim(self) -> int:
         """Evict kept requests, in eviction order, while a threshold is exceeded; return how many."""
@@ -234,7 +237,7 @@ class Memory:
 
     # Helpers -----------------------------------------------------------------------------------------
 
-    def _would_be_missed(self, sequence: Sequence, group: int) -> bool:
+    def _should_delay_sliding(self, sequence: Sequence, group: int) -> bool:
         """Return whether sliding now would keep others from reusing its prefix up to the last full block.
 
         A prompt mostly ends within a block. Reuse up to its last full block needs one block more than its
@@ -243,7 +246,7 @@ class Memory:
         tokens, pool = sequence.tokens, self._pools[group]
         within = tokens.committed % self._block_size > 0
         decodes = tokens.num_tokens - tokens.committed <= 2  # with the token in flight
-        return within and decodes and 8 * self.spare(group) > pool.total
+        return within and decodes and 8 * self.unreserved(group) > pool.total
 
     def _match(self, sequence: Sequence) -> Prefix:
         """Return the longest prefix that every group has cached and that leaves a token to compute."""
@@ -273,19 +276,19 @@ class Memory:
             tokens = min(tokens, prefix.tokens + self._chunks[group])
         return -(-tokens // self._block_size) - len(prefix.blocks[group])
 
-    def _promise(self, group: int, sequence: Sequence, prefix: Prefix, count: int) -> int:
+    def _reservation(self, group: int, sequence: Sequence, prefix: Prefix, count: int) -> int:
         """Return the most blocks that it can ever hold at once in `group`, less its prefix and `count`."""
         tokens = sequence.tokens.prompt_length + sequence.tokens.max_tokens
         most = min(-(-tokens // self._block_size), self._ceilings[group])
         blocks = prefix.blocks[group]
         return max(0, most - len(blocks) + blocks.count(-1) - count)
 
-    def _redeem(self, sequence: Sequence, group: int, count: int) -> None:
+    def _use_reservation(self, sequence: Sequence, group: int, count: int) -> None:
         """Deduct blocks that a sequence took (negative: freed) from its reservation."""
-        if sequence.promised is not None:
-            count = min(count, sequence.promised[group])
-            sequence.promised[group] -= count
-            self._promised[group] -= count
+        if sequence.reserved is not None:
+            count = min(count, sequence.reserved[group])
+            sequence.reserved[group] -= count
+            self._reserved[group] -= count
 
 
 def blocks_ceiling(total: int, window: int | None, block_size: int, max_batched_tokens: int) -> int:

@@ -19,8 +19,8 @@ from fairlead.engine import paged_attention_kernels as kernels
 from fairlead.engine.cache import KVCache
 from fairlead.models.shape import ModelShape
 
-PROGRAMS_WANTED = 1024  # for decodes: about eight per multiprocessor of a large GPU
-MOST_SPLITS = 32  # as many as one program combines at the end
+PROGRAMS_TARGET = 1024  # for decodes: about eight per multiprocessor of a large GPU
+MAX_SPLITS = 32  # as many as one program combines at the end
 _SPLIT_TOKENS = 128  # less is not worth a program
 _LONGEST_SPLIT_TOKENS = 4096  # of a sequence with the longest possible context
 
@@ -28,17 +28,17 @@ _LONGEST_SPLIT_TOKENS = 4096  # of a sequence with the longest possible context
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """A step on the device: R rows with T tokens in all, int32. The first `decodes` rows have one token each.
 
-    `token_ids` [T]; `positions` [T]; `places` [T] by KV cache group: cache slots, negative: not written;
+    `token_ids` [T]; `positions` [T]; `cache_slots` [T] by KV cache group, negative: not written;
     `starts` [R + 1]: where each row's tokens begin; `lengths` [R]: tokens in the cache after this step, 0 for
-    a padding row; `lines` [R]: its index into each group's table, `tables[group]` [slots, columns].
+    a padding row; `table_rows` [R]: its index into each group's table, `tables[group]` [slots, columns].
     """
 
     token_ids: Tensor
     positions: Tensor
-    places: tuple[Tensor, ...]
+    cache_slots: tuple[Tensor, ...]
     starts: Tensor
     lengths: Tensor
-    lines: Tensor
+    table_rows: Tensor
     tables: tuple[Tensor, ...]
     decodes: int
 
@@ -72,10 +72,10 @@ def prefill_tiles(heads_a_group: int, channels: int, dtype: torch.dtype) -> Tile
 
 def splits(rows: int, kv_heads: int, longest: int) -> int:
     """Return how many programs share a KV head of a decode at most, for sequences up to `longest` tokens."""
-    busy = power_of_two(-(-PROGRAMS_WANTED // (rows * kv_heads)))
+    busy = power_of_two(-(-PROGRAMS_TARGET // (rows * kv_heads)))
     bounded = power_of_two(-(-longest // _LONGEST_SPLIT_TOKENS))
     useful = power_of_two(-(-longest // _SPLIT_TOKENS))
-    return min(max(busy, bounded), useful, MOST_SPLITS)
+    return min(max(busy, bounded), useful, MAX_SPLITS)
 
 
 def power_of_two(number: int) -> int:
@@ -84,7 +84,7 @@ def power_of_two(number: int) -> int:
 
 
 class DeviceAttention:
-    """`layers.Attend`: writes a step's keys and values to the cache and attends to the cached tokens.
+    """`AttentionFunction`: writes a step's keys and values to the cache and attends to the cached tokens.
 
     `longest`: the bound of a sequence's length over all steps; it determines the number of splits.
     """
@@ -110,9 +110,9 @@ class DeviceAttention:
         self.write(layer, key, value)
         return self.read(layer, query)
 
-    def places(self, layer: int) -> Tensor:
+    def cache_slots(self, layer: int) -> Tensor:
         """Return the slots of the step's tokens in this layer's cache: [T]."""
-        return self.rows.places[self._groups[layer]]
+        return self.rows.cache_slots[self._groups[layer]]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write `key` and `value` [T, K, D] to the cache."""
@@ -125,7 +125,7 @@ class DeviceAttention:
             value,
             *key.stride()[:2],
             *value.stride()[:2],
-            self.places(layer),
+            self.cache_slots(layer),
             self.cache.keys[layer],
             self.cache.values[layer],
             KV_HEADS=kv_heads,
@@ -139,7 +139,7 @@ class DeviceAttention:
         """Return the attention of `query` [T, H, D], whose keys and values must be in the cache: [T, H·D]."""
         if query.stride(-1) != 1:
             query = query.contiguous()
-        found = query.new_empty((len(query), self._fixed["HEADS"] * self._fixed["HEAD_DIM"]))
+        output = query.new_empty((len(query), self._fixed["HEADS"] * self._fixed["HEAD_DIM"]))
         table = self.rows.tables[self._groups[layer]]
         common = (
             query,
@@ -148,30 +148,30 @@ class DeviceAttention:
             self.cache.values[layer],
             table,
             table.stride(0),
-            self.rows.lines,
+            self.rows.table_rows,
             self.rows.lengths,
         )
         if self.rows.decodes:
-            self._decode(layer, query, common, found)
-        if len(self.rows.lines) > self.rows.decodes:
-            self._prefill(layer, query, common, found)
-        return found
+            self._decode(layer, query, common, output)
+        if len(self.rows.table_rows) > self.rows.decodes:
+            self._prefill(layer, query, common, output)
+        return output
 
-    def _decode(self, layer: int, query: Tensor, common: tuple[object, ...], found: Tensor) -> None:
+    def _decode(self, layer: int, query: Tensor, common: tuple[object, ...], output: Tensor) -> None:
         fixed, rows, window = self._fixed, self.rows.decodes, self._windows[layer] or 0
         tiles = decode_tiles(fixed["HEADS"] // fixed["KV_HEADS"], fixed["CHANNELS"], query.dtype)
         seen = min(self._longest, window + tiles.tokens) if window else self._longest
         split = splits(rows, fixed["KV_HEADS"], seen)
-        how = {"WINDOW": window, "TILE": tiles.tokens, "SPLITS": split}
-        how["LEAST_TILES"] = max(1, _SPLIT_TOKENS // tiles.tokens)
-        parts = self._room(rows, split, query)
+        constants = {"WINDOW": window, "TILE": tiles.tokens, "SPLITS": split}
+        constants["LEAST_TILES"] = max(1, _SPLIT_TOKENS // tiles.tokens)
+        parts = self._split_buffers(rows, split, query)
         kernels.decode[(rows, fixed["KV_HEADS"], split)](
             *common,
-            found,
+            output,
             *parts,
             *self._softmax(),
             **fixed,
-            **how,
+            **constants,
             **self._options(query),
             ROWS=tiles.rows,
             num_warps=tiles.warps,
@@ -181,25 +181,25 @@ class DeviceAttention:
         if split > 1:
             kernels.combine[(rows, fixed["HEADS"])](
                 self.rows.lengths,
-                found,
+                output,
                 *parts,
                 HEADS=fixed["HEADS"],
                 HEAD_DIM=fixed["HEAD_DIM"],
                 CHANNELS=fixed["CHANNELS"],
-                **how,
+                **constants,
                 num_warps=4,
                 enable_fp_fusion=True,
             )
 
-    def _prefill(self, layer: int, query: Tensor, common: tuple[object, ...], found: Tensor) -> None:
-        fixed, rows, decodes = self._fixed, len(self.rows.lines), self.rows.decodes
+    def _prefill(self, layer: int, query: Tensor, common: tuple[object, ...], output: Tensor) -> None:
+        fixed, rows, decodes = self._fixed, len(self.rows.table_rows), self.rows.decodes
         tiles = prefill_tiles(fixed["HEADS"] // fixed["KV_HEADS"], fixed["CHANNELS"], query.dtype)
         tokens_a_tile = tiles.rows // (fixed["HEADS"] // fixed["KV_HEADS"])
         count = (len(query) - decodes) // tokens_a_tile + rows - decodes
         kernels.prefill[(count, fixed["KV_HEADS"])](
             *common,
             self.rows.starts,
-            found,
+            output,
             decodes,
             rows,
             *self._softmax(),
@@ -227,7 +227,7 @@ class DeviceAttention:
             "WIDE": query.device.type == "cpu",
         }
 
-    def _room(self, rows: int, split: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split_buffers(self, rows: int, split: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if split not in self._parts:
             heads = (rows, self._fixed["HEADS"], split) if split > 1 else (1, 1, 1)
             self._parts[split] = (

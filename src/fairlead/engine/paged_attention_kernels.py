@@ -9,7 +9,7 @@ Softmax uses powers of two, as the hardware does: `scale` and `cap` already incl
 Triton's interpreter, which multiplies bfloat16 as if its bits were integers.
 """
 
-# ruff: noqa: ANN001, ANN201, N803, N806, SIM102  a kernel's arguments are pointers and compile-time constants
+# ruff: noqa: ANN001, ANN201, ANN202, N803, N806, SIM102  a kernel's arguments are pointers and compile-time constants
 # mypy: ignore-errors
 
 import triton
@@ -24,7 +24,7 @@ def write_cache(
     key_head_stride,
     value_token_stride,
     value_head_stride,
-    places,  # [T], negative: not written
+    cache_slots,  # [T], negative: not written
     keys,
     values,
     KV_HEADS: tl.constexpr,
@@ -33,17 +33,76 @@ def write_cache(
 ):
     """Program t: write token t's key and value to the cache."""
     token = tl.program_id(0).to(tl.int64)
-    place = tl.load(places + token).to(tl.int64)
-    if place < 0:
+    slot = tl.load(cache_slots + token).to(tl.int64)
+    if slot < 0:
         return
     number = tl.arange(0, NUMBERS)
     head, channel = number // HEAD_DIM, number % HEAD_DIM
     inside = number < KV_HEADS * HEAD_DIM
-    to = place * (KV_HEADS * HEAD_DIM) + number
-    moved = tl.load(key + token * key_token_stride + head * key_head_stride + channel, mask=inside)
-    tl.store(keys + to, moved, mask=inside)
-    moved = tl.load(value + token * value_token_stride + head * value_head_stride + channel, mask=inside)
-    tl.store(values + to, moved, mask=inside)
+    to = slot * (KV_HEADS * HEAD_DIM) + number
+    copied = tl.load(key + token * key_token_stride + head * key_head_stride + channel, mask=inside)
+    tl.store(keys + to, copied, mask=inside)
+    copied = tl.load(value + token * value_token_stride + head * value_head_stride + channel, mask=inside)
+    tl.store(values + to, copied, mask=inside)
+
+
+@triton.jit
+def _load_tile(
+    keys,
+    values,
+    line,  # the sequence's row of the block table
+    token,  # [TILE] positions
+    seen,  # [TILE], false: 0 is returned instead
+    kv_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Load the keys [CHANNELS, TILE] and the values [TILE, CHANNELS] of tokens in one KV head."""
+    channel = tl.arange(0, CHANNELS)
+    is_channel = channel < HEAD_DIM
+    block = tl.load(line + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+    first = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
+    key = tl.load(
+        keys + first[None, :] + channel[:, None], mask=is_channel[:, None] & seen[None, :], other=0.0
+    )
+    value = tl.load(
+        values + first[:, None] + channel[None, :], mask=seen[:, None] & is_channel[None, :], other=0.0
+    )
+    if WIDE:
+        key, value = key.to(tl.float32), value.to(tl.float32)
+    return key, value
+
+
+@triton.jit
+def _attend_tile(
+    q,  # [ROWS, CHANNELS]
+    key,
+    value,
+    visible,  # [ROWS, TILE] or [1, TILE]
+    scale,
+    cap,
+    peak,  # [ROWS], the highest score of each row so far
+    mass,  # [ROWS], the sum of its weights
+    total,  # [ROWS, CHANNELS], its weighted values, not yet divided
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend to one tile of tokens; return the new `peak`, `mass` and `total`."""
+    scores = tl.dot(q, key, input_precision=PRECISION) * scale
+    if CAPPED:
+        # tanh(x) = 1 − 2 / (e²ˣ + 1), which reaches its limits where the power overflows.
+        scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
+    scores = tl.where(visible, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(peak - base)
+    mass = mass * shrink + tl.sum(weights, 1)
+    total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+    return higher, mass, total
 
 
 @triton.jit
@@ -57,7 +116,7 @@ def decode(
     table_stride,
     slots,  # [B]
     lengths,  # [B], 0 for a padding row
-    found,  # [B, H · HEAD_DIM]
+    output,  # [B, H · HEAD_DIM]
     sums,  # [B, H, SPLITS, CHANNELS] float32, each split's weighted values, not yet divided
     highest,  # [B, H, SPLITS] float32
     masses,  # [B, H, SPLITS] float32
@@ -103,10 +162,10 @@ def decode(
     head = kv_head * G + rank
     is_head = rank < G
     is_channel = channel < HEAD_DIM
-    whole = is_head[:, None] & is_channel[None, :]
+    is_output = is_head[:, None] & is_channel[None, :]
     q = tl.load(
         query + row * query_token_stride + head[:, None] * query_head_stride + channel[None, :],
-        mask=whole,
+        mask=is_output,
         other=0.0,
     )
     if WIDE:
@@ -117,32 +176,17 @@ def decode(
     for at in range(start, end, TILE):
         token = at + tl.arange(0, TILE)
         seen = (token >= first) & (token < end)
-        block = tl.load(line + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        place = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
-        key = tl.load(
-            keys + place[None, :] + channel[:, None], mask=is_channel[:, None] & seen[None, :], other=0.0
+        key, value = _load_tile(
+            keys, values, line, token, seen, kv_head, KV_HEADS, HEAD_DIM, CHANNELS, BLOCK_SIZE, WIDE
         )
-        value = tl.load(
-            values + place[:, None] + channel[None, :], mask=seen[:, None] & is_channel[None, :], other=0.0
+        visible = seen[None, :]
+        peak, mass, total = _attend_tile(
+            q, key, value, visible, scale, cap, peak, mass, total, CAPPED, PRECISION
         )
-        if WIDE:
-            key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.dot(q, key, input_precision=PRECISION) * scale
-        if CAPPED:
-            # tanh(x) = 1 − 2 / (e²ˣ + 1), which reaches its limits where the power overflows.
-            scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(peak - base)
-        mass = mass * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        peak = higher
     if SPLITS == 1:
         total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
-        to = found + row * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
-        tl.store(to, total.to(found.dtype.element_ty), mask=whole)
+        to = output + row * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
+        tl.store(to, total.to(output.dtype.element_ty), mask=is_output)
     else:
         part = (row * HEADS + head) * SPLITS + split
         tl.store(sums + part[:, None] * CHANNELS + channel[None, :], total, mask=is_head[:, None])
@@ -153,7 +197,7 @@ def decode(
 @triton.jit
 def combine(
     lengths,
-    found,
+    output,
     sums,
     highest,
     masses,
@@ -184,8 +228,8 @@ def combine(
     channel = tl.arange(0, CHANNELS)
     total = tl.load(sums + part[:, None] * CHANNELS + channel[None, :], mask=used[:, None], other=0.0)
     total = tl.sum(total * shrink[:, None], 0) / tl.where(mass == 0.0, 1.0, mass)
-    to = found + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + channel
-    tl.store(to, total.to(found.dtype.element_ty), mask=channel < HEAD_DIM)
+    to = output + row * (HEADS * HEAD_DIM) + head * HEAD_DIM + channel
+    tl.store(to, total.to(output.dtype.element_ty), mask=channel < HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["first_row", "rows"])
@@ -200,7 +244,7 @@ def prefill(
     slots,  # [R]
     lengths,  # [R], including this step's tokens
     query_starts,  # [R + 1]
-    found,  # [T, H · HEAD_DIM]
+    output,  # [T, H · HEAD_DIM]
     first_row,  # the rows before it are decodes, which `decode` handles
     rows,  # R
     scale,
@@ -245,23 +289,23 @@ def prefill(
     start = length - count
     rank = tl.arange(0, ROWS)
     channel = tl.arange(0, CHANNELS)
-    nth = done + rank // G
+    offset = done + rank // G
     head = kv_head * G + rank % G
-    is_query = (rank < Q * G) & (nth < count)
+    is_query = (rank < Q * G) & (offset < count)
     is_channel = channel < HEAD_DIM
-    whole = is_query[:, None] & is_channel[None, :]
-    token_of_step = (begin + nth).to(tl.int64)
+    is_output = is_query[:, None] & is_channel[None, :]
+    token_of_step = (begin + offset).to(tl.int64)
     q = tl.load(
         query
         + token_of_step[:, None] * query_token_stride
         + head[:, None] * query_head_stride
         + channel[None, :],
-        mask=whole,
+        mask=is_output,
         other=0.0,
     )
     if WIDE:
         q = q.to(tl.float32)
-    position = start + nth
+    position = start + offset
     last = start + tl.minimum(done + Q, count) - 1
     first = 0
     if WINDOW:
@@ -272,30 +316,15 @@ def prefill(
     for at in range(first // TILE * TILE, last + 1, TILE):
         token = at + tl.arange(0, TILE)
         seen = (token >= first) & (token <= last)
-        block = tl.load(line + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-        place = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
-        key = tl.load(
-            keys + place[None, :] + channel[:, None], mask=is_channel[:, None] & seen[None, :], other=0.0
+        key, value = _load_tile(
+            keys, values, line, token, seen, kv_head, KV_HEADS, HEAD_DIM, CHANNELS, BLOCK_SIZE, WIDE
         )
-        value = tl.load(
-            values + place[:, None] + channel[None, :], mask=seen[:, None] & is_channel[None, :], other=0.0
-        )
-        if WIDE:
-            key, value = key.to(tl.float32), value.to(tl.float32)
-        scores = tl.dot(q, key, input_precision=PRECISION) * scale
-        if CAPPED:
-            scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
         visible = seen[None, :] & (token[None, :] <= position[:, None])
         if WINDOW:
             visible = visible & (token[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(peak - base)
-        mass = mass * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        peak = higher
+        peak, mass, total = _attend_tile(
+            q, key, value, visible, scale, cap, peak, mass, total, CAPPED, PRECISION
+        )
     total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
-    to = found + token_of_step[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
-    tl.store(to, total.to(found.dtype.element_ty), mask=whole)
+    to = output + token_of_step[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
+    tl.store(to, total.to(output.dtype.element_ty), mask=is_output)

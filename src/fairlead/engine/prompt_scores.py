@@ -45,13 +45,14 @@ class PromptRows:
         chunks, tokens, next_ids = [], [], []
         for row in range(step.decodes, step.rows):
             state = batch.state(int(inputs.slots[row]))
-            if state.sampling is None or state.sampling.prompt_logprobs is None:
+            alternatives = state.sampling.parameters.prompt_logprobs
+            if alternatives is None:
                 continue
             first, end = inputs.query_starts[row : row + 2].tolist()
             position = int(inputs.sequence_lengths[row]) - (end - first)
             length = min(end - first, state.prompt_length - 1 - position)
             if length > 0:
-                chunks.append(_Chunk(state.key, position, length, state.sampling.prompt_logprobs))
+                chunks.append(_Chunk(state.key, position, length, alternatives))
                 tokens.append(np.arange(first, first + length))
                 next_ids.append(np.array(state.tokens_view()[position + 1 : position + 1 + length]))
         return cls(chunks, np.concatenate(tokens), np.concatenate(next_ids)) if chunks else None
@@ -68,7 +69,7 @@ class PendingScores:
         self._chunks = chunks
         self._next_ids = next_ids
         vocabulary = logits.shape[1]
-        # An id outside the vocabulary fails its sequence when it samples (`strangers`).
+        # An id outside the vocabulary fails its sequence when it samples (`out_of_vocabulary_rows`).
         chosen_ids = upload(next_ids.clip(0, vocabulary - 1).astype(np.int64), logits.device)
         logits = logits.clamp_(max=_LARGEST)
         total = logits.logsumexp(-1)

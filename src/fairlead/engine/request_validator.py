@@ -3,17 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from fairlead._cext.inputbatch import SequenceState
+from fairlead.engine.sampling import parameters
 from fairlead.job import Sampling
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Prompt: TypeAlias = "Buffer | Sequence[int]"
-_SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class RequestValidator:
@@ -43,25 +44,18 @@ class RequestValidator:
         self._check(token_ids, sampling)
         allowed = [sampling.max_tokens, self.longest - len(token_ids), self._max_output_tokens]
         max_tokens = min(bound for bound in allowed if bound is not None)
-        seed = self._draw_seed() if sampling.seed is None else sampling.seed
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=self._draw_seed())
+        encoded = parameters.TABLE.encode(sampling)
         return SequenceState(
             key,
             token_ids.data,
             max_tokens=max_tokens,
             min_tokens=min(sampling.min_tokens, max_tokens),
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            seed=seed & _SEED_BITS,
-            logprobs=sampling.logprobs,
             ignore_eos=sampling.ignore_eos,
             stop_token_ids=sampling.stop_token_ids,
-            biased=bool(sampling.logit_bias),
-            sampling=sampling,
+            processes_logits=encoded.processes_logits,
+            sampling=encoded,
         )
 
     def _check(self, token_ids: npt.NDArray[np.int32], sampling: Sampling) -> None:
@@ -73,8 +67,7 @@ class RequestValidator:
             raise ValueError(f"the prompt has {length} tokens; at most {most} are accepted")
         if length >= self.longest:
             raise ValueError(f"the prompt has {length} tokens; with one of output, {self.longest} fit")
-        if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens is {sampling.max_tokens}, and must be at least 1")
+        parameters.TABLE.check(sampling)
         for token_id in (int(token_ids.min()), int(token_ids.max())):
             if not self._is_token(token_id):
                 raise ValueError(f"the prompt has token id {token_id}, outside 0…{self._vocab_size - 1}")

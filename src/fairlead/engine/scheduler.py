@@ -6,7 +6,6 @@ token's meaning.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,6 +15,7 @@ from fairlead._cext.slotmap import SlotMap
 from fairlead.engine.admission import Predictor, SequenceAdmission
 from fairlead.engine.memory import Memory
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
+from fairlead.engine.sequence_queue import SequenceQueue
 
 
 class StepScheduler:
@@ -63,15 +63,16 @@ class StepScheduler:
         self._slots = SlotMap(slots)
         self._max_batched_tokens = max_batched_tokens
         # A small token budget bounds the rows too, so that decodes always leave a token for each prefill.
-        self._places = min(max_batch, max_batched_tokens)
+        self._max_rows = min(max_batch, max_batched_tokens)
         # What any number of decodes leaves of a step; a prompt with one token to compute counts as a decode.
-        self._even_chunk = max(1, max_batched_tokens - self._places) if even_chunks else None
-        self._lines: dict[int, OrderedDict[int, Sequence]] = {}
+        self._even_chunk = max(1, max_batched_tokens - self._max_rows) if even_chunks else None
+        self._queue = SequenceQueue()
         self._running: dict[int, dict[int, Sequence]] = {}  # by class, then key; in order of admission
         self._by_slot: list[Sequence | None] = [None] * slots
         self._occupied = np.zeros(slots, np.bool_)
         self._reserved = np.zeros(slots, np.bool_)  # pinned
         self._keys = np.zeros(slots, np.int64)
+        self._max_tokens = np.zeros(slots, np.int64)
         self._admissions = 0
         self._longest_tokens = 0  # of all that run, if each reaches its max_tokens
         self._forecast_is_new = False
@@ -84,7 +85,7 @@ class StepScheduler:
     @property
     def pending(self) -> int:
         """Sequences that are queued for a slot or for blocks."""
-        return sum(map(len, self._lines.values()))
+        return len(self._queue)
 
     @property
     def running(self) -> int:
@@ -101,7 +102,7 @@ class StepScheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Append a new sequence to its class's queue. One too long for an empty cache would block it."""
-        self._line(sequence.priority)[sequence.key] = sequence
+        self._queue.append(sequence)
 
     def remove(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Remove a sequence; its slot and blocks are free at once, even while a step with it is in flight.
@@ -111,13 +112,10 @@ class StepScheduler:
         """
         self._refused = None
         if sequence.handle == NO_HANDLE:
-            line = self._lines[sequence.priority]
-            del line[sequence.key]
-            if not line:
-                del self._lines[sequence.priority]
+            self._queue.remove(sequence)
             return
         slot = sequence.slot
-        self.memory.leave(sequence, keep=keep)
+        self.memory.free(sequence, keep=keep)
         self.batch.remove_request(slot)
         self._slots.free(sequence.handle)
         sequence.handle = NO_HANDLE
@@ -153,18 +151,18 @@ class StepScheduler:
 
     def _fill_step(self) -> None:
         """Set how many tokens of each running sequence are in the next step."""
-        survey = self.batch.survey(self._places)
+        survey = self.batch.survey(self._max_rows)
         self._budget = self._max_batched_tokens - survey.decodes
         self._scored_left = self._most_scored
-        self._rows_left = self._places - survey.decodes - len(survey.prefills)
+        self._rows_left = self._max_rows - survey.decodes - len(survey.prefills)
         if survey.short:
             self._extend_decodes(survey.short)
         for sequence in self._in_slots(survey.prefills):
-            self._give_chunk(sequence)
+            self._schedule_chunk(sequence)
 
     def _extend_decodes(self, short: "array[int]") -> None:
         """Take the block that each decode's next token begins; decodes that get none skip this step."""
-        if len(self.memory.pools) == 1 and self.memory.hold_one_each(short, self._in_slots(short)):
+        if len(self.memory.pools) == 1 and self.memory.extend_by_one_block(short, self._in_slots(short)):
             return
         for sequence in sorted(self._in_slots(short), key=lambda one: (one.priority, one.order)):
             if sequence.handle != NO_HANDLE and not self._make_room(sequence):
@@ -182,7 +180,7 @@ class StepScheduler:
         False: the sequence itself was the newest, and is queued again; or it runs alone, and needs a block
         that slides out at the next commit.
         """
-        while not self.memory.hold(sequence, sequence.tokens.computed + 1):
+        while not self.memory.extend(sequence, sequence.tokens.computed + 1):
             victim = self._newest_of_the_lowest_class()
             if victim is None or self.running == 1:
                 return False
@@ -205,13 +203,11 @@ class StepScheduler:
         victim.preemptions += 1
         victim.become(SequenceStatus.PENDING)
         self.preemptions += 1
-        self.admission.predictor.regret()
+        self.admission.predictor.on_preemption()
         victim.evicted_tokens = victim.tokens.committed
         self.remove(victim)
         victim.tokens.rewind(0)
-        line = self._line(victim.priority)
-        line[victim.key] = victim
-        line.move_to_end(victim.key, last=False)
+        self._queue.prepend(victim)
 
     def _leave_out(self, sequence: Sequence) -> None:
         """Leave a sequence out of this step only, and return its tokens to the budget."""
@@ -220,7 +216,7 @@ class StepScheduler:
         self._budget += self.batch.num_scheduled[sequence.slot]
         self.batch.num_scheduled[sequence.slot] = 0
 
-    def _give_chunk(self, sequence: Sequence) -> None:
+    def _schedule_chunk(self, sequence: Sequence) -> None:
         """Schedule as many of a sequence's tokens as the budget and, with windows, the blocks allow."""
         tokens = sequence.tokens
         count = min(tokens.num_tokens - tokens.computed, self._even_chunk or self._budget)
@@ -229,7 +225,7 @@ class StepScheduler:
         if sequence.scored is not None:
             count = min(count, self._scored_left)
         if count > 0 and self.memory.slides:
-            count = self.memory.hold_chunk(sequence, count)
+            count = self.memory.extend_for_chunk(sequence, count)
         if count > 0:
             self.batch.num_scheduled[sequence.slot] = count
             self._budget -= count
@@ -241,21 +237,20 @@ class StepScheduler:
     def _admit(self) -> None:
         """Admit heads of the queue while they fit."""
         self._forecast_is_new = False
-        while self._lines and self._slots.available:
-            line = self._lines[min(self._lines)]
-            sequence = next(iter(line.values()))
-            if sequence is self._refused:
+        while self._slots.available:
+            sequence = self._queue.head
+            if sequence is None or sequence is self._refused:
                 return
-            if not self._may_enter(sequence):
+            if not self._is_admissible(sequence):
                 self._refused = sequence  # until one ends, the running ones only grow
                 return
-            prefix = self.memory.enter(sequence)
+            prefix = self.memory.allocate(sequence)
             if prefix is None:
                 return
             self.remove(sequence)
-            self._seat(sequence, prefix.blocks, prefix.tokens)
+            self._start(sequence, prefix.blocks, prefix.tokens)
 
-    def _may_enter(self, sequence: Sequence) -> bool:
+    def _is_admissible(self, sequence: Sequence) -> bool:
         """Return whether the forecast has room. A lone sequence needs none; a pinned one reserves blocks."""
         tokens = sequence.tokens
         longest = self._longest_tokens + tokens.prompt_length + tokens.max_tokens
@@ -274,13 +269,13 @@ class StepScheduler:
             self._keys[slots],
             np.asarray(self.batch.num_prompt_tokens)[slots] + outputs,
             outputs,
-            np.asarray(self.batch.max_tokens)[slots] - outputs,
+            self._max_tokens[slots] - outputs,
             reserved=self._reserved[slots],
             shared=self.memory.shared_tokens(0),
         )
         self._forecast_is_new = True
 
-    def _seat(self, sequence: Sequence, blocks: tuple[list[int], ...], computed: int) -> None:
+    def _start(self, sequence: Sequence, blocks: tuple[list[int], ...], computed: int) -> None:
         """Give a sequence a slot, and its first chunk if the step has a row and a token left."""
         tokens = sequence.tokens
         sequence.handle = self._slots.alloc(sequence.key)
@@ -294,14 +289,15 @@ class StepScheduler:
         self._occupied[slot] = True
         self._reserved[slot] = sequence.pinned
         self._keys[slot] = sequence.key
+        self._max_tokens[slot] = tokens.max_tokens
         self._longest_tokens += tokens.prompt_length + tokens.max_tokens
         self._running.setdefault(sequence.priority, {})[sequence.key] = sequence
-        self._count(sequence, computed)
+        self._count_prompt(sequence, computed)
         if self._rows_left > 0:
             self._rows_left -= 1
-            self._give_chunk(sequence)
+            self._schedule_chunk(sequence)
 
-    def _count(self, sequence: Sequence, hit: int) -> None:
+    def _count_prompt(self, sequence: Sequence, hit: int) -> None:
         if sequence.preemptions:
             self.recomputed_tokens += max(0, sequence.evicted_tokens - hit)
             return
@@ -314,9 +310,6 @@ class StepScheduler:
             self.prefix_hits += hit
 
     # Helpers -----------------------------------------------------------------------------------------
-
-    def _line(self, priority: int) -> OrderedDict[int, Sequence]:
-        return self._lines.setdefault(priority, OrderedDict())
 
     def _in_slots(self, slots: Iterable[int]) -> list[Sequence]:
         return [sequence for slot in slots if (sequence := self._by_slot[slot]) is not None]

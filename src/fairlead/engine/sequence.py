@@ -44,7 +44,7 @@ class Sequence:
 
     `priority` 0 is served first. `handle` identifies its slot while it runs. `order` counts admissions: of
     two running sequences the newer has the larger. `hashes` is the hash chain of its full blocks, None if
-    nothing is kept for reuse; the first `indexed` of them are in the prefix cache. `promised`: blocks by
+    nothing is kept for reuse; the first `indexed` of them are in the prefix cache. `reserved`: blocks by
     group that are reserved for it once it is pinned. `evicted_tokens`: tokens that its last preemption
     removed from the cache. `scored`: how many prompt tokens have had their log-probabilities reported,
     counting the first, which has none; None if none were requested.
@@ -60,7 +60,7 @@ class Sequence:
         "order",
         "preemptions",
         "priority",
-        "promised",
+        "reserved",
         "scored",
         "timeout_s",
         "tokens",
@@ -82,7 +82,7 @@ class Sequence:
         self.handle = NO_HANDLE
         self.order = 0
         self.indexed = 0
-        self.promised: list[int] | None = None
+        self.reserved: list[int] | None = None
         self.preemptions = 0
         self.evicted_tokens = 0
         self.scored: int | None = None

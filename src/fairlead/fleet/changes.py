@@ -13,21 +13,13 @@ def changes_between(old: Config, new: Config) -> ConfigChanges:
         {model.name: model for model in old.models}, {model.name: model for model in new.models}
     )
     nodes = _differences({node.id: node for node in old.nodes}, {node.id: node for node in new.nodes})
-    return ConfigChanges(
-        models_added=models[0],
-        models_changed=models[1],
-        models_removed=models[2],
-        nodes_added=nodes[0],
-        nodes_changed=nodes[1],
-        nodes_removed=nodes[2],
-    )
+    names = {f"models_{change}": found for change, found in models.items()}
+    return ConfigChanges(**names, **{f"nodes_{change}": found for change, found in nodes.items()})
 
 
-Names = tuple[str, ...]
-
-
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Names, Names, Names]:
-    added = tuple(name for name in new if name not in old)
-    changed = tuple(name for name in new if name in old and old[name] != new[name])
-    removed = tuple(name for name in old if name not in new)
-    return added, changed, removed
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    return {
+        "added": tuple(name for name in new if name not in old),
+        "changed": tuple(name for name in new if name in old and old[name] != new[name]),
+        "removed": tuple(name for name in old if name not in new),
+    }

@@ -1,90 +1,69 @@
 """One local model, an engine or a command, and its instances, one after the other.
 
-    stopped → loading → ready → (draining) → stopping → stopped, or failed
-
 Promises: an instance starts only when all processes of earlier ones, and of those that make room for it, are
 gone; and its end is reported once. The dispatcher decides whether the model is loaded.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol
 
 import msgspec
 import structlog
 import trio
 
-from fairlead.answer.sink import Sink
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.scheduling import JobScheduler
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
-from fairlead.fleet.status import ModelStatus, NodeKind
-from fairlead.job import Job
+from fairlead.fleet.instance import Instance, Restarts
+from fairlead.fleet.node_registry import NodeRegistry
+from fairlead.fleet.status import LifetimeCounts, LoadStatus, ModelStatus, NodeKind
+from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.model_process import ModelProcess, ProcessFactory, ProcessOptions, make_process
-from fairlead.nodes.node import GpuUse, ModelState
+from fairlead.nodes.node import GpuUse, ModelState, Node
 from fairlead.process.memory import memory_of
 from fairlead.process.output import ProcessOutput
 from fairlead.supervision import FailureBoundary, described, log_failure
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND
 
-FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 30.0
-HEALTHY_AFTER_S = 60.0
-
 OnProgress = Callable[[str, float | None, str], None]
 
+# The state is that of the newest instance. A model that is draining is ready: the dispatcher knows the rest.
+TRANSITIONS: frozenset[tuple[ModelState, ModelState]] = frozenset(
+    {
+        ("stopped", "loading"),
+        ("failed", "loading"),
+        ("stopping", "loading"),  # the new instance waits for the end of the earlier one
+        ("loading", "ready"),
+        ("loading", "stopping"),
+        ("ready", "stopping"),
+        ("stopping", "stopped"),
+        ("stopping", "failed"),  # the end was not requested
+    }
+)
+
 logger = structlog.get_logger("fairlead.model")
-
-
-class Instance:
-    """One instance, from the decision to load it until its processes are gone: `ended` is set then."""
-
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-        self.ended = trio.Event()
-        self.node: ModelProcess | None = None
-        self.was_ready = False
-        self.began_at = 0.0
-        self.ready_at = 0.0
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the model is loaded."""
-        return self.node is not None and self.node.is_ready
-
-    @property
-    def is_dying(self) -> bool:
-        """Whether it was ready and no longer is, although it was not cancelled."""
-        return self.was_ready and not self.is_ready and not self.scope.cancel_called
-
-
-class Keeper(Protocol):
-    """Is notified when a model is loaded or dies. Called synchronously."""
-
-    def came_up(self, resident: "ManagedModel") -> None:
-        """Handle that the model is loaded."""
-
-    def died(self, resident: "ManagedModel") -> None:
-        """Handle that a ready instance ended by itself, or that its replacement failed to load."""
 
 
 class ManagedModel:
     """A model and its current instance, if it has one. Only engine models have a `text`.
 
-    `keeper` is notified of loads and deaths; `on_progress` is called with the progress of a load. `health`
-    says when a command is given up. `config` applies from the next instance on. `output` has the last lines
-    of all instances.
+    `on_loaded` is called when it is loaded, `on_died` when a ready instance has ended by itself, or when its
+    replacement has failed to load, and `on_progress` with the progress of a load. `health` says when a
+    command is given up. `config` applies from the next instance on. `output` has the last lines of all
+    instances. Its nodes report to it, and it reports to `nodes` and to the scheduler.
     """
 
     def __init__(
         self,
         config: AnyModelConfig,
         text: TextModel | None,
-        desk: Dispatcher,
-        keeper: "Keeper",
         *,
+        scheduler: JobScheduler,
+        nodes: NodeRegistry,
+        on_loaded: Callable[["ManagedModel"], None],
+        on_died: Callable[["ManagedModel"], None],
         on_progress: OnProgress,
         health: HealthConfig,
         engine_command: Sequence[str] = COMMAND,
@@ -92,24 +71,23 @@ class ManagedModel:
     ) -> None:
         self.config = config
         self.text = text
-        self._health = health
         self.memory_bytes = 0
         self.output = ProcessOutput()
-        self._desk = desk
+        self._health = health
+        self._scheduler = scheduler
+        self._nodes = nodes
+        self._on_loaded = on_loaded
+        self._on_died = on_died
         self._on_progress = on_progress
-        self._keeper = keeper
         self._engine_command = engine_command
         self._make_process = make_process
-        self._lives: list[Instance] = []  # those that have not ended; the last is the current one
-        self._backoff_s = FIRST_BACKOFF_S
-        self._progress: float | None = 0.0
-        self._stage = ""
-        self._has_died = False
-        self._is_given_up = False
+        self._state: ModelState = "stopped"
+        self._instances: list[Instance] = []  # those that have not ended; the last is the current one
+        self._restarts = Restarts()
+        self._counts = LifetimeCounts()
+        self._load = LoadStatus()
         self._problem: str | None = None
         self._stuck_reason: str | None = None
-        self._loads = self._load_failures = self._restarts = self._stuck = self._evictions = 0
-        self._load_s = 0.0
 
     @property
     def name(self) -> str:
@@ -127,232 +105,238 @@ class ManagedModel:
         return f"{self.kind}:{self.name}"
 
     @property
-    def life(self) -> Instance | None:
-        """Its current instance; None when it is stopped."""
-        return self._lives[-1] if self._lives else None
+    def state(self) -> ModelState:
+        """Its state; "ready" also while the dispatcher drains it."""
+        return self._state
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it is loaded now."""
-        return self.life is not None and self.life.is_ready
+    def life(self) -> Instance | None:
+        """Its current instance; None when it is stopped."""
+        return self._instances[-1] if self._instances else None
 
     @property
     def has_died(self) -> bool:
         """Whether its last instance died; False again once it is loaded or unloaded."""
-        return self._has_died
+        return self._restarts.is_due
 
     @property
     def is_missed(self) -> bool:
         """Whether it has died or is dying, and is to be restarted."""
-        dying = any(life.is_dying for life in self._lives)
-        return (self._has_died or dying) and not self._is_given_up
-
-    @property
-    def pid(self) -> int | None:
-        """The id of its process; None if there is none."""
-        return None if self.life is None or self.life.node is None else self.life.node.pid
+        return self._restarts.is_missed
 
     @property
     def stuck(self) -> str | None:
         """Why this model was given up as stuck; None if it was not, or once it is loaded again."""
-        reasons = [life.node.stuck for life in self._lives if life.node is not None]
+        reasons = [instance.stuck for instance in self._instances]
         reason = next(filter(None, reasons), self._stuck_reason)
         return f"{reason} and is started again" if reason else None
 
     @property
-    def state(self) -> ModelState:
-        """The state of the model."""
-        life = self.life
-        if life is None:
-            return "stopped" if self._problem is None else "failed"
-        if life.scope.cancel_called or life.is_dying:
-            return "stopping"
-        if not self.is_ready:
-            return "loading"
-        counts = self._desk.counts(self.node_id)
-        return "draining" if counts is not None and counts.draining else "ready"
+    def pid(self) -> int | None:
+        """The id of its process; None if there is none."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def gpu(self) -> GpuUse | None:
+        """The GPU memory that its process takes; None if it is on no GPU."""
+        return None if self._process is None else self._process.gpu
 
     # Life cycle --------------------------------------------------------------------------------------
 
     def begin(self, spawn: Callable[..., None], after: Sequence[trio.Event] = ()) -> None:
         """Start an instance after the events `after` and its own earlier instances; `spawn` starts a task."""
-        before = [life.ended for life in self._lives]
-        life = Instance()
-        self._lives.append(life)
-        self._progress = 0.0 if self.kind == "engine" else None
-        self._stage, self._problem = "waiting for room" if after else "", None
-        spawn(self._live, life, [*after, *before])
+        self._become("loading")
+        earlier = [instance.ended for instance in self._instances]
+        instance = Instance()
+        self._instances.append(instance)
+        self._problem = None
+        self._show_load(0.0 if self.kind == "engine" else None, "waiting for room" if after else "")
+        spawn(self._run, instance, [*after, *earlier])
 
     def end(self) -> None:
         """End its instances. Returns at once: `Instance.ended` is set when each has ended."""
-        for life in self._lives:
-            life.scope.cancel()
-        self._has_died = False
-
-    def give_up(self) -> None:
-        """If it has died, stop counting it as missed: its room is used now. It may still be restarted."""
-        self._is_given_up = self.life is None and self._has_died
+        if self._state in ("loading", "ready"):
+            self._become("stopping")
+        for instance in self._instances:
+            instance.scope.cancel()
+        self._restarts.cancel()
 
     def evict(self) -> None:
         """End its instances, because another model needs the room."""
-        if self.is_ready:
-            self._evictions += 1
+        self._counts.evictions += self._state == "ready"
         self.end()
 
-    def next_backoff_s(self) -> float:
-        """Return the pause before the next restart, and double it, up to `LONGEST_BACKOFF_S`."""
-        backoff_s, self._backoff_s = self._backoff_s, min(2 * self._backoff_s, LONGEST_BACKOFF_S)
-        return backoff_s
+    def give_up(self) -> None:
+        """If it has died, stop counting it as missed: its room is used now. It may still be restarted."""
+        if not self._instances:
+            self._restarts.give_up()
 
-    @property
-    def gpu(self) -> GpuUse | None:
-        """The GPU memory that its process takes; None if it is on no GPU."""
-        node = None if self.life is None else self.life.node
-        return None if node is None else node.gpu
+    def next_backoff_s(self) -> float:
+        """Return the pause before the next restart, which is longer each time."""
+        return self._restarts.next_backoff_s()
 
     def change_health(self, health: HealthConfig) -> None:
         """Use another health check from now on, also in the current instance."""
         self._health = health
-        for life in self._lives:
-            if life.node is not None:
-                life.node.change_health(health)
+        for instance in self._instances:
+            if instance.node is not None:
+                instance.node.change_health(health)
 
     async def measure(self) -> None:
         """Measure the memory that its processes take: of the GPU, if the model is on one."""
         if (gpu := self.gpu) is not None:
             self.memory_bytes = gpu.taken_bytes
-        elif (pid := self.pid) is not None and self.is_ready:
+        elif (pid := self.pid) is not None and self._state == "ready":
             of_group = self.kind == "command"
             measured = await trio.to_thread.run_sync(partial(memory_of, pid, group=of_group))
             if self.pid == pid:
                 self.memory_bytes = measured
 
-    async def _live(self, life: Instance, after: Sequence[trio.Event]) -> None:
+    def _become(self, state: ModelState) -> None:
+        """Change the state. Raises AssertionError for a transition not in the table, which is a bug."""
+        if (self._state, state) not in TRANSITIONS:
+            raise AssertionError(f"model {self.name} cannot go from {self._state} to {state}")
+        self._state = state
+
+    async def _run(self, instance: Instance, after: Sequence[trio.Event]) -> None:
         """Run one instance. Any failure in it is this model's, and does not leave this method."""
         boundary = FailureBoundary()
         try:
-            with boundary, life.scope:
-                for over in after:
-                    await over.wait()
-                life.began_at = trio.current_time()
-                life.node = self._process()
-                await life.node.run(task_status=_Ready(partial(self._came_up, life)))
+            with boundary, instance.scope:
+                for event in after:
+                    await event.wait()
+                instance.began_at = trio.current_time()
+                instance.node = self._new_process()
+                await instance.node.run()
         finally:
-            self._ended(life, boundary.failure)
+            self._ended(instance, boundary.failure)
 
-    def _ended(self, life: Instance, failure: BaseException | None) -> None:
+    def _ended(self, instance: Instance, failure: BaseException | None) -> None:
         """Account for the end of an instance: first free its room, so that nothing is loaded before."""
-        self._lives.remove(life)
+        if instance is self.life and self._state != "stopping":
+            self._become("stopping")
+        self._instances.remove(instance)
         self.memory_bytes = 0
-        life.ended.set()
+        was_requested = instance.scope.cancel_called
+        if not self._instances:
+            has_failed = failure is not None and not was_requested
+            self._become("failed" if has_failed or self._problem is not None else "stopped")
+            self._show_load(0.0, "")
+        instance.ended.set()
         with ExitStack() as reports:  # called last to first, each even if another raises
             if failure is not None:
-                reports.callback(self._failed, life, failure)
-            reports.callback(self._desk.gone, frozenset({self.name}))
-            if life.node is not None and self._desk.counts(self.node_id) is not None:
-                reports.callback(self._desk.node_down, life.node)  # which could not report it itself
+                report = self._failed_to_stop if was_requested else self._failed
+                reports.callback(report, instance, failure)
+            reports.callback(self._scheduler.stopped, frozenset({self.name}))
+            if instance.node is not None and self._scheduler.node_counts(self.node_id) is not None:
+                reports.callback(self._nodes.remove, self.node_id)  # the node could not report it itself
 
-    def _process(self) -> ModelProcess:
+    def _failed_to_stop(self, _instance: Instance, failure: BaseException) -> None:
+        if not isinstance(failure, LoadFailed | NodeFailed):
+            log_failure("model did not stop cleanly", failure, model=self.name)
+
+    def _failed(self, instance: Instance, failure: BaseException) -> None:
+        """Report that an instance ended without a request."""
+        log_failure("model died" if instance.was_ready else "load failed", failure, model=self.name)
+        known = isinstance(failure, FairleadError)
+        self._problem = described(failure) if known else f"{self.name} failed: {described(failure)}"
+        if instance.was_ready:
+            self._restarts.is_due = True
+            self._restarts.ran(trio.current_time() - instance.ready_at)
+            if instance.stuck is not None:
+                self._counts.stuck += 1
+                self._stuck_reason = instance.stuck
+        else:
+            self._counts.load_failures += 1
+            error = failure if isinstance(failure, LoadFailed) else LoadFailed(self._problem)
+            self._scheduler.load_failed(frozenset({self.name}), error)
+        if self._restarts.is_due:
+            self._on_died(self)
+
+    # Reports of its nodes ----------------------------------------------------------------------------
+
+    def _on_report(self, node: Node, limits: NodeLimits | None) -> None:
+        """Handle a report of an instance's node; see `NodeReport`."""
+        instance = next(instance for instance in self._instances if instance.node is node)
+        if limits is None:
+            self._went_down(instance)
+        elif instance.was_ready:
+            self._nodes.report(node, limits)
+        else:
+            self._came_up(instance, node, limits)
+
+    def _came_up(self, instance: Instance, node: Node, limits: NodeLimits) -> None:
+        """Note that an instance is loaded. If its end was requested just before, it stays "stopping"."""
+        if instance is self.life and self._state == "loading":
+            self._become("ready")
+        self._nodes.report(node, limits)
+        # Only now, because a failure of the scheduler is one of the load.
+        instance.was_ready, instance.ready_at = True, trio.current_time()
+        self._show_load(1.0, self._load.stage, duration_s=round(instance.ready_at - instance.began_at, 3))
+        self._counts.loads += 1
+        self._counts.restarts += self._restarts.is_due
+        self._restarts.cancel()
+        self._problem = self._stuck_reason = None
+        self._on_loaded(self)
+
+    def _went_down(self, instance: Instance) -> None:
+        """Note that an instance takes no more jobs: it has died, unless its end was requested."""
+        if not instance.scope.cancel_called:
+            self._restarts.is_due = True
+        if instance is self.life and self._state == "ready":
+            self._become("stopping")
+        self._nodes.remove(self.node_id)
+
+    # Status ------------------------------------------------------------------------------------------
+
+    def status(self) -> ModelStatus:
+        """Return its status."""
+        now = None if self._process is None else self._process.status()
+        ready = now if self._state == "ready" else None
+        seats = self._scheduler.node_counts(self.node_id)
+        busy = 0 if seats is None else seats.busy
+        is_draining = self._state == "ready" and seats is not None and seats.draining
+        return ModelStatus(
+            model=self.name,
+            kind=self.kind,
+            node=self.node_id,
+            state="draining" if is_draining else self._state,
+            seats=0 if ready is None else ready.seats,
+            busy=busy,
+            sequences=busy if ready is None else ready.sequences,
+            waiting=0 if ready is None else ready.waiting,
+            memory_bytes=self.memory_bytes,
+            ttl_s=self.config.ttl_s,
+            problem=self.stuck or self._problem,
+            aliases=self.config.aliases,
+            unlisted=isinstance(self.config, CommandConfig) and self.config.unlisted,
+            output=() if now is None else now.output,
+            load=self._load,
+            counts=msgspec.structs.replace(self._counts),
+            engine=None if ready is None else ready.engine,
+        )
+
+    def _show_load(self, progress: float | None, stage: str, *, duration_s: float | None = None) -> None:
+        duration_s = self._load.duration_s if duration_s is None else duration_s
+        self._load = LoadStatus(progress=progress, stage=stage, duration_s=duration_s)
+
+    @property
+    def _process(self) -> ModelProcess | None:
+        return None if self.life is None else self.life.node
+
+    def _new_process(self) -> ModelProcess:
         def progressed(fraction: float | None, stage: str) -> None:
-            self._progress, self._stage = fraction, stage
+            self._show_load(fraction, stage)
             self._on_progress(self.name, fraction, stage)
 
         return self._make_process(
             ProcessOptions(
                 config=self.config,
                 text=self.text,
-                listener=self._desk,
+                report=self._on_report,
                 health=self._health,
                 on_progress=progressed,
                 on_line=self.output.add,
                 engine_command=self._engine_command,
             )
         )
-
-    def _came_up(self, life: Instance) -> None:
-        life.was_ready, life.ready_at = True, trio.current_time()
-        self._loads += 1
-        self._load_s = round(life.ready_at - life.began_at, 3)
-        self._restarts += self._has_died
-        self._has_died = self._is_given_up = False
-        self._progress, self._problem, self._stuck_reason = 1.0, None, None
-        self._keeper.came_up(self)
-
-    def _failed(self, life: Instance, failure: BaseException) -> None:
-        if life.scope.cancel_called:  # this end was requested
-            if not isinstance(failure, LoadFailed | NodeFailed):
-                log_failure("model ended badly", failure, model=self.name)
-            return
-        log_failure("model lost" if life.was_ready else "model not loaded", failure, model=self.name)
-        known = isinstance(failure, FairleadError)
-        self._problem = described(failure) if known else f"{self.name} failed: {described(failure)}"
-        if life.was_ready:
-            self._has_died = True
-            if life.node is not None and life.node.stuck is not None:
-                self._stuck += 1
-                self._stuck_reason = life.node.stuck
-            if trio.current_time() - life.ready_at > HEALTHY_AFTER_S:
-                self._backoff_s = FIRST_BACKOFF_S
-        else:
-            self._load_failures += 1
-            error = failure if isinstance(failure, LoadFailed) else LoadFailed(self._problem)
-            self._desk.load_failed(life.node or _Unmade(self), error)
-        if self._has_died:
-            self._keeper.died(self)
-
-    # Status ------------------------------------------------------------------------------------------
-
-    def status(self) -> ModelStatus:
-        """Return its status."""
-        node = None if self.life is None else self.life.node
-        told: dict[str, Any] = {} if node is None else msgspec.structs.asdict(node.status())
-        if not self.is_ready:
-            told = {"output": told.get("output", ())}
-        counts = self._desk.counts(self.node_id)
-        busy = 0 if counts is None else counts.busy
-        return ModelStatus(
-            **{"sequences": busy}
-            | {name: value for name, value in told.items() if name in ModelStatus.__struct_fields__}
-            | {
-                "model": self.name,
-                "kind": self.kind,
-                "node": self.node_id,
-                "state": self.state,
-                "busy": busy,
-                "load_progress": 0.0 if self.life is None else self._progress,
-                "load_stage": "" if self.life is None else self._stage,
-                "memory_bytes": self.memory_bytes,
-                "ttl_s": self.config.ttl_s,
-                "problem": self.stuck or self._problem,
-                "aliases": self.config.aliases,
-                "unlisted": isinstance(self.config, CommandConfig) and self.config.unlisted,
-                "restarts": self._restarts,
-                "loads": self._loads,
-                "load_s": self._load_s,
-                "load_failures": self._load_failures,
-                "evictions": self._evictions,
-                "stuck": self._stuck,
-            }
-        )
-
-
-class _Unmade:
-    """Stands for the node of an instance that failed before it had one."""
-
-    def __init__(self, resident: ManagedModel) -> None:
-        self.id = resident.node_id
-        self.models = frozenset({resident.name})
-
-    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
-        """See `Node`."""
-        raise NodeFailed(f"{self.id} is not running")
-
-
-class _Ready:
-    """A task status that calls a function."""
-
-    def __init__(self, came_up: Callable[[], None]) -> None:
-        self._came_up = came_up
-
-    def started(self, _value: object = None) -> None:
-        self._came_up()

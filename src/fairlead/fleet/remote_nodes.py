@@ -7,8 +7,10 @@ import trio
 
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.effects import NodeCounts
 from fairlead.errors import InvalidRequest, NoNode, NotFound
-from fairlead.fleet.status import ModelStatus, NodeAvailability, NodeStatus
+from fairlead.fleet.node_registry import NodeRegistry
+from fairlead.fleet.status import LoadStatus, ModelStatus, NodeAvailability, NodeStatus, RemoteDetails
 from fairlead.nodes.remote_node import remote_node
 from fairlead.supervision import FailureBoundary, log_failure
 
@@ -18,11 +20,19 @@ logger = structlog.get_logger("fairlead.fleet")
 class RemoteEntry:
     """One configured remote node. `run` lasts as long as it is in the fleet; `leave` ends that."""
 
-    def __init__(self, config: NodeConfig, desk: Dispatcher, health: HealthConfig, ourselves: str) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        dispatcher: Dispatcher,
+        nodes: NodeRegistry,
+        health: HealthConfig,
+        own_instance: str,
+    ) -> None:
         self.config = config
-        self._desk = desk
+        self._dispatcher = dispatcher
+        self._nodes = nodes
         self._pause_s = health.interval_s
-        self._node = remote_node(config, desk, health, ourselves)
+        self._node = remote_node(config, nodes.report, health, own_instance)
         self._scope = trio.CancelScope()
         self._over = trio.Event()
         self._is_draining = False
@@ -33,10 +43,10 @@ class RemoteEntry:
         """The models that it has, as last reported; it may be down now."""
         return self._node.models
 
-    async def is_ourselves(self) -> bool:
+    async def is_this_server(self) -> bool:
         """Return whether it is this very server; wait for the first probe to know."""
-        await self._node.met.wait()
-        return self._node.is_ourselves
+        await self._node.was_probed.wait()
+        return self._node.is_this_server
 
     async def run(self) -> None:
         """Probe the node until `leave`. A failure of the probes is logged, and they start again."""
@@ -56,8 +66,8 @@ class RemoteEntry:
         finally:
             if boundary.failure is not None:
                 log_failure("node failed", boundary.failure, node=self.config.id)
-            if self._desk.counts(self.config.id) is not None:  # the node could not report this itself
-                self._desk.node_down(self._node)
+            if self._counts() is not None:  # the node could not report this itself
+                self._nodes.remove(self.config.id)
 
     def change_health(self, health: HealthConfig) -> None:
         """Use these health check settings from now on."""
@@ -67,48 +77,50 @@ class RemoteEntry:
     def drain(self) -> trio.Event:
         """Give it no more jobs; return an event that is set when it has none."""
         self._is_draining = True
-        return self._desk.close(self.config.id)
+        return self._dispatcher.close_node(self.config.id)
 
     async def leave(self) -> None:
         """Drain the node, end its probes, and return when both are done."""
         await self.drain().wait()
         self._scope.cancel()
         await self._over.wait()
-        self._desk.reopen(self.config.id)
+        self._dispatcher.scheduler.reopen_node(self.config.id)
 
     def status(self) -> NodeStatus:
         """Return its status."""
-        told = self._node.status()
-        counts = self._desk.counts(self.config.id)
+        status = self._node.status()
+        counts = self._counts()
         return NodeStatus(
             id=self.config.id,
             kind="remote",
-            url=self.config.url,
-            models=told.models,
-            seats=told.seats if told.is_up else 0,
-            busy=told.busy if counts is None else counts.busy,
-            state=self._state(is_up=told.is_up),
-            load=told.load,
-            problem=told.problem,
-            ups=told.ups,
-            downs=told.downs,
+            models=status.models,
+            seats=status.seats if status.is_up else 0,
+            busy=status.busy if counts is None else counts.busy,
+            state=self._state(is_up=status.is_up),
+            problem=status.problem,
+            ups=status.ups,
+            downs=status.downs,
+            remote=RemoteDetails(url=self.config.url, load=status.load),
         )
 
     def model_status(self, model: str) -> ModelStatus:
         """Return the status of one of its models, derived from its own: it loads models by itself."""
-        told = self.status()
-        is_up = told.state == "up"
+        status = self.status()
+        is_up = status.state == "up"
         return ModelStatus(
             model=model,
             kind="remote",
             node=self.config.id,
-            state="ready" if is_up else "draining" if told.state == "draining" else "stopped",
-            seats=told.seats,
-            busy=told.busy,
-            sequences=told.busy,
-            load_progress=float(is_up),
-            problem=told.problem,
+            state="ready" if is_up else "draining" if status.state == "draining" else "stopped",
+            seats=status.seats,
+            busy=status.busy,
+            sequences=status.busy,
+            load=LoadStatus(progress=float(is_up)),
+            problem=status.problem,
         )
+
+    def _counts(self) -> NodeCounts | None:
+        return self._dispatcher.scheduler.node_counts(self.config.id)
 
     def _state(self, *, is_up: bool) -> NodeAvailability:
         if self._is_draining:
@@ -119,17 +131,24 @@ class RemoteEntry:
 class RemoteNodes:
     """All remote nodes, by id. `spawn` starts a task in the fleet's nursery.
 
-    `ourselves` is the instance id of this server: a node that reports the same id is this server. `is_ours`
-    returns whether a model can be loaded here.
+    `own_instance` is the instance id of this server: a node that reports the same id is this server.
+    `is_local` returns whether a model can be loaded here.
     """
 
     def __init__(
-        self, desk: Dispatcher, spawn: Callable[..., None], *, ourselves: str, is_ours: Callable[[str], bool]
+        self,
+        dispatcher: Dispatcher,
+        nodes: NodeRegistry,
+        spawn: Callable[..., None],
+        *,
+        own_instance: str,
+        is_local: Callable[[str], bool],
     ) -> None:
-        self._desk = desk
-        self._is_ours = is_ours
+        self._dispatcher = dispatcher
+        self._registry = nodes
+        self._is_local = is_local
         self._spawn = spawn
-        self._ourselves = ourselves
+        self._own_instance = own_instance
         self._nodes: dict[str, RemoteEntry] = {}
 
     def __contains__(self, node_id: str) -> bool:
@@ -146,14 +165,15 @@ class RemoteNodes:
     def add(self, config: NodeConfig, health: HealthConfig) -> None:
         """Add a node to the fleet. Its id must be free."""
         assert config.id not in self._nodes
-        node = self._nodes[config.id] = RemoteEntry(config, self._desk, health, self._ourselves)
+        node = RemoteEntry(config, self._dispatcher, self._registry, health, self._own_instance)
+        self._nodes[config.id] = node
         self._spawn(node.run)
         logger.info("node added", node=config.id, url=config.url)
 
-    async def meet(self, node_id: str) -> None:
+    async def wait_for_probe(self, node_id: str) -> None:
         """Wait for a node's first probe. If it is this server, remove it and raise `InvalidRequest`."""
         node = self._find(node_id)
-        if await node.is_ourselves():
+        if await node.is_this_server():
             if self._nodes.get(node_id) is node:
                 await self.remove(node_id)
             raise InvalidRequest(f"url: {node.config.url} is this server itself", param="url")
@@ -164,7 +184,7 @@ class RemoteNodes:
         Jobs that wait for one of its models, and that no other node can take, end with `NoNode`.
         """
         node = self._find(node_id)
-        self._spawn(self._end_waiting_later, node, self._withdraw(node))
+        self._spawn(self._fail_waiting_later, node, self._withdraw(node))
         logger.info("node drained", node=node_id)
 
     async def remove(self, node_id: str, *, for_good: bool = True) -> None:
@@ -174,7 +194,7 @@ class RemoteNodes:
         """
         node = self._find(node_id)
         if for_good:
-            await self._end_waiting_later(node, self._withdraw(node))
+            await self._fail_waiting_later(node, self._withdraw(node))
         await node.leave()
         if self._nodes.get(node_id) is node:  # another caller may have removed it already
             del self._nodes[node_id]
@@ -204,18 +224,20 @@ class RemoteNodes:
         """Drain a node for good; return an event that is set when it has no jobs."""
         node.is_withdrawn = True
         drained = node.drain()
-        self._end_waiting(node)
+        self._fail_waiting(node)
         return drained
 
-    async def _end_waiting_later(self, node: RemoteEntry, drained: trio.Event) -> None:
+    async def _fail_waiting_later(self, node: RemoteEntry, drained: trio.Event) -> None:
         """Once the node is drained, end the jobs that it failed meanwhile and that are queued again."""
         await drained.wait()
-        self._end_waiting(node)
+        self._fail_waiting(node)
 
-    def _end_waiting(self, node: RemoteEntry) -> None:
+    def _fail_waiting(self, node: RemoteEntry) -> None:
         for model in sorted(node.models):
-            if not self._is_ours(model) and not self.offer(model):
-                self._desk.forget(model, NoNode(f"no node has the model {model} any more"))
+            if not self._is_local(model) and not self.offer(model):
+                self._dispatcher.scheduler.remove_model(
+                    model, NoNode(f"no node has the model {model} any more")
+                )
 
     def _find(self, node_id: str) -> RemoteEntry:
         if node_id not in self._nodes:

@@ -1,6 +1,6 @@
 """What the fleet reports: the current status of models and nodes, and what a reload changed.
 
-Frozen values for people and telemetry. No decision uses them, because they are outdated when they arrive.
+Values for people and telemetry. No decision uses them, because they are outdated when they arrive.
 """
 
 from typing import Literal
@@ -8,28 +8,45 @@ from typing import Literal
 import msgspec
 
 from fairlead.nodes.node import ModelState
+from fairlead.nodes.status import EngineStatus
 
 NodeKind = Literal["engine", "command", "remote"]
 NodeAvailability = Literal["up", "down", "draining", "loading"]
 
 
+class LoadStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of a model: its `progress` (0…1; None: not known) and `stage`; 0 and empty when stopped.
+
+    `duration_s` is the time that the latest load took, 0 before the first.
+    """
+
+    progress: float | None = 0.0
+    stage: str = ""
+    duration_s: float = 0.0
+
+
+class LifetimeCounts(msgspec.Struct, kw_only=True):
+    """Events of a local model since the server was started.
+
+    `loads` and `load_failures`; `restarts` after a death; `evictions` for another model; and how often it
+    was given up because it was `stuck`.
+    """
+
+    loads: int = 0
+    load_failures: int = 0
+    restarts: int = 0
+    evictions: int = 0
+    stuck: int = 0
+
+
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is known now. `node` is the node that has it, or would; of several remote ones, the first.
 
-    `seats` and `busy` are our own count of jobs; a model that is not ready has no seats. `load_progress`
-    (0…1; None: not known) and `load_stage` are those of its load, and `memory_bytes` is what its processes
-    take (0 if there are none, or if it is unknown). A failed model has a `problem`; the next job loads it
-    again.
-
-    Then counts of the node itself: `sequences` (of a command or a remote model, its jobs), and those of them
-    that are `waiting` for a slot; `restarts` after a death; and the last lines that a command has printed
-    (`output`). The following are None except for a ready engine. `cache_usage` is the fraction of blocks that
-    running sequences hold, `prefix_hit_rate` the fraction of prompt tokens found in the prefix cache (both
-    0…1). Means are over all steps since the load, and `kernel` is what computes them. `prefix_queries` and
-    `prefix_hits` are tokens looked up and found since the load.
-
-    Counts since the server was started: `loads` (the latest took `load_s`), `load_failures`, `evictions` for
-    another model, and how often it was given up because it was `stuck`.
+    `seats` and `busy` are our own count of jobs; a model that is not ready has no seats. `sequences` are
+    counted by the node (of a command or a remote model, its jobs), as are those of them that are `waiting`
+    for a slot. `memory_bytes` is what its processes take (0 if there are none, or if it is unknown). A failed
+    model has a `problem`; the next job loads it again. `output` has the last lines that a command has
+    printed. `engine` is the state of a ready engine, null for other models.
     """
 
     model: str
@@ -38,34 +55,17 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: ModelState
     seats: int = 0
     busy: int = 0
-    load_progress: float | None = 0.0
-    load_stage: str = ""
+    sequences: int = 0
+    waiting: int = 0
     memory_bytes: int = 0
     ttl_s: float = 0.0
     problem: str | None = None
     aliases: tuple[str, ...] = ()
     unlisted: bool = False
-    sequences: int = 0
-    waiting: int = 0
-    restarts: int = 0
     output: tuple[str, ...] = ()
-    kernel: str | None = None
-    blocks_free: int | None = None
-    blocks_total: int | None = None
-    slots_free: int | None = None
-    cache_usage: float | None = None
-    cached_tokens: int | None = None
-    prefix_hit_rate: float | None = None
-    preemptions: int | None = None
-    mean_step_ms: float | None = None
-    mean_step_tokens: float | None = None
-    prefix_queries: int | None = None
-    prefix_hits: int | None = None
-    loads: int = 0
-    load_s: float = 0.0
-    load_failures: int = 0
-    evictions: int = 0
-    stuck: int = 0
+    load: LoadStatus = LoadStatus()
+    counts: LifetimeCounts = msgspec.field(default_factory=LifetimeCounts)
+    engine: EngineStatus | None = None
 
     @property
     def is_resident(self) -> bool:
@@ -73,24 +73,29 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind != "remote" and self.state not in ("stopped", "failed")
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: one for each local model, or a remote one, which has a `url`.
+class RemoteDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The address of a remote node, and the `load` that it reports, 0 or more; null if it reports none."""
 
-    `load` is what a remote node reports, 0 or more; None if it reports none. `ups` and `downs` count how
-    often it came up and went down since the server was started.
+    url: str
+    load: float | None = None
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node: one for each local model, or a remote one, which has `remote`.
+
+    `ups` and `downs` count how often it came up and went down since the server was started.
     """
 
     id: str
     kind: NodeKind
-    url: str | None
     models: tuple[str, ...]
     seats: int
     busy: int
     state: NodeAvailability
-    load: float | None = None
     problem: str | None = None
     ups: int = 0
     downs: int = 0
+    remote: RemoteDetails | None = None
 
 
 class ConfigChanges(msgspec.Struct, frozen=True, kw_only=True):

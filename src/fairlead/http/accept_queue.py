@@ -25,7 +25,7 @@ class AcceptQueue:
     """One queue per address, in round-robin order."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[AcceptedConnection]] = {}
+        self._queues: dict[str, deque[AcceptedConnection]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -33,16 +33,16 @@ class AcceptQueue:
 
     def add(self, arrival: AcceptedConnection) -> None:
         """Append a connection to the queue of its address."""
-        self._lines.setdefault(arrival.client[0], deque()).append(arrival)
+        self._queues.setdefault(arrival.client[0], deque()).append(arrival)
         self._count += 1
 
     def pop(self) -> AcceptedConnection:
         """Remove and return the next connection; its address moves behind all others."""
-        address = next(iter(self._lines))
-        line = self._lines.pop(address)
-        arrival = line.popleft()
-        if line:
-            self._lines[address] = line
+        address = next(iter(self._queues))
+        queue = self._queues.pop(address)
+        arrival = queue.popleft()
+        if queue:
+            self._queues[address] = queue
         self._count -= 1
         return arrival
 
@@ -61,36 +61,36 @@ class RequestTurns:
 
     def __init__(self) -> None:
         # An address is a key while one of its requests is starting; the events are of the requests behind it.
-        self._lines: dict[str, OrderedDict[trio.Event, None]] = {}
+        self._queues: dict[str, OrderedDict[trio.Event, None]] = {}
 
     @property
     def idle(self) -> bool:
         """Whether no request waits for its turn."""
-        return not self._lines
+        return not self._queues
 
     async def wait(self, address: str) -> None:
         """Wait for the turn of a request; for one pass of the loop if no other of its address is waiting."""
-        line = self._lines.get(address)
-        if line is None:
-            line = self._lines[address] = OrderedDict()
+        queue = self._queues.get(address)
+        if queue is None:
+            queue = self._queues[address] = OrderedDict()
             try:
                 await trio.lowlevel.checkpoint()
             finally:
-                self._begin_next(address, line)
+                self._begin_next(address, queue)
             return
         turn = trio.Event()
-        line[turn] = None
+        queue[turn] = None
         try:
             await turn.wait()
         finally:
             if turn.is_set():
-                self._begin_next(address, line)
+                self._begin_next(address, queue)
             else:
-                del line[turn]
+                del queue[turn]
 
-    def _begin_next(self, address: str, line: OrderedDict[trio.Event, None]) -> None:
-        if line:
-            turn, _ = line.popitem(last=False)
+    def _begin_next(self, address: str, queue: OrderedDict[trio.Event, None]) -> None:
+        if queue:
+            turn, _ = queue.popitem(last=False)
             turn.set()
         else:
-            del self._lines[address]
+            del self._queues[address]

@@ -18,20 +18,20 @@ MESSAGE_BYTES = 512
 SENDS_A_TURN = 8
 
 
-class Disconnected(OSError):
+class ClientDisconnected(OSError):
     """The client has disconnected, or its response is complete: nothing can be sent."""
 
 
 class RequestBodyChannel:
     """Received messages that the app has not read yet. A disconnect overtakes the body."""
 
-    def __init__(self, on_room: Callable[[], None]) -> None:
+    def __init__(self, on_space: Callable[[], None]) -> None:
         self._messages: deque[dict[str, Any]] = deque()
         self._bytes = 0
-        self._left = False
-        self._told = False
+        self._disconnected = False
+        self._reported = False  # the disconnect, to the app
         self._arrival = trio.Event()
-        self._on_room = on_room
+        self._on_space = on_space
 
     @property
     def full(self) -> bool:
@@ -39,9 +39,9 @@ class RequestBodyChannel:
         return self._bytes >= UNREAD_BYTES
 
     async def put(self, message: dict[str, Any]) -> None:
-        """Add a message. Never waits: the caller must not add more to a full inbox."""
+        """Add a message. Never waits: the caller must not add more to a full channel."""
         if message["type"] == "http.disconnect":
-            self._left = True
+            self._disconnected = True
             self._messages.clear()
         else:
             self._messages.append(message)
@@ -51,19 +51,19 @@ class RequestBodyChannel:
     async def receive(self) -> dict[str, Any]:
         """Return the next message: ASGI's `receive`."""
         if not self._messages:
-            if self._told:
+            if self._reported:
                 await trio.lowlevel.checkpoint()  # an app may call this in a loop
-            elif not self._left:
+            elif not self._disconnected:
                 self._arrival = trio.Event()
                 await self._arrival.wait()
-            if self._left:
-                self._told = True
+            if self._disconnected:
+                self._reported = True
                 return {"type": "http.disconnect"}
         was_full = self.full
         message = self._messages.popleft()
         self._bytes -= MESSAGE_BYTES + len(message["body"])
         if was_full and not self.full:
-            self._on_room()
+            self._on_space()
         return message
 
 
@@ -82,18 +82,18 @@ class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not fol
     """One request's ASGI state. Sending to a client that has disconnected raises."""
 
     _sends = 0
-    _room: Callable[[], bool] | None = None
+    _can_send: Callable[[], bool] | None = None
     _send_piece: Callable[[bytes], None]
 
-    def open_direct(self, room: Callable[[], bool], send: Callable[[bytes], None]) -> None:
-        """Enable `send_now` from here on: it uses `send`, while `room()` is true."""
-        self._room = room
+    def open_direct(self, can_send: Callable[[], bool], send: Callable[[bytes], None]) -> None:
+        """Enable `send_now` from here on: it uses `send`, while `can_send()` is true."""
+        self._can_send = can_send
         self._send_piece = send
 
     @property
     def writable(self) -> bool:
         """Whether a piece of the body can be sent now: its head and all earlier data have been."""
-        return self._room is not None and not self.closed and self._room()
+        return self._can_send is not None and not self.closed and self._can_send()
 
     def send_now(self, data: bytes) -> None:
         """Send a piece of the body at once; only when `writable`."""
@@ -102,7 +102,7 @@ class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not fol
     async def app_send(self, message: Any) -> None:
         """Send a message: ASGI's `send`. Most sends, and all for HEAD, do not wait, so some yield."""
         if self.closed:
-            raise Disconnected
+            raise ClientDisconnected
         await super().app_send(message)
         self._sends += 1
         if self._sends % SENDS_A_TURN == 0:

@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from fairlead.errors import NodeFailed, NodeFull
-from fairlead.http.client_connection import ClientConnection, Clock, is_local_shortage, reason_of, told
+from fairlead.http.client_connection import ClientConnection, Clock, describe, is_local_shortage, reason_of
 from fairlead.http.links import connect
 from fairlead.http.request_head import RequestHeads
 from fairlead.http.response_parser import InvalidResponse, ResponseHead, ResponseParser
@@ -31,7 +31,7 @@ _HOST = re.compile(r"[0-9A-Za-z._:%-]+")
 
 
 class UpstreamFailed(NodeFailed):
-    """The server could not be reached, fell silent, or broke off, which counts against its health."""
+    """No connection could be made, or the server did not respond in full. Counts against its health."""
 
 
 class LocalShortage(UpstreamFailed, NodeFull):
@@ -96,9 +96,9 @@ class UpstreamResponse:
                 return piece
         return b""
 
-    async def hold(self, until: Callable[[], Awaitable[None]]) -> None:
-        """Read nothing until `until` returns; meanwhile the server does not count as silent."""
-        self._clock.hold()
+    async def pause(self, until: Callable[[], Awaitable[None]]) -> None:
+        """Read nothing until `until` returns; meanwhile no time limit of the response runs."""
+        self._clock.suspend()
         await until()
 
     async def read_all(self, most_bytes: int) -> bytes:
@@ -119,7 +119,7 @@ class UpstreamResponse:
 
     async def drain(self, within_s: float) -> None:
         """Read and drop the rest, so that the connection can be reused; give up if that is long or slow."""
-        self._clock.hold()
+        self._clock.suspend()
         parser, left = self._connection.parser, DRAIN_BYTES
         with trio.move_on_after(within_s), suppress(OSError, InvalidResponse):
             while not parser.is_complete and left > 0:
@@ -146,7 +146,7 @@ class Upstream:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") is not None
         if not named or parts.username is not None:
-            raise ValueError(f"{url!r} is no URL of a server: http://host:port is")
+            raise ValueError(f"{url!r} is not the URL of a server, such as http://host:port")
         self.name = name
         self._host = str(parts.hostname)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -160,8 +160,8 @@ class Upstream:
         self._busy = 0
         self._opened = 0
         self._reused = 0
-        self._waits = trio.lowlevel.ParkingLot()
-        self.last_heard = -float("inf")
+        self._waiting = trio.lowlevel.ParkingLot()
+        self.last_received_at = -float("inf")
 
     @asynccontextmanager
     async def exchange(
@@ -180,28 +180,28 @@ class Upstream:
         also within the block.
         """
         request = self._heads.request(method, path, body, {"Accept": accept, **(headers or {})})
-        # A loop, because others may take the free place before the task that was woken for it runs.
+        # A loop, because others may take the free connection before the task that was woken for it runs.
         while self._busy >= self._capacity:
-            await self._waits.park()
+            await self._waiting.park()
         self._busy += 1
-        held = _Held()
+        lease = _Lease()
         clock = Clock(within_s)
         try:
             with clock.scope:
-                yield await self._ask(request, clock, held)
+                yield await self._open(request, clock, lease)
             if clock.scope.cancelled_caught:
                 raise UpstreamFailed(f"{self.name} {clock.reason}")
         except (OSError, InvalidResponse) as error:
-            raise UpstreamFailed(f"{self.name} {told(error)}") from error
+            raise UpstreamFailed(f"{self.name} {describe(error)}") from error
         finally:
             self._busy -= 1
-            self._waits.unpark()
-            self._put_back(held.connection)
+            self._waiting.unpark()
+            self._release(lease.connection)
 
     def resize(self, capacity: int) -> None:
         """Allow this many exchanges from now on; those under way continue."""
         self._capacity = capacity
-        self._waits.unpark_all()
+        self._waiting.unpark_all()
 
     def close(self) -> None:
         """Close the idle connections. Those in use are closed by their exchanges."""
@@ -221,29 +221,29 @@ class Upstream:
         return UpstreamStatistics(
             busy=self._busy,
             idle=len(self._idle),
-            waiting=len(self._waits),
+            waiting=len(self._waiting),
             opened=self._opened,
             reused=self._reused,
         )
 
     # One exchange ------------------------------------------------------------------------------------
 
-    async def _ask(self, request: bytes, clock: Clock, held: "_Held") -> UpstreamResponse:
+    async def _open(self, request: bytes, clock: Clock, lease: "_Lease") -> UpstreamResponse:
         """Send the request and wait for the head of the response.
 
         A kept connection may have been closed meanwhile. If so, and if nothing was received, the request is
         sent again, once, over a new one.
         """
-        held.connection = self._take_idle()
-        if held.connection is not None:
+        lease.connection = self._take_idle()
+        if lease.connection is not None:
             self._reused += 1
             try:
-                return await self._send(request, clock, held.connection)
+                return await self._send(request, clock, lease.connection)
             except OSError:
-                if held.connection.parser.has_begun:
+                if lease.connection.parser.has_begun:
                     raise
-                held.connection.link.close()
-                held.connection = None
+                lease.connection.link.close()
+                lease.connection = None
         clock.begin("did not accept a connection", self._timeouts.connect_s)
         try:
             link = await connect(self._host, self._port, self._tls)
@@ -251,17 +251,17 @@ class Upstream:
             kind = LocalShortage if is_local_shortage(error) else UpstreamFailed
             raise kind(f"{self.name} cannot be reached: {reason_of(error)}") from error
         self._opened += 1
-        held.connection = ClientConnection(link, self._heard)
-        return await self._send(request, clock, held.connection)
+        lease.connection = ClientConnection(link, self._on_data)
+        return await self._send(request, clock, lease.connection)
 
     async def _send(self, request: bytes, clock: Clock, connection: ClientConnection) -> UpstreamResponse:
         connection.parser = ResponseParser(has_body=not request.startswith(b"HEAD "))
-        clock.begin("did not answer", self._timeouts.first_byte_s)
+        clock.begin("did not respond", self._timeouts.first_byte_s)
         await connection.link.send(request)
         first = b""
         while connection.parser.head is None:
             first = await connection.receive()
-        clock.begin("fell silent in the middle of an answer", self._timeouts.between_bytes_s)
+        clock.begin("did not continue its response", self._timeouts.between_bytes_s)
         return UpstreamResponse(self.name, connection, clock, first)
 
     def _take_idle(self) -> ClientConnection | None:
@@ -276,10 +276,10 @@ class Upstream:
             connection.link.close()
         return None
 
-    def _heard(self) -> None:
-        self.last_heard = trio.current_time()
+    def _on_data(self) -> None:
+        self.last_received_at = trio.current_time()
 
-    def _put_back(self, connection: ClientConnection | None) -> None:
+    def _release(self, connection: ClientConnection | None) -> None:
         if connection is None:
             return
         parser = connection.parser
@@ -292,7 +292,7 @@ class Upstream:
             connection.link.close()
 
 
-class _Held:
+class _Lease:
     """What an exchange must release, however it ends."""
 
     __slots__ = ("connection",)

@@ -15,16 +15,16 @@ _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class ClientConnection:
-    """A link and the response received through it. `heard` is called whenever bytes arrive."""
+    """A link and the response received through it. `on_data` is called whenever bytes arrive."""
 
-    __slots__ = ("_heard", "idle_since", "is_closed", "link", "parser")
+    __slots__ = ("_on_data", "idle_since", "is_closed", "link", "parser")
 
-    def __init__(self, link: Link, heard: Callable[[], None]) -> None:
+    def __init__(self, link: Link, on_data: Callable[[], None]) -> None:
         self.link = link
         self.parser = ResponseParser()
         self.idle_since = 0.0
         self.is_closed = False
-        self._heard = heard
+        self._on_data = on_data
 
     async def receive(self) -> bytes:
         """Wait for bytes; return those of the body. Raises `OSError` if the connection ends too early."""
@@ -34,10 +34,12 @@ class ClientConnection:
             if not self.parser.end():
                 begun = self.parser.has_begun
                 raise ConnectionResetError(
-                    "broke off in the middle of an answer" if begun else "closed the connection unanswered"
+                    "closed the connection in the middle of a response"
+                    if begun
+                    else "closed the connection without a response"
                 )
             return b""
-        self._heard()
+        self._on_data()
         return self.parser.feed(data)
 
 
@@ -63,7 +65,7 @@ class Clock:
         self._seconds = seconds
         self.restart()
 
-    def hold(self) -> None:
+    def suspend(self) -> None:
         """Suspend the phase's time limit until `restart`, because the other side waits for us."""
         self.scope.deadline = self._at_most
 
@@ -74,7 +76,7 @@ class Clock:
             self.scope.deadline = deadline
 
 
-def told(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Return what went wrong in an exchange, in words that follow the server's name."""
     if isinstance(error, InvalidResponse):
         return f"sent {error}"

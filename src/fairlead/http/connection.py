@@ -9,7 +9,7 @@ side looks just like one that has closed. While a job is queued or runs there is
 too. A FIN arrives after all that the client has sent, and not at all while the kernel's buffer has no space
 for that. So we read on while a request is handled, also what is pipelined behind it (`protocol` refuses too
 much of that). Reading stops only while the app does not read a body. The connection is then checked for a FIN
-every `LOOK_EVERY_S`, and the body's time limit ends what that check misses.
+every `PROBE_EVERY_S`, and the body's time limit ends what that check misses.
 
 A connection uses one descriptor.
 """
@@ -26,7 +26,7 @@ import structlog
 import trio
 from hypercorn.events import Closed, RawData
 
-from fairlead.http.asgi import Disconnected
+from fairlead.http.asgi import ClientDisconnected
 from fairlead.http.protocol import Protocol, Shared
 
 logger = structlog.get_logger("fairlead.http")
@@ -34,7 +34,7 @@ logger = structlog.get_logger("fairlead.http")
 RECEIVE_BYTES = 64 * 1024
 READ_AHEAD_BYTES = 64 * 1024
 LINGER_S = 2.0
-LOOK_EVERY_S = 1.0
+PROBE_EVERY_S = 1.0
 
 
 class ServerConnection:
@@ -115,7 +115,7 @@ class ServerConnection:
             data = None
             # No checkpoint since `advance`: no wake-up has been missed.
             with trio.CancelScope(deadline=inf if blocked else protocol.deadline) as self._pause:
-                data = await self._receive(holds=blocked and not protocol.reads_ahead)
+                data = await self._receive(is_full=blocked and not protocol.reads_ahead)
             if data:
                 self._ahead += len(data)
                 protocol.receive(data)
@@ -125,13 +125,13 @@ class ServerConnection:
             elif trio.current_time() >= self._pause.deadline:
                 await protocol.expire()
 
-    async def _receive(self, *, holds: bool) -> bytes | None:
+    async def _receive(self, *, is_full: bool) -> bytes | None:
         """Wait for data and return it; empty after a disconnect, None if there is none after all.
 
-        `holds`: no more than `READ_AHEAD_BYTES` can be taken now.
+        `is_full`: no more than `READ_AHEAD_BYTES` can be taken now.
         """
-        if holds and self._ahead >= READ_AHEAD_BYTES:
-            await _hung_up(self._socket)
+        if is_full and self._ahead >= READ_AHEAD_BYTES:
+            await _wait_for_disconnect(self._socket)
             return b""
         if not self._new:
             await trio.lowlevel.wait_readable(self._socket)
@@ -166,24 +166,24 @@ class ServerConnection:
     async def _write(self, data: bytes) -> None:
         """Write all data. Usually the kernel takes it at once, and this does not wait."""
         sent = 0
-        if self._caught_up():
+        if self._all_sent():
             try:
                 sent = self._socket.send(data)
             except BlockingIOError:
                 pass
             except OSError:
                 self._end()
-                raise Disconnected from None
+                raise ClientDisconnected from None
             if sent == len(data):
                 return
         await self._write_slowly(data[sent:])
 
-    def _caught_up(self) -> bool:
+    def _all_sent(self) -> bool:
         """Return whether the kernel has taken all earlier data, and no other task is writing."""
         return not (self._unsent or self._writing.locked())
 
     def _writable(self) -> bool:
-        return self._caught_up() and not self._ended
+        return self._all_sent() and not self._ended
 
     def _write_now(self, data: bytes) -> None:
         """Write what the kernel takes at once; a task sends the rest. Only if `_writable`."""
@@ -211,10 +211,10 @@ class ServerConnection:
         except trio.TooSlowError:
             logger.warning("connection dropped", client=self._client, reason="the client does not read")
             self.abort()
-            raise Disconnected from None
+            raise ClientDisconnected from None
         except OSError:
             self._end()
-            raise Disconnected from None
+            raise ClientDisconnected from None
         except trio.Cancelled:
             self.abort()  # the rest of a partial write cannot be sent any more
             raise
@@ -228,13 +228,13 @@ async def linger(sock: socket.socket) -> None:
             await trio.lowlevel.wait_readable(sock)
 
 
-async def _hung_up(sock: socket.socket) -> None:
+async def _wait_for_disconnect(sock: socket.socket) -> None:
     """Wait for a reset or the end of the client's stream, without reading what it has sent.
 
     Trio can only wait for readable data, which there is already, and an epoll set would use a descriptor.
     Systems without POLLRDHUP, which is Linux's, report only a reset.
     """
-    news = select.poll()
-    news.register(sock, getattr(select, "POLLRDHUP", 0))
-    while not news.poll(0):  # noqa: ASYNC110  # there is no event
-        await trio.sleep(LOOK_EVERY_S)
+    poll = select.poll()
+    poll.register(sock, getattr(select, "POLLRDHUP", 0))
+    while not poll.poll(0):  # noqa: ASYNC110  # there is no event
+        await trio.sleep(PROBE_EVERY_S)

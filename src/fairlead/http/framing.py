@@ -13,6 +13,10 @@ pyproject.toml bounds its version.
 import h11
 from h11._receivebuffer import ReceiveBuffer
 
+# A body may have this many chunks, and one more for each `CHUNK_BYTES` in it.
+MOST_SMALL_CHUNKS = 1000
+CHUNK_BYTES = 64
+
 _LENGTH = b"\ncontent-length:"
 
 
@@ -27,6 +31,19 @@ class StrictConnection(h11.Connection):
     def buffered_bytes(self) -> int:
         """The number of bytes received and not yet parsed."""
         return len(self._receive_buffer)
+
+
+class ChunkCounter:
+    """Counts a body's chunks and their bytes: parsing a small chunk costs more than its few bytes."""
+
+    def __init__(self) -> None:
+        self._chunks = self._bytes = 0
+
+    def has_too_many(self, data: h11.Data) -> bool:
+        """Count a piece of the body; return whether too many of its chunks are small."""
+        self._chunks += data.chunk_start
+        self._bytes += len(data.data)
+        return self._chunks > MOST_SMALL_CHUNKS + self._bytes // CHUNK_BYTES
 
 
 class StrictBuffer(ReceiveBuffer):
@@ -80,4 +97,4 @@ def _check_content_length(head: bytearray) -> None:
 
 
 def _line_end_error() -> h11.LocalProtocolError:
-    return h11.LocalProtocolError("a line ends in something else than CR LF")
+    return h11.LocalProtocolError("a line does not end with CR LF")

@@ -1,7 +1,10 @@
-"""Request headers: the first value of a name, in any case."""
+"""Headers: the first value of a name, in any case, and the date of a response."""
 
 from collections.abc import Iterable
+from functools import lru_cache
+from time import time
 from typing import Protocol, overload
+from wsgiref.handlers import format_date_time
 
 
 class Headers(Protocol):
@@ -30,3 +33,13 @@ class FirstHeaders:
     def get(self, name: str, default: str | None = None) -> str | None:
         """Return the first value of that name."""
         return self._values.get(name.lower(), default)
+
+
+def http_date() -> bytes:
+    """Return the current time as the value of a `Date` header."""
+    return _format_date(int(time()))
+
+
+@lru_cache(maxsize=1)
+def _format_date(second: int) -> bytes:
+    return format_date_time(second).encode()

@@ -62,7 +62,7 @@ class PlainLink:
 
     def is_stale(self) -> bool:
         """See `Link`."""
-        return _has_news(self._socket)
+        return _is_readable(self._socket)
 
     def close(self) -> None:
         """See `Link`."""
@@ -120,7 +120,7 @@ async def connect(host: str, port: int, context: ssl.SSLContext | None) -> Link:
     return link
 
 
-def _has_news(sock: socket.socket) -> bool:
+def _is_readable(sock: socket.socket) -> bool:
     try:
         sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

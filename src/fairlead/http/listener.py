@@ -32,9 +32,9 @@ logger = structlog.get_logger("fairlead.http")
 BACKLOG = 2048
 # Bounded, so that a burst of new clients does not delay the old ones.
 ACCEPTS_A_TURN = 32
-BEGINNINGS_A_TURN = 4
+STARTS_A_TURN = 4
 REFUSALS = 64  # clients over the limit that get a response at a time; the others are just closed
-OUT_OF_FILES_S = 0.1
+OUT_OF_DESCRIPTORS_S = 0.1
 PORTS_TRIED = 16  # a port that is free on one address of the host may be taken on the next
 
 # The kernel's buffer for a client that does not read; by default it grows to megabytes. A socket is writable
@@ -123,7 +123,7 @@ class Listener:
         task_status: trio.TaskStatus[list[Address]],
     ) -> None:
         """Listen until `shutdown`, then drain."""
-        async with trio.open_nursery() as cutting_off:
+        async with trio.open_nursery() as drain:
             async with trio.open_nursery() as connections:
                 try:
                     async with trio.open_nursery() as accepting:
@@ -140,12 +140,12 @@ class Listener:
                 await self._shared.context.terminated.set()
                 for connection in self._connections:
                     connection.drain()
-                cutting_off.start_soon(self._cut_off, connections)
-            cutting_off.cancel_scope.cancel()
+                drain.start_soon(self._end_drain, connections)
+            drain.cancel_scope.cancel()
 
-    async def _cut_off(self, connections: trio.Nursery) -> None:
+    async def _end_drain(self, connections: trio.Nursery) -> None:
         await trio.sleep(self._shared.limits.drain_s)
-        logger.warning("drain cut off", connections=len(self._connections))
+        logger.warning("drain timed out", connections=len(self._connections))
         for connection in self._connections:
             connection.abort()
         connections.cancel_scope.cancel()
@@ -165,9 +165,9 @@ class Listener:
                 pass
             except (OSError, MemoryError) as error:
                 # Out of descriptors or memory: retry, because connections that end release some.
-                self._say_once("cannot accept connections", error=str(error) or type(error).__name__)
-                await trio.sleep(OUT_OF_FILES_S)
-            for _ in range(min(BEGINNINGS_A_TURN, len(self._arrivals))):
+                self._log_once("cannot accept connections", error=str(error) or type(error).__name__)
+                await trio.sleep(OUT_OF_DESCRIPTORS_S)
+            for _ in range(min(STARTS_A_TURN, len(self._arrivals))):
                 connection = ServerConnection(self._shared, *self._arrivals.pop())
                 self._connections.add(connection)
                 connections.start_soon(self._serve, connection)
@@ -177,14 +177,14 @@ class Listener:
             self._full = False
             self._arrivals.add(arrival)
             return
-        self._say_once("too many connections", limit=self._shared.limits.connections)
+        self._log_once("too many connections", limit=self._shared.limits.connections)
         if self._refusals < REFUSALS:
             self._refusals += 1
             connections.start_soon(self._refuse, arrival.sock)
         else:
             arrival.sock.close()
 
-    def _say_once(self, event: str, **details: Any) -> None:
+    def _log_once(self, event: str, **details: Any) -> None:
         """Log that the server is full, but not again until a connection was accepted."""
         if not self._full:
             self._full = True
@@ -216,7 +216,7 @@ def _listen_on_all(host: str, port: int, found: Sequence[Any]) -> list[socket.so
         try:
             sockets.append(_listen(family, (address[0], chosen, *address[2:])))
         except OSError as error:
-            failure = CannotListen(error.errno, _why_not(host, chosen, error))
+            failure = CannotListen(error.errno, _explain(host, chosen, error))
             if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # for example without IPv6
                 break
     else:
@@ -228,7 +228,7 @@ def _listen_on_all(host: str, port: int, found: Sequence[Any]) -> list[socket.so
     raise failure
 
 
-def _why_not(host: str, port: int, error: OSError) -> str:
+def _explain(host: str, port: int, error: OSError) -> str:
     if error.errno != errno.EADDRINUSE:
         return f"cannot listen on {host}, port {port}: {error.strerror}"
     return (

@@ -14,11 +14,8 @@ still runs. So it is refused, together with that request.
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import inf
-from time import time
 from typing import Any
-from wsgiref.handlers import format_date_time
 
 import h11
 import structlog
@@ -31,16 +28,14 @@ from hypercorn.utils import suppress_body
 
 from fairlead.config import Limits
 from fairlead.http.accept_queue import RequestTurns
-from fairlead.http.asgi import Disconnected, RequestBodyChannel, Stream
-from fairlead.http.framing import StrictConnection
+from fairlead.http.asgi import ClientDisconnected, RequestBodyChannel, Stream
+from fairlead.http.framing import CHUNK_BYTES, ChunkCounter, StrictConnection
+from fairlead.http.headers import http_date
 from fairlead.http.refusals import LOGGED_LENGTH, code_of, objection, path_of, refusal, with_host_of_target
 
 logger = structlog.get_logger("fairlead.http")
 
 PIPELINED_BYTES = 64 * 1024
-# A body may have this many chunks, and one more for each `CHUNK_BYTES` in it.
-MOST_SMALL_CHUNKS = 1000
-CHUNK_BYTES = 64
 _EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 
@@ -92,11 +87,11 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._wake = wake
         self._writable = writable
         self._write_now = write_now
-        self._inbox = RequestBodyChannel(self._resume)
+        self._body_channel = RequestBodyChannel(self._resume)
         self._begun = False  # a part of the next request's head has arrived
         self._paused = False  # the whole request has arrived, and more data after it
         self._pipelined = 0  # bytes of that data
-        self._chunks = self._chunked_bytes = 0  # of the body being received
+        self._chunks = ChunkCounter()  # of the body being received
         self._half_line = b""  # the CR of an empty line before a request
         self._held = b""  # the head of a response, until it is sent with the body
         self.ended = False
@@ -109,8 +104,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     @property
     def blocked(self) -> bool:
-        """Whether received data must wait for the app: for its response, or for space in its inbox."""
-        return self.stream is not None and (self._paused or self._inbox.full)
+        """Whether received data must wait for the app: for its response, or for space in its body channel."""
+        return self.stream is not None and (self._paused or self._body_channel.full)
 
     @property
     def reads_ahead(self) -> bool:
@@ -151,7 +146,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             if type(event) is h11.Request:
                 await self._begin(event)
             elif type(event) is h11.Data and self.stream is not None:
-                if self._has_small_chunks(event):
+                if self._chunks.has_too_many(event):
                     await self.refuse(400, f"the body comes in chunks of fewer than {CHUNK_BYTES} bytes")
                     return
                 await self.stream.handle(Body(STREAM_ID, event.data))
@@ -170,12 +165,6 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         else:  # the client's own bytes follow the colon
             await self.refuse(error.error_status_hint, str(error).partition(":")[0])
 
-    def _has_small_chunks(self, data: h11.Data) -> bool:
-        """Count a chunk; return whether too many are small. Parsing one costs more than its few bytes."""
-        self._chunks += data.chunk_start
-        self._chunked_bytes += len(data.data)
-        return self._chunks > MOST_SMALL_CHUNKS + self._chunked_bytes // CHUNK_BYTES
-
     async def expire(self) -> None:
         """Handle a `deadline` that has passed: refuse an unfinished head, close the connection otherwise."""
         if self.stream is None and self._begun:
@@ -184,7 +173,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             await self.leave()
 
     async def leave(self) -> None:
-        """End the connection. The app receives a disconnect, and its further sends raise `Disconnected`."""
+        """End the connection. The app receives a disconnect, its further sends `ClientDisconnected`."""
         self.ended = True
         await self._close_stream()
         await self.send(Closed())
@@ -204,7 +193,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         await self.send(Closed())
 
     def _log_refusal(self, status: int, message: str, request: h11.Request | None) -> None:
-        """Log the same line as `Door.refused` does for other requests."""
+        """Log the same line as `RequestAuth.refused` does for other requests."""
         line: dict[str, Any] = {"outcome": code_of(status), "status": status, "reason": message}
         if request is not None:
             path = path_of(request).partition(b"?")[0].decode("latin-1")
@@ -216,7 +205,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
 
     async def _begin(self, request: h11.Request) -> None:
         self._begun = False
-        self._chunks = self._chunked_bytes = 0
+        self._chunks = ChunkCounter()
         self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
         path = path_of(request)
         headers = list(request.headers)
@@ -256,17 +245,17 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         An app that uses the extension `fairlead` (`asgi.Direct`) can also rely on the cancellation of its
         task when the client disconnects.
         """
-        self._inbox = RequestBodyChannel(self._resume)
+        self._body_channel = RequestBodyChannel(self._resume)
         scope["extensions"]["fairlead"] = self.stream
-        self._start_soon(self._run, app, scope, self._inbox.receive, self.stream)
-        return self._inbox.put
+        self._start_soon(self._run, app, scope, self._body_channel.receive, self.stream)
+        return self._body_channel.put
 
     async def _run(self, app: Any, scope: Any, receive: Any, stream: Stream) -> None:
         try:
             # Requests that are cancelled at this moment unwind before this one sees any state.
             await self._turns.wait(self.client[0])
             await app(scope, receive, stream.app_send)
-        except* Disconnected:
+        except* ClientDisconnected:
             pass
         except* Exception as group:
             logger.exception("request failed", path=scope["path"], exc_info=group)
@@ -280,7 +269,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             await self.leave()  # a truncated response must not look complete
 
     def _resume(self) -> None:
-        """Restart the deadline and resume reading. The client is not charged for the time of a full inbox."""
+        """Restart the deadline and resume reading. The time of a full channel does not count."""
         self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
         self._wake()
 
@@ -297,7 +286,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             await self._send_head(event)
 
     async def _send_head(self, response: Response) -> None:
-        headers = [*response.headers, (b"date", _date())]
+        headers = [*response.headers, (b"date", http_date())]
         if self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY:
             headers.append((b"connection", b"close"))  # no next request: we stop, or a body is unread
         head = self.connection.send(h11.Response(headers=headers, status_code=response.status_code))
@@ -337,12 +326,3 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         else:
             self.connection.start_next_cycle()
         await self.send(Updated(idle=not ahead))
-
-
-def _date() -> bytes:
-    return _format_date(int(time()))
-
-
-@lru_cache(maxsize=1)
-def _format_date(second: int) -> bytes:
-    return format_date_time(second).encode()

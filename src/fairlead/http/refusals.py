@@ -7,12 +7,11 @@ import json
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from time import time
-from wsgiref.handlers import format_date_time
 
 import h11
 
 from fairlead.config import Limits
+from fairlead.http.headers import http_date
 
 LOGGED_LENGTH = 200  # characters of a path
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
@@ -40,7 +39,7 @@ def refusal(status: int, message: str) -> bytes:
     body = json.dumps({"error": error}).encode()
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\ndate: {format_date_time(time())}\r\n\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\ndate: {http_date().decode()}\r\n\r\n"
     )
     return head.encode() + body
 
@@ -105,17 +104,17 @@ def _ambiguous(request: h11.Request, values: _Values) -> Objection | None:
 
 def _unsupported(request: h11.Request, values: _Values) -> Objection | None:
     if request.http_version not in {b"1.0", b"1.1"}:
-        return 505, "this server speaks HTTP/1.1"
+        return 505, "only HTTP/1.0 and HTTP/1.1 are supported"
     if request.method == b"CONNECT":
-        return 405, "this server is no proxy"
+        return 405, "this server is not a proxy"
     if request.method != request.method.upper():  # h11 and the app could read it differently
-        return 405, "methods are written in capitals"
+        return 405, "the method must be in capital letters"
     for expectation in _listed(values, b"expect"):
         if expectation not in {b"", b"100-continue"}:
             return 417, "Expect: only 100-continue is supported"
     # h2c is declined by answering in HTTP/1.1 (RFC 9110, 7.8): Java's client offers it on every request.
     if any(b"websocket" in protocol for protocol in _listed(values, b"upgrade")):
-        return 400, "there are no WebSockets here; streams are server-sent events"
+        return 400, "WebSockets are not supported; streams are server-sent events"
     if not path_of(request):
         return 400, "the target is not a path"
     return None

@@ -20,14 +20,14 @@ class RequestHeads:
             lines.append(f"Authorization: Bearer {api_key}")
         for line in lines:
             if _HEADER_VALUE.fullmatch(line) is None:
-                raise ValueError("the URL or the API key has characters that no header may have")
+                raise ValueError("the URL or the API key has characters that are not allowed in a header")
         self._base = base
         self._same = "".join(f"{line}\r\n" for line in lines).encode("ascii")
 
     def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
         """Return a request with its body. Headers with empty or invalid values are left out."""
         if _PATH.fullmatch(path) is None:
-            raise ValueError(f"{path!r} is no path")
+            raise ValueError(f"{path!r} is not a path")
         head = f"{method} {self._base}{path} HTTP/1.1\r\n"
         for name, value in headers.items():
             if value and _HEADER_VALUE.fullmatch(value) is not None:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import trio
 
-from fairlead.load.client import LoadConnection, RequestFailedError, TimedAnswer, ask
+from fairlead.load.client import LoadConnection, RequestFailedError, TimedAnswer, timed_request
 from fairlead.load.report import Level, summarize
 
 TEXT = (
@@ -28,11 +28,11 @@ TOKENS_PER_WORD = 1.3  # an estimate, for servers without /tokenize
 FITTING_TRIES = 5
 CONTROL_TIMEOUT_S = 60.0
 
-Count = Callable[[], None]
+OnAnswer = Callable[[], None]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The load: which requests, how many, and how many at a time. `named` fills in an empty `model`.
+    """The load: which requests, how many, and how many at a time. `with_model` fills in an empty `model`.
 
     `requests` is their number per level, by default four per stream. `warmup` requests before each level are
     not measured, by default one per stream. A level starts no more requests after `duration_s`.
@@ -85,7 +85,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def named(options: Options, *, api_key: str | None = None) -> Options:
+def with_model(options: Options, *, api_key: str | None = None) -> Options:
     """Return the options with a model: the server's first one, if none is named.
 
     Raises `RequestFailedError` if the server has none or does not answer, `ValueError` for an invalid URL.
@@ -97,32 +97,36 @@ def named(options: Options, *, api_key: str | None = None) -> Options:
 
 
 def measure(
-    options: Options, *, api_key: str | None = None, counted: Count = lambda: None
+    options: Options, *, api_key: str | None = None, on_answer: OnAnswer = lambda: None
 ) -> list[tuple[Level, list[TimedAnswer]]]:
-    """Run every level; return the results and the answers of each. `counted` is called after each answer.
+    """Run every level; return the results and the answers of each. `on_answer` is called after each answer.
 
-    Raises `RequestFailedError` if the server does not answer at all. A single failed answer is only counted.
+    Raises `RequestFailedError` if the server does not answer at all. A single failed answer is only recorded.
     """
     connect = partial(LoadConnection, options.url, api_key=api_key)
-    return [trio.run(_run_level, options, connect, streams, counted) for streams in options.streams]
+    return [trio.run(_run_level, options, connect, streams, on_answer) for streams in options.streams]
 
 
 async def _run_level(
-    options: Options, connect: partial[LoadConnection], streams: int, counted: Count
+    options: Options, connect: partial[LoadConnection], streams: int, on_answer: OnAnswer
 ) -> tuple[Level, list[TimedAnswer]]:
     """Warm up, then measure one number of streams."""
     warmup, requests = options.warmup_of(streams), options.requests_of(streams)
-    randomness = random.Random(f"{options.seed} {streams}")  # noqa: S311 - words, not secrets
-    prompts = await _make_prompts(options, connect(), warmup + requests, randomness)
+    rng = random.Random(f"{options.seed} {streams}")  # noqa: S311 - words, not secrets
+    prompts = await _make_prompts(options, connect(), warmup + requests, rng)
 
-    await _load(options, connect, streams, prompts[:warmup], counted)
+    await _load(options, connect, streams, prompts[:warmup], on_answer)
     cpu_before_s = time.process_time()
-    answers = await _load(options, connect, streams, prompts[warmup:], counted)
+    answers = await _load(options, connect, streams, prompts[warmup:], on_answer)
     return summarize(streams, answers, cpu_s=time.process_time() - cpu_before_s), answers
 
 
 async def _load(
-    options: Options, connect: partial[LoadConnection], streams: int, prompts: Sequence[str], counted: Count
+    options: Options,
+    connect: partial[LoadConnection],
+    streams: int,
+    prompts: Sequence[str],
+    on_answer: OnAnswer,
 ) -> list[TimedAnswer]:
     """Send all prompts, `streams` at a time, until none is left or the time is up."""
     answers: list[TimedAnswer] = []
@@ -133,8 +137,8 @@ async def _load(
         connection = connect()
         for number, prompt in remaining:
             body = options.body(prompt, tenant=number % max(1, options.tenants))
-            answers.append(await ask(connection, options.path, body, timeout_s=options.timeout_s))
-            counted()
+            answers.append(await timed_request(connection, options.path, body, timeout_s=options.timeout_s))
+            on_answer()
             if trio.current_time() > last_start_s:
                 break
 
@@ -145,28 +149,28 @@ async def _load(
 
 
 async def _first_model(connection: LoadConnection) -> str:
-    class Model(msgspec.Struct):
+    class ListedModel(msgspec.Struct):
         id: str
 
-    class Models(msgspec.Struct):
-        data: list[Model]
+    class Listing(msgspec.Struct):
+        data: list[ListedModel]
 
     with trio.fail_after(CONTROL_TIMEOUT_S):
-        models = msgspec.json.decode(await connection.request("GET", "/v1/models"), type=Models).data
+        models = msgspec.json.decode(await connection.request("GET", "/v1/models"), type=Listing).data
     if not models:
         raise RequestFailedError("models", "the server has none")
     return models[0].id
 
 
 async def _make_prompts(
-    options: Options, connection: LoadConnection, count: int, randomness: random.Random
+    options: Options, connection: LoadConnection, count: int, rng: random.Random
 ) -> list[str]:
     """Return prompts of the requested length. Each begins its search at the last one's number of words."""
     prompts = []
     words = max(1, round(options.prompt_tokens / TOKENS_PER_WORD))
     counts = True
     for _ in range(count):
-        vocabulary = randomness.choices(WORDS, k=4 * options.prompt_tokens)
+        vocabulary = rng.choices(WORDS, k=4 * options.prompt_tokens)
         if counts:
             fitted = await _fit(options, connection, vocabulary, words)
             counts = fitted is not None
@@ -194,14 +198,16 @@ async def _fit(
 
 
 async def _count_tokens(options: Options, connection: LoadConnection, text: str) -> int | None:
-    class Tokens(msgspec.Struct):
+    class TokenList(msgspec.Struct):
         tokens: list[int]
 
     try:
         with trio.fail_after(CONTROL_TIMEOUT_S):
             body = {"model": options.model, **options.prompt(text)}
             return len(
-                msgspec.json.decode(await connection.request("POST", "/tokenize", body), type=Tokens).tokens
+                msgspec.json.decode(
+                    await connection.request("POST", "/tokenize", body), type=TokenList
+                ).tokens
             )
     except RequestFailedError as error:
         if error.kind == "connection" or error.kind == str(HTTPStatus.UNAUTHORIZED):

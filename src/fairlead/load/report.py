@@ -54,34 +54,34 @@ class Level(msgspec.Struct, frozen=True):
 
 def summarize(streams: int, answers: Sequence[TimedAnswer], *, cpu_s: float) -> Level:
     """Return the results of a level; `answers` must not be empty."""
-    good = [answer for answer in answers if answer.error is None]
-    spoke = [answer for answer in good if answer.pieces_s]
-    began_s = min(answer.started_s for answer in answers)
-    wall_s = max(answer.ended_s for answer in answers) - began_s
-    output_tokens = sum(answer.output_tokens for answer in good)
-    usages = [answer.usage for answer in good if answer.usage]
+    succeeded = [answer for answer in answers if answer.error is None]
+    with_text = [answer for answer in succeeded if answer.pieces_s]
+    started_s = min(answer.started_s for answer in answers)
+    wall_s = max(answer.ended_s for answer in answers) - started_s
+    output_tokens = sum(answer.output_tokens for answer in succeeded)
+    usages = [answer.usage for answer in succeeded if answer.usage]
     return Level(
         streams=streams,
         requests=len(answers),
         wall_s=wall_s,
         output_tokens=output_tokens,
         output_tokens_per_s=output_tokens / wall_s,
-        requests_per_s=len(good) / wall_s,
+        requests_per_s=len(succeeded) / wall_s,
         prompt_tokens_mean=sum(usage.prompt_tokens for usage in usages) / len(usages) if usages else None,
-        tokens_counted_by="usage" if len(usages) == len(good) else "pieces",
+        tokens_counted_by="usage" if len(usages) == len(succeeded) else "pieces",
         errors=dict(Counter(answer.error for answer in answers if answer.error is not None)),
         generator_cpu=cpu_s / wall_s,
-        time_to_first_token_ms=Quantiles.of([answer.pieces_s[0] - answer.started_s for answer in spoke]),
-        inter_token_ms=Quantiles.of(gaps_s(spoke)),
+        time_to_first_token_ms=Quantiles.of([answer.pieces_s[0] - answer.started_s for answer in with_text]),
+        inter_token_ms=Quantiles.of(gaps_s(with_text)),
         per_token_ms=Quantiles.of(
             [
                 (answer.pieces_s[-1] - answer.pieces_s[0]) / (answer.output_tokens - 1)
-                for answer in spoke
+                for answer in with_text
                 if answer.output_tokens > 1
             ]
         ),
-        end_to_end_ms=Quantiles.of([answer.ended_s - answer.started_s for answer in good]),
-        tokens_by_second=_tokens_by_second(spoke, began_s, wall_s),
+        end_to_end_ms=Quantiles.of([answer.ended_s - answer.started_s for answer in succeeded]),
+        tokens_by_second=_tokens_by_second(with_text, started_s, wall_s),
     )
 
 
@@ -109,20 +109,22 @@ def format_table(levels: Sequence[Level]) -> str:
     return "\n".join([*lines, "Times are p50 / p90 / p99."])
 
 
-def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[TimedAnswer]]]) -> None:
+def plot(path: Path, title: str, results: Sequence[tuple[Level, Sequence[TimedAnswer]]]) -> None:
     """Plot the distributions of both latencies, and the throughput over time."""
     import matplotlib as mpl
 
-    mpl.set_loglevel("error")  # else it reports a search for fonts that takes long
+    mpl.set_loglevel("error")  # otherwise it reports a search for fonts that takes long
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, (first, between, rate) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     for level, answers in results:
-        good = [answer for answer in answers if answer.error is None and answer.pieces_s]
+        succeeded = [answer for answer in answers if answer.error is None and answer.pieces_s]
         label = f"{level.streams} streams"
-        first.ecdf([(answer.pieces_s[0] - answer.started_s) * 1000 for answer in good] or [0], label=label)
-        between.ecdf([gap * 1000 for gap in gaps_s(good)] or [0], label=label)
+        first.ecdf(
+            [(answer.pieces_s[0] - answer.started_s) * 1000 for answer in succeeded] or [0], label=label
+        )
+        between.ecdf([gap * 1000 for gap in gaps_s(succeeded)] or [0], label=label)
         rate.step(range(len(level.tokens_by_second)), level.tokens_by_second, where="post", label=label)
     first.set(title="Time to first token", xlabel="ms", ylabel="share of requests")
     between.set(title="Between pieces of text", xlabel="ms", ylabel="share of pieces")
@@ -135,12 +137,12 @@ def draw(path: Path, title: str, results: Sequence[tuple[Level, Sequence[TimedAn
     plt.close(figure)
 
 
-def _tokens_by_second(answers: Sequence[TimedAnswer], began_s: float, wall_s: float) -> list[float]:
+def _tokens_by_second(answers: Sequence[TimedAnswer], started_s: float, wall_s: float) -> list[float]:
     """Return the tokens of each second, with an answer's tokens spread evenly over its pieces."""
     seconds = [0.0] * (int(wall_s) + 1)
     for answer in answers:
         for piece_s in answer.pieces_s:
-            seconds[int(piece_s - began_s)] += answer.output_tokens / len(answer.pieces_s)
+            seconds[int(piece_s - started_s)] += answer.output_tokens / len(answer.pieces_s)
     return seconds
 
 

@@ -20,17 +20,22 @@ import torch
 from torch import Tensor
 
 from fairlead.errors import LoadFailed
-from fairlead.models.borrowed import build_skeleton, fill
+from fairlead.models.architecture import REFUSED
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.layers import Attend
-from fairlead.models.rope import Rope
-from fairlead.models.shape import REFUSED, ModelShape
+from fairlead.models.fallback_attention import (
+    NAME,
+    AttentionCall,
+    AttentionForwarder,
+    RecordingAttention,
+    register_attention,
+)
+from fairlead.models.fallback_weights import build_without_weights, load_weights
+from fairlead.models.model import AttentionFunction
+from fairlead.models.shape import ModelShape
 from fairlead.models.weights import Weights
 
-_NAME = "fairlead"
 _KINDS = {"full_attention", "sliding_attention", "attention"}
-_TRIAL = [7, 5]  # lengths of the sequences in the trial run of a model
-_CHANGES_SCORES = ("s_aux", "sinks", "position_bias", "attention_bias", "alibi", "head_mask")
+_TRIAL_LENGTHS = [7, 5]  # of the sequences in the trial run of a model
 
 
 def fallback(
@@ -58,51 +63,51 @@ def fallback(
             f"{list(names)} is not supported ({', '.join(built_in)} are, "
             f"and dense decoders of transformers {transformers.__version__})",
         )
-    kind = getattr(transformers, name)
+    model_class = getattr(transformers, name)
     try:
-        theirs = transformers.AutoConfig.from_pretrained(config.path.parent, trust_remote_code=False)
+        model_config = transformers.AutoConfig.from_pretrained(config.path.parent, trust_remote_code=False)
     except Exception as error:  # whatever its validation raises
         raise LoadFailed(f"{config.path}: {error}") from error
-    if not isinstance(theirs, kind.config_class):
-        raise config.fails("model_type", f"{theirs.model_type!r} does not belong to {name}")
-    return lambda weights: FallbackModel(config, kind, theirs, weights)
+    if not isinstance(model_config, model_class.config_class):
+        raise config.fails("model_type", f"{model_config.model_type!r} does not belong to {name}")
+    return lambda weights: FallbackModel(config, model_class, model_config, weights)
 
 
 class FallbackModel:
-    """`registry.Model` over a model of transformers."""
+    """`Model` over a model of transformers."""
 
-    def __init__(self, config: CheckpointConfig, kind: Any, theirs: Any, weights: Weights) -> None:
+    def __init__(
+        self, config: CheckpointConfig, model_class: Any, model_config: Any, weights: Weights
+    ) -> None:
         self._config = config
-        self._name = kind.__name__
-        _register()
-        _check(config, kind, theirs)
+        self._name = model_class.__name__
+        register_attention()
+        _check(config, model_class, model_config)
         try:
-            self._model: Any = build_skeleton(kind, theirs, weights, _NAME)
-            fill(self._model, weights)
+            self._model: Any = build_without_weights(model_class, model_config, weights, NAME)
+            load_weights(self._model, weights)
         except LoadFailed:
             raise
         except Exception as error:
             raise self._fails(f"cannot be built: {error}") from error
         self._body = _Body(getattr(self._model, self._model.base_model_prefix))
-        self._bridge = _Bridge()
-        for module in self._model.modules():
-            module.fairlead = self._bridge  # where `_attend` finds it
+        self._forwarder = AttentionForwarder(self._model)
         try:
             with torch.inference_mode():
-                self.shape = self._try(theirs, weights)
+                self.shape = self._compare(model_config, weights)
         except LoadFailed:
             raise
         except Exception as error:
             raise self._fails(f"does not run with our attention: {type(error).__name__}: {error}") from error
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """Run all layers over token ids [T] at positions [T]: [T, C]."""
-        self._bridge.attend = attend
+        self._forwarder.attention = attention
         try:
             hidden: Tensor = self._body.run(input_ids=token_ids[None], position_ids=positions.long()[None])[0]
             return hidden
         finally:
-            self._bridge.attend = None
+            self._forwarder.attention = None
 
     def states(self, hidden: Tensor) -> Tensor:
         """Return each token's final state, for embeddings: `hidden` itself, as the body includes the norm."""
@@ -110,42 +115,43 @@ class FallbackModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the next-token logits for the needed rows of `hidden`: [T, C] → [T, V]."""
-        self._body.held = hidden[None]
+        self._body.output = hidden[None]
         try:
             ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # values are unused
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
             return logits
         finally:
-            self._body.held = None
+            self._body.output = None
 
     def _fails(self, reason: str) -> LoadFailed:
         return self._config.fails("architectures", f"{self._name} {reason}")
 
-    def _try(self, theirs: Any, weights: Weights) -> ModelShape:
-        """Run two short sequences side by side as we do, and each alone as transformers does.
+    def _compare(self, model_config: Any, weights: Weights) -> ModelShape:
+        """Compare two short sequences side by side, as we run them, with each alone, as transformers does.
 
         The layers' calls to attention in the first run determine the model's shape.
         """
         vocabulary = self._model.get_input_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(vocabulary, (sum(_TRIAL),), generator=generator).to(weights.device)
-        positions = torch.cat([torch.arange(length) for length in _TRIAL]).to(weights.device)
-        trial = _Trial()
-        ours = self.logits(self.hidden(ids, positions, trial)).float()
+        ids = torch.randint(vocabulary, (sum(_TRIAL_LENGTHS),), generator=generator).to(weights.device)
+        positions = torch.cat([torch.arange(length) for length in _TRIAL_LENGTHS]).to(weights.device)
+        recording = RecordingAttention(_TRIAL_LENGTHS)
+        ours = self.logits(self.hidden(ids, positions, recording)).float()
         if ours.shape[1] > vocabulary:
-            raise self._fails(f"scores {ours.shape[1]} tokens and knows {vocabulary}")
+            raise self._fails(f"has logits for {ours.shape[1]} tokens and an embedding of {vocabulary}")
         self._model.set_attn_implementation("eager")
         alone = [
-            self._model(input_ids=part[None], use_cache=False).logits[0] for part in torch.split(ids, _TRIAL)
+            self._model(input_ids=part[None], use_cache=False).logits[0]
+            for part in torch.split(ids, _TRIAL_LENGTHS)
         ]
-        self._model.set_attn_implementation(_NAME)
+        self._model.set_attn_implementation(NAME)
         expected = torch.cat(alone).float()
         error = float((ours - expected).square().mean().sqrt() / expected.square().mean().sqrt())
         if not error <= (1e-3 if weights.dtype == torch.float32 else 0.1) and bool(expected.isfinite().all()):
-            raise self._fails(f"says something else with our attention than with its own ({error:.1%} off)")
-        return self._shape(theirs, trial.calls, ours.shape[1])
+            raise self._fails(f"has other results with our attention than with its own ({error:.1%} off)")
+        return self._shape(model_config, recording.calls, ours.shape[1])
 
-    def _shape(self, theirs: Any, calls: "list[_Call]", vocab_size: int) -> ModelShape:
+    def _shape(self, model_config: Any, calls: list[AttentionCall], vocab_size: int) -> ModelShape:
         if [call.layer for call in calls] != list(range(len(calls))) or not calls:
             raise self._fails("does not attend once in every layer")
         first = calls[0]
@@ -154,83 +160,29 @@ class FallbackModel:
                 first, layer=0, window=None
             ):
                 raise self._fails("has layers of different sizes or scales")
-        text = theirs.get_text_config()
+        text = model_config.get_text_config()
         windows = tuple(call.window for call in calls)
         _check_windows(self._config, text, windows)
         most = _read_max_positions(self._config, text)
         return ModelShape(
             vocab_size=vocab_size,
             hidden_size=self._model.get_input_embeddings().weight.shape[1],
-            intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
             layers=len(calls),
             heads=first.heads,
             kv_heads=first.kv_heads,
             head_dim=first.head_dim,
             max_positions=most,
-            norm_epsilon=getattr(text, "rms_norm_eps", 1e-6),
-            rope=Rope(theta=1.0),  # transformers' own code rotates the heads
             windows=tuple(window if window and window < most else None for window in windows),
             attention_scale=first.scale,
             attention_cap=first.cap,
-            tied=bool(getattr(text, "tie_word_embeddings", False)),
         )
 
 
-class _Call(msgspec.Struct, frozen=True):
-    """The parameters of one layer's attention."""
-
-    layer: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    cap: float | None
-    window: int | None
-
-
-class _Bridge:
-    """Passes the modules' attention calls to the `Attend` of the current step."""
-
-    def __init__(self) -> None:
-        self.attend: Attend | None = None
-
-    def __call__(self, call: _Call, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        attend = self.attend
-        if attend is None:
-            raise NotImplementedError("its layers are run by something else than its body")
-        if isinstance(attend, _Trial):
-            attend.calls.append(call)
-        return attend(call.layer, query, key, value)
-
-
-class _Trial:
-    """Plain attention over the sequences of the trial run, which records its calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[_Call] = []
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # noqa: ARG002
-        call = self.calls[-1]
-        found = []
-        parts = zip(*(torch.split(one, _TRIAL) for one in (query, key, value)), strict=True)
-        for q, k, v in parts:
-            k, v = (one.repeat_interleave(call.heads // call.kv_heads, 1).transpose(0, 1) for one in (k, v))  # noqa: PLW2901
-            scores = (q.transpose(0, 1) @ k.transpose(1, 2)).float() * call.scale  # [H, T, T]
-            if call.cap is not None:
-                scores = torch.tanh(scores / call.cap) * call.cap
-            distance = torch.arange(len(q), device=q.device)
-            distance = distance[:, None] - distance
-            hidden = (distance < 0) | (distance >= (call.window or len(q)))
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(v.dtype)
-            found.append((weights @ v).transpose(0, 1).flatten(1))
-        return torch.cat(found)
-
-
 class _Body:
-    """A model without its head. While something is `held`, it returns that, so that only the head runs."""
+    """A model without its head. While it has an `output`, it returns that, so that only the head runs."""
 
     def __init__(self, body: Any) -> None:
-        self.held: Tensor | None = None
+        self.output: Tensor | None = None
         self._forward = body.forward
         body.forward = self  # on this object, not on its class
 
@@ -240,62 +192,25 @@ class _Body:
         return hidden
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        if self.held is None:
+        if self.output is None:
             return self._forward(*inputs, **options)
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
-        return BaseModelOutputWithPast(last_hidden_state=self.held)
+        return BaseModelOutputWithPast(last_hidden_state=self.output)
 
 
-def _attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001  ours does its own masking
-    scaling: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """Attend for transformers' modules: query [1, H, T, D], key and value [1, K, T, D] → [1, T, H, D]."""
-    for name in _CHANGES_SCORES:
-        if others.get(name) is not None:
-            raise NotImplementedError(f"its attention has {name}")
-    if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
-        raise NotImplementedError("its attention also looks ahead")
-    if value.shape != key.shape:
-        raise NotImplementedError("its keys and values differ in size")
-    heads, length, head_dim = query.shape[1:]
-    scale = head_dim**-0.5 if scaling is None else float(scaling)
-    call = _Call(
-        module.layer_idx, heads, key.shape[1], head_dim, scale, softcap or None, sliding_window or None
-    )
-    found: Tensor = module.fairlead(call, *(one[0].transpose(0, 1) for one in (query, key, value)))
-    return found.view(1, length, heads, head_dim), None
-
-
-def _register() -> None:
-    """Register `_attend` with transformers, without masks. Registering it again does no harm."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(_NAME, _attend)
-    AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
-
-
-def _check(config: CheckpointConfig, kind: Any, theirs: Any) -> None:
+def _check(config: CheckpointConfig, model_class: Any, model_config: Any) -> None:
     """Reject models that are known to be excluded before any weights are read."""
-    text = theirs.get_text_config()
+    text = model_config.get_text_config()
     if getattr(text, "is_encoder_decoder", False):
         raise config.fails("is_encoder_decoder", "only decoders are supported")
-    strange = set(getattr(text, "layer_types", None) or ()) - _KINDS
-    if strange:
-        raise config.fails("layer_types", f"{sorted(strange)} keep more than keys and values")
+    unknown = set(getattr(text, "layer_types", None) or ()) - _KINDS
+    if unknown:
+        raise config.fails("layer_types", f"{sorted(unknown)} keep more than keys and values")
     if getattr(text, "num_kv_shared_layers", 0):
         raise config.fails("num_kv_shared_layers", "layers that share a cache are not supported")
-    if not getattr(kind, "_supports_attention_backend", False):
-        raise config.fails("architectures", f"{kind.__name__} has no way to attend with our cache")
+    if not getattr(model_class, "_supports_attention_backend", False):
+        raise config.fails("architectures", f"{model_class.__name__} has no way to attend with our cache")
 
 
 def _read_max_positions(config: CheckpointConfig, text: Any) -> int:
@@ -324,4 +239,4 @@ def _check_windows(config: CheckpointConfig, text: Any, windows: Sequence[int | 
     )
     expected = [window if kind == "sliding_attention" else None for kind in kinds]
     if expected != list(windows) or not any(windows):
-        raise config.fails("sliding_window", "the layers do not say which of them slide")
+        raise config.fails("sliding_window", "the layers do not report which of them have a window")

@@ -1,56 +1,16 @@
 """The parts that every decoder is made of. They hold weights and know no checkpoint, cache or batch.
 
 Dimensions: T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads,
-D channels per head; I the MLP's inner size; V vocabulary.
+D channels per head; I the MLP's inner size; E experts, k of them per token; V vocabulary.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
 from torch import Tensor
 
-
-class Attend(Protocol):
-    """Attention of each token to its sequence so far. The engine implements it, as it owns the cache."""
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write `key` and `value` [T, K, D] to the cache; return `query`'s [T, H, D] attention: [T, H·D]."""
-
-
-class Linear:
-    """x·Wᵀ + b, for x [T, in] and a weight [out, in].
-
-    On a CPU a bfloat16 weight is kept in oneDNN's own blocked order. This is up to twice as fast as
-    reordering it at each call, and a row's result does not depend on how many rows there are.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._packed = self.rearranges(weight.dtype, weight.device)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight  # noqa: SLF001
-        self._bias = bias
-
-    @staticmethod
-    def rearranges(dtype: torch.dtype, device: torch.device) -> bool:
-        """Return whether it keeps such weights in an order of its own."""
-        return device.type == "cpu" and dtype == torch.bfloat16 and _onednn_bfloat16()
-
-    @property
-    def owns_a_copy(self) -> bool:
-        """Whether it uses a rearranged copy, so that it does not keep the weight passed to it."""
-        return self._packed
-
-    @property
-    def saved_bytes(self) -> int:
-        """How many bytes less it takes than the weight that it was made from."""
-        return 0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._packed:
-            operator = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001  no public name reaches packed weights
-            result: Tensor = operator(x.contiguous(), self._weight, self._bias, "none", [], "")
-            return result
-        return F.linear(x, self._weight, self._bias)
+from fairlead.models.linear import Linear
 
 
 class RMSNorm:
@@ -62,6 +22,13 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.scale.shape, self.scale, self.epsilon)
+
+
+class HeadRMSNorm(RMSNorm):
+    """`RMSNorm` over the D channels of each head, [T, H + K, D], with a weight for each, [H + K, D]."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.scale.shape[-1:], None, self.epsilon) * self.scale
 
 
 class OffsetRMSNorm:
@@ -91,17 +58,47 @@ class GatedMLP:
     `activation` is "silu" or "gelu_tanh", the approximation of GELU by tanh.
     """
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: str = "silu") -> None:
+    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
         self.gate_up = gate_up
         self.down = down
-        self.smooth = activation == "gelu_tanh"
+        self.uses_gelu = activation == "gelu_tanh"
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)  # [T, I] each
-        opened = F.gelu(gate, approximate="tanh") if self.smooth else F.silu(gate)
-        return self.down(opened.mul_(up))
+        activated = F.gelu(gate, approximate="tanh") if self.uses_gelu else F.silu(gate)
+        return self.down(activated.mul_(up))
 
 
-def _onednn_bfloat16() -> bool:
-    """Return whether this torch has oneDNN, and it computes bfloat16 on this processor."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
+class MixtureMLP:
+    """Runs each token through the k experts with the highest router weights, and sums their weighted outputs.
+
+    Works expert by expert, each over all its tokens; an expert without tokens costs nothing.
+    """
+
+    def __init__(
+        self, router: Linear, experts: Sequence[GatedMLP], per_token: int, *, normalize: bool
+    ) -> None:
+        self.router = router
+        self._experts = experts
+        self._per_token = per_token
+        self._normalize = normalize
+
+    def __call__(self, x: Tensor) -> Tensor:
+        scores = self.router(x).softmax(-1, dtype=torch.float32)  # [T, E]
+        weights, chosen = scores.topk(self._per_token, -1)  # [T, k]
+        if self._normalize:
+            weights = weights / weights.sum(-1, keepdim=True)
+        # All (token, expert) pairs, grouped by expert, in the order of the tokens.
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // self._per_token
+        shares = weights.flatten()[order, None].to(x.dtype)
+        counts = torch.bincount(chosen.flatten(), minlength=len(self._experts)).tolist()
+        result = torch.zeros_like(x)
+        start = 0
+        for expert, count in zip(self._experts, counts, strict=True):
+            if count:
+                rows = tokens[start : start + count]
+                output = expert(x.index_select(0, rows)) * shares[start : start + count]
+                result.index_add_(0, rows, output)
+                start += count
+        return result

@@ -6,18 +6,21 @@ Runs nothing from the directory and unpickles nothing.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
-from torch import Tensor
 
 from fairlead.errors import LoadFailed
+from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.layers import Linear
+from fairlead.models.linear import Quantization
+from fairlead.models.model import Model
+from fairlead.models.network import Network
 from fairlead.models.pooling import Pooling, read_pooling
-from fairlead.models.registry import Architecture, Model, architecture, built_in
-from fairlead.models.shape import ModelShape
+from fairlead.models.quantization import find_quantization
+from fairlead.models.registry import ARCHITECTURES, read_built_in
 from fairlead.models.weights import Weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -39,35 +42,26 @@ class LoadedModelFiles(msgspec.Struct, frozen=True):
 class WeightSource(msgspec.Struct, frozen=True):
     """A model's directory, of which all but the weights has been read. `dtype` is the one to compute in.
 
-    `own`: the class and the shape, if the architecture is built in.
+    `spec`: the description of the network, if its architecture is built in.
     """
 
     directory: Path
     build: Callable[[Weights], Model]
-    own: tuple[type[Architecture], ModelShape] | None
+    spec: ArchitectureSpec | None
     dtype: torch.dtype
+    quantization: Quantization
     eos_token_ids: tuple[int, ...]
     pooling: Pooling | None
 
-    def weights(
-        self,
-        device: torch.device,
-        report: Callable[[float], None],
-        make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
-    ) -> Weights:
+    def weights(self, device: torch.device, report: Callable[[float], None]) -> Weights:
         """Open the checkpoint; `report` receives the fraction read at least every 5 %."""
         return Weights(
-            self.directory, dtype=self.dtype, device=device, report=report, make_linear=make_linear
+            self.directory, dtype=self.dtype, device=device, report=report, quantization=self.quantization
         )
 
-    def load(
-        self,
-        device: torch.device,
-        report: Callable[[float], None],
-        make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
-    ) -> LoadedModelFiles:
+    def load(self, device: torch.device, report: Callable[[float], None]) -> LoadedModelFiles:
         """Build the model in torch."""
-        with self.weights(device, report, make_linear) as weights:
+        with self.weights(device, report) as weights:
             model = self.build(weights)
             weights.finish()
             return LoadedModelFiles(model, self.dtype, self.eos_token_ids, weights.bytes_placed, self.pooling)
@@ -86,7 +80,12 @@ def load_model(
 
 
 def read_source(
-    directory: Path, *, device: torch.device, dtype: str = "auto", needs_head: bool = True
+    directory: Path,
+    *,
+    device: torch.device,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    needs_head: bool = True,
 ) -> WeightSource:
     """Read all but the weights of the model in `directory`.
 
@@ -99,12 +98,24 @@ def read_source(
     if "auto_map" in config:
         raise config.fails("auto_map", "the model needs code from its repository, which is never run")
     pooling = read_pooling(directory)
-    build, has_head = architecture(config)
-    if not has_head and (needs_head or pooling is None):
+    spec = read_built_in(config)
+    if spec is not None and spec.headless and (needs_head or pooling is None):
         reason = "makes embeddings, no text" if needs_head else "has neither a head nor modules.json"
         raise config.fails("architectures", f"{config.texts('architectures')} {reason}")
     chosen = choose_dtype(config, dtype, device)
-    return WeightSource(directory, build, built_in(config), chosen, read_eos_token_ids(config), pooling)
+    how = find_quantization(quantization)
+    if (problem := how.refusal(device, chosen)) is not None:
+        raise LoadFailed(f"quantization {quantization} {problem}")
+    build: Callable[[Weights], Model]
+    if spec is not None:
+        build = partial(Network, spec)
+    elif quantization is not None:  # transformers makes the layers
+        raise LoadFailed(f"{directory}: quantization {quantization} needs one of our own model families")
+    else:
+        from fairlead.models.fallback import fallback
+
+        build = fallback(config, config.texts("architectures"), ARCHITECTURES)
+    return WeightSource(directory, build, spec, chosen, how, read_eos_token_ids(config), pooling)
 
 
 def choose_dtype(config: CheckpointConfig, name: str, device: torch.device) -> torch.dtype:

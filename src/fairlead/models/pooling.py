@@ -58,10 +58,10 @@ def read_pooling(directory: Path) -> Pooling | None:
         raise LoadFailed(
             f"{path}: only Transformer, Pooling, Normalize are supported, not {', '.join(kinds)}"
         )
-    place = modules[1].path
-    if not place or Path(place).name != place:
-        raise LoadFailed(f"{path}: {place!r} is not a directory beside it")
-    return Pooling(_read_kind(CheckpointConfig.read(directory / place / "config.json")), len(kinds) == 3)
+    folder = modules[1].path
+    if not folder or Path(folder).name != folder:
+        raise LoadFailed(f"{path}: {folder!r} is not a directory beside it")
+    return Pooling(_read_kind(CheckpointConfig.read(directory / folder / "config.json")), len(kinds) == 3)
 
 
 def _read_kind(config: CheckpointConfig) -> Literal["mean", "last"]:
@@ -107,13 +107,13 @@ class Pooler:
         if self._pooling.kind == "last":
             vectors = states[torch.from_numpy(query_starts[finished + 1] - 1).long().to(device)].float()
             return self._scaled(vectors)
-        places = torch.from_numpy(slots).long().to(device)
-        begins = torch.from_numpy(slots[sequence_lengths == counts]).long().to(device)
-        self._sums.index_fill_(0, begins, 0)  # removes the sums of the slot's previous text
-        rows = places.repeat_interleave(torch.from_numpy(counts).to(device))
-        self._sums.index_add_(0, rows, states.float())
+        row_slots = torch.from_numpy(slots).long().to(device)
+        started = torch.from_numpy(slots[sequence_lengths == counts]).long().to(device)
+        self._sums.index_fill_(0, started, 0)  # removes the sums of the slot's previous text
+        token_slots = row_slots.repeat_interleave(torch.from_numpy(counts).to(device))
+        self._sums.index_add_(0, token_slots, states.float())
         lengths = torch.from_numpy(sequence_lengths[finished]).to(device)
-        return self._scaled(self._sums[places[torch.from_numpy(finished).to(device)]] / lengths[:, None])
+        return self._scaled(self._sums[row_slots[torch.from_numpy(finished).to(device)]] / lengths[:, None])
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         return torch.nn.functional.normalize(vectors, dim=-1) if self._pooling.normalize else vectors

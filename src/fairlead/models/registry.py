@@ -1,59 +1,25 @@
-"""Maps the architecture names of `config.json` to classes. A new architecture needs one entry here."""
+"""Maps the architecture names of `config.json` to family declarations. A new family needs one entry here."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Protocol
 
 import msgspec
-from torch import Tensor
 
+from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.gemma3 import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
-from fairlead.models.layers import Attend
-from fairlead.models.llama import LlamaForCausalLM
-from fairlead.models.mistral import MistralForCausalLM
-from fairlead.models.mixture import MixtralForCausalLM, Qwen3MoeForCausalLM
-from fairlead.models.qwen2 import Qwen2ForCausalLM
-from fairlead.models.qwen3 import Qwen3ForCausalLM
-from fairlead.models.shape import ModelShape
-from fairlead.models.weights import Weights
+from fairlead.models.gemma3 import read_gemma3, read_multimodal_gemma3
+from fairlead.models.llama import read_llama
+from fairlead.models.mistral import read_mistral, read_mixtral
+from fairlead.models.qwen import read_qwen2, read_qwen3, read_qwen3_moe
 
-
-class Model(Protocol):
-    """A network as the engine uses it: T flattened tokens of many sequences in, logits out."""
-
-    shape: ModelShape
-
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Run all layers: [T], [T] → [T, C]."""
-
-    def states(self, hidden: Tensor) -> Tensor:
-        """Return the states for embeddings, which a head would project: [T, C] → [T, C]."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the next-token logits: [T, C] → [T, V]. Not for a model without a head."""
-
-
-class Architecture(Model, Protocol):
-    """A built-in network: its class reads its `config.json` and builds it."""
-
-    @classmethod
-    def read_shape(cls, config: CheckpointConfig) -> ModelShape:
-        """Read the architecture's own `config.json`; `LoadFailed` says what is wrong with it."""
-
-    def __init__(self, shape: ModelShape, weights: Weights) -> None:
-        """Take every tensor that it needs from `weights`."""
-
-
-ARCHITECTURES: dict[str, type[Architecture]] = {
-    "Gemma3ForCausalLM": Gemma3ForCausalLM,
-    "Gemma3ForConditionalGeneration": Gemma3ForConditionalGeneration,
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "MistralForCausalLM": MistralForCausalLM,
-    "MixtralForCausalLM": MixtralForCausalLM,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
-    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+ARCHITECTURES: dict[str, Callable[[CheckpointConfig], ArchitectureSpec]] = {
+    "Gemma3ForCausalLM": read_gemma3,
+    "Gemma3ForConditionalGeneration": read_multimodal_gemma3,
+    "LlamaForCausalLM": read_llama,
+    "MistralForCausalLM": read_mistral,
+    "MixtralForCausalLM": read_mixtral,
+    "Qwen2ForCausalLM": read_qwen2,
+    "Qwen3ForCausalLM": read_qwen3,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
 }
 
 
@@ -64,33 +30,9 @@ _BODIES = {
 }
 
 
-def architecture(config: CheckpointConfig) -> tuple[Callable[[Weights], Model], bool]:
-    """Return what builds the model of `config` from its weights, and whether it will have a head.
-
-    Raises `LoadFailed`. Architectures that are not built in need transformers to be installed.
-    """
-    if (found := built_in(config)) is not None:
-        kind, shape = found
-        return partial(_build, kind, shape), not shape.headless
-    from fairlead.models.fallback import fallback
-
-    return fallback(config, config.texts("architectures"), ARCHITECTURES), True
-
-
-def built_in(config: CheckpointConfig) -> tuple[type[Architecture], ModelShape] | None:
-    """Return the built-in class for `config`, and the shape; None if there is none."""
+def read_built_in(config: CheckpointConfig) -> ArchitectureSpec | None:
+    """Return the description of a built-in architecture, None for another. `LoadFailed` if it is invalid."""
     for name in config.texts("architectures"):
-        if (kind := ARCHITECTURES.get(_BODIES.get(name, name))) is not None:
-            return kind, msgspec.structs.replace(kind.read_shape(config), headless=name in _BODIES)
+        if (read := ARCHITECTURES.get(_BODIES.get(name, name))) is not None:
+            return msgspec.structs.replace(read(config), headless=name in _BODIES)
     return None
-
-
-def settle_names(weights: Weights) -> None:
-    """Rename the tensors of a body that was saved alone to their names in the whole model."""
-    if "embed_tokens.weight" in weights:
-        weights.rename(lambda name: name if name.startswith("lm_head.") else f"model.{name}")
-
-
-def _build(kind: type[Architecture], shape: ModelShape, weights: Weights) -> Model:
-    settle_names(weights)
-    return kind(shape, weights)

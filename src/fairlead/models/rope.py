@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from fairlead.errors import LoadFailed
 from fairlead.models.config import CheckpointConfig
 
 
@@ -94,12 +95,14 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
         case "linear":
             return trained / rope.factor
         case "llama3":
-            turns = rope.original_positions * trained / (2 * math.pi)
-            kept = ((turns - rope.low) / (rope.high - rope.low)).clamp(0, 1)
+            rotations = rope.original_positions * trained / (2 * math.pi)
+            kept = ((rotations - rope.low) / (rope.high - rope.low)).clamp(0, 1)
             return torch.lerp(trained / rope.factor, trained, kept)
         case "yarn":
             return torch.lerp(trained, trained / rope.factor, _yarn_ramp(rope, head_dim))
-    return trained
+        case "default":
+            return trained
+    raise LoadFailed(f"rotary embeddings of kind {rope.kind!r} are not supported")
 
 
 class Rotary:

@@ -2,7 +2,7 @@
 
 A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes without a gap.
 Promises that any other file is a `LoadFailed` with its name before a tensor of it is touched, and that
-pages which have been read are dropped from memory by `let_go`.
+pages which have been read are dropped from memory by `drop_pages`.
 """
 
 import json
@@ -65,7 +65,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """Yield its elements in order, flat, about `size_bytes` at a time; drop each piece after use."""
         for start, stop in self._ranges(size_bytes):
             yield self._view(start, stop)
-            self.file.let_go(self.begin + start, self.begin + stop)
+            self.file.drop_pages(self.begin + start, self.begin + stop)
 
     def read_ahead(self, size_bytes: int) -> Iterator[int]:
         """Read it into memory, about `size_bytes` at a time; yield how many bytes each time."""
@@ -73,9 +73,9 @@ class StoredTensor(msgspec.Struct, frozen=True):
             self._view(start, stop)[:: mmap.PAGESIZE // self.floats().itemsize].sum()  # touches each page
             yield stop - start
 
-    def let_go(self) -> None:
+    def drop_pages(self) -> None:
         """Drop its pages from memory; they are read again if they are used again."""
-        self.file.let_go(self.begin, self.begin + self.nbytes)
+        self.file.drop_pages(self.begin, self.begin + self.nbytes)
 
     def _ranges(self, size_bytes: int) -> Iterator[tuple[int, int]]:
         itemsize = self.floats().itemsize
@@ -112,7 +112,7 @@ class TensorFile:
         self.tensors = {name: self._describe(name, entry, begin) for name, entry in header.items()}
         self._check_layout(begin)
 
-    def let_go(self, begin: int, end: int) -> None:
+    def drop_pages(self, begin: int, end: int) -> None:
         """Drop the pages of these bytes from memory."""
         begin -= begin % mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTNEED") and begin < end:
@@ -128,7 +128,7 @@ class TensorFile:
         if length > _MAX_HEADER_BYTES or begin > len(self.memory):
             raise self._fails(f"a header of {length} bytes in a file of {len(self.memory)}")
         try:
-            header = json.loads(self.memory[_LENGTH.size : begin], object_pairs_hook=self._without_doubles)
+            header = json.loads(self.memory[_LENGTH.size : begin], object_pairs_hook=self._without_duplicates)
         except (ValueError, RecursionError) as error:
             raise self._fails(f"its header is not valid JSON: {error}") from error
         if not isinstance(header, dict):
@@ -136,12 +136,12 @@ class TensorFile:
         header.pop("__metadata__", None)
         return header, begin
 
-    def _without_doubles(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def _without_duplicates(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         entries = dict(pairs)
         if len(entries) != len(pairs):
             names = [name for name, _ in pairs]
-            double = next(name for name in entries if names.count(name) > 1)
-            raise self._fails(f"its header has {double!r} twice")
+            duplicate = next(name for name in entries if names.count(name) > 1)
+            raise self._fails(f"its header has {duplicate!r} twice")
         return entries
 
     def _describe(self, name: str, entry: object, begin: int) -> StoredTensor:
@@ -149,7 +149,7 @@ class TensorFile:
             case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
                 pass
             case _:
-                raise self._fails(f"its header does not say dtype, shape and data_offsets of {name!r}")
+                raise self._fails(f"its header lacks dtype, shape or data_offsets of {name!r}")
         if len(shape) > _MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
             raise self._fails(f"tensor {name!r} has the shape {shape!r:.200}")
         bits = _FLOATS[dtype].itemsize * 8 if dtype in _FLOATS else _OTHERS.get(dtype)
@@ -158,7 +158,8 @@ class TensorFile:
         size = len(self.memory) - begin
         if not 0 <= start <= stop <= size:
             raise self._fails(
-                f"tensor {name!r} is at {start}…{stop} of {size} bytes: the file is cut short or lies"
+                f"tensor {name!r} is at {start}…{stop} of {size} bytes: the file is truncated or its header "
+                "is wrong"
             )
         if math.prod(shape) * bits != (stop - start) * 8:
             raise self._fails(f"tensor {name!r} of {dtype} {shape} cannot take {stop - start} bytes")

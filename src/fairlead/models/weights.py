@@ -15,12 +15,14 @@ from torch import Tensor
 
 from fairlead.errors import LoadFailed
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.layers import Embedding, GatedMLP, Linear, RMSNorm
+from fairlead.models.layers import Embedding
+from fairlead.models.linear import Linear, Quantization
+from fairlead.models.quantization.none import NONE, UnquantizedLinear
 from fairlead.models.tensor_file import StoredTensor, TensorFile
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _PROGRESS_STEPS = 40
-_ROOM_BYTES = 64 * 1024 * 1024  # twice the size up to which the allocator keeps freed memory
+_SHARED_BUFFER_BYTES = 64 * 1024 * 1024  # twice the size up to which the allocator keeps freed memory
 _PIECE_BYTES = 16 * 1024 * 1024  # of a file that are in memory at once during a copy
 
 
@@ -28,7 +30,7 @@ class Weights:
     """The tensors of the checkpoint in `directory`, provided as `dtype` on `device`.
 
     `report` is called with the fraction read, 0…1, at least every 5 %. `bytes_placed` counts what is in
-    the device's memory now. `make_linear` makes the layers that need not be exact. Use it as a context
+    the device's memory now. `quantization` makes the layers that may be quantized. Use it as a context
     manager: the files are closed at its end, except those with a tensor that is used in place.
     """
 
@@ -39,10 +41,10 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
         report: Callable[[float], None] = lambda _: None,
-        make_linear: Callable[[Tensor, Tensor | None], Linear] = Linear,
+        quantization: Quantization = NONE,
     ) -> None:
         self.dtype = dtype
-        self._make_linear = make_linear
+        self._quantization = quantization
         self.device = device
         self.bytes_placed = 0
         self._report = report
@@ -51,7 +53,7 @@ class Weights:
         self._listing = directory
         self._open(directory)
         self._bytes_total = self._count()
-        self._shared_room = torch.empty(0, dtype=dtype)
+        self._shared_buffer = torch.empty(0, dtype=dtype)
         self._bytes_read = 0
         self._reported = 0.0
 
@@ -63,10 +65,6 @@ class Weights:
     ) -> None:
         self._tensors.clear()
         self._taken.clear()
-
-    def __contains__(self, name: str) -> bool:
-        """Return whether the tensor is there and has not been taken yet."""
-        return name in self._tensors
 
     @property
     def listing(self) -> Path:
@@ -92,7 +90,7 @@ class Weights:
             if (new := rule(name)) is None:
                 continue
             if new in renamed:
-                raise tensor.fails(f"is called {new!r} like {renamed[new].name!r}")
+                raise tensor.fails(f"has the same name as {renamed[new].name!r}, {new!r}")
             renamed[new] = tensor
         self._tensors = renamed
         self._bytes_total = self._count()
@@ -104,50 +102,40 @@ class Weights:
     def stack(self, rows: Mapping[str, int], rest: Sequence[int] = ()) -> Tensor:
         """Take the named tensors, each [rows, *rest], and concatenate them along the rows."""
         sources = self._take_all(rows, rest)
-        placed = torch.empty((sum(rows.values()), *rest), dtype=self.dtype, device=self.device)
-        self._lay(sources, placed)
-        return placed
+        tensor = torch.empty((sum(rows.values()), *rest), dtype=self.dtype, device=self.device)
+        self._copy(sources, tensor)
+        self.bytes_placed += tensor.nbytes
+        return tensor
 
     def linear(
-        self, rows: Mapping[str, int], inputs: int, *, bias: bool = False, exact: bool = False
+        self, rows: Mapping[str, int], inputs: int, *, bias: bool = False, quantized: bool = True
     ) -> Linear:
-        """Take projections of the same input, fused into one: `rows` maps names to their output sizes.
-
-        An `exact` one is never quantized.
-        """
+        """Take projections of the same input, fused into one: `rows` maps names to their output sizes."""
         sources = self._take_all({f"{name}.weight": size for name, size in rows.items()}, (inputs,))
-        placed = self._room(sum(rows.values()), inputs)
-        self._lay(sources, placed)
+        weight = self._buffer(sum(rows.values()), inputs)
+        self._copy(sources, weight)
         offset = self.stack({f"{name}.bias": size for name, size in rows.items()}) if bias else None
-        made = Linear(placed, offset) if exact else self._make_linear(placed, offset)
-        self.bytes_placed -= made.saved_bytes
-        return made
-
-    def norm(self, name: str, size: int, epsilon: float) -> RMSNorm:
-        return RMSNorm(self.tensor(f"{name}.weight", size), epsilon)
-
-    def mlp(
-        self, name: str, hidden: int, inner: int, *, bias: bool = False, activation: str = "silu"
-    ) -> GatedMLP:
-        gate_up = self.linear({f"{name}.gate_proj": inner, f"{name}.up_proj": inner}, hidden, bias=bias)
-        down = self.linear({f"{name}.down_proj": hidden}, inner, bias=bias)
-        return GatedMLP(gate_up, down, activation)
+        linear = (self._quantization if quantized else NONE).make(weight, offset)
+        self.bytes_placed += linear.nbytes
+        return linear
 
     def vocabulary(
         self, name: str, head: str | None, vocab_size: int, hidden: int, *, tied: bool
     ) -> tuple[Embedding, Linear | None]:
         """Take the embedding `name` and the projection `head` to the vocabulary, `tied`: the same table.
 
-        Call it before making the layers: the head, the largest weight, is in memory twice while rearranged.
+        Call it before making the layers: the head, the largest weight, is in memory twice while reordered.
         """
         if head is None:
             return Embedding(self.tensor(f"{name}.weight", vocab_size, hidden)), None
         if not tied:
             return Embedding(self.tensor(f"{name}.weight", vocab_size, hidden)), self.linear(
-                {head: vocab_size}, hidden, exact=True
+                {head: vocab_size}, hidden, quantized=False
             )
         self._tensors.pop(f"{head}.weight", None)  # some checkpoints keep a second copy
-        if not (Linear.rearranges(self.dtype, self.device) and self._fits_as_it_is(f"{name}.weight")):
+        if not (
+            UnquantizedLinear.reorders(self.dtype, self.device) and self._usable_in_place(f"{name}.weight")
+        ):
             table = self.tensor(f"{name}.weight", vocab_size, hidden)
             return Embedding(table), self._tied_head(table)
         # Embedding rows are read from the mapped file, so that the table is in memory only as the head.
@@ -156,7 +144,7 @@ class Weights:
             self._read(size)
         table = source.mapped()
         projection = self._tied_head(table)
-        source.let_go()
+        source.drop_pages()
         return Embedding(table), projection
 
     def finish(self) -> None:
@@ -169,39 +157,38 @@ class Weights:
     def _take_all(self, rows: Mapping[str, int], rest: Sequence[int]) -> list[StoredTensor]:
         return [self._take(name, (size, *rest)) for name, size in rows.items()]
 
-    def _lay(self, sources: Sequence[StoredTensor], placed: Tensor) -> None:
-        flat, start = placed.view(-1), 0
+    def _copy(self, sources: Sequence[StoredTensor], to: Tensor) -> None:
+        flat, start = to.view(-1), 0
         for source in sources:
             for piece in source.pieces(self._piece_bytes):
                 flat[start : start + len(piece)].copy_(piece)
                 start += len(piece)
                 self._read(piece.nbytes)
-        self.bytes_placed += placed.nbytes
 
-    def _room(self, rows: int, columns: int) -> Tensor:
+    def _buffer(self, rows: int, columns: int) -> Tensor:
         """Return memory for a linear layer's weight [rows, columns].
 
-        If the layer rearranges it, this memory is free again at once. It is one reused buffer then, because
+        If the layer reorders it, this memory is free again at once. It is one reused buffer then, because
         pieces of all sizes would fragment the heap. The largest are returned to the system when freed.
         """
         size = rows * columns
-        if not Linear.rearranges(self.dtype, self.device) or size * self.dtype.itemsize > _ROOM_BYTES:
+        reorders = UnquantizedLinear.reorders(self.dtype, self.device)
+        if not reorders or size * self.dtype.itemsize > _SHARED_BUFFER_BYTES:
             return torch.empty((rows, columns), dtype=self.dtype, device=self.device)
-        if len(self._shared_room) < size:
-            self._shared_room = torch.empty(size, dtype=self.dtype)
-        return self._shared_room[:size].view(rows, columns)
+        if len(self._shared_buffer) < size:
+            self._shared_buffer = torch.empty(size, dtype=self.dtype)
+        return self._shared_buffer[:size].view(rows, columns)
 
     @property
     def _piece_bytes(self) -> int:
         return min(_PIECE_BYTES, self._bytes_total // _PROGRESS_STEPS)
 
     def _tied_head(self, table: Tensor) -> Linear:
-        head = Linear(table)
-        if head.owns_a_copy:
-            self.bytes_placed += table.nbytes
-        return head
+        if UnquantizedLinear.reorders(self.dtype, self.device):
+            self.bytes_placed += table.nbytes  # else the head uses the embedding's table
+        return UnquantizedLinear(table)
 
-    def _fits_as_it_is(self, name: str) -> bool:
+    def _usable_in_place(self, name: str) -> bool:
         """Return whether the tensor can be used in place in its file."""
         if self.device.type != "cpu" or name not in self._tensors:
             return False
@@ -248,18 +235,18 @@ class Weights:
 
     def _open_shards(self, index: CheckpointConfig, directory: Path) -> None:
         """Open the shards that the index names, only in its directory; both must list the same tensors."""
-        places = index.names("weight_map")
-        for shard in sorted(set(places.values())):
+        files = index.names("weight_map")
+        for shard in sorted(set(files.values())):
             if Path(shard).name != shard or shard in {"", ".", ".."}:
                 raise index.fails("weight_map", f"{shard!r} is not a file beside it")
             for name, tensor in TensorFile(directory / shard).tensors.items():
                 if name in self._tensors:
                     raise tensor.fails(f"is also in {self._tensors[name].file.path.name}")
-                if name not in places:
+                if name not in files:
                     raise tensor.fails(f"is not in {index.path.name}")
                 self._tensors[name] = tensor
-        for name, shard in places.items():
+        for name, shard in files.items():
             if name not in self._tensors or self._tensors[name].file.path.name != shard:
                 raise LoadFailed(
-                    f"{directory / shard}: tensor {name!r} is missing, which the index puts here"
+                    f"{directory / shard}: tensor {name!r} is missing, which should be here by the index"
                 )

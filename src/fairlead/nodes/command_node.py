@@ -7,9 +7,7 @@ process ends, or when the process is given up because it does not answer (`pulse
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Literal
 
-import msgspec
 import structlog
 import trio
 
@@ -18,8 +16,10 @@ from fairlead.config import CommandConfig, HealthConfig
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.http.client import Upstream, UpstreamFailed
 from fairlead.job import Job
+from fairlead.nodes.node import ModelState, NodeReport
 from fairlead.nodes.progress import fraction_reader
-from fairlead.nodes.remote_node import RemoteListener, RemoteNode, upstream_timeouts
+from fairlead.nodes.remote_node import RemoteNode, upstream_timeouts
+from fairlead.nodes.status import ProcessStatus
 from fairlead.process.command_process import CommandProcess
 from fairlead.process.health import HealthCheck
 from fairlead.process.liveness import LivenessProbe
@@ -30,20 +30,6 @@ LOOK_TIMEOUT_S = 5.0
 LAST_LINES = 10
 
 logger = structlog.get_logger("fairlead.node")
-
-CommandState = Literal["stopped", "loading", "ready", "stopping"]
-
-
-class CommandStatus(msgspec.Struct, frozen=True):
-    """The status of the node. `load_progress` is read from its output (0 to 1); None if that has none."""
-
-    model: str
-    state: CommandState
-    seats: int
-    busy: int
-    pid: int | None
-    load_progress: float | None
-    output: tuple[str, ...]
 
 
 class CommandNode:
@@ -56,7 +42,7 @@ class CommandNode:
     def __init__(
         self,
         config: CommandConfig,
-        listener: RemoteListener,
+        report: NodeReport,
         *,
         health: HealthConfig | None = None,
         on_progress: Callable[[float | None, str], None] = lambda _fraction, _stage: None,
@@ -69,7 +55,7 @@ class CommandNode:
         self._health = HealthCheck(health or HealthConfig())
         self._on_progress = on_progress
         self._on_line = on_line
-        self._state: CommandState = "stopped"
+        self.state: ModelState = "stopped"
         self._progress: float | None = None
         pattern = config.progress_pattern
         self._fraction_of = None if pattern is None else fraction_reader(pattern)
@@ -78,12 +64,12 @@ class CommandNode:
         self._remote = RemoteNode(
             self.id,
             self._upstream,
-            listener,
+            lambda _remote, limits: report(self, limits),
             names={config.name: config.use_model_name or config.name},
             seats=config.concurrency_limit,
             filters=config.filters,
             answer_bytes=config.answer_bytes,
-            face=self,
+            evictable=True,
         )
         self._process = CommandProcess(
             config.name,
@@ -101,11 +87,6 @@ class CommandNode:
         return None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it takes jobs now."""
-        return self._state == "ready"
-
-    @property
     def pid(self) -> int | None:
         """The process id; None before the process is started."""
         return self._process.pid
@@ -114,28 +95,20 @@ class CommandNode:
         """Use another health check from now on."""
         self._health.change(health)
 
-    def status(self) -> CommandStatus:
-        """Return the status that `GET /running` shows."""
+    def status(self) -> ProcessStatus:
+        """Return its status."""
         remote = self._remote.status()
-        return CommandStatus(
-            model=self._config.name,
-            state=self._state,
-            seats=remote.seats,
-            busy=remote.busy,
-            pid=self._process.pid,
-            load_progress=self._progress,
-            output=tuple(self._process.output()),
-        )
+        return ProcessStatus(seats=remote.seats, sequences=remote.busy, output=tuple(self._process.output()))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Start the process, call `started()` when it is ready, and run until it ends. Cancelling stops it.
 
         Raises `LoadFailed` if it does not become ready, and `NodeFailed` if it ends afterwards or is stuck,
-        with its last lines. Calls the listener's `node_up` and `node_down`; the caller reports a failed load.
+        with its last lines. Calls `report`; the caller reports a failed load.
         When this is over, the process is gone and every job has failed.
         """
-        assert self._state == "stopped", "a command has one life"
-        self._state = "loading"
+        assert self.state == "stopped", "a command has one life"
+        self.state = "loading"
         was_ready = False
         try:
             async with trio.open_nursery() as nursery:
@@ -144,7 +117,7 @@ class CommandNode:
                     with trio.CancelScope() as loading:
                         nursery.start_soon(self._cancel_at_end, loading)
                         await self._become_ready()
-                    was_ready = self.is_ready
+                    was_ready = not loading.cancelled_caught
                     if was_ready:
                         task_status.started()
                         with trio.CancelScope() as serving:
@@ -157,7 +130,7 @@ class CommandNode:
                     self._stopping(was_ready=was_ready)
                 nursery.cancel_scope.cancel()
         finally:
-            self._state = "stopped"
+            self.state = "stopped"
             self._upstream.close()
         if self._problem is not None:
             raise self._problem
@@ -189,7 +162,7 @@ class CommandNode:
             if clock.cancelled_caught:
                 reason = f"{config.name} did not answer {config.check_endpoint} within {limit_s:g} s"
                 raise LoadFailed("\n".join([reason, *self._process.output(LAST_LINES)]))
-        self._state = "ready"
+        self.state = "ready"
         self._progress = 1.0
         self._on_progress(1.0, "ready")
         logger.info("command ready", model=config.name, pid=self._process.pid)
@@ -200,7 +173,7 @@ class CommandNode:
         self._look_for_progress(line)
 
     def _look_for_progress(self, printed: str) -> None:
-        if self._state != "loading" or self._fraction_of is None:
+        if self.state != "loading" or self._fraction_of is None:
             return
         fraction = self._fraction_of(printed)
         if fraction is not None and fraction != self._progress:
@@ -230,7 +203,7 @@ class CommandNode:
         serving.cancel()
 
     def _stopping(self, *, was_ready: bool) -> None:
-        self._state = "stopping"
+        self.state = "stopping"
         if was_ready:
             ending = self._process.ending or "is being stopped"
             self._remote.went_down(NodeFailed(self.stuck or f"{self._config.name} {ending}"))

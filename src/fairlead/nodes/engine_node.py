@@ -16,8 +16,9 @@ from fairlead.config import HealthConfig, ModelConfig
 from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
 from fairlead.job import Job
 from fairlead.messages import EngineStatistics, Ready, WorkerSpec
-from fairlead.nodes.engine_statistics import EngineNodeStatistics, EngineStatus, ratio
-from fairlead.nodes.node import GpuUse, NodeLimits, NodeListener
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import GpuUse, NodeReport
+from fairlead.nodes.status import EngineStatus, ProcessStatus
 from fairlead.text.answer import ChoiceText
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND, Worker
@@ -61,7 +62,7 @@ class EngineNode:
         self,
         model: TextModel,
         spec: WorkerSpec,
-        listener: NodeListener,
+        report: NodeReport,
         *,
         isolate_tenants: bool = False,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
@@ -72,17 +73,13 @@ class EngineNode:
         self.models = frozenset({model.name})
         self._model = model
         self._spec = spec
-        self._listener = listener
+        self._report = report
         self._isolate_tenants = isolate_tenants
         self._on_progress = on_progress
         self._on_line = on_line
         self._command = command
         self._worker: Worker | None = None
         self._ready: Ready | None = None
-        self._load_progress = 0.0
-        self._load_stage = ""
-        self._load_s = 0.0
-        self._began_at = -math.inf
 
     @property
     def is_ready(self) -> bool:
@@ -113,16 +110,15 @@ class EngineNode:
         """Start the child, call `started()` when its model is loaded, and run until it ends.
 
         Raises `LoadFailed` if it does not become ready, and `NodeFailed` if it ends afterwards or is stuck;
-        never returns. Cancelling ends the child. Calls the listener's `node_up` and `node_down`; the caller
-        reports a failed load. When this is over, the child is gone and every job has failed.
+        never returns. Cancelling ends the child. Calls `report`; the caller reports a failed
+        load. When this is over, the child is gone and every job has failed.
         """
         assert self._worker is None, "an engine node has one life"
-        self._began_at = trio.current_time()
         self._worker = Worker(
             self._spec,
             name=self._model.name,
             command=self._command,
-            on_progress=self._progress,
+            on_progress=self._on_progress,
             on_stuck=lambda _error: self._went_down(),
             on_line=self._on_line,
         )
@@ -174,42 +170,33 @@ class EngineNode:
             for sequence in sequences:
                 sequence.abort()
 
-    def status(self) -> EngineStatus:
-        """Return the status that `GET /running` shows."""
-        ready, engine = self._ready, self._engine_statistics()
-        return EngineStatus(
-            model=self._model.name,
-            state="ready" if ready is not None else "loading",
-            seats=ready.slots if ready is not None else 0,
-            sequences=engine.running + engine.pending,
-            waiting=engine.pending,
-            blocks_free=engine.blocks_free,
-            blocks_total=ready.blocks_total if ready is not None else 0,
-            slots_free=engine.slots_free,
-            cache_usage=round(engine.cache_usage, 4),
-            cached_tokens=engine.cached_tokens,
-            prefix_hit_rate=ratio(engine.prefix_hits, engine.prefix_queries),
-            preemptions=engine.preemptions,
-            mean_step_ms=ratio(1000 * engine.step_s, engine.steps),
-            mean_step_tokens=ratio(engine.step_tokens, engine.steps),
-            load_progress=self._load_progress,
-            load_stage=self._load_stage,
-            kernel=ready.kernel if ready is not None else None,
-            prefix_queries=engine.prefix_queries,
-            prefix_hits=engine.prefix_hits,
+    def status(self) -> ProcessStatus:
+        """Return its status; it has no seats and no `engine` before the model is loaded."""
+        ready, counts = self._ready, self.statistics()
+        if ready is None:
+            return ProcessStatus(seats=0, sequences=0)
+        return ProcessStatus(
+            seats=ready.slots,
+            sequences=counts.running + counts.pending,
+            waiting=counts.pending,
+            engine=EngineStatus(
+                kernel=ready.kernel,
+                blocks_free=counts.blocks_free,
+                blocks_total=ready.blocks_total,
+                slots_free=counts.slots_free,
+                cache_usage=round(counts.cache_usage, 4),
+                cached_tokens=counts.cached_tokens,
+                prefix_hit_rate=_ratio(counts.prefix_hits, counts.prefix_queries),
+                prefix_queries=counts.prefix_queries,
+                prefix_hits=counts.prefix_hits,
+                preemptions=counts.preemptions,
+                mean_step_ms=_ratio(1000 * counts.step_s, counts.steps),
+                mean_step_tokens=_ratio(counts.step_tokens, counts.steps),
+            ),
         )
 
-    def statistics(self) -> EngineNodeStatistics:
-        """Return the current counts."""
-        ready = self._ready
-        return EngineNodeStatistics(
-            load_s=self._load_s,
-            weight_bytes=ready.weight_bytes if ready is not None else 0,
-            kv_cache_bytes=ready.kv_cache_bytes if ready is not None else 0,
-            engine=self._engine_statistics(),
-        )
-
-    def _engine_statistics(self) -> EngineStatistics:
+    def statistics(self) -> EngineStatistics:
+        """Return the child's own counts, as of its last step."""
         if self._ready is None or self._worker is None:
             return EngineStatistics()
         if not self._worker.statistics.steps:  # reported with each step; before the first all is free
@@ -218,8 +205,6 @@ class EngineNode:
 
     def _came_up(self, ready: Ready) -> None:
         self._ready = ready
-        self._load_progress = 1.0
-        self._load_s = trio.current_time() - self._began_at
         logger.info("model loaded", model=self._model.name, **msgspec.structs.asdict(ready))
         limits = NodeLimits(
             seats=ready.slots,
@@ -227,16 +212,12 @@ class EngineNode:
             cache_tokens=ready.blocks_total * ready.block_size,
             isolates_tenants=self._isolate_tenants,
         )
-        self._listener.node_up(self, limits)
+        self._report(self, limits)
 
     def _went_down(self) -> None:
         was_up, self._ready = self._ready is not None, None
         if was_up:
-            self._listener.node_down(self)
-
-    def _progress(self, fraction: float, stage: str) -> None:
-        self._load_progress, self._load_stage = fraction, stage
-        self._on_progress(fraction, stage)
+            self._report(self, None)
 
     def _check_input(self, job: Job) -> None:
         limit = self._spec.max_input_tokens
@@ -259,6 +240,10 @@ class EngineNode:
             eos_token_ids=self._model.eos_token_ids,
             context=job.prompts[index // job.n],
         )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return round(part / whole, 4) if whole else 0.0
 
 
 class _Readiness:

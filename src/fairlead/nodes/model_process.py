@@ -2,26 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
-import trio
 
 from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.engine_node import EngineNode, worker_spec
-from fairlead.nodes.node import GpuUse, Node
-from fairlead.nodes.remote_node import RemoteListener
+from fairlead.nodes.node import GpuUse, Node, NodeReport
+from fairlead.nodes.status import ProcessStatus
 from fairlead.text.model import TextModel
 from fairlead.worker.client import COMMAND
 
 
 class ModelProcess(Node, Protocol):
     """One run of a model: its processes, from their start to their end, as a node that takes jobs."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the model is loaded now."""
 
     @property
     def pid(self) -> int | None:
@@ -38,14 +33,14 @@ class ModelProcess(Node, Protocol):
     def change_health(self, health: HealthConfig) -> None:
         """Use another health check from now on, if it has one."""
 
-    def status(self) -> msgspec.Struct:
-        """Return its status, of which the fields that `ModelStatus` has are shown."""
+    def status(self) -> ProcessStatus:
+        """Return its status."""
 
-    async def run(self, *, task_status: trio.TaskStatus[Any]) -> None:
-        """Start, call `started()` when the model is loaded, and end by raising. Cancelling ends it.
+    async def run(self) -> None:
+        """Start, serve, and end by raising: `LoadFailed` or, once it was ready, `NodeFailed`.
 
-        Raises `LoadFailed` before the model was loaded, and `NodeFailed` afterwards. Calls the listener's
-        `node_up`, and `node_down` before the jobs fail. When this is over, no process is left.
+        Calls `report` with its limits when the model is loaded, and with None before the jobs fail.
+        Cancelling ends it. When this is over, no process is left.
         """
 
 
@@ -59,7 +54,7 @@ class ProcessOptions:
 
     config: AnyModelConfig
     text: TextModel | None
-    listener: RemoteListener
+    report: NodeReport
     health: HealthConfig
     on_progress: Callable[[float | None, str], None]
     on_line: Callable[[str], None]
@@ -75,7 +70,7 @@ def make_process(options: ProcessOptions) -> ModelProcess:
     if isinstance(config, CommandConfig):
         return CommandNode(
             config,
-            options.listener,
+            options.report,
             health=options.health,
             on_progress=options.on_progress,
             on_line=options.on_line,
@@ -84,7 +79,7 @@ def make_process(options: ProcessOptions) -> ModelProcess:
     return EngineNode(
         options.text,
         worker_spec(msgspec.structs.replace(config, path=options.text.path)),
-        options.listener,
+        options.report,
         isolate_tenants=config.kv_cache.isolate_tenants,
         on_progress=options.on_progress,
         on_line=options.on_line,

@@ -1,34 +1,14 @@
 """The interface of a node, which generates: the built-in engine, a started command, or a remote server."""
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
-import msgspec
-
 from fairlead.answer.sink import Sink
-from fairlead.errors import FairleadError
 from fairlead.job import Job
+from fairlead.nodes.limits import NodeLimits
 
 ModelState = Literal["stopped", "loading", "ready", "draining", "stopping", "failed"]
-
-
-class NodeLimits(msgspec.Struct, frozen=True):
-    """What fits a node. `max_model_len`: prompt + output tokens of one sequence; `cache_tokens`: those of all
-    running sequences, None if the node does not report it.
-
-    `load` is the load that a remote node reports, 0 or more, because it may have other clients; None if it
-    reports none. `evictable`: it is local, and can be stopped to make room for another model. `needs_relay`:
-    it takes requests only as clients write them, in `Job.relay`. `isolates_tenants`: the cached prefixes of
-    one tenant are not used for others.
-    """
-
-    seats: int
-    max_model_len: int
-    cache_tokens: int | None = None
-    load: float | None = None
-    evictable: bool = True
-    needs_relay: bool = False
-    isolates_tenants: bool = False
 
 
 class GpuUse(NamedTuple):
@@ -39,15 +19,8 @@ class GpuUse(NamedTuple):
     total_bytes: int
 
 
-class NodeCounts(msgspec.Struct, frozen=True):
-    """The dispatcher's view of a node that is up: the jobs that it runs, and whether it gets no more."""
-
-    busy: int
-    draining: bool
-
-
 class Node(Protocol):
-    """The properties of a node that the dispatcher uses."""
+    """A node as the gateway and the fleet use it."""
 
     @property
     def id(self) -> str:
@@ -66,14 +39,6 @@ class Node(Protocol):
         """
 
 
-class NodeListener(Protocol):
-    """Is notified when a node can take jobs, or no longer can. Called synchronously, from the node's task."""
-
-    def node_up(self, node: Node, limits: NodeLimits) -> None:
-        """Note that the node is ready, with these limits."""
-
-    def node_down(self, node: Node) -> None:
-        """Note that the node is down; its jobs fail through their sinks."""
-
-    def load_failed(self, node: Node, error: FairleadError) -> None:
-        """Note that the node could not load its models."""
+# Called by a node with its limits when it is up, or when these or its models have changed; with None before
+# its jobs fail because it is down. Synchronous.
+NodeReport = Callable[[Node, NodeLimits | None], None]

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -22,6 +21,7 @@ from fairlead.config import ANSWER_BYTES, FiltersConfig, HealthConfig, NodeConfi
 from fairlead.errors import FairleadError, NodeFailed
 from fairlead.http.client import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.job import Job, Relay
+from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.listing import (
     HEALTH_BYTES,
     LISTING_BYTES,
@@ -31,7 +31,7 @@ from fairlead.nodes.listing import (
     load_of,
     models_of,
 )
-from fairlead.nodes.node import Node, NodeLimits, NodeListener
+from fairlead.nodes.node import NodeReport
 from fairlead.process.health import Breaker, Change, HealthCheck, watch
 from fairlead.supervision import FailureBoundary, described, log_failure
 
@@ -40,16 +40,9 @@ UNLIMITED_TOKENS = 2**31
 SPARE_CONNECTIONS = 4
 MODELS_LOGGED = 20
 
-OURSELVES = "it is this server itself"
+THIS_SERVER = "it is this server itself"
 
 logger = structlog.get_logger("fairlead.node")
-
-
-class RemoteListener(NodeListener, Protocol):
-    """Is notified, too, when a node has other models or seats than before."""
-
-    def seats_changed(self, node: Node, limits: NodeLimits) -> None:
-        """Note that the node has these limits now; its `models` may have changed, too."""
 
 
 class RemoteNode:
@@ -58,50 +51,50 @@ class RemoteNode:
     `names` maps the models it is used for to its own names of them. None: it is asked for its models, and the
     names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
-    `relay`. `face` is the node that the listener gets, if this one is only part of it. `ourselves` is the
-    instance in our own `GET /health`. A server that reports the same is this server, by whatever address. It
-    gets no work, which would come back to us forever.
+    `relay`. `evictable` is as in `NodeLimits`. `own_instance` is the instance in our own `GET /health`. A
+    server that reports the same is this server, by whatever address. It gets no work, which would return to
+    us forever.
 
-    `met` is set after the first probe, whatever its result.
+    `was_probed` is set after the first probe, whatever its result.
     """
 
     def __init__(
         self,
         node_id: str,
         upstream: Upstream,
-        listener: RemoteListener,
+        report: NodeReport,
         *,
         names: Mapping[str, str] | None = None,
         seats: int | None = None,
         filters: FiltersConfig | None = None,
         answer_bytes: int = ANSWER_BYTES,
         health: HealthConfig | None = None,
-        face: Node | None = None,
-        ourselves: str | None = None,
+        evictable: bool = False,
+        own_instance: str | None = None,
     ) -> None:
         self.id = node_id
-        self._know(frozenset(names or ()))
-        self.met = trio.Event()
-        self.is_ourselves = False
+        self._set_models(frozenset(names or ()))
+        self.was_probed = trio.Event()
+        self.is_this_server = False
         self._upstream = upstream
-        self._listener = listener
-        self._face: Node = face or self
+        self._report = report
+        self._is_evictable = evictable
         self._names = None if names is None else dict(names)
         self._seats = seats
-        self._pass_on = partial(relay, upstream, filters=filters, answer_bytes=answer_bytes)
+        self._relay_job = partial(relay, upstream, filters=filters, answer_bytes=answer_bytes)
         self._health = None if health is None else HealthCheck(health)
-        self._ourselves = ourselves
+        self._own_instance = own_instance
         self._breaker = self._new_breaker()
         self._limits = self._limits_of(1)
         self._probe_path = "/health"
         self._is_fairlead = False
         self._probe_answered = False
-        self._is_reported = False  # as up, to the listener
+        self._is_reported = False  # as up
         self._running: set[RelaySink] = set()
         self._ups = self._downs = 0
 
     async def run(self) -> None:
-        """Probe the server until cancelled; report to the listener when it comes up or goes down.
+        """Probe the server until cancelled; report when it comes up or goes down.
 
         May be called again after it has raised, which only a bug of our own can cause.
         """
@@ -109,7 +102,7 @@ class RemoteNode:
         try:
             await watch(self._probe, self._probed, self._health)
         finally:
-            self.met.set()
+            self.was_probed.set()
             self._upstream.close()
             self.went_down(NodeFailed(f"{self.id} was taken out of service"))
 
@@ -124,17 +117,17 @@ class RemoteNode:
             raise NodeFailed(f"{self.id} is down")
         if job.relay is None:
             raise NodeFailed(f"{self.id} takes requests only as clients write them")
-        passage = RelaySink(into)
-        self._running.add(passage)
+        sink = RelaySink(into)
+        self._running.add(sink)
         try:
             if job.relay.stream or job.relay.passthrough is not None:
-                async with self._relaying(job, job.relay, passage):
+                async with self._relaying(job, job.relay, sink):
                     yield
             else:
-                await self._relay(job, job.relay, passage)
+                await self._relay(job, job.relay, sink)
                 yield
         finally:
-            self._running.discard(passage)
+            self._running.discard(sink)
 
     def change_health(self, health: HealthConfig) -> None:
         """Use another health check from now on."""
@@ -167,67 +160,67 @@ class RemoteNode:
     def went_down(self, error: FairleadError) -> None:
         """Note that the server is down: report that, then fail every job it runs with the error."""
         self._breaker = self._new_breaker()
-        self._leave(error)
+        self._fail(error)
 
     # One job -----------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _relaying(self, job: Job, asked: Relay, passage: RelaySink) -> AsyncIterator[None]:
+    async def _relaying(self, job: Job, request: Relay, sink: RelaySink) -> AsyncIterator[None]:
         """Relay while the block runs."""
         raised: Exception | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._relay, job, asked, passage)
+            nursery.start_soon(self._relay, job, request, sink)
             try:
                 yield
-                await passage.left()
+                await sink.wait_for_end()
             except Exception as error:  # noqa: BLE001  # raised below, outside the nursery's group
                 raised = error
             nursery.cancel_scope.cancel()
         if raised is not None:
             raise raised
 
-    async def _relay(self, job: Job, asked: Relay, passage: RelaySink) -> None:
+    async def _relay(self, job: Job, request: Relay, sink: RelaySink) -> None:
         """Relay one job. A failure ends only this attempt, neither its client's task nor the node."""
         boundary = FailureBoundary()
         try:
             with boundary:
-                await self._exchange(job, asked, passage)
+                await self._exchange(job, request, sink)
         finally:
             if boundary.failure is not None:
                 log_failure("relaying failed", boundary.failure, node=self.id, request_id=job.request_id)
-                passage.fail(NodeFailed(f"{self.id} failed: {described(boundary.failure)}"))
-            passage.over.set()
+                sink.fail(NodeFailed(f"{self.id} failed: {described(boundary.failure)}"))
+            sink.over.set()
 
-    async def _exchange(self, job: Job, asked: Relay, passage: RelaySink) -> None:
+    async def _exchange(self, job: Job, request: Relay, sink: RelaySink) -> None:
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
-            with passage.scope:
-                await self._pass_on(job, asked, passage, model=model)
+            with sink.scope:
+                await self._relay_job(job, request, sink, model=model)
                 self._breaker.requested(well=True)
         except LocalShortage as error:
-            passage.fail(error)  # not a failure of the node
+            sink.fail(error)  # not a failure of the node
         except UpstreamFailed as error:
             # The breaker first, so that no other job gets this seat.
-            self._running.discard(passage)  # its own error is more specific than `_leave`'s
+            self._running.discard(sink)  # its own error is more specific than `_fail`'s
             self._change(self._breaker.requested(well=False), error.message)
-            passage.fail(error)
+            sink.fail(error)
         except FairleadError as error:
             self._breaker.requested(well=True)
-            passage.fail(error)
+            sink.fail(error)
 
-    def _leave(self, error: FairleadError) -> None:
+    def _fail(self, error: FairleadError) -> None:
         """Report that the node is down, then fail its jobs: none of them may get a seat on it again."""
         try:
             if self._is_reported:
-                self._listener.node_down(self._face)
+                self._report(self, None)
                 self._is_reported = False
         finally:
             self._fail_running(error)
 
     def _fail_running(self, error: FairleadError) -> None:
-        for passage in list(self._running):
-            passage.fail(error)
-            passage.scope.cancel()
+        for sink in list(self._running):
+            sink.fail(error)
+            sink.scope.cancel()
 
     # Its health --------------------------------------------------------------------------------------
 
@@ -239,8 +232,8 @@ class RemoteNode:
             if not await self._is_healthy():
                 return False
             if not self._breaker.is_up:
-                self._is_fairlead = True  # until `_look` checks it: another program may run there now
-            await self._look()
+                self._is_fairlead = True  # until `_refresh` checks it: another program may run there now
+            await self._refresh()
         except LocalShortage:
             return self._breaker.is_up  # no request was sent: its state stays
         except UpstreamFailed:
@@ -253,20 +246,20 @@ class RemoteNode:
             self._probe_path = "/v1/models" if self._probe_path == "/health" else "/health"
             answer = await self._get(self._probe_path)
         instance = instance_of(answer)
-        self._recognise(is_ourselves=instance is not None and instance == self._ourselves)
-        return HTTPStatus.OK <= answer[0] < HTTPStatus.MULTIPLE_CHOICES and not self.is_ourselves
+        self._recognise(is_this_server=instance is not None and instance == self._own_instance)
+        return HTTPStatus.OK <= answer[0] < HTTPStatus.MULTIPLE_CHOICES and not self.is_this_server
 
     def _problem(self) -> str | None:
         if self._breaker.is_up:
             return None
-        return OURSELVES if self.is_ourselves else "it does not answer its probes"
+        return THIS_SERVER if self.is_this_server else "it does not answer its probes"
 
-    def _recognise(self, *, is_ourselves: bool) -> None:
-        if is_ourselves and not self.is_ourselves:
-            logger.error("node refused", node=self.id, reason=OURSELVES)
-        self.is_ourselves = is_ourselves
+    def _recognise(self, *, is_this_server: bool) -> None:
+        if is_this_server and not self.is_this_server:
+            logger.error("node refused", node=self.id, reason=THIS_SERVER)
+        self.is_this_server = is_this_server
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         """Request a Fairlead's seats and load, and the models unless they are configured."""
         before = (self.models, self._limits)
         load = None
@@ -280,11 +273,11 @@ class RemoteNode:
         if self._names is None:
             models = models_of(await self._get("/v1/models"))
             if models is not None and models != self.models:
-                self._know(models)
+                self._set_models(models)
         if self._breaker.is_up and before != (self.models, self._limits):
-            self._listener.seats_changed(self._face, self._limits)
+            self._report(self, self._limits)
 
-    def _know(self, models: frozenset[str]) -> None:
+    def _set_models(self, models: frozenset[str]) -> None:
         self.models = models
         # Kept sorted, because a snapshot of the fleet reads the list once for each model in it.
         self._sorted_models = tuple(sorted(models))
@@ -297,23 +290,22 @@ class RemoteNode:
 
     def _probed(self, well: bool) -> None:
         assert self._health is not None
-        self.met.set()
-        heard_lately = trio.current_time() - self._upstream.last_heard < self._health.config.interval_s
+        self.was_probed.set()
+        heard_lately = trio.current_time() - self._upstream.last_received_at < self._health.config.interval_s
         if not well and not self._probe_answered and heard_lately and self._running:
             return  # it is busy with other requests: some servers handle one at a time
         self._change(self._breaker.probed(well=well), "failed its probes" if not well else "probed well")
-        if self._is_reported and not self._breaker.is_up:  # the listener raised at the first report
-            self._leave(NodeFailed(f"{self.id} is down"))
+        if self._is_reported and not self._breaker.is_up:  # the first report raised
+            self._fail(NodeFailed(f"{self.id} is down"))
 
     def _limits_of(self, reported_seats: int, *, load: float | None = None) -> NodeLimits:
         seats = self._seats or reported_seats
         self._upstream.resize(seats + SPARE_CONNECTIONS)
-        is_ours = self._face is not self
         return NodeLimits(
             seats=seats,
             max_model_len=UNLIMITED_TOKENS,
             load=load,
-            evictable=is_ours,
+            evictable=self._is_evictable,
             needs_relay=True,
         )
 
@@ -327,17 +319,17 @@ class RemoteNode:
             models = [*self._sorted_models[:MODELS_LOGGED]]
             logger.info("node up", node=self.id, models=models, seats=self._limits.seats)
             self._is_reported = True
-            self._listener.node_up(self._face, self._limits)
+            self._report(self, self._limits)
         elif change == "down":
             logger.warning("node down", node=self.id, reason=reason)
             self._upstream.close()
-            self._leave(NodeFailed(f"{self.id} is down: {reason}"))
+            self._fail(NodeFailed(f"{self.id} is down: {reason}"))
 
 
 def remote_node(
-    config: NodeConfig, listener: RemoteListener, health: HealthConfig, ourselves: str | None = None
+    config: NodeConfig, report: NodeReport, health: HealthConfig, own_instance: str | None = None
 ) -> RemoteNode:
-    """Return the node that the configuration describes; `ourselves` as for `RemoteNode`."""
+    """Return the node that the configuration describes; `own_instance` as for `RemoteNode`."""
     names = None
     if config.models is not None:
         names = {model: config.model_names.get(model, model) for model in config.models}
@@ -352,13 +344,13 @@ def remote_node(
     return RemoteNode(
         config.id,
         upstream,
-        listener,
+        report,
         names=names,
         seats=seats,
         filters=config.filters,
         answer_bytes=config.answer_bytes,
         health=health,
-        ourselves=ourselves,
+        own_instance=own_instance,
     )
 
 

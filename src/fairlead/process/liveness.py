@@ -59,7 +59,7 @@ class LivenessProbe:
             return answered
         before, now = self._before, (trio.current_time(), computed_s(self._group))
         self._before = now
-        if now[0] - self._upstream.last_heard < lately_s:
+        if now[0] - self._upstream.last_received_at < lately_s:
             return True
         if before is None or before[1] is None or now[1] is None:
             return False

@@ -40,7 +40,7 @@ class GroupPolicy(EvictionPolicy):
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
         """See `EvictionPolicy`."""
         own = self._group(target)
-        return frozenset(model for model in running if self._makes_room(model, own))
+        return frozenset(model for model in running if self._is_evicted(model, own))
 
     def reason_for(self, target: str, running: Sequence[str]) -> SwapReason:
         """See `EvictionPolicy`: the rule is the target's group."""
@@ -51,7 +51,7 @@ class GroupPolicy(EvictionPolicy):
     def _group(self, model: str) -> Group:
         return self._group_of.get(model, self._rest)
 
-    def _makes_room(self, model: str, own: Group) -> bool:
+    def _is_evicted(self, model: str, own: Group) -> bool:
         group = self._group(model)
         # By identity: two groups without members in common may be equal.
         return own.swap if group is own else own.exclusive and not group.persistent

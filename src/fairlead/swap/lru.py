@@ -32,21 +32,21 @@ class LruPolicy(EvictionPolicy):
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
         """See `EvictionPolicy`."""
-        staying = list(running)
+        kept = list(running)
         evicted = set()
-        while crowd := self._crowd(target, staying):
-            oldest = crowd[0]
-            staying.remove(oldest)
+        while over_limit := self._over_limit(target, kept):
+            oldest = over_limit[0]
+            kept.remove(oldest)
             evicted.add(oldest)
         return frozenset(evicted)
 
-    def _crowd(self, target: str, staying: Sequence[str]) -> Sequence[str]:
+    def _over_limit(self, target: str, kept: Sequence[str]) -> Sequence[str]:
         """Return the models one of which has to go, least recently used first; none if there is room."""
-        if self._max_loaded is not None and len(staying) + 1 > self._max_loaded:
-            return staying
-        if self._capacity_mb is not None and not self._fit(target, staying, self._capacity_mb):
-            return staying
-        beside, gpu_mb = self._gpus.sharing(target, staying), self._gpus.capacity_mb(target)
+        if self._max_loaded is not None and len(kept) + 1 > self._max_loaded:
+            return kept
+        if self._capacity_mb is not None and not self._fit(target, kept, self._capacity_mb):
+            return kept
+        beside, gpu_mb = self._gpus.sharing(target, kept), self._gpus.capacity_mb(target)
         return [] if gpu_mb and self._fit(target, beside, gpu_mb) else beside
 
     def _fit(self, target: str, others: Sequence[str], capacity_mb: float) -> bool:

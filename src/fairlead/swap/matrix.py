@@ -158,6 +158,6 @@ class _Tokens:
         while at < end:
             match = _TOKEN.match(expression, at)
             if match is None:
-                raise MatrixError(f"sets.{self.set_name}: {expression[at:].strip()[:20]!r} makes no sense")
+                raise MatrixError(f"sets.{self.set_name}: {expression[at:].strip()[:20]!r} is not valid")
             at = match.end()
             yield match["sign"] or (match["reference"] or "") + match["name"]

@@ -1,4 +1,4 @@
-"""The interface of an eviction policy: a pure decision, asked far more often than swaps happen."""
+"""The interface of an eviction policy: a pure decision, called far more often than models are swapped."""
 
 from collections.abc import Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Chooses one of a selector's models for a job. Pure: the models' states come in, a choice goes out.
+"""Chooses one of a selector's models for a job. Pure: takes the models' states and returns a choice.
 
 The three strategies are llama-swap's. Two rules are ours. An unhealthy target (its last load failed, or its
 node is down) comes after all healthy ones. A target that is stopping comes after those that are not loaded.
@@ -31,16 +31,16 @@ class Target(NamedTuple):
     model: str
     state: ModelState = "stopped"
     is_elsewhere: bool = False
-    is_well: bool = True
+    is_healthy: bool = True
 
     @property
     def coldness(self) -> int:
         """How long an answer would take, as a rank from 0."""
-        return _COLDNESS[self.state if self.is_well else "failed"]
+        return _COLDNESS[self.state if self.is_healthy else "failed"]
 
     @property
-    def is_out(self) -> bool:
-        """Whether it should be avoided: it has failed, or makes room for another model."""
+    def is_avoided(self) -> bool:
+        """Whether others come first: it has failed, or is being evicted."""
         return self.coldness > _COLDNESS["stopped"]
 
 
@@ -51,15 +51,15 @@ class Selection:
         self._taken: Counter[tuple[str, str]] = Counter()  # by selector and model
         self._turn = 0
 
-    def choose(self, selector: str, told: SelectorConfig, targets: Sequence[Target]) -> Target:
+    def choose(self, selector: str, config: SelectorConfig, targets: Sequence[Target]) -> Target:
         """Return the target for a job that arrived now. `targets` is not empty, in the configured order."""
-        match told.strategy:
+        match config.strategy:
             case "pin":
                 return targets[0]
             case "warm":
                 return min(targets, key=lambda target: target.coldness)
             case "spillover":
-                return self._spilled(selector, told.settings.spillover, targets)
+                return self._spill_over(selector, config.settings.spillover, targets)
 
     def take(self, selector: str, model: str) -> None:
         """Count a job for this target, until `give_back`."""
@@ -76,10 +76,10 @@ class Selection:
         """Return how many jobs of the selector the target has now."""
         return self._taken[selector, model]
 
-    def _spilled(self, selector: str, limit: int, targets: Sequence[Target]) -> Target:
+    def _spill_over(self, selector: str, limit: int, targets: Sequence[Target]) -> Target:
         """Fill the targets in use evenly, up to the limit; then use the next one, if there is one."""
         active = [target for target in targets if self._is_active(selector, target)]
-        spare = [target for target in targets if target not in active and not target.is_out]
+        spare = [target for target in targets if target not in active and not target.is_avoided]
         least = min((self.taken(selector, target.model) for target in active), default=limit)
         if active and (least < limit or not spare):
             tied = [target for target in active if self.taken(selector, target.model) == least]
@@ -89,7 +89,7 @@ class Selection:
 
     def _is_active(self, selector: str, target: Target) -> bool:
         """Return whether it is in use. Whether a remote server has loaded it does not count."""
-        if target.is_out:
+        if target.is_avoided:
             return False
         is_loaded = target.state in ("ready", "loading") and not target.is_elsewhere
         return is_loaded or self.taken(selector, target.model) > 0
@@ -130,7 +130,7 @@ def faults_of_spilling(
             model = local.get(target, target)
             others = [other for other in models if other != model]
             if models.count(model) > 1 or selector.targets.count(target) > 1:
-                yield Fault((name, "targets", index), f"{model} is there twice")
+                yield Fault((name, "targets", index), f"{model} occurs twice")
             elif target in local and (evicted := policy.eviction_for(model, others)):
                 beside = ", ".join(sorted(evicted))
-                yield Fault((name, "targets", index), f"{model} cannot be loaded beside {beside}")
+                yield Fault((name, "targets", index), f"{model} cannot be loaded together with {beside}")

@@ -25,11 +25,7 @@ class Gauge(NamedTuple, Generic[T]):
 
     def family(self, labels: Labels, things: Things[T]) -> Metric:
         """Return the samples of all things, by their label values."""
-        family = GaugeMetricFamily(self.name, self.text, labels=labels)
-        for values, thing in things:
-            if (value := self.read(thing)) is not None:
-                family.add_metric(values, float(value))
-        return family
+        return _filled(GaugeMetricFamily(self.name, self.text, labels=labels), self.read, things)
 
 
 class Counter(NamedTuple, Generic[T]):
@@ -41,11 +37,7 @@ class Counter(NamedTuple, Generic[T]):
 
     def family(self, labels: Labels, things: Things[T]) -> Metric:
         """Return the samples of all things, by their label values."""
-        family = CounterMetricFamily(self.name, self.text, labels=labels)
-        for values, thing in things:
-            if (value := self.read(thing)) is not None:
-                family.add_metric(values, float(value))
-        return family
+        return _filled(CounterMetricFamily(self.name, self.text, labels=labels), self.read, things)
 
 
 class Histogram(NamedTuple, Generic[T]):
@@ -78,3 +70,12 @@ def families(rows: tuple[Row[T], ...], labels: Labels, things: Things[T]) -> Ite
 def itself(value: float) -> float:
     """Return the value: the reader for things that are their own value."""
     return value
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[T], float | None], things: Things[T]
+) -> Metric:
+    for values, thing in things:
+        if (value := read(thing)) is not None:
+            family.add_metric(values, float(value))
+    return family

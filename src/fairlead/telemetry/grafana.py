@@ -34,18 +34,18 @@ def _quantiles(metric: str) -> tuple[tuple[str, str], ...]:
     return tuple((f"histogram_quantile({part}, {buckets})", f"p{part * 100:g}") for part in QUANTILES)
 
 
-_WAIT_OF_A_JOB = _ratio("fairlead_tenant_wait_seconds_total", "fairlead_tenant_jobs_total", "tenant")
-_FOUND = _ratio("fairlead_model_prefix_hits_total", "fairlead_model_prefix_queries_total", "model")
+_MEAN_WAIT = _ratio("fairlead_tenant_wait_seconds_total", "fairlead_tenant_jobs_total", "tenant")
+_PREFIX_HIT_RATE = _ratio("fairlead_model_prefix_hits_total", "fairlead_model_prefix_queries_total", "model")
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
-        "What a client waits for",
+        "Latency and load",
         (
             Panel("Waiting", "short", (("sum(fairlead_queue_waiting_jobs)", ""),), 4, "stat"),
             Panel("Running", "short", (("sum(fairlead_running_jobs)", ""),), 4, "stat"),
             Panel("Mean wait", "s", (("avg(fairlead_queue_mean_wait_seconds)", ""),), 4, "stat"),
             Panel(
-                "Tokens a second",
+                "Tokens per second",
                 "short",
                 (("sum(rate(fairlead_generated_tokens_total[$__rate_interval]))", ""),),
                 4,
@@ -53,9 +53,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             ),
             Panel("Cache in use", "percentunit", (("max(fairlead_model_cache_usage)", ""),), 4, "stat"),
             Panel("Ready", "short", (("min(fairlead_ready)", ""),), 4, "stat"),
-            Panel("Time to the first token", "s", _quantiles("fairlead_first_token_seconds")),
+            Panel("Time to first token", "s", _quantiles("fairlead_first_token_seconds")),
             Panel("Time in the queue", "s", _quantiles("fairlead_queue_seconds")),
-            Panel("From a token to the next", "s", _quantiles("fairlead_token_gap_seconds")),
+            Panel("Time between tokens", "s", _quantiles("fairlead_token_gap_seconds")),
         ),
     ),
     (
@@ -72,16 +72,16 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ),
             ),
             Panel(
-                "Jobs that ended, by outcome",
+                "Finished jobs, by outcome",
                 "reqps",
                 ((_rate("fairlead_jobs_total", "outcome"), "{{outcome}}"),),
             ),
             Panel(
-                "Refused at the door",
+                "Requests refused before they became jobs",
                 "reqps",
                 ((_rate("fairlead_requests_refused_total", "code"), "{{code}}"),),
             ),
-            Panel("Whole requests", "s", _quantiles("fairlead_request_seconds")),
+            Panel("Request duration", "s", _quantiles("fairlead_request_seconds")),
             Panel("Prefill", "s", _quantiles("fairlead_prefill_seconds")),
             Panel("Decode", "s", _quantiles("fairlead_decode_seconds")),
         ),
@@ -90,27 +90,27 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "Models and nodes",
         (
             Panel(
-                "Tokens a second",
+                "Tokens per second",
                 "short",
                 (
                     (_rate("fairlead_generated_tokens_total", "model"), "{{model}} generated"),
-                    (_rate("fairlead_prompt_tokens_total", "model"), "{{model}} read"),
+                    (_rate("fairlead_prompt_tokens_total", "model"), "{{model}} prompt"),
                 ),
             ),
             Panel("Cache in use", "percentunit", (("fairlead_model_cache_usage", "{{model}}"),)),
             Panel(
-                "Prompt tokens found in the cache",
+                "Prompt tokens found in the prefix cache",
                 "percentunit",
-                ((_FOUND, "{{model}}"),),
+                ((_PREFIX_HIT_RATE, "{{model}}"),),
             ),
             Panel("State", "short", (("fairlead_model_state == 1", "{{model}} {{state}}"),)),
             Panel(
-                "Loads and what went wrong, in an hour",
+                "Loads, restarts and failures, per hour",
                 "short",
                 (
                     ("increase(fairlead_model_loads_total[1h])", "{{model}} loads"),
-                    ("increase(fairlead_model_evictions_total[1h])", "{{model}} made room"),
-                    ("increase(fairlead_model_load_failures_total[1h])", "{{model}} failed to load"),
+                    ("increase(fairlead_model_evictions_total[1h])", "{{model}} evictions"),
+                    ("increase(fairlead_model_load_failures_total[1h])", "{{model}} failed loads"),
                     ("increase(fairlead_model_restarts_total[1h])", "{{model}} restarts"),
                     ("increase(fairlead_model_stuck_total[1h])", "{{model}} stuck"),
                     ("increase(fairlead_retries_total[1h])", "{{model}} retries"),
@@ -120,25 +120,25 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel("Busy seats", "short", (("fairlead_node_busy_seats", "{{node}}"),)),
             Panel("Nodes up", "short", (("fairlead_node_up", "{{node}}"),)),
             Panel(
-                "Sequences that stepped back",
+                "Preempted sequences",
                 "short",
                 (("increase(fairlead_model_preemptions_total[5m])", "{{model}}"),),
             ),
         ),
     ),
     (
-        "Who uses it",
+        "Tenants",
         (
             Panel(
-                "Tokens a second, the ten largest tenants",
+                "Tokens per second, the ten largest tenants",
                 "short",
                 ((f"topk(10, {_rate('fairlead_tenant_generated_tokens_total', 'tenant')})", "{{tenant}}"),),
                 12,
             ),
             Panel(
-                "Time waited for a job, the ten longest",
+                "Mean wait of a job, the ten longest",
                 "s",
-                ((f"topk(10, {_WAIT_OF_A_JOB})", "{{tenant}}"),),
+                ((f"topk(10, {_MEAN_WAIT})", "{{tenant}}"),),
                 12,
             ),
         ),

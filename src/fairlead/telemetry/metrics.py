@@ -4,6 +4,7 @@ All values are read on request, from the same sources as the dashboard's snapsho
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
@@ -11,17 +12,17 @@ from prometheus_client.registry import Collector
 
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.job_metrics import LABELS_AT_MOST, OTHER, JobStatistics, ModelCounts, TenantCounts
+from fairlead.nodes.node import ModelState
+from fairlead.nodes.status import EngineStatus
 from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, itself
 from fairlead.telemetry.scope import Scope
-from fairlead.telemetry.snapshot import Overview, Snapshot, Sources
+from fairlead.telemetry.snapshot import Overview, Snapshot
 from fairlead.telemetry.streams import lines_dropped
 from fairlead.telemetry.tenants import TenantNames
 from fairlead.telemetry.vllm import as_vllm
 from fairlead.version import VERSION
 
 Refusals = Callable[[], Mapping[str, int]]
-
-MODEL_STATES = ("stopped", "loading", "ready", "draining", "stopping", "failed")
 
 SERVER: tuple[Row[Snapshot], ...] = (
     Gauge("fairlead_ready", "1 if no job would wait for a model to be loaded.", lambda now: now.ready),
@@ -42,9 +43,11 @@ SERVER: tuple[Row[Snapshot], ...] = (
 )
 
 JOBS: tuple[Row[ModelCounts], ...] = (
-    Counter("fairlead_prompt_tokens", "Tokens of prompts whose answer has begun.", lambda t: t.prompt_tokens),
-    Counter("fairlead_generated_tokens", "Tokens of answers, so far.", lambda t: t.generated_tokens),
-    Counter("fairlead_retries", "Attempts at jobs after the first one of each.", lambda t: t.retries),
+    Counter(
+        "fairlead_prompt_tokens", "Prompt tokens of jobs whose answer has begun.", lambda t: t.prompt_tokens
+    ),
+    Counter("fairlead_generated_tokens", "Generated tokens.", lambda t: t.generated_tokens),
+    Counter("fairlead_retries", "Attempts after the first one of a job.", lambda t: t.retries),
     Histogram("fairlead_queue_seconds", "From the arrival to the seat.", lambda t: t.durations.queue),
     Histogram("fairlead_prefill_seconds", "From the seat to the first token.", lambda t: t.durations.prefill),
     Histogram(
@@ -62,33 +65,46 @@ JOBS: tuple[Row[ModelCounts], ...] = (
 )
 
 TENANTS: tuple[Row[TenantCounts], ...] = (
-    Counter("fairlead_tenant_jobs", "Jobs that are over.", lambda t: t.jobs),
-    Counter("fairlead_tenant_prompt_tokens", "Tokens of their prompts.", lambda t: t.prompt_tokens),
-    Counter("fairlead_tenant_generated_tokens", "Tokens of their answers.", lambda t: t.generated_tokens),
-    Counter("fairlead_tenant_wait_seconds", "Time that they waited for seats.", lambda t: t.waited_s),
+    Counter("fairlead_tenant_jobs", "Finished jobs.", lambda t: t.jobs),
+    Counter("fairlead_tenant_prompt_tokens", "Prompt tokens.", lambda t: t.prompt_tokens),
+    Counter("fairlead_tenant_generated_tokens", "Generated tokens.", lambda t: t.generated_tokens),
+    Counter("fairlead_tenant_wait_seconds", "Time that jobs waited for seats.", lambda t: t.waited_s),
 )
 
 MODELS: tuple[Row[ModelStatus], ...] = (
     Gauge("fairlead_model_seats", "Seats, while it is loaded.", lambda m: m.seats),
     Gauge("fairlead_model_busy_seats", "Seats that jobs hold.", lambda m: m.busy),
     Gauge(
-        "fairlead_model_load_progress", "How far its load is, 0 to 1, if known.", lambda m: m.load_progress
+        "fairlead_model_load_progress", "Progress of the load, 0 to 1, if known.", lambda m: m.load.progress
     ),
     Gauge("fairlead_model_memory_bytes", "Memory of its processes.", lambda m: m.memory_bytes),
-    Gauge("fairlead_model_cache_usage", "Part of its cache blocks in use.", lambda m: m.cache_usage),
-    Gauge("fairlead_model_cache_blocks", "Its cache blocks.", lambda m: m.blocks_total),
-    Gauge("fairlead_model_cached_tokens", "Tokens kept for reuse.", lambda m: m.cached_tokens),
-    Gauge("fairlead_model_last_load_seconds", "What its latest load took.", lambda m: m.load_s),
-    Counter("fairlead_model_loads", "How often it was loaded.", lambda m: m.loads),
-    Counter("fairlead_model_load_failures", "How often it could not be.", lambda m: m.load_failures),
-    Counter("fairlead_model_evictions", "How often it made room for another.", lambda m: m.evictions),
-    Counter("fairlead_model_restarts", "How often it was started again after a death.", lambda m: m.restarts),
-    Counter("fairlead_model_stuck", "How often it was given up as stuck.", lambda m: m.stuck),
-    Counter("fairlead_model_preemptions", "Sequences that stepped back for memory.", lambda m: m.preemptions),
+    Gauge("fairlead_model_last_load_seconds", "Duration of the latest load.", lambda m: m.load.duration_s),
+    Counter("fairlead_model_loads", "How often it was loaded.", lambda m: m.counts.loads),
+    Counter("fairlead_model_load_failures", "How often its load failed.", lambda m: m.counts.load_failures),
     Counter(
-        "fairlead_model_prefix_queries", "Prompt tokens looked up for reuse.", lambda m: m.prefix_queries
+        "fairlead_model_evictions",
+        "How often it was evicted for another model.",
+        lambda m: m.counts.evictions,
     ),
-    Counter("fairlead_model_prefix_hits", "Prompt tokens found.", lambda m: m.prefix_hits),
+    Counter(
+        "fairlead_model_restarts",
+        "How often it was restarted after a death.",
+        lambda m: m.counts.restarts,
+    ),
+    Counter("fairlead_model_stuck", "How often it was given up as stuck.", lambda m: m.counts.stuck),
+)
+
+ENGINES: tuple[Row[EngineStatus], ...] = (
+    Gauge("fairlead_model_cache_usage", "Fraction of cache blocks in use.", lambda e: e.cache_usage),
+    Gauge("fairlead_model_cache_blocks", "Cache blocks.", lambda e: e.blocks_total),
+    Gauge("fairlead_model_cached_tokens", "Tokens kept for reuse.", lambda e: e.cached_tokens),
+    Counter(
+        "fairlead_model_preemptions", "Sequences preempted because memory was short.", lambda e: e.preemptions
+    ),
+    Counter(
+        "fairlead_model_prefix_queries", "Prompt tokens looked up for reuse.", lambda e: e.prefix_queries
+    ),
+    Counter("fairlead_model_prefix_hits", "Prompt tokens found.", lambda e: e.prefix_hits),
 )
 
 NODES: tuple[Row[NodeStatus], ...] = (
@@ -100,7 +116,9 @@ NODES: tuple[Row[NodeStatus], ...] = (
 )
 
 BUILD: Row[float] = Gauge("fairlead_build_info", "The version that runs.", itself)
-STATE: Row[float] = Gauge("fairlead_model_state", "1 for the state that the model is in.", itself)
+STATE: Row[float] = Gauge(
+    "fairlead_model_state", "1 for the current state of the model, 0 for others.", itself
+)
 DROPPED: Row[float] = Counter(
     "fairlead_log_lines_dropped", "Log lines dropped because they were not read in time.", itself
 )
@@ -108,26 +126,23 @@ REFUSED: Row[float] = Counter(
     "fairlead_requests_refused", "Requests refused before they became jobs, by error code.", itself
 )
 OUTCOMES: Row[float] = Counter(
-    "fairlead_jobs", "Jobs that are over: success, client_left, or the error's code.", itself
+    "fairlead_jobs", "Finished jobs: success, client_left, or the error's code.", itself
 )
 
 
 class ServerMetrics:
     """Collects all metrics. `refusals` returns counts by error code."""
 
-    def __init__(
-        self, sources: Sources, overview: Overview, *, refusals: Refusals, tenants: TenantNames
-    ) -> None:
-        self._sources = sources
+    def __init__(self, overview: Overview, *, refusals: Refusals, tenants: TenantNames) -> None:
         self._overview = overview
         self._refusals = refusals
         self._tenants = tenants
 
     def pull(self, scope: Scope) -> "Pulled":
         """Return the current values that `scope` allows."""
-        tally = scope.of_tally(self._sources.gateway.statistics())
+        jobs = scope.of_jobs(self._overview.jobs())
         now = scope.of_snapshot(self._overview.snapshot())
-        return Pulled(now, tally, self._refusals(), self._tenants, lines_dropped=lines_dropped())
+        return Pulled(now, jobs, self._refusals(), self._tenants, lines_dropped=lines_dropped())
 
 
 class Pulled(Collector):
@@ -136,14 +151,14 @@ class Pulled(Collector):
     def __init__(
         self,
         now: Snapshot,
-        tally: JobStatistics,
+        jobs: JobStatistics,
         refusals: Mapping[str, int],
         tenants: TenantNames,
         *,
         lines_dropped: int,
     ) -> None:
         self._now = now
-        self._tally = tally
+        self._jobs = jobs
         self._refusals = refusals
         self._tenants = tenants
         self._lines_dropped = lines_dropped
@@ -151,36 +166,40 @@ class Pulled(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families: the server's, and those of its process."""
-        now, tally = self._now, self._tally
+        now, jobs = self._now, self._jobs
         models = now.models[:LABELS_AT_MOST]  # ours come first; a remote node may report any number
         yield BUILD.family(("version",), [((VERSION,), 1.0)])
         yield from families(SERVER, (), [((), now)])
         yield DROPPED.family((), [((), self._lines_dropped)])
         yield REFUSED.family(("code",), [((code,), number) for code, number in self._refusals.items()])
-        yield from _jobs(tally.models)
-        tenants = [((self._shown(name),), tenant) for name, tenant in tally.tenants.items()]
+        yield from _jobs(jobs.models)
+        tenants = [((self._shown(name),), tenant) for name, tenant in jobs.tenants.items()]
         yield from families(TENANTS, ("tenant",), tenants)
         yield from _models(models)
         nodes = [((node.id, node.kind), node) for node in now.nodes[:LABELS_AT_MOST]]
         yield from families(NODES, ("node", "kind"), nodes)
-        yield from as_vllm(tally.models, models)
+        yield from as_vllm(jobs.models, models)
         yield from self._process.collect()
 
     def _shown(self, tenant: str) -> str:
         return OTHER if tenant == OTHER else self._tenants.shown(tenant)
 
 
-def _jobs(tallies: Mapping[str, ModelCounts]) -> Iterator[Metric]:
+def _jobs(counts: Mapping[str, ModelCounts]) -> Iterator[Metric]:
     ended = [
         ((model, outcome), number)
-        for model, tally in tallies.items()
-        for outcome, number in tally.outcomes.items()
+        for model, of_model in counts.items()
+        for outcome, number in of_model.outcomes.items()
     ]
     yield OUTCOMES.family(("model", "outcome"), ended)
-    yield from families(JOBS, ("model",), [((model,), tally) for model, tally in tallies.items()])
+    yield from families(JOBS, ("model",), [((model,), of_model) for model, of_model in counts.items()])
 
 
 def _models(models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
-    states = [((model.model, state), model.state == state) for model in models for state in MODEL_STATES]
+    states = [
+        ((model.model, state), model.state == state) for model in models for state in get_args(ModelState)
+    ]
     yield STATE.family(("model", "state"), states)
     yield from families(MODELS, ("model",), [((model.model,), model) for model in models])
+    engines = [((model.model,), model.engine) for model in models if model.engine is not None]
+    yield from families(ENGINES, ("model",), engines)

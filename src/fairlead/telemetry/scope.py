@@ -43,13 +43,13 @@ class Scope(msgspec.Struct, frozen=True):
             snapshot, models=self.of_models(snapshot.models), nodes=self.of_nodes(snapshot.nodes)
         )
 
-    def of_tally(self, tally: JobStatistics) -> JobStatistics:
+    def of_jobs(self, jobs: JobStatistics) -> JobStatistics:
         """Return the counts of the visible models and tenants."""
         if self.models is None:
-            return tally
+            return jobs
         return JobStatistics(
-            {name: counts for name, counts in tally.models.items() if name in self.models},
-            self._of_tenants(tally.tenants),
+            {name: counts for name, counts in jobs.models.items() if name in self.models},
+            self._of_tenants(jobs.tenants),
         )
 
     def _of_tenants(self, tenants: Mapping[str, Value]) -> dict[str, Value]:

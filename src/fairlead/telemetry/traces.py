@@ -74,10 +74,10 @@ class Traces:
         )
         self._usage = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Tokens of a request.")
 
-    def __call__(self, journey: RequestTimeline, load: LoadTimes) -> None:
+    def __call__(self, timeline: RequestTimeline, load: LoadTimes) -> None:
         """Make the job's spans and add it to the histograms. `load` is the load of its model."""
-        self._trace(journey, load)
-        self._measure(journey)
+        self._trace(timeline, load)
+        self._measure(timeline)
 
     def close(self) -> None:
         """Send what is left and end the threads, for at most `CLOSE_S`."""
@@ -88,28 +88,28 @@ class Traces:
         for thread in closing:
             thread.join(max(0.0, ends_at - time.monotonic()))
 
-    def _trace(self, journey: RequestTimeline, load: LoadTimes) -> None:
+    def _trace(self, timeline: RequestTimeline, load: LoadTimes) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
-        assert journey.ended_s is not None
-        parent = self._extract({"traceparent": journey.job.traceparent})
+        assert timeline.ended_s is not None
+        parent = self._extract({"traceparent": timeline.job.traceparent})
         span = self._tracer.start_span(
-            f"{_operation(journey.job)} {journey.job.model}",
+            f"{_operation(timeline.job)} {timeline.job.model}",
             parent,
             SpanKind.SERVER,
-            self._attributes(journey),
-            start_time=_at_ns(journey, journey.arrived_s),
+            self._attributes(timeline),
+            start_time=_at_ns(timeline, timeline.arrived_s),
         )
-        if journey.outcome not in (SUCCESS, LEFT):
-            span.set_status(Status(StatusCode.ERROR, journey.outcome))
+        if timeline.outcome not in (SUCCESS, LEFT):
+            span.set_status(Status(StatusCode.ERROR, timeline.outcome))
         inside = set_span_in_context(span)
-        for name, began_s, ended_s in _phases(journey, load):
-            phase: Span = self._tracer.start_span(name, inside, start_time=_at_ns(journey, began_s))
-            phase.end(_at_ns(journey, ended_s))
-        span.end(_at_ns(journey, journey.ended_s))
+        for name, began_s, ended_s in _phases(timeline, load):
+            phase: Span = self._tracer.start_span(name, inside, start_time=_at_ns(timeline, began_s))
+            phase.end(_at_ns(timeline, ended_s))
+        span.end(_at_ns(timeline, timeline.ended_s))
 
-    def _attributes(self, journey: RequestTimeline) -> "dict[str, AttributeValue]":
-        job, sampling = journey.job, journey.job.sampling
+    def _attributes(self, timeline: RequestTimeline) -> "dict[str, AttributeValue]":
+        job, sampling = timeline.job, timeline.job.sampling
         attributes: dict[str, AttributeValue] = {
             **_identity(job),
             "gen_ai.response.model": job.model,
@@ -121,33 +121,33 @@ class Traces:
             "gen_ai.request.presence_penalty": sampling.presence_penalty,
             "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
             "gen_ai.request.stream": job.stream,
-            "gen_ai.response.finish_reasons": journey.finish_reasons,
+            "gen_ai.response.finish_reasons": timeline.finish_reasons,
             "gen_ai.usage.input_tokens": job.prompt_tokens,
-            "gen_ai.usage.output_tokens": journey.tokens,
-            "fairlead.outcome": journey.outcome,
+            "gen_ai.usage.output_tokens": timeline.tokens,
+            "fairlead.outcome": timeline.outcome,
             "fairlead.request_id": job.request_id,
             "fairlead.tenant": self._tenants.shown(job.tenant),
-            "fairlead.attempts": journey.attempts,
+            "fairlead.attempts": timeline.attempts,
         }
         if job.sequences > 1:
             attributes["gen_ai.request.choice.count"] = job.sequences
         if sampling.seed is not None:
             attributes["gen_ai.request.seed"] = sampling.seed
-        if journey.node is not None:
-            attributes["fairlead.node"] = journey.node
-        return attributes | _failure(journey)
+        if timeline.node is not None:
+            attributes["fairlead.node"] = timeline.node
+        return attributes | _failure(timeline)
 
-    def _measure(self, journey: RequestTimeline) -> None:
-        assert journey.ended_s is not None
-        identity = _identity(journey.job)
-        self._duration.record(journey.ended_s - journey.arrived_s, identity | _failure(journey))
-        if journey.first_delta_s is None:
+    def _measure(self, timeline: RequestTimeline) -> None:
+        assert timeline.ended_s is not None
+        identity = _identity(timeline.job)
+        self._duration.record(timeline.ended_s - timeline.arrived_s, identity | _failure(timeline))
+        if timeline.first_delta_s is None:
             return
-        self._first_token.record(journey.first_delta_s - journey.arrived_s, identity)
-        if journey.outcome == SUCCESS and journey.token_gaps:
-            self._per_token.record(journey.token_gap_s, identity)
-        self._usage.record(journey.job.prompt_tokens, identity | {"gen_ai.token.type": "input"})
-        self._usage.record(journey.tokens, identity | {"gen_ai.token.type": "output"})
+        self._first_token.record(timeline.first_delta_s - timeline.arrived_s, identity)
+        if timeline.outcome == SUCCESS and timeline.token_gaps:
+            self._per_token.record(timeline.token_gap_s, identity)
+        self._usage.record(timeline.job.prompt_tokens, identity | {"gen_ai.token.type": "input"})
+        self._usage.record(timeline.tokens, identity | {"gen_ai.token.type": "output"})
 
 
 def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
@@ -174,21 +174,21 @@ def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
     return Traces(tracer_provider, meter_provider, tenants=tenants)
 
 
-def _phases(journey: RequestTimeline, load: LoadTimes) -> Iterator[tuple[str, float, float]]:
+def _phases(timeline: RequestTimeline, load: LoadTimes) -> Iterator[tuple[str, float, float]]:
     """Yield the phases of the job: name, begin, end. A load is part of the wait in the queue."""
-    ended_s = journey.ended_s
+    ended_s = timeline.ended_s
     assert ended_s is not None
-    granted_s = ended_s if journey.granted_s is None else journey.granted_s
-    yield "queue", journey.arrived_s, granted_s
+    granted_s = ended_s if timeline.granted_s is None else timeline.granted_s
+    yield "queue", timeline.arrived_s, granted_s
     if load is not None:
-        began_s, loaded_s = max(load[0], journey.arrived_s), min(load[1], granted_s)
+        began_s, loaded_s = max(load[0], timeline.arrived_s), min(load[1], granted_s)
         if began_s < loaded_s:
             yield "load", began_s, loaded_s
-    if journey.granted_s is None:
+    if timeline.granted_s is None:
         return
-    first_s = ended_s if journey.first_delta_s is None else journey.first_delta_s
+    first_s = ended_s if timeline.first_delta_s is None else timeline.first_delta_s
     yield "prefill", granted_s, first_s
-    if journey.first_delta_s is not None:
+    if timeline.first_delta_s is not None:
         yield "decode", first_s, ended_s
 
 
@@ -219,8 +219,8 @@ def _identity(job: Job) -> "dict[str, AttributeValue]":
     }
 
 
-def _failure(journey: RequestTimeline) -> "dict[str, AttributeValue]":
-    return {} if journey.outcome in (SUCCESS, LEFT) else {"error.type": journey.outcome}
+def _failure(timeline: RequestTimeline) -> "dict[str, AttributeValue]":
+    return {} if timeline.outcome in (SUCCESS, LEFT) else {"error.type": timeline.outcome}
 
 
 def _operation(job: Job) -> str:
@@ -229,6 +229,6 @@ def _operation(job: Job) -> str:
     return _OPERATIONS.get(job.id.partition("-")[0], "generate_content")
 
 
-def _at_ns(journey: RequestTimeline, then_s: float) -> int:
+def _at_ns(timeline: RequestTimeline, then_s: float) -> int:
     """Return a time of the timeline's clock as nanoseconds since 1970."""
-    return journey.began_at_ns + round((then_s - journey.arrived_s) * 1e9)
+    return timeline.began_at_ns + round((then_s - timeline.arrived_s) * 1e9)

@@ -9,6 +9,7 @@ from prometheus_client.core import Metric
 
 from fairlead.fleet.status import ModelStatus
 from fairlead.job_metrics import ModelCounts
+from fairlead.nodes.status import EngineStatus
 from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, itself
 
 LABELS = ("model_name", "engine")
@@ -22,30 +23,33 @@ JOBS: tuple[Row[ModelCounts], ...] = (
     Gauge("vllm:num_requests_waiting", "Jobs that wait for a seat.", lambda t: t.waiting),
     Counter("vllm:prompt_tokens", "Prompt tokens processed.", lambda t: t.prompt_tokens),
     Counter("vllm:generation_tokens", "Tokens generated.", lambda t: t.generated_tokens),
-    Histogram("vllm:time_to_first_token_seconds", "To the first token.", lambda t: t.durations.first_token),
-    Histogram("vllm:inter_token_latency_seconds", "Between tokens.", lambda t: t.durations.token_gap),
-    Histogram("vllm:e2e_request_latency_seconds", "From end to end.", lambda t: t.durations.whole),
-    Histogram("vllm:request_queue_time_seconds", "In the queue.", lambda t: t.durations.queue),
-    Histogram("vllm:request_prefill_time_seconds", "In prefill.", lambda t: t.durations.prefill),
-    Histogram("vllm:request_decode_time_seconds", "In decode.", lambda t: t.durations.decode),
+    Histogram(
+        "vllm:time_to_first_token_seconds", "Time to the first token.", lambda t: t.durations.first_token
+    ),
+    Histogram("vllm:inter_token_latency_seconds", "Time between tokens.", lambda t: t.durations.token_gap),
+    Histogram("vllm:e2e_request_latency_seconds", "Whole requests.", lambda t: t.durations.whole),
+    Histogram("vllm:request_queue_time_seconds", "Time in the queue.", lambda t: t.durations.queue),
+    Histogram("vllm:request_prefill_time_seconds", "Time in prefill.", lambda t: t.durations.prefill),
+    Histogram("vllm:request_decode_time_seconds", "Time in decode.", lambda t: t.durations.decode),
 )
-ENGINES: tuple[Row[ModelStatus], ...] = (
+ENGINES: tuple[Row[EngineStatus], ...] = (
     Gauge("vllm:kv_cache_usage_perc", "Part of the cache in use: 1 is all.", lambda m: m.cache_usage),
     Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda m: m.prefix_queries),
     Counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda m: m.prefix_hits),
-    Counter("vllm:num_preemptions", "Sequences that stepped back.", lambda m: m.preemptions),
+    Counter("vllm:num_preemptions", "Sequences that were preempted.", lambda m: m.preemptions),
 )
 SUCCESS: Row[float] = Counter("vllm:request_success", "Answers by the reason of their end.", itself)
 
 
-def as_vllm(tallies: Mapping[str, ModelCounts], models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
+def as_vllm(counts: Mapping[str, ModelCounts], models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
     """Yield the families: of jobs from a model's first job on, of caches while the model is loaded."""
-    jobs = [((name, ENGINE), tally) for name, tally in tallies.items()]
+    jobs = [((name, ENGINE), of_model) for name, of_model in counts.items()]
     yield from families(JOBS, LABELS, jobs)
-    yield from families(ENGINES, LABELS, [((model.model, ENGINE), model) for model in models])
+    engines = [((model.model, ENGINE), model.engine) for model in models if model.engine is not None]
+    yield from families(ENGINES, LABELS, engines)
     ends = [
-        ((*labels, reason), float(tally.finish_reasons.get(reason, 0)))
-        for labels, tally in jobs
+        ((*labels, reason), float(of_model.finish_reasons.get(reason, 0)))
+        for labels, of_model in jobs
         for reason in FINISH_REASONS
     ]
     yield SUCCESS.family((*LABELS, "finished_reason"), ends)

@@ -29,14 +29,14 @@ ADDRESSES_REMEMBERED = 1024
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
 
 
-class Access:
+class Authenticator:
     """The configured keys. Without any, every client may call."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:
         self.change(api_keys)
 
     def change(self, api_keys: Iterable[ApiKey]) -> None:
-        """Replace the keys. Requests that are authenticated already go on."""
+        """Replace the keys. Requests that are authenticated already continue."""
         # Digests have equal lengths, so comparing them does not reveal the length of a key.
         self._keys = tuple((_digest(api_key.key.encode()), api_key) for api_key in api_keys)
 
@@ -88,8 +88,8 @@ def owner_of(api_key: ApiKey | None) -> str:
     return f"key-{_digest(api_key.key.encode()).hex()[:16]}" if api_key is not None else ""
 
 
-def priority_of(api_key: ApiKey | None, asked: str | int | None, queue: QueueConfig) -> int:
-    """Return the priority class of a job, an index into `queue.classes`; `asked` is the requested one.
+def priority_of(api_key: ApiKey | None, requested: str | int | None, queue: QueueConfig) -> int:
+    """Return the priority class of a job, an index into `queue.classes`; `requested` is the job's.
 
     A whole number is read as in vLLM, lower is earlier: 0 is the default class, -1 the class before it, 1 the
     one after it. Numbers beyond the classes mean the first or last one. Tenants share a class fairly
@@ -104,30 +104,32 @@ def priority_of(api_key: ApiKey | None, asked: str | int | None, queue: QueueCon
         highest = queue.default_class
     else:
         highest = queue.classes.index(api_key.priority)
-    if not asked:  # also 0
+    if not requested:  # also 0
         return max(queue.default_class, highest)
-    if asked in queue.classes:
-        priority = queue.classes.index(str(asked))
-    elif isinstance(asked, int) or _WHOLE_NUMBER.fullmatch(asked):
-        priority = min(max(0, queue.default_class + int(asked)), len(queue.classes) - 1)
-        if int(asked) == 0:
+    if requested in queue.classes:
+        priority = queue.classes.index(str(requested))
+    elif isinstance(requested, int) or _WHOLE_NUMBER.fullmatch(requested):
+        priority = min(max(0, queue.default_class + int(requested)), len(queue.classes) - 1)
+        if int(requested) == 0:
             priority = max(priority, highest)
     else:
         known = ", ".join(queue.classes)
-        message = f"priority: must be one of {known}, or a whole number, not {quoted(asked)}"
+        message = f"priority: must be one of {known}, or a whole number, not {quoted(requested)}"
         raise InvalidRequest(message, param="priority")
     if priority < highest:
         most = queue.classes[highest]
-        raise Forbidden(f"priority: this API key allows at most {most!r}, not {asked!r}", param="priority")
+        raise Forbidden(
+            f"priority: this API key allows at most {most!r}, not {requested!r}", param="priority"
+        )
     return priority
 
 
 def flag_of(headers: Headers, name: str) -> bool:
     """Return whether a header is 1; absent and 0 mean false. Raises `InvalidRequest` for anything else."""
-    given = headers.get(name, "")
-    if given not in {"", "0", "1"}:
-        raise InvalidRequest(f"{name}: must be 1 or absent, not {quoted(given)}", param=name)
-    return bool(given == "1")
+    value = headers.get(name, "")
+    if value not in {"", "0", "1"}:
+        raise InvalidRequest(f"{name}: must be 1 or absent, not {quoted(value)}", param=name)
+    return bool(value == "1")
 
 
 def _presented_key(headers: Headers) -> str | None:

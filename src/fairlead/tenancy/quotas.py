@@ -16,14 +16,15 @@ from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import InvalidRequest, RateLimited
 
 WINDOW_S = 60.0
-# Amounts spent within this time leave the window together, with the last of them. Bounds its memory.
-GRAIN_S = 1.0
+# Amounts spent within this time share a bucket and leave the window together, with the last of them. Bounds
+# the window's memory.
+BUCKET_S = 1.0
 # The end of a key's running jobs is unknown, so it is asked to retry soon.
 CONCURRENT_RETRY_S = 2
 
 
-class _Expense:
-    """The amount spent within one grain of time."""
+class _Bucket:
+    """The amount spent within `BUCKET_S`."""
 
     __slots__ = ("amount", "began_s", "latest_s")
 
@@ -33,59 +34,59 @@ class _Expense:
 
 
 class QuotaWindow:
-    """An amount that may be spent in any minute. Holds at most one expense per grain."""
+    """An amount that may be spent in any minute. Holds at most one bucket per `BUCKET_S`."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._spent = 0
-        self._expenses: deque[_Expense] = deque()
+        self._buckets: deque[_Bucket] = deque()
 
     def remaining(self, now_s: float) -> int:
         """Return the amount that may still be spent now."""
-        self._forget(now_s)
+        self._expire(now_s)
         return max(0, self.limit - self._spent)
 
     def wait_s(self, amount: int, now_s: float) -> float:
         """Return the seconds until `amount`, at most the limit, may be spent; 0 means now."""
         assert amount <= self.limit
-        self._forget(now_s)
+        self._expire(now_s)
         excess = self._spent + amount - self.limit
-        for expense in self._expenses:
+        for bucket in self._buckets:
             if excess <= 0:
                 break
-            excess -= expense.amount
+            excess -= bucket.amount
             if excess <= 0:
-                return expense.latest_s + WINDOW_S - now_s
+                return bucket.latest_s + WINDOW_S - now_s
         return 0.0
 
     def reset_s(self, now_s: float) -> float:
         """Return the seconds until the whole limit is available, if nothing more is spent."""
-        self._forget(now_s)
-        latest_s = max((expense.latest_s for expense in self._expenses if expense.amount), default=None)
+        self._expire(now_s)
+        latest_s = max((bucket.latest_s for bucket in self._buckets if bucket.amount), default=None)
         return 0.0 if latest_s is None else latest_s + WINDOW_S - now_s
 
-    def spend(self, amount: int, now_s: float) -> _Expense:
+    def spend(self, amount: int, now_s: float) -> _Bucket:
         """Spend an amount, even beyond the limit; return the receipt for `refund`."""
-        self._forget(now_s)
-        if not self._expenses or now_s - self._expenses[-1].began_s >= GRAIN_S:
-            self._expenses.append(_Expense(now_s))
-        expense = self._expenses[-1]
-        expense.latest_s = now_s
-        expense.amount += amount
+        self._expire(now_s)
+        if not self._buckets or now_s - self._buckets[-1].began_s >= BUCKET_S:
+            self._buckets.append(_Bucket(now_s))
+        bucket = self._buckets[-1]
+        bucket.latest_s = now_s
+        bucket.amount += amount
         self._spent += amount
-        return expense
+        return bucket
 
-    def refund(self, expense: _Expense, amount: int) -> None:
+    def refund(self, bucket: _Bucket, amount: int) -> None:
         """Refund an amount; nothing if it has left the window."""
-        amount = min(amount, expense.amount)
-        expense.amount -= amount
+        amount = min(amount, bucket.amount)
+        bucket.amount -= amount
         self._spent -= amount
 
-    def _forget(self, now_s: float) -> None:
-        while self._expenses and now_s - self._expenses[0].latest_s >= WINDOW_S:
-            expense = self._expenses.popleft()
-            self._spent -= expense.amount
-            expense.amount = 0
+    def _expire(self, now_s: float) -> None:
+        while self._buckets and now_s - self._buckets[0].latest_s >= WINDOW_S:
+            bucket = self._buckets.popleft()
+            self._spent -= bucket.amount
+            bucket.amount = 0
 
 
 class Quota:
@@ -139,7 +140,7 @@ class Quota:
             if window is not None:
                 headers[f"x-ratelimit-limit-{unit}"] = str(window.limit)
                 headers[f"x-ratelimit-remaining-{unit}"] = str(window.remaining(now_s))
-                headers[f"x-ratelimit-reset-{unit}"] = f"{_whole(window.reset_s(now_s))}s"
+                headers[f"x-ratelimit-reset-{unit}"] = f"{_whole_seconds(window.reset_s(now_s))}s"
         return headers
 
 
@@ -154,14 +155,14 @@ class Charge:
         self._request = quota.requests.spend(1, now_s) if quota.requests is not None else None
         self._prompt = quota.tokens.spend(prompt_tokens, now_s) if quota.tokens is not None else None
 
-    def settle(self, prompt_tokens: int, now_s: float) -> None:
-        """Replace the charge for the prompt's estimated tokens by that for their number."""
+    def correct_prompt(self, prompt_tokens: int, now_s: float) -> None:
+        """Replace the charge for the prompt's estimated tokens by a charge for its actual tokens."""
         if self._quota.tokens is not None and self._prompt is not None:
             self._quota.tokens.refund(self._prompt, self._prompt_tokens)
             self._prompt = self._quota.tokens.spend(prompt_tokens, now_s)
         self._prompt_tokens = prompt_tokens
 
-    def answered(self, tokens: int, now_s: float) -> None:
+    def charge_answer(self, tokens: int, now_s: float) -> None:
         """Charge for the answer: `tokens` in all, less those charged before."""
         if self._quota.tokens is not None and tokens > self._answer_tokens:
             self._quota.tokens.spend(tokens - self._answer_tokens, now_s)
@@ -184,21 +185,21 @@ class Quotas:
     """The quotas of all configured keys."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:
-        self._of_key: Mapping[tuple[str, KeyLimits], Quota] = {}
+        self._by_key: Mapping[tuple[str, KeyLimits], Quota] = {}
         self._unlimited = Quota(KeyLimits())
         self.change(api_keys)
 
     def change(self, api_keys: Iterable[ApiKey]) -> None:
         """Replace the configured keys. A key whose limits are the same keeps its usage."""
-        known = self._of_key
+        known = self._by_key
         names = [(api_key.key, api_key.limits) for api_key in api_keys]
-        self._of_key = {name: known.get(name) or Quota(name[1]) for name in names}
+        self._by_key = {name: known.get(name) or Quota(name[1]) for name in names}
 
     def of(self, api_key: ApiKey | None) -> Quota:
         """Return a key's quota; without a key, one without limits."""
         if api_key is None:
             return self._unlimited
-        quota = self._of_key.get((api_key.key, api_key.limits))
+        quota = self._by_key.get((api_key.key, api_key.limits))
         # The key may have been changed or removed since the request was authenticated.
         return quota if quota is not None else Quota(api_key.limits)
 
@@ -208,7 +209,7 @@ def _window(limit: int | None) -> QuotaWindow | None:
 
 
 def _refusal(allowed: str, wait_s: float) -> RateLimited:
-    whole_s = max(1, _whole(wait_s))
+    whole_s = max(1, _whole_seconds(wait_s))
     return RateLimited(
         f"this API key allows {allowed}; try again in {whole_s} s",
         retry_after_s=whole_s,
@@ -216,6 +217,6 @@ def _refusal(allowed: str, wait_s: float) -> RateLimited:
     )
 
 
-def _whole(wait_s: float) -> int:
+def _whole_seconds(wait_s: float) -> int:
     """Return whole seconds, rounded up, at most the window: float sums may exceed it slightly."""
     return min(math.ceil(wait_s), int(WINDOW_S))

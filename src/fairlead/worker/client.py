@@ -16,52 +16,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from math import inf
-from time import perf_counter
-from typing import Protocol
 
 import msgspec
 import trio
 
 from fairlead import child_output, messages
-from fairlead.errors import (
-    ContextLengthExceeded,
-    EngineFailed,
-    FairleadError,
-    InvalidRequest,
-    LoadFailed,
-    NodeFailed,
-    RequestTimeout,
-)
+from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed, NodeFailed
 from fairlead.job import Sampling
-from fairlead.supervision import PASSING, FailureBoundary, described, log_failure
+from fairlead.supervision import described
+from fairlead.worker.open_sequences import OpenSequences, Receiver
 from fairlead.worker.watchdog import Watchdog
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
 END_WAIT_S = 5.0
 KILLED_WAIT_S = 5.0
 LOG_WAIT_S = 1.0
-LAST_WORDS_S = 0.3
+FINAL_OUTPUT_WAIT_S = 0.3
 # A load reports each tensor, but nothing while kernels are compiled. The watchdog covers requests only.
-LOAD_PATIENCE_S = 600.0
-# Delivering a step to 500 sequences takes several milliseconds. Other tasks can run at these intervals.
-TURN_S = 0.0005
+LOAD_PROGRESS_TIMEOUT_S = 600.0
 READ_BYTES = 1 << 18
 LOG_LINES = 50
-
-
-class Receiver(Protocol):
-    """Receives the outputs of a sequence. No method is called after its end; one that raises fails it."""
-
-    def receive_token(self, token_id: int) -> None:
-        """Receive one more token, and nothing else."""
-
-    def receive(self, output: messages.Output) -> None:
-        """Receive the output of a step; the last one has a `finish_reason`."""
-
-    def failed(self, error: FairleadError) -> None:
-        """Receive the error that ended the sequence: `EngineFailed`, `RequestTimeout`, or `NodeFailed` if the
-        child is gone.
-        """
 
 
 class Worker:
@@ -93,7 +67,7 @@ class Worker:
         self._name = name
         self._command = command
         self._keys = itertools.count(1)
-        self._open: dict[int, Receiver] = {}
+        self._sequences = OpenSequences(self.abort)
         self._watchdog = Watchdog(spec.watchdog_s)
         self._ready: messages.Ready | None = None
         self._load_error: str | None = None
@@ -131,13 +105,13 @@ class Worker:
             raise InvalidRequest("the prompt has a token id outside the vocabulary", param="prompt") from None
         key = next(self._keys)
         self._send(messages.Submit(key, packed, sampling, priority, timeout_s, salt, embed))
-        self._open[key] = receiver
+        self._sequences.add(key, receiver)
         self._watchdog.asked()
         return key
 
     def abort(self, key: int) -> None:
         """Abort a sequence; its receiver is not called any more. Safe at any time, for any key."""
-        if self._open.pop(key, None) is not None and self._ready is not None:
+        if self._sequences.remove(key) and self._ready is not None:
             self._send(messages.Abort(key))
             self._watchdog.asked()
 
@@ -162,14 +136,14 @@ class Worker:
                 if was_ready:
                     if self.stuck is None:
                         reason = "; ".join([reason, *self._log_end(1)])
-                    self._fail_open(reason)
+                    self._sequences.fail_all(reason)
                     raise NodeFailed(reason)
                 raise LoadFailed(
                     self._load_error or "\n".join([f"{reason} while loading", *self._log_end(5)])
                 )
             finally:
                 self._ready = None
-                self._fail_open("the model's process was stopped")
+                self._sequences.fail_all("the model's process was stopped")
                 self._socket.close()
                 await _end(process)
 
@@ -216,10 +190,10 @@ class Worker:
         assert self._socket is not None
         splitter = messages.FrameSplitter()
         while True:
-            with trio.move_on_after(inf if self._ready else LOAD_PATIENCE_S) as silence:
+            with trio.move_on_after(inf if self._ready else LOAD_PROGRESS_TIMEOUT_S) as silence:
                 await trio.lowlevel.wait_readable(self._socket)
             if silence.cancelled_caught:
-                self._load_error = f"the model's process made no progress for {LOAD_PATIENCE_S:g} s"
+                self._load_error = f"the model's process made no progress for {LOAD_PROGRESS_TIMEOUT_S:g} s"
                 return
             try:
                 data = self._socket.recv(READ_BYTES)
@@ -240,7 +214,9 @@ class Worker:
     async def _take(self, message: messages.ToParent, task_status: trio.TaskStatus[messages.Ready]) -> None:
         match message:
             case messages.StepOutputs():
-                await self._spread(message)
+                self.statistics = message.statistics
+                await self._sequences.deliver(message)
+                self._watchdog.answered(more=bool(self._sequences))
             case messages.LoadProgress(fraction, stage):
                 self.on_progress(fraction, stage)
             case messages.LoadFailure(reason):
@@ -249,65 +225,15 @@ class Worker:
                 self._ready = message
                 task_status.started(message)
 
-    async def _spread(self, step: messages.StepOutputs) -> None:
-        """Deliver a step's outputs to the receivers, with checkpoints so that other tasks can run."""
-        self.statistics = step.statistics
-        turn_ends = perf_counter() + TURN_S
-        for key, token_id in step.plain():
-            receiver = self._open.get(key)
-            if receiver is not None:  # else it was aborted, which the child had not read yet
-                try:
-                    receiver.receive_token(token_id)
-                except BaseException as error:  # noqa: BLE001  `_drop` raises `PASSING` again
-                    self._drop(key, receiver, error)
-            if perf_counter() >= turn_ends:
-                await trio.lowlevel.checkpoint()
-                turn_ends = perf_counter() + TURN_S
-        for output in step.outputs:
-            self._deliver(output)
-            if perf_counter() >= turn_ends:
-                await trio.lowlevel.checkpoint()
-                turn_ends = perf_counter() + TURN_S
-        self._watchdog.answered(more=bool(self._open))
-
-    def _deliver(self, output: messages.Output) -> None:
-        receiver = self._open.get(output.key)
-        if receiver is None:
-            return
-        if output.error is not None or output.finish_reason is not None:
-            del self._open[output.key]
-        if output.error is None:
-            try:
-                receiver.receive(output)
-            except BaseException as error:  # noqa: BLE001  as above
-                self._drop(output.key, receiver, error)
-        elif output.code == "request_timeout":
-            _fail(receiver, RequestTimeout(output.error))
-        else:
-            _fail(receiver, EngineFailed(output.error))
-
-    def _drop(self, key: int, receiver: Receiver, error: BaseException) -> None:
-        """Abort a sequence whose receiver has raised. The others continue."""
-        if isinstance(error, PASSING):
-            raise error
-        log_failure("sequence dropped", error, key=key)
-        self.abort(key)
-        _fail(receiver, EngineFailed(f"the answer could not be taken over: {described(error)}"))
-
-    def _fail_open(self, reason: str) -> None:
-        """Fail the open sequences in their order; each once, and none that another's callback aborts."""
-        while self._open:
-            _fail(self._open.pop(next(iter(self._open))), NodeFailed(reason))
-
     async def _watch(self, process: trio.Process, reading: trio.CancelScope) -> None:
         """When the child is stuck, fail the open sequences, request its stack, and stop reading."""
         silent_s = await self._watchdog.stuck()
         self.stuck = f"the model's process made no progress for {silent_s:g} s"
         self._ready = None
         self.on_stuck(NodeFailed(self.stuck))
-        self._fail_open(self.stuck)
+        self._sequences.fail_all(self.stuck)
         process.send_signal(signal.SIGUSR1)  # it prints its stack, unless the process is stopped
-        await trio.sleep(LAST_WORDS_S)
+        await trio.sleep(FINAL_OUTPUT_WAIT_S)
         reading.cancel()
 
     # Writing -----------------------------------------------------------------------------------------
@@ -358,13 +284,6 @@ class Worker:
 
     def _log_end(self, lines: int) -> list[str]:
         return [line for line in self._log if line][-lines:]
-
-
-def _fail(receiver: Receiver, error: FairleadError) -> None:
-    with FailureBoundary() as boundary:
-        receiver.failed(error)
-    if boundary.failure is not None:
-        log_failure("failure not reported", boundary.failure, of=error.message)
 
 
 def _ending(process: trio.Process) -> str:

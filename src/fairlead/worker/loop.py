@@ -59,7 +59,7 @@ class Loop:
         self._clock = clock
         self._report_failure = report_failure
         self._under_way: _UnderWay | None = None
-        self._owes = False
+        self._frame_is_due = False
         self._failed_in_a_row = 0
         self._step_s = 0.0
         self._done_at_s = 0.0
@@ -72,10 +72,10 @@ class Loop:
     def turn(self) -> None:
         """Read once, waiting if there is nothing to do, and run a step."""
         wait_s = self._engine.wait_s(self._clock())
-        freed = [self.obey(message) for message in self._channel.read(wait_s=wait_s)]
-        if any(freed) and not self._engine.idle:
-            self._tell(self._engine.settle())  # report what is free now, not a step later
-        self._tidy()
+        frees = [self.execute(message) for message in self._channel.read(wait_s=wait_s)]
+        if any(frees) and not self._engine.idle:
+            self._send(self._engine.take_outcome())  # report what is free now, not a step later
+        self._trim()
         step = self._engine.plan(self._clock())
         launched = None if step is None else self._launch(step)
         before, self._under_way = self._under_way, None
@@ -89,11 +89,11 @@ class Loop:
         elif step is not None and launched is not None:
             self._fail(step, launched)
         else:
-            self._answer()
+            self._send_outcome_if_due()
 
-    def obey(self, message: bytes) -> bool:
+    def execute(self, message: bytes) -> bool:
         """Execute a message of the parent; return whether that frees resources. A frame will follow."""
-        self._owes = True
+        self._frame_is_due = True
         request = messages.to_child_decoder.decode(message)
         match request:
             case messages.Submit(key, prompt, sampling, priority, timeout_s, salt, embed):
@@ -114,7 +114,7 @@ class Loop:
 
     def _finish(self, under_way: _UnderWay) -> None:
         try:
-            picks = under_way.pending.wait()
+            sampled = under_way.pending.wait()
         except Exception as error:  # noqa: BLE001  as above
             self._fail(under_way.step, error)
             return
@@ -123,29 +123,29 @@ class Loop:
         self._step_s += done_at_s - max(under_way.launched_at_s, self._done_at_s)
         self._done_at_s = done_at_s
         self._failed_in_a_row = 0
-        self._tell(self._engine.commit(under_way.step, picks))
+        self._send(self._engine.commit(under_way.step, sampled))
 
     def _fail(self, step: Step, error: Exception) -> None:
         self._failed_in_a_row += 1
         if self._failed_in_a_row == FAILED_STEPS_BOUND:
             raise error
         self._report_failure(error)
-        self._tell(self._engine.fail(step, f"the engine's step failed: {type(error).__name__}: {error}"))
+        self._send(self._engine.fail(step, f"the engine's step failed: {type(error).__name__}: {error}"))
 
-    def _tidy(self) -> None:
+    def _trim(self) -> None:
         """Trim the prefix cache while idle, and release the memory of free blocks."""
-        tidied = self._engine.tidy(self._clock())
-        if tidied is not None:
-            self._runner.release(tidied.free)
-            self._owes |= tidied.evicted > 0  # the parent displays the cache's usage
+        trimmed = self._engine.trim_if_due(self._clock())
+        if trimmed is not None:
+            self._runner.release(trimmed.free)
+            self._frame_is_due |= trimmed.evicted > 0  # the parent displays the cache's usage
 
-    def _answer(self) -> None:
+    def _send_outcome_if_due(self) -> None:
         """Send what needed no step: refusals, timeouts, new counts after an abort."""
-        outcome = self._engine.settle()
-        if self._owes or outcome.outputs:
-            self._tell(outcome)
+        outcome = self._engine.take_outcome()
+        if self._frame_is_due or outcome.outputs:
+            self._send(outcome)
 
-    def _tell(self, outcome: Outcome) -> None:
-        self._owes = False
+    def _send(self, outcome: Outcome) -> None:
+        self._frame_is_due = False
         statistics = msgspec.structs.replace(self._engine.statistics(), step_s=self._step_s)
         self._channel.write(messages.StepOutputs(outcome.keys, outcome.tokens, outcome.outputs, statistics))

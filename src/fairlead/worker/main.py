@@ -159,7 +159,7 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
     loop = Loop(_engine(model, spec), model.runner, channel)
     channel.write(_ready(model))
     for message in received:
-        loop.obey(message)
+        loop.execute(message)
     loop.run()  # until `ParentGone`
 
 
@@ -210,7 +210,7 @@ def _load(spec: messages.WorkerSpec, report: Report) -> LoadedEngine:
     # Threads that spin while they wait take the core from the parent, and from the thread they wait for:
     # with one other busy process a step took 14 times as long. torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from fairlead.engine.runner import load_runner
+    from fairlead.engine.loading import load_runner
 
     return load_runner(spec, report)
 

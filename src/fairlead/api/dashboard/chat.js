@@ -222,7 +222,7 @@ function welcome() {
 export function showModels({ models }) {
   offer(models);
   const wanted = underWay && models.find(({ model }) => model === underWay.turn.model);
-  if (wanted?.state === "loading") underWay.turn.awaitModel(wanted.load_progress);
+  if (wanted?.state === "loading") underWay.turn.awaitModel(wanted.load.progress);
 }
 
 /** Offer these models, and keep the selected one. */

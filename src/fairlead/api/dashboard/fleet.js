@@ -121,7 +121,7 @@ const models = new Rows(document.querySelector("#models"), {
   },
   fill(parts, status) {
     fillLine(parts, status, `model ${status.model}`);
-    const { model: name, kind, state, load_progress: progress, load_stage: stage, memory_bytes: memory } = status;
+    const { model: name, kind, state, load: { progress, stage }, memory_bytes: memory } = status;
     const loading = state === "loading";
     const far = progress === null ? "" : `${percent(progress)}% `;
     put(parts.more, loading ? far + stage : say(kind));
@@ -156,12 +156,13 @@ const nodes = new Rows(document.querySelector("#nodes"), {
     return parts;
   },
   fill(parts, status) {
-    const { id: name, kind, url, models: served, load } = status;
+    const { id: name, kind, models: served, remote } = status;
     // A local node is down whenever its model is not loaded, and the model's line says why.
     const ours = kind !== "remote";
     const state = ours && status.state === "down" ? "stopped" : status.state;
     fillLine(parts, { ...status, state, problem: ours ? null : status.problem }, `node ${name}`);
-    put(parts.more, [url ?? say(kind), served.length ? say("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
+    put(parts.more, [remote?.url ?? say(kind), served.length ? say("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
+    const load = remote?.load ?? null;
     putTwoWays(parts.amount, load === null ? ["", ""] : [`${percent(load)}%`, say("loadIs", { n: percent(load) })]);
     parts.button.hidden = ours || state === "draining" || state === "down"; // local ones are unloaded
     fillButton(parts.button, {

@@ -11,16 +11,8 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
-from quart import Quart, Response, request
-
-from fairlead.api.exchange import response_of
-from fairlead.api.request import Reply
+from fairlead.api.request import Request, Response
 from fairlead.errors import NotFound, quoted
-
-PAGE_RULE = "/"
-FILES_RULE = "/dashboard/<path:name>"
-# Routes that need no key.
-OPEN_RULES = frozenset({PAGE_RULE, FILES_RULE})
 
 _TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -55,21 +47,17 @@ class Asset(NamedTuple):
 class Dashboard:
     """The page and its files, all in memory."""
 
-    def add_to(self, app: Quart) -> None:
-        """Register the routes."""
-        app.add_url_rule(PAGE_RULE, view_func=self.page, methods=["GET"])
-        app.add_url_rule(FILES_RULE, view_func=self.file, methods=["GET"])
-
-    async def page(self) -> Response:
+    async def page(self, request: Request) -> Response:
         """Return the page itself."""
-        return _answer(assets()["index.html"])
+        return _response(request, assets()["index.html"])
 
-    async def file(self, name: str) -> Response:
+    async def file(self, request: Request) -> Response:
         """Return a file of the page."""
+        name = request.path_parameters["name"]
         asset = assets().get(name)
         if asset is None:
             raise NotFound(f"the dashboard has no file {quoted(name)}")
-        return _answer(asset)
+        return _response(request, asset)
 
 
 @cache
@@ -90,8 +78,8 @@ def _collect(folder: Traversable, prefix: str, found: dict[str, Asset]) -> None:
             found[name] = Asset(content, content_type, f'"{sha256(content).hexdigest()[:32]}"')
 
 
-def _answer(asset: Asset) -> Response:
+def _response(request: Request, asset: Asset) -> Response:
     headers = {**_HEADERS, "ETag": asset.tag}
     if request.headers.get("If-None-Match") == asset.tag:
-        return response_of(Reply(b"", 304, headers))
-    return response_of(Reply(asset.content, 200, {**headers, "Content-Type": asset.content_type}))
+        return Response(b"", 304, headers)
+    return Response(asset.content, 200, {**headers, "Content-Type": asset.content_type})

@@ -1,0 +1,117 @@
+"""Tokens: the tenants' counters, and a heap of tenants for each class, with the smallest counter first."""
+
+from libc.math cimport INFINITY, fmax, fmin
+
+from fairqueue.queue cimport CLASSES, HEAPS, IDLE, NONE, Queue, Tenant, int32_t
+
+cdef inline bint is_before(Queue *queue, int32_t heap, int32_t one, int32_t other) noexcept:
+    cdef Tenant *a = &queue.tenants[one]
+    cdef Tenant *b = &queue.tenants[other]
+    if a.counter != b.counter:
+        return a.counter < b.counter
+    if a.turn != b.turn:
+        return a.turn < b.turn
+    return one < other if heap == IDLE else a.lines[heap].joined < b.lines[heap].joined
+
+cdef inline void heap_put(Queue *queue, int32_t heap, int32_t place, int32_t tenant) noexcept:
+    queue.heaps[place * HEAPS + heap] = tenant
+    queue.tenants[tenant].places[heap] = place
+
+cdef inline void heap_restore(Queue *queue, int32_t heap, int32_t place) noexcept:
+    # Move one member up or down until none is before its parent.
+    cdef int32_t *members = queue.heaps + heap
+    cdef int32_t tenant = members[place * HEAPS]
+    cdef int32_t child
+    while place > 0 and is_before(queue, heap, tenant, members[(place - 1) // 2 * HEAPS]):
+        heap_put(queue, heap, place, members[(place - 1) // 2 * HEAPS])
+        place = (place - 1) // 2
+    while 2 * place + 1 < queue.heap_lengths[heap]:
+        child = 2 * place + 1
+        if child + 1 < queue.heap_lengths[heap]:
+            child += is_before(queue, heap, members[(child + 1) * HEAPS], members[child * HEAPS])
+        if not is_before(queue, heap, members[child * HEAPS], tenant):
+            break
+        heap_put(queue, heap, place, members[child * HEAPS])
+        place = child
+    heap_put(queue, heap, place, tenant)
+
+cdef inline void heap_add(Queue *queue, int32_t heap, int32_t tenant) noexcept:
+    queue.heap_lengths[heap] += 1
+    heap_put(queue, heap, queue.heap_lengths[heap] - 1, tenant)
+    heap_restore(queue, heap, queue.heap_lengths[heap] - 1)
+
+cdef inline void heap_remove(Queue *queue, int32_t heap, int32_t tenant) noexcept:
+    cdef int32_t place = queue.tenants[tenant].places[heap]
+    queue.heap_lengths[heap] -= 1
+    queue.tenants[tenant].places[heap] = NONE
+    if place < queue.heap_lengths[heap]:
+        heap_put(queue, heap, place, queue.heaps[queue.heap_lengths[heap] * HEAPS + heap])
+        heap_restore(queue, heap, place)
+
+cdef inline void heap_sort(Queue *queue, int32_t heap) noexcept:
+    # A sorted array is a heap too. Shellsort: in place, and fast if it is sorted already.
+    cdef int32_t *members = queue.heaps + heap
+    cdef int32_t gap = 1, i, place, tenant
+    while gap < queue.heap_lengths[heap] // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, queue.heap_lengths[heap]):
+            tenant = members[i * HEAPS]
+            place = i
+            while place >= gap and is_before(queue, heap, tenant, members[(place - gap) * HEAPS]):
+                heap_put(queue, heap, place, members[(place - gap) * HEAPS])
+                place -= gap
+            heap_put(queue, heap, place, tenant)
+        gap //= 3
+
+cdef inline double level(Queue *queue) noexcept:
+    # Return the counter that a joining tenant is lifted to: the smallest in line, or the last that was.
+    cdef double least = INFINITY
+    cdef int32_t i
+    for i in range(CLASSES):
+        if queue.heap_lengths[i] > 0:
+            least = fmin(least, queue.tenants[queue.heaps[i]].counter)
+    return queue.last_level if least == INFINITY else least
+
+cdef inline bint is_in_line(Queue *queue, int32_t tenant) noexcept:
+    cdef int32_t i
+    for i in range(CLASSES):
+        if queue.tenants[tenant].places[i] != NONE:
+            return True
+    return False
+
+cdef inline double counter_of(Queue *queue, int32_t tenant) noexcept:
+    cdef double counter = queue.tenants[tenant].counter
+    return counter if is_in_line(queue, tenant) else fmax(counter, level(queue))
+
+cdef inline void tenant_count(Queue *queue, int32_t tenant, double counter) noexcept:
+    # Set the counter, and restore the heaps that have the tenant; its turn may have changed too.
+    cdef int32_t i
+    queue.tenants[tenant].counter = counter
+    for i in range(HEAPS):
+        if queue.tenants[tenant].places[i] != NONE:
+            heap_restore(queue, i, queue.tenants[tenant].places[i])
+    queue.clock += 1
+
+cdef inline void tenant_charge(Queue *queue, int32_t tenant, double cost) noexcept:
+    # The bound keeps every sum of charges finite.
+    tenant_count(queue, tenant, fmin(counter_of(queue, tenant) + cost / queue.tenants[tenant].weight, 1e300))
+
+cdef inline void tenant_refund(Queue *queue, int32_t tenant, double cost) noexcept:
+    cdef double least = queue.tenants[tenant].lift if is_in_line(queue, tenant) else level(queue)
+    cdef double counter = fmax(counter_of(queue, tenant) - cost / queue.tenants[tenant].weight, least)
+    # The level may be above the counter now and fall later: a refund must not raise the counter to it.
+    tenant_count(queue, tenant, fmin(queue.tenants[tenant].counter, counter))
+
+cdef inline bint tenant_matters(Queue *queue, int32_t row) noexcept:
+    # Return whether remembering an idle tenant affects the order.
+    cdef Tenant *tenant = &queue.tenants[row]
+    cdef double least
+    cdef int32_t i
+    if queue.by_tokens:
+        least = level(queue)
+        return tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
+    for i in range(CLASSES):
+        if tenant.lines[i].served == queue.classes[i].round:
+            return True
+    return False

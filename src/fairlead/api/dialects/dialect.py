@@ -1,0 +1,189 @@
+"""What a dialect is: how a client's request is read, and how its answer and its errors are written.
+
+`generate` serves the requests of every dialect, and knows none. To add one, write its class in a module of
+this package, and give it a row in the route table. A `RelayDialect` is for models of other servers only.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as ReadOnlySequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
+
+from fairlead.api.body import BodyParser
+from fairlead.api.dialects.fields import Envelope, SamplingParameters
+from fairlead.api.dialects.unserved import Fields
+from fairlead.config import Limits, SpecialTokens
+from fairlead.dispatch.estimates import WaitEstimate
+from fairlead.errors import FairleadError, NodeRefused
+from fairlead.http.server_sent_events import encode_comment, encode_event
+from fairlead.job import Delta, Job
+from fairlead.text.model import TextModel
+from fairlead.upstream_events import UpstreamReader
+
+EVENTS = "text/event-stream"
+# The interval of comments in a stream that has no answer yet.
+COMMENT_EVERY_S = 5.0
+
+Prompt = str | list[int]
+
+_encode = msgspec.json.Encoder().encode
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What one of our own models is to do, in the terms of no dialect.
+
+    It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them; or
+    `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
+    With `embed` it returns a vector for each prompt, shortened to `dimensions`.
+
+    `max_tokens`, None: no limit but the model's. `logprobs` None: none; k: each token's, and those of the k
+    likeliest ones; `prompt_logprobs`: the same for the prompt. `echo`: the answers begin with the prompts.
+    `options` are for the dialect that made this, and kept as long as the answer.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_variables: dict[str, Any] | None = None
+    prompts: ReadOnlySequence[Prompt] = ()
+    prompts_field: str = "prompt"
+    special_tokens: SpecialTokens = "parse"
+    sampling: SamplingParameters = SamplingParameters()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    embed: bool = False
+    dimensions: int | None = None
+    options: Any = None
+
+
+class AnswerContext(NamedTuple):
+    """What the writers of an answer know. `created`: when, in seconds since 1970.
+
+    `options` are the request's. `prompt_texts`: the texts of the prompts, if the request has `echo`.
+    """
+
+    job: Job
+    model: TextModel
+    created: int
+    options: Any = None
+    prompt_texts: tuple[str, ...] = ()
+
+
+class StreamWriter(Protocol):
+    """A serializer of deltas as whole events, for one answer."""
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        """Return the events for these deltas; empty if they have nothing to show yet."""
+
+    def end(self) -> bytes:
+        """Return the events that end a complete answer; empty if it has ended already."""
+
+
+class AnswerWriter(StreamWriter, Protocol):
+    """A `StreamWriter` for an answer of our own engine, which may continue another server's."""
+
+    def skip_beginnings(self) -> None:
+        """Skip the beginnings of all choices: another server has written them already."""
+
+
+class WaitingEvents(Protocol):
+    """The events of a stream that has no answer yet."""
+
+    interval_s: float
+
+    def write(self, waiting: WaitEstimate | None) -> bytes:
+        """Return the event for now, once every `interval_s`; `waiting` is None if the job is not queued."""
+
+    def end(self) -> bytes:
+        """Return the end of these events when the answer begins. Not called if none were written."""
+
+
+class WaitingComments:
+    """`WaitingEvents` as comments, which clients skip: the queue position and the estimated wait."""
+
+    interval_s = COMMENT_EVERY_S
+
+    def write(self, waiting: WaitEstimate | None) -> bytes:
+        """See `WaitingEvents`."""
+        if waiting is None:
+            return encode_comment("running")
+        return encode_comment(f"queued position={waiting.position} estimated_wait={waiting.estimated_wait_s}")
+
+    def end(self) -> bytes:
+        """See `WaitingEvents`."""
+        return b""
+
+
+class RelayedBody(msgspec.Struct, frozen=True):
+    """A body that is relayed to the server which has the model; that server reads the other fields."""
+
+    model: str
+    stream: bool | None = None
+
+
+class RelayDialect(ABC):
+    """A dialect for requests that are relayed: to a node that serves the same `path`, in the same bytes.
+
+    `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
+    request may ask for a stream, of type `stream_type`. `waiting_events` fill it until the answer begins.
+    `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents.
+    """
+
+    path: ClassVar[str]
+    body_type: ClassVar[Any] = RelayedBody
+    answer_type: ClassVar[Any] = Any
+    refused_fields: ClassVar[Fields | None] = None
+    streams: ClassVar[bool] = True
+    stream_type: ClassVar[str] = EVENTS
+    read_envelope: ClassVar[BodyParser[Any]] = BodyParser(Envelope)
+    reader: ClassVar[UpstreamReader]
+    waiting_events: ClassVar[WaitingEvents] = WaitingComments()
+
+    @abstractmethod
+    def error_body(self, error: FairleadError) -> bytes:
+        """Return the body of an error response."""
+
+    def error_event(self, error: FairleadError) -> bytes:
+        """Return the event that ends a stream. The error of another server is passed on in its own form."""
+        data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or self.error_body(error)
+        return encode_event(data)
+
+
+class Dialect(RelayDialect):
+    """A dialect that our own models answer, too.
+
+    `job_prefix` begins the ids of its answers. `shows_loading`: it has `reasoning_event`, in which a stream
+    reports the progress of loading its model.
+    """
+
+    job_prefix: ClassVar[str]
+    shows_loading: ClassVar[bool] = False
+
+    @abstractmethod
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """Return the request in a body. Pure: called in a thread for a large one. Raises `InvalidRequest`."""
+
+    @abstractmethod
+    def write_whole(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+        """Return the body of a response; `deltas` has one per choice, in order."""
+
+    def stream_writer(self, context: AnswerContext) -> AnswerWriter:
+        """Return the writer of a streamed response, if the dialect `streams`."""
+        raise NotImplementedError
+
+    def reasoning_event(self, job: Job, created: int, text: str) -> bytes:
+        """Return an event that shows `text` as the model's reasoning."""
+        raise NotImplementedError
+
+
+def _in_one_line(body: bytes) -> bytes:
+    """Return another server's error in one line, as events require; empty if its form is unknown."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return b""
+    return _encode(document) if isinstance(document, dict) and "error" in document else b""

@@ -1,0 +1,95 @@
+"""Fields of request bodies that several dialects share, with their ranges.
+
+Every optional field may also be null, which means absent. Unlisted fields are ignored, because clients send
+more of them every month.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_TOP_LOGPROBS = 20
+MAX_INT32 = 2**31 - 1
+
+Count = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+PositiveCount = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+UserName = Annotated[str, Meta(max_length=64 * 1024)]
+VllmPriority = Annotated[int, Meta(ge=-(2**31), le=MAX_INT32)]
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
+]
+TemplateVariables = Annotated[dict[str, Any], Meta(max_length=1024)]
+# Declared for `/openapi.json` only; checked elsewhere, with messages of our own.
+NonEmpty = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
+Texts = list[NonEmpty | TokenId | TokenIds]
+OF_ONE_KIND = {"anyOf": [{"items": {"type": kind}} for kind in ("string", "integer", "array")]}
+
+
+class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that the server itself reads, even of relayed requests.
+
+    `priority`: the name of a class, or vLLM's number: 0 is the default class, and each one below or above it
+    a class earlier or later.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    user: UserName | None = None
+    safety_identifier: UserName | None = None
+    priority: str | VllmPriority | None = None
+
+
+class Envelope(CommonFields, frozen=True, kw_only=True):
+    """The fields that are read of any body before it is known which server will answer.
+
+    If another server does, it checks most ranges, and all other fields. Dialects have different names for the
+    limit of an answer's length.
+    """
+
+    n: PositiveCount | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+    @property
+    def choices(self) -> int:
+        """The number of choices in the answer, as far as it distinguishes them."""
+        return 1
+
+    @property
+    def token_limit(self) -> int | None:
+        """The longest answer that the client takes; None: it sets no limit, as with -1 in llama.cpp."""
+        limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
+        return next((limit for limit in limits if limit is not None and limit > 0), None)
+
+
+class SamplingParameters(CommonFields, frozen=True, kw_only=True):
+    """How an answer is sampled: the fields of `job.Sampling` that a client may set, under the same names.
+
+    This is their only declaration in the API: `sampling.sampling_of` converts them by name.
+    `prompt_logprobs`, from vLLM: lists each token of the prompt, and this number of the likeliest ones.
+    """
+
+    min_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # Beyond these bounds, float32 logits overflow and the sequence would fail in the engine.
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: LogitBias | None = None
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: TopLogprobs | None = None

@@ -1,0 +1,214 @@
+"""OpenAI's completions of texts: `POST /v1/completions`."""
+
+import re
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from fairlead.api import shapes
+from fairlead.api.body import BodyParser, invalid_field
+from fairlead.api.dialects.dialect import AnswerContext, AnswerWriter, Dialect, GenerationRequest
+from fairlead.api.dialects.fields import (
+    OF_ONE_KIND,
+    Count,
+    Envelope,
+    NonEmpty,
+    PositiveCount,
+    Texts,
+    TopLogprobs,
+)
+from fairlead.api.dialects.openai import (
+    Generation,
+    OpenAIErrors,
+    StreamOptions,
+    check_generation,
+    encode,
+    prompts_of,
+    stop_strings,
+    whole_answer,
+)
+from fairlead.api.dialects.openai_chunks import Chunks
+from fairlead.api.dialects.openai_events import ChunkReader
+from fairlead.api.dialects.openai_logprobs import Scored, completion_logprobs, prompt_logprobs
+from fairlead.api.dialects.unserved import COMPLETION, capturing, refuse_unserved
+from fairlead.config import Limits, SpecialTokens
+from fairlead.job import Delta
+
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_LIST_OF_PROMPTS = re.compile(rb'\[[ \t\n\r]*["[]')
+
+
+class CompletionEnvelope(Envelope, frozen=True, kw_only=True):
+    """What is read of every body. Each prompt has `n` choices."""
+
+    prompt: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def choices(self) -> int:
+        """See `Envelope`. Of the prompts, only a list of texts or lists has several."""
+        prompts = 1
+        if _LIST_OF_PROMPTS.match(self.prompt) is not None:
+            try:
+                prompts = len(_decode_list(self.prompt))
+            except msgspec.MsgspecError:
+                prompts = 1
+        return (self.n or 1) * prompts
+
+
+class CompletionRequest(Generation, frozen=True, kw_only=True):
+    """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either (all of one kind).
+
+    `special_tokens`: whether control tokens in a text are parsed (the default) or stay text. With `echo`, the
+    answer begins with the prompt, also in `logprobs`, and `max_tokens` may be 0.
+    """
+
+    prompt: NonEmpty | Annotated[Texts, Meta(extra_json_schema={"minItems": 1, **OF_ONE_KIND})]
+    max_tokens: Count | None = None
+    special_tokens: SpecialTokens | None = None
+    suffix: str | None = None
+    echo: bool | None = None
+    best_of: PositiveCount | None = None
+    logprobs: TopLogprobs | None = None
+
+
+class CompletionOptions(NamedTuple):
+    """How a completion is written: `lists_prompt`, with `prompt_logprobs`; `echo_only`, the prompt alone."""
+
+    stream: StreamOptions | None
+    lists_prompt: bool
+    echo_only: bool
+
+    def shown(self, deltas: list[Delta]) -> list[Delta]:
+        """Return the deltas to show: with `echo_only`, without the generated tokens."""
+        return list(map(_without_answer, deltas)) if self.echo_only else deltas
+
+
+_parse = BodyParser(capturing(CompletionRequest, COMPLETION))
+
+
+class CompletionDialect(OpenAIErrors, Dialect):
+    """Completions."""
+
+    path = "/v1/completions"
+    body_type = CompletionRequest
+    answer_type = shapes.TextCompletion
+    refused_fields = COMPLETION
+    job_prefix = "cmpl"
+    read_envelope = BodyParser(CompletionEnvelope)
+    reader = ChunkReader()
+
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """See `Dialect`."""
+        request = _parse(body, limits)
+        refuse_unserved(request, COMPLETION)
+        if request.suffix:
+            raise invalid_field("suffix", "inserting text is not served")
+        if request.best_of is not None and request.best_of != (request.n or 1):
+            raise invalid_field("best_of", "must equal n")
+        echo = bool(request.echo)
+        if request.max_tokens == 0 and not echo:
+            raise invalid_field("max_tokens", "must be at least 1, unless echo is true")
+        prompts = prompts_of("prompt", request.prompt, empty="is empty")
+        check_generation(request)
+        # `echo` lists as many tokens of the prompt as `logprobs` does of the answer.
+        listed = [request.prompt_logprobs, request.logprobs if echo else None]
+        return GenerationRequest(
+            prompts=prompts,
+            special_tokens=request.special_tokens or "parse",
+            sampling=request,
+            max_tokens=request.max_tokens,
+            stop=stop_strings(request),
+            n=request.n or 1,
+            logprobs=request.logprobs,
+            prompt_logprobs=max((count for count in listed if count is not None), default=None),
+            echo=echo,
+            options=CompletionOptions(
+                request.stream_options,
+                lists_prompt=request.prompt_logprobs is not None,
+                echo_only=echo and request.max_tokens == 0,
+            ),
+        )
+
+    def write_whole(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+        """See `Dialect`."""
+        job, tokenizer, texts = context.job, context.model.tokenizer, context.prompt_texts
+        has_logprobs = job.sampling.logprobs is not None
+        deltas = context.options.shown(deltas)
+        choices = []
+        for delta in deltas:
+            logprobs = None
+            if has_logprobs:
+                lists, _ = completion_logprobs(tokenizer, _scored(context, delta), offset=0)
+                logprobs = msgspec.Raw(encode(lists))
+            choice: dict[str, Any] = {
+                "index": delta.index,
+                "text": (texts[delta.index // job.n] if texts else "") + delta.text,
+                "logprobs": logprobs,
+                "finish_reason": delta.finish_reason,
+                "stop_reason": delta.stop_reason,
+            }
+            if context.options.lists_prompt:
+                listed = prompt_logprobs(tokenizer, delta.prompt_logprobs)
+                choice["prompt_logprobs"] = msgspec.Raw(encode(listed))
+            choices.append(choice)
+        return encode(whole_answer(job, "text_completion", context.created, choices, deltas))
+
+    def stream_writer(self, context: AnswerContext) -> AnswerWriter:
+        """See `Dialect`."""
+        return CompletionChunks(context)
+
+
+class CompletionChunks(Chunks):
+    """The chunks of a completion. With `echo`, the first of a choice has the prompt's text."""
+
+    kind = "text_completion"
+    opening = b'"text":'
+    closing = b""
+
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context._replace(options=context.options.stream))
+        self._context = context
+        self._offsets = [0] * context.job.sequences
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        return super().write(self._context.options.shown(deltas))
+
+    def _beginning(self, delta: Delta) -> bytes:
+        texts, job = self._context.prompt_texts, self._context.job
+        if not texts:
+            return b""
+        head = self._heads[delta.index] + encode(texts[delta.index // job.n])
+        if job.sampling.logprobs is None:
+            return head + self._tail
+        prompt, _ = _scored(self._context, delta)
+        listed = {"logprobs": self._list(delta.index, prompt), "finish_reason": None}
+        return head + b"," + encode(listed)[1:] + b"]" + self._usage_member() + b"}\n\n"
+
+    def _logprobs(self, delta: Delta) -> dict[str, Any]:
+        return self._list(delta.index, Scored(delta.logprobs))
+
+    def _list(self, index: int, part: Scored) -> dict[str, Any]:
+        written, self._offsets[index] = completion_logprobs(
+            self._tokenizer, [part], offset=self._offsets[index]
+        )
+        return written
+
+
+def _scored(context: AnswerContext, delta: Delta) -> list[Scored]:
+    """Return the tokens for `logprobs`: the prompt's, if its text is shown, and the answer's own."""
+    answer, job = Scored(delta.logprobs), context.job
+    if not context.prompt_texts:
+        return [answer]
+    prompt = delta.index // job.n
+    first, top = job.prompts[prompt][0], job.sampling.logprobs
+    return [Scored(delta.prompt_logprobs, first, context.prompt_texts[prompt], top), answer]
+
+
+def _without_answer(delta: Delta) -> Delta:
+    return Delta(
+        delta.index,
+        finish_reason="length" if delta.finish_reason is not None else None,
+        prompt_logprobs=delta.prompt_logprobs,
+        cached_tokens=delta.cached_tokens,
+    )

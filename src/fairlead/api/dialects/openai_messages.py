@@ -1,0 +1,135 @@
+"""OpenAI's messages and tools in request bodies, and the same as chat templates read them."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from fairlead.api.body import invalid_field
+
+
+class ContentPart(msgspec.Struct, frozen=True):
+    """A piece of a message. Only the type `text` is served; the error for others names them."""
+
+    type: str
+    text: str | None = None
+
+
+Content = str | Annotated[list[ContentPart], Meta(max_length=4096)]
+
+
+class FunctionCall(msgspec.Struct, frozen=True):
+    """An assistant's call of a function; `arguments` is JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """One call in an assistant's message."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="role"):
+    name: str | None = None
+
+
+class SystemMessage(_Message, frozen=True, tag="system"):
+    """Instructions for the model."""
+
+    content: Content
+
+
+class DeveloperMessage(_Message, frozen=True, tag="developer"):
+    """OpenAI's newer name for a system message."""
+
+    content: Content
+
+
+class UserMessage(_Message, frozen=True, tag="user"):
+    """A message of the user."""
+
+    content: Content
+
+
+class AssistantMessage(_Message, frozen=True, tag="assistant"):
+    """An earlier message of the model: text, calls or both."""
+
+    content: Content | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
+
+
+class ToolMessage(_Message, frozen=True, tag="tool"):
+    """The result of a called tool."""
+
+    content: Content
+    tool_call_id: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=16_384)]
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A function that the model may call; `parameters` is a JSON schema for the chat template."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the model may use."""
+
+    type: str
+    function: Function
+
+
+Tools = Annotated[list[Tool], Meta(max_length=2048)]
+
+
+# For chat templates --------------------------------------------------------------------------------
+
+
+def template_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
+    """Return tools as chat templates read them."""
+    for index, tool in enumerate(tools or ()):
+        if tool.type != "function":
+            raise invalid_field(f"tools[{index}].type", "only 'function' is served")
+    return [{"type": tool.type, "function": _given(tool.function)} for tool in tools] if tools else None
+
+
+def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Return messages as chat templates read them, with the role `system` for `developer`."""
+    return [_template_message(message, index) for index, message in enumerate(messages)]
+
+
+def _template_message(message: Message, index: int) -> dict[str, Any]:
+    role = str(message.__struct_config__.tag)
+    # Few templates know OpenAI's newer name, and some refuse unknown roles.
+    written = {"role": "system" if role == "developer" else role, **_given(message)}
+    if isinstance(message.content, list):
+        written["content"] = [_template_part(part, index, at) for at, part in enumerate(message.content)]
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        written["tool_calls"] = [
+            {**_given(call), "function": _given(call.function)} for call in message.tool_calls
+        ]
+    return written
+
+
+def _template_part(part: ContentPart, index: int, at: int) -> dict[str, str]:
+    if part.type != "text":
+        reason = f"parts of type {part.type[:50]!r} are not served, only 'text'"
+        raise invalid_field(f"messages[{index}].content[{at}].type", reason)
+    if part.text is None:
+        raise invalid_field(f"messages[{index}].content[{at}].text", "is missing")
+    return {"type": "text", "text": part.text}
+
+
+def _given(fields: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields that are set. Not recursive: JSON schemas may be nested as deep as Python goes."""
+    return {name: value for name, value in msgspec.structs.asdict(fields).items() if value is not None}

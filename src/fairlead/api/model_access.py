@@ -1,0 +1,65 @@
+"""Which models a caller may use, and which one a name in a request stands for."""
+
+from fairlead.api.request import Request
+from fairlead.api.selectors import Selectors
+from fairlead.api.services import Services
+from fairlead.errors import Forbidden, InvalidRequest, quoted
+from fairlead.fleet.status import ModelStatus
+from fairlead.text.model import TextModel
+
+
+class ModelAccess:
+    """The models of all callers, and `selectors`, the names that stand for several."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.selectors = Selectors(services, self.allows)
+
+    def allows(self, request: Request, model: str) -> bool:
+        """Return whether the caller's key is for this model or selector."""
+        allowed = request.api_key.models if request.api_key is not None else ()
+        return not allowed or model in {self._services.aliases.get(name, name) for name in allowed}
+
+    def listed(self, request: Request) -> list[ModelStatus]:
+        """Return the models that the caller may use, except unlisted ones."""
+        known = self._services.fleet.models()
+        return [status for status in known if not status.unlisted and self.allows(request, status.model)]
+
+    def offered(self, request: Request) -> list[ModelStatus]:
+        """Return those of them that are of use now: without remote models that no ready node has.
+
+        A request for such a model may still wait for its node to come back.
+        """
+        known = self.listed(request)
+        return [status for status in known if status.kind != "remote" or status.state == "ready"]
+
+    def find(self, request: Request, name: str | None) -> str:
+        """Return the canonical name of a model; without a name, of the only one the caller may use.
+
+        For a selector it is the model that a job would get now. Raises `ModelNotFound`, `Forbidden`, or
+        `InvalidRequest` when there are several to choose from.
+        """
+        if name is None:
+            return self._only_model(request)
+        if self.selectors.has(name):
+            return self.selectors.choose(request, name).model
+        model = self._services.canonical(name)
+        if not self.allows(request, model):
+            raise Forbidden(f"this API key may not use the model {quoted(model)}", param="model")
+        return model
+
+    def find_text(self, request: Request, name: str | None) -> TextModel:
+        """Return the model, as `find` does. Raises `InvalidRequest`, too, if its tokenizer is unknown."""
+        found = self.find(request, name)
+        model = self._services.models.get(found)
+        if model is None:
+            raise InvalidRequest(f"model: the tokens of {quoted(found)} are not known here", param="model")
+        return model
+
+    def _only_model(self, request: Request) -> str:
+        models = self.listed(request)
+        if len(models) == 1:
+            return models[0].model
+        if not models and self._services.fleet.models():
+            raise Forbidden("this API key may use none of the models that are served", param="model")
+        raise InvalidRequest("model: one of the served models must be named", param="model")

@@ -1,0 +1,90 @@
+"""Threads for work whose time grows with a request's or a response's size, so that streams keep their pace.
+
+Tenants use the threads in turn (`turns`). Small work is done at once, in the event loop's thread.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import trio
+
+from fairlead.api.request import Request
+from fairlead.api.turns import Threads
+from fairlead.config import Config, Limits
+from fairlead.tenancy.access import tenant_of
+from fairlead.tenancy.quotas import Quotas
+
+Parsed = TypeVar("Parsed")
+Encoded = TypeVar("Encoded")
+
+# From this size on, tokenizing could delay the next token of every stream, so a thread does it.
+LONG_BODY_BYTES = 8 * 1024
+ENCODING_THREADS = 2
+# From this size on, parsing could, too. It holds the GIL: two at a time would hold it twice as long.
+LARGE_BODY_BYTES = 64 * 1024
+PARSING_THREADS = WRITING_THREADS = 1
+
+
+class Offload:
+    """Parsing, encoding and writing, in threads where they take long."""
+
+    def __init__(self, config: Config, quotas: Quotas) -> None:
+        timeout_s = config.queue.timeout_s
+        self._limits = config.limits
+        self._quotas = quotas
+        self._parsing = Threads(PARSING_THREADS, timeout_s=timeout_s)
+        self._writing = Threads(WRITING_THREADS, timeout_s=timeout_s)
+        self._encoding = Threads(ENCODING_THREADS, timeout_s=timeout_s)
+
+    async def parse(self, request: Request, body: bytes, parse: Callable[[bytes, Limits], Parsed]) -> Parsed:
+        """Parse a body, in a thread if it is large.
+
+        Raises `InvalidRequest`; for a large body also `QueueFull` and `QueueTimeout`.
+        """
+        if len(body) <= LARGE_BODY_BYTES:
+            return parse(body, self._limits)
+        return await self._parsing.run(tenant_so_far(request), parse, body, self._limits)
+
+    async def decode(
+        self, request: Request, body: bytes, decode: Callable[[bytes, Limits], Parsed]
+    ) -> Parsed:
+        """Call a function that parses a body and converts what it contains, in a thread for a long body.
+
+        Raises as `parse` and `encode` do.
+        """
+        if len(body) > LARGE_BODY_BYTES:
+            return await self.parse(request, body, decode)
+        return await self.encode(request, decode, body, self._limits)
+
+    async def encode(
+        self, request: Request, encode: Callable[..., Encoded], *arguments: Any, **options: Any
+    ) -> Encoded:
+        """Call a function whose time grows with a job's prompt, as `in_turn` does.
+
+        Raises `RateLimited`, too, if the body is long and the key's limits are used up.
+        """
+        if request.body_bytes < LONG_BODY_BYTES:
+            return encode(*arguments, **options)
+        self._quotas.of(request.api_key).check(now_s=trio.current_time())
+        return await self.in_turn(request, partial(encode, *arguments, **options))
+
+    async def in_turn(self, request: Request, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
+        """Call a function whose time grows with a text: for a long body in a thread, by tenants' turns.
+
+        Raises what the function raises, `QueueFull` and `QueueTimeout`.
+        """
+        if request.body_bytes < LONG_BODY_BYTES:
+            return encode(*arguments)
+        return await self._encoding.run(tenant_so_far(request), encode, *arguments)
+
+    async def write(self, request: Request, write: Callable[..., bytes], *arguments: Any) -> bytes:
+        """Call a function that writes a long response, in a thread, by turns. Raises as `in_turn` does."""
+        return await self._writing.run(tenant_so_far(request), write, *arguments)
+
+
+def tenant_so_far(request: Request) -> str:
+    """Return the tenant that the request counts for, as far as it has been read."""
+    return tenant_of(
+        request.api_key, request.headers, request.address, user=request.user, safety_identifier=None
+    )

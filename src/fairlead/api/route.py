@@ -1,0 +1,93 @@
+"""A row of the route table: a method and a path, who may use them, the view, and the documentation."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from fairlead.api.dialects.dialect import RelayDialect
+from fairlead.api.dialects.unserved import Fields
+from fairlead.api.request import Request, Response
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+VERSION = "/v1"
+_PARAMETER = re.compile(r"\{(\w+)\}")
+
+
+class Permission(Enum):
+    """Who may use a route. `origin` describes the check of `Host` and `Origin`.
+
+    - `PROBE`: everybody, with any `Host` and `Origin`
+    - `OPEN`: everybody
+    - `KEY`: holders of an API key; everybody if no keys are configured
+    - `OPERATOR`: as `KEY`, but `Host` and `Origin` are checked strictly, and no page of another server may
+    - `ALL_MODELS`: as `OPERATOR`, but no key that is limited to some models
+    """
+
+    PROBE = auto()
+    OPEN = auto()
+    KEY = auto()
+    OPERATOR = auto()
+    ALL_MODELS = auto()
+
+
+OPERATORS = frozenset({Permission.OPERATOR, Permission.ALL_MODELS})
+KEYLESS = frozenset({Permission.PROBE, Permission.OPEN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What is served under a method and a path.
+
+    `path` has parameters in braces, which may contain slashes. `view` is a method of one of the objects in
+    `Views`; None for a route with a `dialect`, which `generate` serves. `tag` groups the operations in the
+    documents; a route without one is not documented. `is_direct`: our own listener calls the view without
+    Quart. `is_versionless`: the route is also served without `/v1`.
+
+    `body` and `answer` are types; `media` is the response's, if not JSON. `errors`: statuses besides those
+    that follow from `body` and `permission`. `states`: error statuses whose response has the same form as a
+    successful one. `refused_fields`: fields of other servers that models of our engine refuse. `query`: the
+    query's parameters, with their descriptions.
+    """
+
+    method: str
+    path: str
+    view: Callable[[Any, Request], Awaitable[Response]] | None = None
+    dialect: RelayDialect | None = None
+    permission: Permission = Permission.KEY
+    is_direct: bool = False
+    is_versionless: bool = False
+    tag: str | None = None
+    summary: str = ""
+    body: Any = None
+    answer: Any = None
+    status: int = 200
+    media: str = JSON
+    errors: tuple[int, ...] = ()
+    states: tuple[int, ...] = ()
+    refused_fields: Fields | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rule(self) -> str:
+        """The path in Quart's notation."""
+        return _PARAMETER.sub(r"<path:\1>", self.path)
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the path's parameters."""
+        return _PARAMETER.findall(self.path)
+
+    @property
+    def error_statuses(self) -> list[int]:
+        """The statuses of the errors that the route may respond with."""
+        statuses = {*self.errors}
+        if self.body is not None:
+            statuses |= {400, 408, 413}
+        if self.permission is not Permission.PROBE:
+            statuses.add(403)
+        if self.permission not in KEYLESS:
+            statuses.add(401)
+        return sorted(statuses)

@@ -1,0 +1,43 @@
+"""A job as the scheduler knows it."""
+
+import msgspec
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler knows of a job: ids and numbers, which may be sent to another process.
+
+    `owner` identifies the API key that may cancel the job. `priority` is an index into `queue.classes`, where
+    0 is served first. `no_queue`: refuse it rather than queue it. `stream`: its wait ends with its first
+    delta, that of any other job with its seat.
+
+    `prompt_tokens` counts each prompt once, `longest_prompt` is the length of the longest one, and
+    `prompt_cache_tokens` are those that a node holds at a time. The answer has `sequences` choices of up to
+    `max_tokens` each, or none if the job `is_embedding`. `prefixes` are hashes of the prompt's beginning
+    (`prefix_hashes`).
+
+    `body_bytes` is the size of its request as the client wrote it; None if it cannot be relayed.
+    `must_be_relayed`: only nodes that take such requests can run it. `needs_own_node`: remote servers cannot.
+    """
+
+    request_id: str
+    tenant: str
+    model: str
+    owner: str = ""
+    priority: int = 1
+    no_queue: bool = False
+    stream: bool = False
+    prompt_tokens: int = 0
+    longest_prompt: int = 0
+    prompt_cache_tokens: int = 0
+    sequences: int = 1
+    max_tokens: int = 0
+    is_embedding: bool = False
+    prefixes: tuple[int, ...] = ()
+    body_bytes: int | None = None
+    must_be_relayed: bool = False
+    needs_own_node: bool = False
+
+    @property
+    def needs_local_node(self) -> bool:
+        """Whether no remote server can run it."""
+        return self.body_bytes is None or self.needs_own_node

@@ -1,0 +1,189 @@
+"""Estimates of waits: for waiting, possible and refused jobs, learned from past waits.
+
+Supplies the pure estimates, mean and quantile, with what they do not know: queue, seats and clock.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from random import Random
+
+import trio
+
+from fairlead.config import QueueConfig
+from fairlead.dispatch.awaited_seats import AwaitedSeats
+from fairlead.dispatch.estimates import (
+    JobSize,
+    MeanEstimate,
+    QuantileEstimate,
+    QuantilePrediction,
+    RunningJob,
+    WaitEstimate,
+    retry_after_s,
+)
+from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
+from fairlead.dispatch.scheduling import SchedulerQueries
+from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.waiter import Waiter
+from fairlead.errors import FairleadError, QueueFull, QueueTimeout
+
+MAX_MODELS = 256  # models with a cached estimate
+REUSED_FOR_S = 0.1  # how long refusals share an estimate
+
+
+class WaitEstimator:
+    """Estimates waits of waiting and future jobs, retry times of refused ones, and costs of running ones.
+
+    Is called for every seat that is granted, lost (`requeued`) or released (`ended`), and learns from them.
+    Queries the scheduler without changing it. `random` spreads the retries of jobs refused together. `mean`
+    has the mean wait and service time of the last jobs.
+    """
+
+    def __init__(self, scheduler: SchedulerQueries, queue: QueueConfig, random: Random) -> None:
+        self._scheduler = scheduler
+        self._random = random
+        self._weights = TokenWeights(queue.prompt_weight, queue.output_weight)
+        self._lengths = LengthPredictor()
+        self.mean = MeanEstimate()
+        self._quantile = QuantileEstimate() if queue.estimate == "quantile" else None
+        self._predictions: dict[Ticket, QuantilePrediction] = {}  # as of each queued job's arrival
+        self._running: dict[Ticket, tuple[float, Waiter]] = {}  # grant time, waiter; the oldest first
+        self._refusal_estimates: dict[str, tuple[float, WaitEstimate]] = {}  # by model: when made, and what
+
+    # Jobs ---------------------------------------------------------------------------------------------
+
+    def new_ticket(self, job: JobSpec) -> Ticket:
+        """Return a ticket with the cost and the cache tokens that the job will probably have."""
+        generated = 0.0 if job.is_embedding else job.sequences * self._output_tokens(job)
+        tokens = job.prompt_cache_tokens + round(generated)
+        return Ticket(job, cost=self._weights.cost(job.prompt_tokens, generated), tokens=tokens)
+
+    def granted(self, waiter: Waiter) -> None:
+        """Record that a job has got a seat."""
+        self._running[waiter.ticket] = trio.current_time(), waiter
+
+    def requeued(self, waiter: Waiter) -> None:
+        """Record that a job has lost its seat, and will wait for another."""
+        del self._running[waiter.ticket]
+
+    def waited(self, ticket: Ticket, waited_s: float) -> None:
+        """Record how long a job waited for its first seat."""
+        self.mean.granted(waited_s)
+        prediction = self._predictions.pop(ticket, None)
+        if prediction is not None and self._quantile is not None:
+            self._quantile.granted(prediction, waited_s)
+
+    def ended(self, waiter: Waiter) -> None:
+        """Record that a job has ended, with a seat or without."""
+        self._predictions.pop(waiter.ticket, None)
+        if (entry := self._running.pop(waiter.ticket, None)) is None:
+            return
+        job, service_s = waiter.ticket.job, trio.current_time() - entry[0]
+        self.mean.finished(service_s)
+        generated = waiter.generated()
+        longest = generated // job.sequences
+        if generated:
+            self._lengths.observe(job.tenant, job.model, longest)
+        if self._quantile is not None:
+            self._quantile.finished(JobSize(job.prompt_tokens, longest), service_s)
+
+    def cost(self, waiter: Waiter) -> float:
+        """Return what a job has cost until now; 0 before its first delta."""
+        if not waiter.ticket.has_begun:
+            return 0.0
+        return self._weights.cost(waiter.ticket.job.prompt_tokens, waiter.generated())
+
+    # Estimates ---------------------------------------------------------------------------------------
+
+    def for_ticket(self, ticket: Ticket, *, is_arriving: bool = False) -> WaitEstimate:
+        """Return a waiting job's estimate; the one of its arrival is later compared with its actual wait."""
+        ahead = self._scheduler.position(ticket)
+        jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
+        return self._estimate(ticket.job.model, ahead, jobs_ahead, arriving=ticket if is_arriving else None)
+
+    def for_newcomer(self, model: str, tenant: str, priority: int) -> WaitEstimate:
+        """Return the estimate for a job of this tenant and class if it arrived now."""
+        ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority)
+        if ahead is None:
+            return WaitEstimate(0, 0, None if self._quantile is None else 0)
+        return self._estimate(model, len(ahead), lambda: ahead)
+
+    def add_retry_time(self, error: FairleadError, model: str) -> FairleadError:
+        """Return the error of a job for the model.
+
+        An error that a retry may avoid gets a retry time, and the wait to expect then.
+        """
+        if error.status == HTTPStatus.TOO_MANY_REQUESTS or isinstance(error, QueueTimeout):
+            if error.estimated_wait_s is None:
+                behind_all = self._behind_all(model)
+                error.estimated_wait_s = behind_all.estimated_wait_s
+                error.queue_position = behind_all.position
+            error.retry_after_s = retry_after_s(error.estimated_wait_s, self._random)
+            if isinstance(error, QueueFull):
+                error.message += f"; try again in {error.retry_after_s} s"
+        return error
+
+    def _behind_all(self, model: str) -> WaitEstimate:
+        """Return the estimate for a job for the model behind all waiting jobs.
+
+        A flood of refusals needs it thousands of times a second, so it is kept for a moment.
+        """
+        now = trio.current_time()
+        waiting = self._scheduler.statistics().waiting
+        made_at, estimate = self._refusal_estimates.get(model, (0.0, None))
+        if estimate is None or estimate.position != waiting + 1 or now - made_at >= REUSED_FOR_S:
+            estimate = self._estimate(model, waiting, self._scheduler.waiting_jobs)
+            if len(self._refusal_estimates) >= MAX_MODELS:  # remote nodes may change their models
+                self._refusal_estimates.clear()
+            self._refusal_estimates[model] = now, estimate
+        return estimate
+
+    def _estimate(
+        self,
+        model: str,
+        ahead: int,
+        jobs_ahead: Callable[[], Sequence[JobSpec]],
+        *,
+        arriving: Ticket | None = None,
+    ) -> WaitEstimate:
+        """Return the estimate for a job behind `ahead` others, some of which wait for other seats.
+
+        `jobs_ahead` is called only where each of them is looked at. A wait is at least one second. The
+        prediction is kept with the `arriving` ticket, to learn from.
+        """
+        now = trio.current_time()
+        awaited = AwaitedSeats(model, self._scheduler.nodes())
+        position = ahead + 1
+        if not awaited.are_awaited_by_all:
+            rivals = [job for job in jobs_ahead() if awaited.are_awaited_by(job.model)]
+            ahead, jobs_ahead = len(rivals), lambda: rivals
+        running = [
+            entry
+            for ticket, entry in self._running.items()
+            if ticket.node is not None and awaited.include(ticket.node.id)
+        ]
+        if self._quantile is None:
+            running_s = [now - since for since, _ in running]
+            wait_s = self.mean.wait_s(ahead=ahead, seats=awaited.seats, running_s=running_s)
+            return WaitEstimate(position, max(1, wait_s))
+        prediction = self._quantile.predict(
+            ahead=[JobSize(job.prompt_tokens, self._output_tokens(job)) for job in jobs_ahead()],
+            running=[self._running_job(waiter, now - since) for since, waiter in running],
+            seats=awaited.seats,
+        )
+        if arriving is not None:
+            self._predictions[arriving] = prediction
+        return WaitEstimate(
+            position, max(1, math.ceil(prediction.wait_s)), max(1, math.ceil(prediction.p90_s))
+        )
+
+    def _output_tokens(self, job: JobSpec, so_far: int = 0) -> float:
+        """Return the predicted output tokens of each of the job's sequences."""
+        return self._lengths.predict(job.tenant, job.model, so_far=so_far, max_tokens=job.max_tokens)
+
+    def _running_job(self, waiter: Waiter, running_s: float) -> RunningJob:
+        job = waiter.ticket.job
+        so_far = waiter.generated() // job.sequences
+        return RunningJob(JobSize(job.prompt_tokens, self._output_tokens(job, so_far)), running_s, so_far)

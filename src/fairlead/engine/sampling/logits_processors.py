@@ -1,0 +1,211 @@
+"""Logits processors: each changes the logits of the sequences that need it, before a token is chosen.
+
+A new one is a class here or elsewhere, and an entry of `LOGITS_PROCESSORS`. Its parameters are declared in
+`parameters.py`, with `use="logits"`: a step without any such parameter calls no processor. Every id from a
+client is checked against the logits' width; one outside it changes nothing.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlead._cext.inputbatch import SequenceState
+from fairlead.engine.inputs import upload
+from fairlead.engine.sampling.parameters import BatchUpdate, SamplingColumns
+from fairlead.engine.sampling.token_counts import TokenCounts
+
+_BANNED = float("-inf")
+Kept = TypeVar("Kept")
+
+
+class SampledRows(NamedTuple):
+    """The S rows of a step that sample.
+
+    `positions` are those of the tokens to choose. `latest`, int32 on the device: the tokens before them,
+    which may not be committed yet.
+    """
+
+    slots: np.ndarray
+    positions: np.ndarray
+    latest: Tensor
+
+    def indices(self, slots: Collection[int]) -> np.ndarray:
+        """Return the indices of the rows whose slot is among `slots`."""
+        return np.array([row for row, slot in enumerate(self.slots.tolist()) if slot in slots], np.int64)
+
+
+class LogitsProcessor(ABC):
+    """Changes logits. Keeps what it needs of each sequence by slot; `columns` has all parameters' values."""
+
+    always: ClassVar[bool] = False
+    """Whether it may apply to sequences that set no parameter of a logits processor."""
+
+    @abstractmethod
+    def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """`vocab_size` is the width of the logits."""
+
+    @abstractmethod
+    def update_state(self, update: BatchUpdate) -> None:
+        """Note which sequences joined and left the batch. Called before `applies_to` and `apply`."""
+
+    @abstractmethod
+    def applies_to(self, rows: SampledRows) -> bool:
+        """Return whether it changes the logits of any of these rows."""
+
+    @abstractmethod
+    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+        """Change `logits` [S, V], float32, in place. Must not wait for the device."""
+
+
+def keep_by_slot(
+    kept: dict[int, Kept], update: BatchUpdate, make: Callable[[SequenceState], Kept | None]
+) -> None:
+    """Update `kept`, which has what `make` returns for each sequence that it does not return None for."""
+    for slot in update.removed:
+        kept.pop(slot, None)
+    for slot, state in update.added:
+        made = make(state)
+        if made is None:
+            kept.pop(slot, None)
+        else:
+            kept[slot] = made
+
+
+class Penalties(LogitsProcessor):
+    """The repetition, frequency and presence penalties."""
+
+    def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        del eos_token_ids
+        self._columns = columns
+        self._vocab_size = vocab_size
+        self._counts: dict[int, TokenCounts] = {}
+
+    def update_state(self, update: BatchUpdate) -> None:
+        keep_by_slot(self._counts, update, self._count)
+
+    def applies_to(self, rows: SampledRows) -> bool:
+        return len(rows.indices(self._counts)) > 0
+
+    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+        penalised = rows.indices(self._counts)
+        ids_of, counts_of, lengths = zip(
+            *(self._counts[slot].update() for slot in rows.slots[penalised].tolist()), strict=True
+        )
+        device = logits.device
+        # Distinct (row, id) of the ids in a row's prompt or output, and how often each is in the output.
+        places = upload(penalised.repeat([len(ids) for ids in ids_of]), device)
+        ids, counts = upload(np.concatenate(ids_of), device), upload(np.concatenate(counts_of), device)
+        penalties = [
+            upload(self._columns[name][rows.slots], device)
+            for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
+        ]
+        # Rows whose last token is still being computed on the device, so that it is not counted yet.
+        late_rows = penalised[np.array(lengths) < rows.positions[penalised]]
+        if not len(late_rows):
+            logits[places, ids] = _penalised(logits[places, ids], places, counts, penalties)
+            return
+        late = upload(late_rows, device)
+        late_ids = rows.latest.long()[late]
+        late_of_row = torch.full((len(logits),), -1, device=device).index_copy_(0, late, late_ids)
+        again = ids == late_of_row[places]
+        known = torch.zeros_like(late_of_row).index_add_(0, places, again.long())[late] > 0
+        first = _penalised(logits[late, late_ids], late, torch.ones_like(late), penalties)
+        logits[places, ids] = _penalised(logits[places, ids], places, counts + again, penalties)
+        logits[late, late_ids] = torch.where(known, logits[late, late_ids], first)
+
+    def _count(self, state: SequenceState) -> TokenCounts | None:
+        sampling = state.sampling.parameters
+        repeats = sampling.repetition_penalty != 1
+        if not (repeats or sampling.frequency_penalty or sampling.presence_penalty):
+            return None
+        return TokenCounts(state, self._vocab_size, prompt=repeats)
+
+
+def _penalised(before: Tensor, rows: Tensor, counts: Tensor, penalties: list[Tensor]) -> Tensor:
+    repetition, frequency, presence = (column[rows] for column in penalties)
+    after = torch.where(before > 0, before / repetition, before * repetition)
+    # An infinite penalty makes NaN, which fails only its row.
+    return after - (frequency * counts + presence * (counts > 0))
+
+
+class LogitBias(LogitsProcessor):
+    """Adds a client's amounts to the logits of single tokens."""
+
+    def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        del columns, eos_token_ids
+        self._vocab_size = vocab_size
+        self._biases: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # ids and amounts
+
+    def update_state(self, update: BatchUpdate) -> None:
+        keep_by_slot(self._biases, update, self._biases_of)
+
+    def applies_to(self, rows: SampledRows) -> bool:
+        return len(rows.indices(self._biases)) > 0
+
+    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+        biased = rows.indices(self._biases)
+        ids, amounts = zip(*(self._biases[slot] for slot in rows.slots[biased].tolist()), strict=True)
+        add_to_logits(logits, biased, ids, amounts)
+
+    def _biases_of(self, state: SequenceState) -> tuple[np.ndarray, np.ndarray] | None:
+        biases = {
+            id_: bias
+            for id_, bias in state.sampling.parameters.logit_bias.items()
+            if 0 <= id_ < self._vocab_size
+        }
+        if not biases:
+            return None
+        with np.errstate(over="ignore"):
+            amounts = np.array(list(biases.values()), np.float64).astype(np.float32)
+        return np.array(list(biases), np.int64), amounts
+
+
+class MinTokens(LogitsProcessor):
+    """Bans the ids that end a sequence before it has `min_tokens`: the client's and the model's."""
+
+    def __init__(self, columns: SamplingColumns, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        del columns
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._ends: dict[int, tuple[int, np.ndarray]] = {}  # the position from which it may end, and the ids
+
+    def update_state(self, update: BatchUpdate) -> None:
+        keep_by_slot(self._ends, update, self._ends_of)
+
+    def applies_to(self, rows: SampledRows) -> bool:
+        for slot, position in zip(rows.slots.tolist(), rows.positions.tolist(), strict=True):
+            if slot in self._ends and position >= self._ends[slot][0]:
+                del self._ends[slot]
+        return len(rows.indices(self._ends)) > 0
+
+    def apply(self, logits: Tensor, rows: SampledRows) -> None:
+        early = rows.indices(self._ends)
+        ids = [self._ends[slot][1] for slot in rows.slots[early].tolist()]
+        add_to_logits(logits, early, ids, [np.full(len(some), _BANNED, np.float32) for some in ids])
+
+    def _ends_of(self, state: SequenceState) -> tuple[int, np.ndarray] | None:
+        if state.min_tokens == 0:
+            return None
+        sampling = state.sampling.parameters
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._eos_token_ids)}
+        ids = np.array([token_id for token_id in ends if 0 <= token_id < self._vocab_size], np.int64)
+        return state.prompt_length + state.min_tokens, ids
+
+
+LOGITS_PROCESSORS: tuple[type[LogitsProcessor], ...] = (Penalties, LogitBias, MinTokens)
+"""In the order in which they apply."""
+
+
+def add_to_logits(
+    logits: Tensor, rows: np.ndarray, ids: Sequence[np.ndarray], amounts: Sequence[np.ndarray]
+) -> None:
+    """Add amounts to the logits of each of `rows` at its distinct `ids`; −inf bans a token."""
+    device = logits.device
+    places = upload(rows.repeat([len(some) for some in ids]), device)
+    columns, added = upload(np.concatenate(ids), device), upload(np.concatenate(amounts), device)
+    after = logits[places, columns] + added
+    logits[places, columns] = after.masked_fill_(added == _BANNED, _BANNED)  # even where +inf − inf is NaN

@@ -1,0 +1,164 @@
+"""The sampling parameters, each declared once, and their values by slot. Knows no logits and no device.
+
+A new parameter is an entry of `PARAMETERS`, a field of `fairlead.job.Sampling` (its wire form; a test
+compares the two), and its use: in a logits processor, or in the samplers, which find its column by name.
+"""
+
+import math
+from collections.abc import Sequence
+from operator import attrgetter
+from struct import Struct
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from fairlead._cext.inputbatch import SequenceState
+from fairlead.job import Sampling
+
+INT32_MAX = 2**31 - 1
+_SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_FORMATS = {
+    np.dtype(dtype).str: letter for dtype, letter in ((np.float32, "f"), (np.int32, "i"), (np.uint64, "Q"))
+}
+
+Use = Literal["batch", "logits", "draw", "report"]
+
+
+class SamplingParameter(msgspec.Struct, frozen=True):
+    """A field of `Sampling`.
+
+    `use`: what reads it: the batch, to find a sequence's end; a logits processor; the samplers, to draw a
+    token; or the report of log-probabilities. `off` is the value without effect. Numbers outside `minimum` …
+    `maximum` are refused; None: no bound. `dtype` is that of its column; None: it has none.
+    """
+
+    name: str
+    value_type: Any
+    default: Any
+    use: Use
+    off: Any
+    minimum: float | None = None
+    maximum: float | None = None
+    dtype: type[np.generic] | None = None
+
+    def check(self, value: Any) -> None:
+        """Raise ValueError if the value is out of range; None, where it is the default, is not."""
+        if value is None and self.default is None:
+            return
+        low, high = self.minimum, self.maximum
+        if (low is not None and not value >= low) or (high is not None and not value <= high):
+            bounds = f"at least {low}" if high is None else f"in {low}…{high}"
+            raise ValueError(f"{self.name} is {value}, and must be {bounds}")
+
+    def encode(self, value: Any) -> Any:
+        """Return the value as its column stores it: a seed modulo 2⁶⁴, None as −1."""
+        if self.dtype is np.float32:  # infinite is handled like any very large value
+            return math.copysign(math.inf, value) if abs(value) > _LARGEST_FLOAT32 else value
+        if self.dtype is np.uint64:
+            return (value or 0) & _SEED_BITS
+        return -1 if value is None else value
+
+
+_Parameter = SamplingParameter
+PARAMETERS: tuple[SamplingParameter, ...] = (
+    _Parameter("max_tokens", int, msgspec.NODEFAULT, "batch", INT32_MAX, 1, INT32_MAX),
+    _Parameter("temperature", float, 1.0, "draw", 0.0, 0, None, np.float32),
+    _Parameter("top_p", float, 1.0, "draw", 1.0, 0, 1, np.float32),
+    _Parameter("top_k", int, 0, "draw", 0, 0, INT32_MAX, np.int32),
+    _Parameter("min_p", float, 0.0, "draw", 0.0, 0, 1, np.float32),
+    _Parameter("seed", int | None, None, "draw", None, None, None, np.uint64),
+    _Parameter("stop_token_ids", tuple[int, ...], (), "batch", ()),
+    _Parameter("ignore_eos", bool, False, "batch", False),
+    _Parameter("min_tokens", int, 0, "logits", 0, 0, INT32_MAX),
+    _Parameter("presence_penalty", float, 0.0, "logits", 0.0, None, None, np.float32),
+    _Parameter("frequency_penalty", float, 0.0, "logits", 0.0, None, None, np.float32),
+    _Parameter("repetition_penalty", float, 1.0, "logits", 1.0, None, None, np.float32),
+    _Parameter("logit_bias", dict[int, float], {}, "logits", {}),
+    _Parameter("logprobs", int | None, None, "report", None, 0, INT32_MAX, np.int32),
+    _Parameter("prompt_logprobs", int | None, None, "report", None, 0, INT32_MAX),
+)
+
+
+class SequenceSampling(NamedTuple):
+    """One sequence's parameters, its `row` of the columns, and bits of the columns `in_effect` (not off)."""
+
+    parameters: Sampling
+    row: bytes
+    in_effect: int
+    processes_logits: bool
+
+
+class ParameterTable:
+    """Checks and encodes parameters as declared. The columns are the fields of one structured array."""
+
+    def __init__(self, parameters: Sequence[SamplingParameter]) -> None:
+        self.columns = [parameter for parameter in parameters if parameter.dtype is not None]
+        self.dtype = np.dtype([(parameter.name, parameter.dtype) for parameter in self.columns])
+        self._bounded = [one for one in parameters if one.minimum is not None or one.maximum is not None]
+        self._of_logits = [(one.name, one.off) for one in parameters if one.use == "logits"]
+        self._values = attrgetter(*(column.name for column in self.columns))
+        self._effects = [(column.off, 1 << bit) for bit, column in enumerate(self.columns)]
+        self._row = Struct("=" + "".join(_FORMATS[np.dtype(column.dtype).str] for column in self.columns))
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise ValueError for the first parameter that is out of its range."""
+        for parameter in self._bounded:
+            parameter.check(getattr(sampling, parameter.name))
+
+    def encode(self, sampling: Sampling) -> SequenceSampling:
+        """Return what a sequence with these parameters has in the columns."""
+        values, in_effect = self._values(sampling), 0
+        for value, (off, bit) in zip(values, self._effects, strict=True):
+            if value != off:
+                in_effect |= bit
+        row = self._row.pack(*map(SamplingParameter.encode, self.columns, values))
+        processes_logits = any(getattr(sampling, name) != off for name, off in self._of_logits)
+        return SequenceSampling(sampling, row, in_effect, processes_logits)
+
+
+TABLE = ParameterTable(PARAMETERS)
+
+
+class BatchUpdate(NamedTuple):
+    """The sequences that were added to slots since the previous update, and the slots that are empty now.
+
+    Each state's `sampling` is its `SequenceSampling`.
+    """
+
+    removed: list[int]
+    added: list[tuple[int, SequenceState]]
+
+
+class SamplingColumns:
+    """The values of the parameters with columns, by slot. A slot keeps its values until it is used again."""
+
+    def __init__(self, slots: int) -> None:
+        self._values = np.zeros(slots, TABLE.dtype)
+        self._names = [parameter.name for parameter in TABLE.columns]
+        self._in_effect: dict[int, int] = {}  # `SequenceSampling.in_effect` by slot
+        self._used = 0  # the same, of any sequence
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return a whole column, [slots]."""
+        return self._values[name]
+
+    def update_state(self, update: BatchUpdate) -> None:
+        """Store the values of new sequences, and forget those that left."""
+        for slot in update.removed:
+            self._in_effect.pop(slot, None)
+        if update.added:
+            slots = [slot for slot, _ in update.added]
+            samplings: list[SequenceSampling] = [state.sampling for _, state in update.added]
+            rows = b"".join([sampling.row for sampling in samplings])
+            self._values[slots] = np.frombuffer(rows, self._values.dtype)
+            self._in_effect.update(zip(slots, [one.in_effect for one in samplings], strict=True))
+        self._used = 0
+        for used in set(self._in_effect.values()):
+            self._used |= used
+
+    def gather(self, slots: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the values for `slots` [S] of the parameters that any sequence uses: arrays [S] by name."""
+        used = self._used
+        return {name: self._values[name][slots] for bit, name in enumerate(self._names) if used >> bit & 1}

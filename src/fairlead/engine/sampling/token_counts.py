@@ -1,0 +1,45 @@
+"""How often each token occurs in a sequence: counted once, then updated from step to step."""
+
+import numpy as np
+
+from fairlead._cext.inputbatch import SequenceState
+
+
+class TokenCounts:
+    """The token counts of one sequence, only for ids below `vocab_size`, as others have no logits.
+
+    With `prompt`, the prompt's ids are included, with a count of 0: only the output is counted.
+    """
+
+    def __init__(self, state: SequenceState, vocab_size: int, *, prompt: bool) -> None:
+        self._state = state
+        self._vocab_size = vocab_size
+        self._ids = np.empty(0, np.int64)
+        if prompt:
+            distinct = np.unique(np.asarray(state.tokens_view()[: state.prompt_length]))
+            self._ids = distinct[(distinct >= 0) & (distinct < vocab_size)].astype(np.int64)
+        self._counts = np.zeros_like(self._ids)
+        self._size = len(self._ids)  # entries in use of the two arrays
+        self._places = {token_id: place for place, token_id in enumerate(self._ids.tolist())}
+        self._seen = state.prompt_length  # tokens considered so far
+
+    def update(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """Count the new tokens; return the ids, their counts in the output, and the number of tokens."""
+        tokens = self._state.tokens_view()
+        for token_id in tokens[self._seen :]:
+            self._add(token_id)
+        self._seen = len(tokens)
+        return self._ids[: self._size], self._counts[: self._size], self._seen
+
+    def _add(self, token_id: int) -> None:
+        place = self._places.get(token_id)
+        if place is not None:
+            self._counts[place] += 1
+        elif 0 <= token_id < self._vocab_size:
+            if self._size == len(self._ids):
+                more = max(64, self._size)
+                self._ids = np.concatenate((self._ids, np.empty(more, np.int64)))
+                self._counts = np.concatenate((self._counts, np.empty(more, np.int64)))
+            self._places[token_id] = self._size
+            self._ids[self._size], self._counts[self._size] = token_id, 1
+            self._size += 1

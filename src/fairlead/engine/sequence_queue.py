@@ -1,0 +1,36 @@
+"""The sequences that wait for a slot and for blocks: first come, first served within a class."""
+
+from collections import OrderedDict
+
+from fairlead.engine.sequence import Sequence
+
+
+class SequenceQueue:
+    """A queue for each class. Class 0 is served first."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, OrderedDict[int, Sequence]] = {}  # by class, then key; none is empty
+
+    def __len__(self) -> int:
+        return sum(map(len, self._classes.values()))
+
+    @property
+    def head(self) -> Sequence | None:
+        """The first sequence of the highest class."""
+        return next(iter(self._classes[min(self._classes)].values())) if self._classes else None
+
+    def append(self, sequence: Sequence) -> None:
+        """Put a sequence behind those of its class."""
+        self._classes.setdefault(sequence.priority, OrderedDict())[sequence.key] = sequence
+
+    def prepend(self, sequence: Sequence) -> None:
+        """Put a sequence in front of those of its class."""
+        self.append(sequence)
+        self._classes[sequence.priority].move_to_end(sequence.key, last=False)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a queued sequence."""
+        queued = self._classes[sequence.priority]
+        del queued[sequence.key]
+        if not queued:
+            del self._classes[sequence.priority]

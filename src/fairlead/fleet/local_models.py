@@ -1,0 +1,149 @@
+"""The local models: starts and stops them as the scheduler decides, and restarts those that died."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import trio
+
+from fairlead.config import Config, KeepSwap
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.errors import FairleadError, LoadCancelled, LoadFailed, ModelUnloaded
+from fairlead.fleet.managed_model import ManagedModel
+from fairlead.fleet.model_memory import ModelMemory
+from fairlead.supervision import contain
+from fairlead.swap.policies import policy_for
+from fairlead.text.model import TextModel
+
+MEASURE_EVERY_S = 10.0
+
+
+class LocalModels(dict[str, ManagedModel]):
+    """The `ManagedModel` of each configured model, by name; also of removed ones until they have stopped.
+
+    `spawn` starts a task in the fleet's nursery. `make_model` calls `ManagedModel` with the options that are
+    not given here.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        dispatcher: Dispatcher,
+        spawn: Callable[..., None],
+        make_model: Callable[..., ManagedModel],
+    ) -> None:
+        super().__init__()
+        self._config = config
+        self._dispatcher = dispatcher
+        self._spawn = spawn
+        self._make_model = make_model
+        self._memory = ModelMemory()
+        self._unloaded_early: set[str] = set()  # models whose preloading was ended by an unload
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether no unload has interrupted preloading, and no model waits for its restart."""
+        if any(model.is_missed for model in self.values()):
+            return False
+        return not any(model.preload and model.name in self._unloaded_early for model in self._config.models)
+
+    # Configuration -----------------------------------------------------------------------------------
+
+    def configure(self, config: Config, texts: Mapping[str, TextModel]) -> None:
+        """Use this configuration. `texts` are those of the new and the changed models."""
+        self._config = config
+        self._memory.configure(config.models)
+        for each in config.models:
+            text = texts.get(each.name)
+            model = self.get(each.name)
+            if model is None:
+                model = self[each.name] = self._make_model(
+                    each,
+                    text,
+                    on_loaded=self._loaded,
+                    on_died=lambda died: self._spawn(self._restart, died),
+                    health=config.health_check,
+                )
+            elif model.config != each:
+                model.config, model.text = each, text
+            model.change_health(config.health_check)
+
+    def schedule(self) -> None:
+        """Have the configured models loaded and evicted as the configuration says."""
+        config, memory = self._config, self._memory
+        self._dispatcher.scheduler.prioritize(config.priorities)
+        self._dispatcher.models.configure(
+            policy_for(config.swap, memory.memory_mb, memory.gpus),
+            {model.name: model.ttl_s for model in config.models},
+            start_swap=self._start_swap,
+            stop_model=self._stop_model,
+        )
+
+    async def preload(self) -> list[LoadFailed]:
+        """Load all models that are to be preloaded, at once; return the failures."""
+        failures: list[LoadFailed] = []
+
+        async def load(model: str) -> None:
+            try:
+                await self._dispatcher.models.load(model)
+            except (LoadCancelled, ModelUnloaded):
+                self._unloaded_early.add(model)
+            except LoadFailed as error:
+                failures.append(error)
+            except FairleadError:
+                """The server stops, or the model was removed from the configuration."""
+
+        async with trio.open_nursery() as nursery:
+            for model in self._config.models:
+                if model.preload:
+                    nursery.start_soon(load, model.name)
+        return failures
+
+    async def retire(self, name: str) -> None:
+        """Forget a model that is no longer configured, once its processes are gone."""
+        model = self[name]
+        while (life := model.life) is not None:
+            await life.ended.wait()
+        if all(each.name != name for each in self._config.models):
+            del self[name]
+
+    # Decisions of the scheduler ----------------------------------------------------------------------
+
+    def _start_swap(self, model: str, evict: frozenset[str]) -> None:
+        leaving = [self[name] for name in sorted(evict) if name in self]
+        lives = [each.life for each in leaving if each.life is not None]
+        for each in leaving:
+            each.evict()
+        if not isinstance(self._config.swap, KeepSwap):
+            for each in self.values():
+                if each.name != model:
+                    each.give_up()
+        self[model].begin(self._spawn, [life.ended for life in lives])
+
+    def _stop_model(self, model: str) -> None:
+        self[model].end()
+
+    # Events of models --------------------------------------------------------------------------------
+
+    def _loaded(self, model: ManagedModel) -> None:
+        """Note where a model was loaded; its memory use can be measured now."""
+        self._unloaded_early.discard(model.name)
+        if model.kind == "engine":
+            self._memory.loaded(model.name, model.gpu)
+        self._spawn(self._measure, model)
+
+    async def _restart(self, model: ManagedModel) -> None:
+        """Load a model that died, after a backoff and if there is room."""
+        await trio.sleep(model.next_backoff_s())
+        # Meanwhile it may have been loaded, unloaded or removed.
+        if model.life is None and model.has_died and self.get(model.name) is model:
+            with suppress(FairleadError):  # after a failed load, `on_died` is called again
+                await self._dispatcher.models.load(model.name, only_if_free=True)
+
+    async def _measure(self, model: ManagedModel) -> None:
+        """Measure a model while it runs. The maximum counts if the configuration does not give its memory."""
+        life = model.life
+        while life is not None and model.life is life:
+            await contain("measuring", model.measure)
+            self._memory.measured(model.name, model.memory_bytes)
+            with trio.move_on_after(MEASURE_EVERY_S):
+                await life.ended.wait()

@@ -1,0 +1,38 @@
+"""What one run of a local model reports about itself, for people and telemetry."""
+
+import msgspec
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a loaded engine: its KV cache, and its work since the load.
+
+    `kernel` is what computes its steps ("torch", "amx"). `cache_usage` is the fraction of blocks that running
+    sequences hold, `prefix_hit_rate` the fraction of prompt tokens found in the prefix cache (both 0…1).
+    `prefix_queries` and `prefix_hits` are tokens looked up and found. Means are over all steps.
+    """
+
+    kernel: str
+    blocks_free: int
+    blocks_total: int
+    slots_free: int
+    cache_usage: float
+    cached_tokens: int
+    prefix_hit_rate: float
+    prefix_queries: int
+    prefix_hits: int
+    preemptions: int
+    mean_step_ms: float
+    mean_step_tokens: float
+
+
+class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one run of a model. `waiting` is how many of its `sequences` have no slot yet.
+
+    `output` has the last lines that a command has printed, and `engine` is the state of a loaded engine.
+    """
+
+    seats: int
+    sequences: int
+    waiting: int = 0
+    output: tuple[str, ...] = ()
+    engine: EngineStatus | None = None

@@ -1,0 +1,167 @@
+"""A dialect is one class and one row of the route table: this one writes an answer in lines of JSON."""
+
+import json
+
+import msgspec
+import pytest
+
+from api.conftest import client_of
+from api.far_away import whole
+from fairlead.api.body import BodyParser
+from fairlead.api.dialects.dialect import Dialect, GenerationRequest
+from fairlead.api.dialects.event_reader import EventReader, EventShape, text_members
+from fairlead.api.dialects.fields import Envelope, SamplingParameters
+from fairlead.api.route_table import ROUTES, dialect_route
+from fairlead.errors import NodeFailed, QueueFull
+from fairlead.job import Delta
+from fairlead.upstream_events import UpstreamEvent
+from fake_fleet import FakeFleet
+
+PATH = "/api/continue"
+
+
+class LinesEnvelope(Envelope, frozen=True, kw_only=True):
+    stream: bool | None = True  # other than in OpenAI's dialects
+
+
+class LinesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    text: str
+    words: int | None = None
+    options: SamplingParameters = SamplingParameters()
+
+
+class LinesAnswer(msgspec.Struct, frozen=True):
+    text: str
+    end: str | None
+
+
+class LinesWriter:
+    def write(self, deltas):
+        return b"".join(encode({"piece": delta.text}) + b"\n" for delta in deltas if delta.text)
+
+    def end(self):
+        return encode({"end": True}) + b"\n"
+
+    def skip_beginnings(self):
+        """There are none."""
+
+
+class LineShape(EventShape):
+    piece: str | None = None
+
+
+class LinesReader(EventReader[LineShape]):
+    shape = LineShape
+
+    def _event(self, shape):
+        return UpstreamEvent(0, shape.piece or "")
+
+    def _texts(self, document):
+        return text_members(document, ("piece",))
+
+
+class LinesDialect(Dialect):
+    path = PATH
+    job_prefix = "lines"
+    body_type = LinesRequest
+    answer_type = LinesAnswer
+    stream_type = "application/x-ndjson"
+    read_envelope = BodyParser(LinesEnvelope)
+    reader = LinesReader()
+    parse = BodyParser(LinesRequest)
+
+    def decode(self, body, limits):
+        request = self.parse(body, limits)
+        return GenerationRequest(
+            prompts=[request.text], prompts_field="text", sampling=request.options, max_tokens=request.words
+        )
+
+    def write_whole(self, context, deltas):
+        return encode({"text": deltas[0].text, "end": deltas[0].finish_reason})
+
+    def stream_writer(self, context):
+        return LinesWriter()
+
+    def error_body(self, error):
+        return encode({"fault": error.message, "field": error.param})
+
+    def error_event(self, error):
+        return self.error_body(error) + b"\n"
+
+
+encode = msgspec.json.Encoder().encode
+
+
+@pytest.fixture
+def client(model):
+    fleet = FakeFleet(["small"], ["far"])
+    row = dialect_route(LinesDialect(), "Continue a text.")
+    return client_of(model, fleet=fleet, routes=(*ROUTES, row))
+
+
+async def test_new_dialect_serves_a_whole_answer(client, model):
+    body = {"model": "small", "text": "hello", "words": 7, "options": {"top_k": 3}, "stream": False}
+    reply = await client.post(PATH, body)
+    assert (reply.status, reply.json) == (200, {"text": "Hello world", "end": "stop"})
+    job = client.gateway.job
+    assert job.id.startswith("lines-")
+    assert job.prompts == (model.encode_prompt("hello"),)
+    sampling = job.sampling
+    assert (sampling.max_tokens, sampling.top_k, sampling.temperature) == (7, 3, model.defaults.temperature)
+
+
+async def test_new_dialect_serves_a_stream_of_its_own_type(client):
+    reply = await client.post(PATH, {"model": "small", "text": "hello"})
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/x-ndjson")
+    assert [json.loads(line) for line in reply.body.splitlines()] == [
+        {"piece": "Hello"},
+        {"piece": " world"},
+        {"end": True},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field"),
+    [
+        (PATH, {"model": "small"}, 400, "text"),
+        (PATH, {"model": "small", "text": "hello", "options": {"top_p": 2}}, 400, "options.top_p"),
+        (PATH, {"model": "small", "text": ""}, 400, "text"),
+        (PATH, {"model": "nothing", "text": "hello"}, 404, "model"),
+        (f"{PATH}/more", {}, 404, None),
+    ],
+)
+async def test_new_dialect_writes_refusals_in_its_own_form(client, path, body, status, field):
+    reply = await client.post(path, body)
+    assert (reply.status, set(reply.json), reply.json["field"]) == (status, {"fault", "field"}, field)
+
+
+async def test_new_dialect_writes_refusals_of_the_queue_in_its_own_form(client):
+    client.gateway.refusal = QueueFull("no room", retry_after_s=17)
+    reply = await client.post(PATH, {"model": "small", "text": "hello"})
+    assert (reply.status, reply.headers["retry-after"]) == (429, "17")
+    assert reply.json == {"fault": "no room", "field": None}
+
+
+async def test_new_dialect_ends_a_stream_with_its_own_error(client):
+    client.gateway.script = lambda job: [[Delta(0, "Hello", [1])], NodeFailed("gone")]
+    reply = await client.post(PATH, {"model": "small", "text": "hello"})
+    assert not reply.whole
+    assert [json.loads(line) for line in reply.body.splitlines()] == [
+        {"piece": "Hello"},
+        {"fault": "gone", "field": None},
+    ]
+
+
+async def test_new_dialect_is_relayed_with_its_reader(client):
+    client.gateway.script = whole
+    reply = await client.post(PATH, {"model": "far", "stream": False, "anything": 1})
+    assert reply.status == 200
+    relay = client.gateway.job.relay
+    assert relay.path == PATH
+    assert relay.reader.read_event(b'data: {"piece": "a"}\n\n').text == "a"
+
+
+async def test_new_dialect_is_in_the_document(client):
+    document = (await client.get("/openapi.json")).json
+    content = document["paths"][PATH]["post"]["responses"]["200"]["content"]
+    assert set(content) == {"application/json", "application/x-ndjson"}

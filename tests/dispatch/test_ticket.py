@@ -1,0 +1,40 @@
+"""The states of a ticket: which transitions are allowed."""
+
+import itertools
+
+import pytest
+
+from dispatch.recorded import job
+from fairlead.dispatch.ticket import TRANSITIONS, Ticket, TicketState
+
+NEW, QUEUED, GRANTED, DONE = TicketState
+ROUTES: dict[TicketState, tuple[TicketState, ...]] = {
+    NEW: (),
+    QUEUED: (QUEUED,),
+    GRANTED: (QUEUED, GRANTED),
+    DONE: (DONE,),
+}
+
+
+def ticket_in(state: TicketState) -> Ticket:
+    ticket = job()
+    for step in ROUTES[state]:
+        ticket.become(step)
+    return ticket
+
+
+@pytest.mark.parametrize(("before", "after"), [*itertools.product(TicketState, repeat=2)])
+def test_a_ticket_makes_the_transitions_of_the_table_and_no_others(before, after):
+    ticket = ticket_in(before)
+    if (before, after) in TRANSITIONS:
+        ticket.become(after)
+        assert ticket.state is after
+    else:
+        with pytest.raises(AssertionError, match=f"cannot go from {before} to {after}"):
+            ticket.become(after)
+        assert ticket.state is before
+
+
+def test_only_a_new_job_is_never_entered_again_and_only_done_is_final():
+    assert {after for _, after in TRANSITIONS} == {QUEUED, GRANTED, DONE}
+    assert {before for before, _ in TRANSITIONS} == {NEW, QUEUED, GRANTED}
