@@ -38,13 +38,14 @@ from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 cimport cython
 
-from fairqueue.entries cimport entry_join, entry_leave
-from fairqueue.order cimport entries_before, entry_next, entry_serve, handles_before, line_longest, order_begin
-from fairqueue.queue cimport (
-    CLASSES, HEAPS, IDLE, NONE, Chain, Entry, Load, Queue, Tenant, entry_at, entry_reserve, handle_of, queue_clear,
-    queue_end, tenant_begin, tenant_free, tenant_reserve,
+from fairqueue.order cimport (
+    entries_before, entry_join, entry_leave, entry_next, entry_serve, handles_before, line_longest, order_begin,
 )
-from fairqueue.tokens cimport counter_of, heap_add, heap_remove, level, tenant_charge, tenant_matters, tenant_refund
+from fairqueue.queue cimport (
+    CLASSES, HEAPS, IDLE, NONE, RUN, Chain, Load, Queue, Run, Tenant, entry_at, entry_last, entry_reserve, handle_of,
+    queue_clear, queue_end, run_of, tenant_begin, tenant_free,
+)
+from fairqueue.turns cimport counter_of, heap_add, heap_remove, level, tenant_charge, tenant_matters, tenant_refund
 
 cdef extern from "Python.h":
     long PyLong_AsLong(PyObject *number) except? -1
@@ -106,7 +107,7 @@ cdef class FairQueue:
         self.weights = {}
         self.queue.by_tokens = fairness == "tokens"
         self.queue.min_share = min_share
-        self.queue.free_entry = self.queue.free_tenant = NONE
+        self.queue.free_run = self.queue.free_tenant = NONE
         queue_clear(&self.queue)
 
     def __dealloc__(self):
@@ -143,7 +144,7 @@ cdef class FairQueue:
                 continue
             line = &self.queue.tenants[row].lines[other].chain
             if other > own_priority or line.length >= own + self.slack:
-                row = self.queue.entries[line.first].previous
+                row = entry_last(&self.queue, line)
                 handle = handle_of(&self.queue, row)
                 self.remove(row)
                 self.displaced += 1
@@ -235,7 +236,7 @@ cdef class FairQueue:
         cdef double value = cost_of(cost)
         if self.queue.by_tokens:
             if row == NONE:
-                row = self.new_row(tenant)
+                row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
             tenant_charge(&self.queue, row, value)
             self.forget_idle(row)
 
@@ -279,7 +280,7 @@ cdef class FairQueue:
     def tenant(self, handle: int) -> str | int:
         """Return the tenant of an entry. KeyError if stale."""
         cdef int32_t entry = self.waiting_entry(handle)
-        return <object>self.queue.tenants[self.queue.entries[entry].tenant].name
+        return <object>self.queue.tenants[run_of(&self.queue, entry).tenant].name
 
     def cost(self, handle: int) -> float:
         """Return the cost that the entry was pushed with. KeyError if stale."""
@@ -291,7 +292,7 @@ cdef class FairQueue:
 
     def priority(self, handle: int) -> int:
         """Return the priority that the entry was pushed with. KeyError if stale."""
-        return self.queue.entries[self.waiting_entry(handle)].priority
+        return run_of(&self.queue, self.waiting_entry(handle)).priority
 
     def waiting(self, tenant: str | int) -> int:
         """Return how many entries of this tenant wait, over all classes."""
@@ -314,27 +315,27 @@ cdef class FairQueue:
 
     def __sizeof__(self) -> int:
         """Return the bytes, including the arrays but not the dicts of tenants."""
-        cdef size_t a_tenant = sizeof(Tenant) + HEAPS * sizeof(int32_t)
-        cdef size_t tenants = self.queue.tenants_capacity * a_tenant
-        return object.__sizeof__(self) + self.queue.entries_capacity * (sizeof(Entry) + sizeof(Load)) + tenants
+        cdef size_t runs = self.queue.runs_capacity * (sizeof(Run) + RUN * sizeof(Load))
+        cdef size_t tenants = self.queue.tenants_capacity * (sizeof(Tenant) + HEAPS * sizeof(int32_t))
+        return object.__sizeof__(self) + runs + tenants
 
     # Steps that can fail come first: checks, memory and every Python object, and only then the links. So an
     # exception leaves nothing to undo. No foreign code runs in between, because tenants are exactly str or
     # int, whose hashing and comparison cannot be overridden.
 
     cdef object enter(self, tenant, cost, priority, size, bint retried):
-        cdef int32_t row = self.known(tenant)
+        cdef int32_t entry, row = self.known(tenant)
         cdef double checked_cost = cost_of(cost)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
         cdef int64_t checked_size = integer_of(size, SIZE_AT_MOST, "size")
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
-        entry_reserve(&self.queue)
-        handle = handle_of(&self.queue, self.queue.free_entry)
+        entry = entry_reserve(&self.queue, row, checked_priority, retried)
+        handle = handle_of(&self.queue, entry)
         if row == NONE:
-            row = self.new_row(tenant)
-        entry_join(&self.queue, row, checked_cost, checked_priority, checked_size, retried)
+            row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
+        entry_join(&self.queue, entry, row, checked_cost, checked_priority, checked_size, retried)
         return handle
 
     cdef int32_t first_fitting(self, fits) except -2:
@@ -374,13 +375,13 @@ cdef class FairQueue:
             begin, limit = limit, limit * 8
 
     cdef int serve(self, int32_t entry) except -1:
-        cdef int32_t tenant = self.queue.entries[entry].tenant
+        cdef int32_t tenant = run_of(&self.queue, entry).tenant
         entry_serve(&self.queue, entry)
         self.popped += 1
         return self.forget_idle(tenant)
 
     cdef int remove(self, int32_t entry) except -1:
-        cdef int32_t tenant = self.queue.entries[entry].tenant
+        cdef int32_t tenant = run_of(&self.queue, entry).tenant
         entry_leave(&self.queue, entry)
         return self.forget_idle(tenant)
 
@@ -390,12 +391,6 @@ cdef class FairQueue:
             raise TypeError(f"a tenant is a str or an int, not {type(tenant).__name__}")
         row = PyDict_GetItemWithError(self.rows, tenant)
         return NONE if row == NULL else <int32_t>PyLong_AsLong(row)
-
-    cdef int32_t new_row(self, tenant) except -2:
-        cdef double weight = self.weights.get(tenant, 1.0)
-        tenant_reserve(&self.queue)
-        self.rows[tenant] = self.queue.free_tenant
-        return tenant_begin(&self.queue, <PyObject *>tenant, weight)
 
     cdef int forget_idle(self, int32_t changed) except -1:
         # A tenant without waiting entries is remembered as long as that affects the order.
