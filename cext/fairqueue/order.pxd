@@ -3,7 +3,7 @@
 from libc.math cimport fmax, fmin
 
 from fairqueue.queue cimport (
-    CLASSES, HEAPS, IDLE, NONE, RUN, Chain, Class, Load, Queue, Run, Tenant, bits_in, entry_first, handle_of,
+    CLASSES, HEAPS, IDLE, NONE, RUN, Chain, Load, Queue, Run, Tenant, bits_in, entry_first, handle_of,
     int32_t, int64_t, queue_copy, queue_end, run_free, run_of,
 )
 from fairqueue.turns cimport (
@@ -190,19 +190,18 @@ cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
             place = line_after(queue, priority, place)
     return handles
 
-cdef inline int32_t line_longest(Queue *queue, int32_t priority) noexcept:
-    # Return the tenant with the most entries in this class; of several, the one whose turn is furthest away.
-    cdef int32_t longest = NONE, most = 0, tenant, length
+cdef inline Chain *line_longest(Queue *queue, int32_t priority) noexcept:
+    # Return the line with the most entries, or NULL; of several, the one whose turn is furthest away.
+    cdef int32_t longest = NONE, most = 1, length
     cdef int32_t place = line_after(queue, priority, NONE)
     while place != NONE:
-        tenant = tenant_at(queue, priority, place)
         length = line_at(queue, priority, place).length
-        if length > most or (
-            length == most and (not queue.by_tokens or is_before(queue, priority, longest, tenant))
-        ):
-            longest, most = tenant, length
+        if longest == NONE or length > most or (length == most and (not queue.by_tokens or is_before(
+            queue, priority, tenant_at(queue, priority, longest), tenant_at(queue, priority, place)
+        ))):
+            longest, most = place, length
         place = line_after(queue, priority, place)
-    return longest
+    return NULL if longest == NONE else line_at(queue, priority, longest)
 
 cdef inline int64_t entries_before(Queue *queue, int32_t row) noexcept:
     # Two tenants alternate until one line ends. So before the entry of rank r, r entries of its own line

@@ -119,11 +119,10 @@ cdef inline double level(Queue *queue) noexcept:
     return queue.last_level if least == INFINITY else least
 
 cdef inline bint is_in_line(Queue *queue, int32_t tenant) noexcept:
-    cdef int32_t i
-    for i in range(CLASSES):
-        if queue.tenants[tenant].places[i] != NONE:
-            return True
-    return False
+    cdef int32_t i = 0
+    while i < CLASSES and queue.tenants[tenant].places[i] == NONE:
+        i += 1
+    return i < CLASSES
 
 cdef inline double counter_of(Queue *queue, int32_t tenant) noexcept:
     cdef double counter = queue.tenants[tenant].counter
@@ -152,11 +151,10 @@ cdef inline bint tenant_matters(Queue *queue, int32_t row) noexcept:
     # Return whether remembering an idle tenant affects the order.
     cdef Tenant *tenant = &queue.tenants[row]
     cdef double least
-    cdef int32_t i
+    cdef int32_t i = 0
     if queue.by_tokens:
         least = level(queue)
         return tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
-    for i in range(CLASSES):
-        if tenant.lines[i].served == queue.classes[i].round:
-            return True
-    return False
+    while i < CLASSES and tenant.lines[i].served != queue.classes[i].round:
+        i += 1
+    return i < CLASSES
