@@ -16,7 +16,7 @@ counts refusals. Memory grows with the most entries that ever waited at once.
   not retried. When it joins, its counter is lifted to the smallest in line. Counters include estimates, as in
   VTC with predicted lengths [Sheng et al., OSDI'24].
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
-  and takes neither a turn nor a charge.
+  takes neither a turn nor a charge, and is never displaced.
 - `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the waiting tenants.
 """
 
@@ -100,7 +100,9 @@ cdef class FairQueue:
     def push(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0) -> int:
         """Add an entry at the end of its tenant's line and return its handle.
 
-        Its pop charges `cost` under tokens; `size` is what it takes of a memory budget. `QueueFullError` if full.
+        Its pop charges `cost` under tokens; `size` is what it takes of a memory budget. `QueueFullError` if full;
+        TypeError unless `tenant` is exactly a str or an int; ValueError unless `cost` is finite and not negative,
+        `priority` is in 0...7 and `size` in 0...2⁴⁸ - 1.
         """
         return self.enter(tenant, cost, priority, size, False)
 
@@ -133,7 +135,7 @@ cdef class FairQueue:
         `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now.
         Entries are tried class by class, tenant by tenant, from first to last. The first with False may be
         passed by `bypass` pops in total; after that no entry behind it leaves before it does. If `fits` raises,
-        nothing has changed. It and other threads may change the queue meanwhile; some may be tried twice.
+        nothing has changed. `fits` and other threads may change the queue; then entries may be tried twice.
         """
         cdef int32_t entry = entry_next(&self.queue) if fits is None else self.first_fitting(fits)
         if entry == NONE:
@@ -183,7 +185,7 @@ cdef class FairQueue:
         self.rows.clear()
 
     def set_weight(self, tenant: str | int, weight: float) -> None:
-        """Divide the future charges of this tenant by `weight`, until it is 1. 65,536 tenants may have a weight."""
+        """Divide this tenant's future charges by `weight`. ValueError if 65,536 others have one that is not 1."""
         cdef int32_t row = self.known(tenant)
         cdef double value = cost_of(weight)
         if value == 0.0:
@@ -296,8 +298,8 @@ cdef class FairQueue:
         return handle
 
     cdef int32_t first_fitting(self, fits) except -2:
-        # Return the entry that leaves next, or NONE, and count whom it passes over. `fits` may change the order, so
-        # it is copied as far as likely needed, and handles are validated again.
+        # Return the entry that leaves next, or NONE. If that passes over another, count it. `fits` may change the
+        # order, so it is copied as far as it is likely to be needed, and handles are validated again.
         cdef Py_ssize_t begin = 0, limit = TRIED_AT_FIRST
         cdef int64_t clock = self.queue.clock
         cdef int32_t entry, passed
