@@ -3,33 +3,24 @@
 # cython: binding=False, embedsignature=True, embedsignature.format=clinic
 """The fair queue: tenants take turns, and a tenant's own entries are first in, first out.
 
-Owns the order and the bound of the waiting entries. An entry is a handle, and the caller stores what the
-handle stands for. The queue has no notion of jobs, clocks, nodes or threads. Each method is atomic under the
-GIL, except `pop(fits)`, which calls back and then validates its entries again.
-
-Promises:
+An entry is a handle, which is never reused; the caller stores what it stands for. Each method is atomic under
+the GIL, except `pop(fits)`, which calls back. A method that raises has changed nothing, except that `push`
+counts refusals. Memory grows with the most entries that ever waited at once.
 
 - A class (`priority`, 0 first) is served before the classes below it. With `min_share`, each lower class that
   waits gets at least that fraction of the pops, as long as the fractions sum to at most 1.
-- Round robin: within a class the tenants form a ring, and turns come in rounds. The tenant just served goes
-  to the back, and an empty one leaves. One that joins goes before those that this round has served, or last
-  if it was served itself: a tenant gains no turn by leaving and rejoining.
+- Round robin: within a class, tenants form a ring, and turns come in rounds. A tenant that joins goes before
+  those that this round has served, or last if it was served itself.
 - Tokens: the tenant with the smallest counter is next; of several, the least recently served. A counter is
   service in units of cost ÷ weight, one for all classes. A tenant is in line while it has entries that are
-  not retried. When it joins, its counter is lifted to the smallest in line, so idling earns nothing; only a
-  refund lowers a counter. Counters, and so the lift, include estimates for entries whose true cost is not
-  known yet, as in VTC with predicted lengths [Sheng et al., OSDI'24]. A later refund favors the tenants that
-  were charged, by no more than the refund.
+  not retried. When it joins, its counter is lifted to the smallest in line. Counters include estimates, as in
+  VTC with predicted lengths [Sheng et al., OSDI'24].
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
-  and takes neither a turn nor a charge; it is never refused and never displaced.
-- `push`, `push_front`, `pop` and `discard` take constant time, or under tokens the logarithm of the waiting
-  tenants.
-- A handle is never reused, so a stale one is recognized and harmless.
-- A method that raises has changed nothing, except that `push` counts refusals.
-- Memory grows with the most entries that ever waited at once, not with all entries or tenants ever seen.
+  takes neither a turn nor a charge, and is never displaced.
+- `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the waiting tenants.
 """
 
-from typing import NamedTuple
+from collections import namedtuple
 
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check
@@ -38,13 +29,14 @@ from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 cimport cython
 
-from fairqueue.entries cimport entry_join, entry_leave
-from fairqueue.order cimport entries_before, entry_next, entry_serve, handles_before, line_longest, order_begin
-from fairqueue.queue cimport (
-    CLASSES, HEAPS, IDLE, NONE, Chain, Entry, Load, Queue, Tenant, entry_at, entry_reserve, handle_of, queue_clear,
-    queue_end, tenant_begin, tenant_free, tenant_reserve,
+from fairqueue.order cimport (
+    entries_before, entry_join, entry_leave, entry_next, entry_serve, handles_before, line_longest, order_begin,
 )
-from fairqueue.tokens cimport counter_of, heap_add, heap_remove, level, tenant_charge, tenant_matters, tenant_refund
+from fairqueue.queue cimport (
+    CLASSES, HEAPS, IDLE, NONE, RUN, Chain, Load, Queue, Run, Tenant, entry_at, entry_last, entry_reserve, handle_of,
+    queue_clear, queue_end, run_of, tenant_begin, tenant_free,
+)
+from fairqueue.turns cimport counter_of, heap_add, heap_remove, level, tenant_charge, tenant_matters, tenant_refund
 
 cdef extern from "Python.h":
     long PyLong_AsLong(PyObject *number) except? -1
@@ -62,17 +54,10 @@ class QueueFullError(Exception):
     """The queue has `capacity` entries already."""
 
 
-class FairQueueStatistics(NamedTuple):
-    """The length and counters since creation: pushed = length + popped + discarded + displaced."""
-
-    length: int
-    capacity: int
-    tenants: int
-    pushed: int
-    popped: int
-    discarded: int
-    refused: int
-    displaced: int
+FairQueueStatistics = namedtuple(
+    "FairQueueStatistics", "length capacity tenants pushed popped discarded refused displaced", module=__name__
+)
+FairQueueStatistics.__doc__ = "Counters since creation: pushed = length + popped + discarded + displaced."
 
 
 @cython.final
@@ -106,7 +91,7 @@ cdef class FairQueue:
         self.weights = {}
         self.queue.by_tokens = fairness == "tokens"
         self.queue.min_share = min_share
-        self.queue.free_entry = self.queue.free_tenant = NONE
+        self.queue.free_run = self.queue.free_tenant = NONE
         queue_clear(&self.queue)
 
     def __dealloc__(self):
@@ -115,9 +100,9 @@ cdef class FairQueue:
     def push(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0) -> int:
         """Add an entry at the end of its tenant's line and return its handle.
 
-        `cost` is what its pop charges under tokens, `size` what it takes of a memory budget, in any unit.
-        `QueueFullError` if the queue has `capacity` entries; TypeError unless `tenant` is exactly a str or an
-        int; ValueError unless `cost` is finite and not negative, `priority` is in 0...7 and `size` in 0...2⁴⁸ - 1.
+        Its pop charges `cost` under tokens; `size` is what it takes of a memory budget. `QueueFullError` if full;
+        TypeError unless `tenant` is exactly a str or an int; ValueError unless `cost` is finite and not negative,
+        `priority` is in 0...7 and `size` in 0...2⁴⁸ - 1.
         """
         return self.enter(tenant, cost, priority, size, False)
 
@@ -128,53 +113,42 @@ cdef class FairQueue:
     def displace(self, tenant: str | int, *, priority: int = 1) -> int | None:
         """Remove an entry of the tenant with the most, to make room for a newcomer of this tenant and class.
 
-        Remove the newest entry of the longest line in the lowest class (of several, the line whose turn is
-        furthest away), and return its handle. In the newcomer's own class that line must be at least `slack`
-        longer than all that the newcomer's tenant has waiting. Return None, and change nothing, if there is no
-        such entry. The caller checks first whether the queue is full. Takes time in proportion to the tenants.
+        It is the newest of the longest line in the lowest class; of several lines, the one whose turn is furthest
+        away. In the newcomer's class that line must be `slack` longer than all that its tenant has waiting.
+        Return the handle, or None. Takes time in proportion to the tenants.
         """
         cdef int64_t own = self.waiting(tenant)
         cdef int32_t own_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef int32_t other, row
+        cdef int32_t other
         cdef Chain *line
         for other in range(CLASSES - 1, own_priority - 1, -1):
-            row = line_longest(&self.queue, other)
-            if row == NONE:
-                continue
-            line = &self.queue.tenants[row].lines[other].chain
-            if other > own_priority or line.length >= own + self.slack:
-                row = self.queue.entries[line.first].previous
-                handle = handle_of(&self.queue, row)
-                self.remove(row)
-                self.displaced += 1
+            line = line_longest(&self.queue, other)
+            if line != NULL and (other > own_priority or line.length >= own + self.slack):
+                handle = handle_of(&self.queue, entry_last(&self.queue, line))
+                self.remove(entry_last(&self.queue, line), &self.displaced)
                 return handle
         return None
 
     def pop(self, fits=None) -> int:
         """Remove the next entry and return its handle, which is then stale. IndexError if there is none.
 
-        `fits(handle)` decides about an entry. True: it leaves. None: it cannot leave now, for a reason of its
-        own, and is skipped. False: it does not fit now, and is passed over. Entries are tried class by class,
-        tenant by tenant, a tenant's own from first to last. The first with False may be passed by `bypass`
-        pops in total; after that no entry behind it leaves before it does. The turn and the charge go to the
-        tenant whose entry left.
-
-        If `fits` raises, nothing has changed. `fits` and other threads may change the queue meanwhile: an
-        entry that has left is not tried or returned, a new one may not be tried, and some may be tried twice.
+        `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now.
+        Entries are tried class by class, tenant by tenant, from first to last. The first with False may be
+        passed by `bypass` pops in total; after that no entry behind it leaves before it does. If `fits` raises,
+        nothing has changed. `fits` and other threads may change the queue; then entries may be tried twice.
         """
         cdef int32_t entry = entry_next(&self.queue) if fits is None else self.first_fitting(fits)
         if entry == NONE:
             raise IndexError("no entry may leave now")
         handle = handle_of(&self.queue, entry)
-        self.serve(entry)
+        self.remove(entry, &self.popped)
         return handle
 
     def pop_many(self, max_count: int, memory_budget: int) -> list[int]:
         """Remove up to `max_count` entries with a total size of at most `memory_budget`, in fair order.
 
-        Like `pop(fits)` where an entry fits if its size is within the rest of the budget. One that does not
-        fit is passed over, at most `bypass` times over all calls. Then those behind it wait until a call's
-        budget is enough for it, or it is discarded. Do not push an entry larger than any budget.
+        Like `pop(fits)` where an entry fits if its size is within the rest of the budget. Do not push an entry
+        larger than any budget: after `bypass` pops in all calls it holds up those behind it.
         """
         cdef int64_t count = integer_of(max_count, INT64_MAX, "max_count")
         cdef int64_t budget = integer_of(memory_budget, INT64_MAX, "memory_budget")
@@ -190,7 +164,7 @@ cdef class FairQueue:
                 handles.append(handle_of(&self.queue, entry))
                 count -= 1
                 budget -= self.queue.loads[entry].size
-                self.serve(entry)
+                self.remove(entry, &self.popped)
         except MemoryError:
             if not handles:
                 raise
@@ -201,8 +175,7 @@ cdef class FairQueue:
         cdef int32_t entry = entry_of(&self.queue, handle)
         if entry == NONE:
             return False
-        self.remove(entry)
-        self.discarded += 1
+        self.remove(entry, &self.discarded)
         return True
 
     def clear(self) -> None:
@@ -212,10 +185,7 @@ cdef class FairQueue:
         self.rows.clear()
 
     def set_weight(self, tenant: str | int, weight: float) -> None:
-        """Divide the future charges of this tenant by `weight`: finite and above 0; 1 by default.
-
-        The weight stays until it is set to 1. ValueError if 65,536 other tenants have a weight already.
-        """
+        """Divide this tenant's future charges by `weight`. ValueError if 65,536 others have one that is not 1."""
         cdef int32_t row = self.known(tenant)
         cdef double value = cost_of(weight)
         if value == 0.0:
@@ -235,15 +205,15 @@ cdef class FairQueue:
         cdef double value = cost_of(cost)
         if self.queue.by_tokens:
             if row == NONE:
-                row = self.new_row(tenant)
+                row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
             tenant_charge(&self.queue, row, value)
             self.forget_idle(row)
 
     def refund(self, tenant: str | int, cost: float) -> None:
         """Subtract from a tenant's counter what was charged but not used. No effect under round robin.
 
-        The level is the smallest counter in line. A counter in line falls at most to the level at which its
-        tenant joined, and one out of line at most to the current level, as if the refund had come before.
+        A counter in line falls at most to the level (the smallest counter in line) at which its tenant joined, and
+        one out of line at most to the current level.
         """
         cdef int32_t row = self.known(tenant)
         cdef double value = cost_of(cost)
@@ -259,27 +229,19 @@ cdef class FairQueue:
         return level(&self.queue) if row == NONE else counter_of(&self.queue, row)
 
     def position(self, handle: int) -> int:
-        """Return how many entries leave before this one if nothing changes (0: the next). KeyError if stale.
-
-        Under round robin without `min_share`, takes time in proportion to the tenants in its class and the
-        entries before it in its own line; otherwise as long as `ahead`.
-        """
+        """Return the length of `ahead`; under round robin without `min_share` by counting only. KeyError if stale."""
         cdef int32_t entry = self.waiting_entry(handle)
         if self.queue.by_tokens or self.queue.min_share > 0.0:
             return len(handles_before(&self.queue, entry))
         return entries_before(&self.queue, entry)
 
     def ahead(self, handle: int) -> list[int]:
-        """Return the handles that leave before this one if nothing changes, in order. KeyError if stale.
-
-        Simulates the pops on a copy of the queue.
-        """
+        """Return the handles that leave before this one if nothing changes, in order. KeyError if stale."""
         return handles_before(&self.queue, self.waiting_entry(handle))
 
     def tenant(self, handle: int) -> str | int:
         """Return the tenant of an entry. KeyError if stale."""
-        cdef int32_t entry = self.waiting_entry(handle)
-        return <object>self.queue.tenants[self.queue.entries[entry].tenant].name
+        return <object>self.queue.tenants[run_of(&self.queue, self.waiting_entry(handle)).tenant].name
 
     def cost(self, handle: int) -> float:
         """Return the cost that the entry was pushed with. KeyError if stale."""
@@ -291,7 +253,7 @@ cdef class FairQueue:
 
     def priority(self, handle: int) -> int:
         """Return the priority that the entry was pushed with. KeyError if stale."""
-        return self.queue.entries[self.waiting_entry(handle)].priority
+        return run_of(&self.queue, self.waiting_entry(handle)).priority
 
     def waiting(self, tenant: str | int) -> int:
         """Return how many entries of this tenant wait, over all classes."""
@@ -313,34 +275,31 @@ cdef class FairQueue:
         return entry_of(&self.queue, handle) != NONE
 
     def __sizeof__(self) -> int:
-        """Return the bytes, including the arrays but not the dicts of tenants."""
-        cdef size_t a_tenant = sizeof(Tenant) + HEAPS * sizeof(int32_t)
-        cdef size_t tenants = self.queue.tenants_capacity * a_tenant
-        return object.__sizeof__(self) + self.queue.entries_capacity * (sizeof(Entry) + sizeof(Load)) + tenants
+        cdef size_t runs = self.queue.runs_capacity * (sizeof(Run) + RUN * sizeof(Load))
+        cdef size_t tenants = self.queue.tenants_capacity * (sizeof(Tenant) + HEAPS * sizeof(int32_t))
+        return object.__sizeof__(self) + runs + tenants
 
-    # Steps that can fail come first: checks, memory and every Python object, and only then the links. So an
-    # exception leaves nothing to undo. No foreign code runs in between, because tenants are exactly str or
-    # int, whose hashing and comparison cannot be overridden.
+    # Steps that can fail come first: checks, memory and Python objects, and only then the links. No foreign code
+    # runs in between, because tenants are exactly str or int.
 
     cdef object enter(self, tenant, cost, priority, size, bint retried):
-        cdef int32_t row = self.known(tenant)
+        cdef int32_t entry, row = self.known(tenant)
         cdef double checked_cost = cost_of(cost)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
         cdef int64_t checked_size = integer_of(size, SIZE_AT_MOST, "size")
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
-        entry_reserve(&self.queue)
-        handle = handle_of(&self.queue, self.queue.free_entry)
+        entry = entry_reserve(&self.queue, row, checked_priority, retried)
+        handle = handle_of(&self.queue, entry)
         if row == NONE:
-            row = self.new_row(tenant)
-        entry_join(&self.queue, row, checked_cost, checked_priority, checked_size, retried)
+            row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
+        entry_join(&self.queue, entry, row, checked_cost, checked_priority, checked_size, retried)
         return handle
 
     cdef int32_t first_fitting(self, fits) except -2:
-        # Return the entry that leaves next, or NONE. If that passes over another, count it. The order may
-        # change while `fits` runs, so it is copied as far as it is likely to be needed, and each handle is
-        # validated before and after the call.
+        # Return the entry that leaves next, or NONE. If that passes over another, count it. `fits` may change the
+        # order, so it is copied as far as it is likely to be needed, and handles are validated again.
         cdef Py_ssize_t begin = 0, limit = TRIED_AT_FIRST
         cdef int64_t clock = self.queue.clock
         cdef int32_t entry, passed
@@ -354,13 +313,10 @@ cdef class FairQueue:
                 if entry_of(&self.queue, handle) == NONE:
                     continue
                 answer = fits(handle)
-                if answer is None:
-                    continue
                 fitting = answer
-                entry = entry_of(&self.queue, handle)
-                if entry == NONE:
+                entry, passed = entry_of(&self.queue, handle), entry_of(&self.queue, head)
+                if answer is None or entry == NONE:
                     continue
-                passed = entry_of(&self.queue, head)
                 if fitting:
                     if passed != NONE:
                         self.queue.loads[passed].passed += self.queue.loads[passed].passed < BYPASS_AT_MOST
@@ -373,15 +329,14 @@ cdef class FairQueue:
                 return NONE
             begin, limit = limit, limit * 8
 
-    cdef int serve(self, int32_t entry) except -1:
-        cdef int32_t tenant = self.queue.entries[entry].tenant
-        entry_serve(&self.queue, entry)
-        self.popped += 1
-        return self.forget_idle(tenant)
-
-    cdef int remove(self, int32_t entry) except -1:
-        cdef int32_t tenant = self.queue.entries[entry].tenant
-        entry_leave(&self.queue, entry)
+    cdef int remove(self, int32_t entry, int64_t *count) except -1:
+        # Remove an entry and count it; a popped one is served.
+        cdef int32_t tenant = run_of(&self.queue, entry).tenant
+        count[0] += 1
+        if count == &self.popped:
+            entry_serve(&self.queue, entry)
+        else:
+            entry_leave(&self.queue, entry)
         return self.forget_idle(tenant)
 
     cdef int32_t known(self, tenant) except -2:
@@ -390,12 +345,6 @@ cdef class FairQueue:
             raise TypeError(f"a tenant is a str or an int, not {type(tenant).__name__}")
         row = PyDict_GetItemWithError(self.rows, tenant)
         return NONE if row == NULL else <int32_t>PyLong_AsLong(row)
-
-    cdef int32_t new_row(self, tenant) except -2:
-        cdef double weight = self.weights.get(tenant, 1.0)
-        tenant_reserve(&self.queue)
-        self.rows[tenant] = self.queue.free_tenant
-        return tenant_begin(&self.queue, <PyObject *>tenant, weight)
 
     cdef int forget_idle(self, int32_t changed) except -1:
         # A tenant without waiting entries is remembered as long as that affects the order.

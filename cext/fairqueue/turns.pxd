@@ -1,8 +1,53 @@
-"""Tokens: the tenants' counters, and a heap of tenants for each class, with the smallest counter first."""
+"""Whose turn it is in a class: a ring of tenants for round robin, a heap by counter for tokens."""
 
 from libc.math cimport INFINITY, fmax, fmin
 
-from fairqueue.queue cimport CLASSES, HEAPS, IDLE, NONE, Queue, Tenant, int32_t
+from fairqueue.queue cimport CLASSES, HEAPS, IDLE, NONE, Class, Line, Queue, Tenant, int32_t
+
+cdef inline void ring_join(Queue *queue, int32_t tenant, int32_t priority) noexcept:
+    # Add a tenant that this round has served to the back, and any other before the first that was served.
+    cdef Class *ring = &queue.classes[priority]
+    cdef Line *line = &queue.tenants[tenant].lines[priority]
+    cdef Line *follower
+    cdef bint was_served = line.served == ring.round
+    line.next = ring.turn if was_served or ring.first_served == NONE else ring.first_served
+    if line.next == NONE:
+        line.previous = line.next = tenant
+    else:
+        follower = &queue.tenants[line.next].lines[priority]
+        line.previous = follower.previous
+        queue.tenants[line.previous].lines[priority].next = tenant
+        follower.previous = tenant
+    if ring.turn == NONE or (ring.turn == ring.first_served and not was_served):
+        ring.turn = tenant
+    if was_served and ring.first_served == NONE:
+        ring.first_served = tenant
+
+cdef inline void ring_leave(Queue *queue, int32_t tenant, int32_t priority) noexcept:
+    cdef Class *ring = &queue.classes[priority]
+    cdef Line *line = &queue.tenants[tenant].lines[priority]
+    if line.next == tenant:
+        ring.turn = ring.first_served = NONE
+        return
+    queue.tenants[line.previous].lines[priority].next = line.next
+    queue.tenants[line.next].lines[priority].previous = line.previous
+    if ring.first_served == tenant:
+        ring.first_served = NONE if line.next == ring.turn else line.next
+    if ring.turn == tenant:
+        ring.turn = line.next
+
+cdef inline void ring_turn(Queue *queue, int32_t tenant, int32_t priority) noexcept:
+    # Record a tenant's turn; it may have left the ring with its last entry. A second turn in a round means
+    # that no other tenant is left to serve in it: the round is over, and this is the first turn of the next.
+    cdef Class *ring = &queue.classes[priority]
+    cdef Line *line = &queue.tenants[tenant].lines[priority]
+    if line.served == ring.round:
+        ring.round += 1
+        ring.first_served = NONE
+    line.served = ring.round
+    if line.chain.length > 0:
+        ring_leave(queue, tenant, priority)
+        ring_join(queue, tenant, priority)
 
 cdef inline bint is_before(Queue *queue, int32_t heap, int32_t one, int32_t other) noexcept:
     cdef Tenant *a = &queue.tenants[one]
@@ -74,11 +119,10 @@ cdef inline double level(Queue *queue) noexcept:
     return queue.last_level if least == INFINITY else least
 
 cdef inline bint is_in_line(Queue *queue, int32_t tenant) noexcept:
-    cdef int32_t i
-    for i in range(CLASSES):
-        if queue.tenants[tenant].places[i] != NONE:
-            return True
-    return False
+    cdef int32_t i = 0
+    while i < CLASSES and queue.tenants[tenant].places[i] == NONE:
+        i += 1
+    return i < CLASSES
 
 cdef inline double counter_of(Queue *queue, int32_t tenant) noexcept:
     cdef double counter = queue.tenants[tenant].counter
@@ -107,11 +151,10 @@ cdef inline bint tenant_matters(Queue *queue, int32_t row) noexcept:
     # Return whether remembering an idle tenant affects the order.
     cdef Tenant *tenant = &queue.tenants[row]
     cdef double least
-    cdef int32_t i
+    cdef int32_t i = 0
     if queue.by_tokens:
         least = level(queue)
         return tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
-    for i in range(CLASSES):
-        if tenant.lines[i].served == queue.classes[i].round:
-            return True
-    return False
+    while i < CLASSES and tenant.lines[i].served != queue.classes[i].round:
+        i += 1
+    return i < CLASSES
