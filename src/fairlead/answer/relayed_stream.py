@@ -65,7 +65,7 @@ class RelayedStream:
         self._ends: dict[int, FinishReason] = {}
         self._last_index = 0
         self._has_begun = False
-        self._is_whole = False
+        self._is_complete = False
         self._tokens = 0
         self._text_bytes = 0
         self._reported: int | None = None
@@ -80,7 +80,7 @@ class RelayedStream:
         """Put the whole stream into the sink. Raises `RelayFailed` or `UpstreamFailed`."""
         splitter = EventSplitter(self._event_bytes)
         read_bytes = 0
-        while not self._is_whole and (data := await response.read()):
+        while not self._is_complete and (data := await response.read()):
             read_bytes += len(data)
             if read_bytes > STREAM_BYTES:
                 raise RelayFailed(f"{self._name} sent more than {STREAM_BYTES} bytes")
@@ -94,7 +94,7 @@ class RelayedStream:
                 self._flush()
             if (pressure := self._sink.backpressure()) is not None:
                 await response.pause(pressure.wait)
-        if not self._is_whole and (self._end is None or splitter.has_rest):
+        if not self._is_complete and (self._end is None or splitter.has_rest):
             raise UpstreamFailed(f"{self._name} ended a stream before its end")
         self._finish()
         # Only the body's end should follow, after which the connection can be reused.
@@ -122,7 +122,7 @@ class RelayedStream:
             raise RelayFailed(f"{self._name} failed: {event.error}")
         if event.generated is not None:
             self._reported = event.generated
-        self._is_whole = self._is_whole or event.is_end
+        self._is_complete = self._is_complete or event.is_end
         if not event.text:
             self._check_silence()
         if not self._has_begun and event.is_beginning:
