@@ -369,7 +369,7 @@ async def test_wrong_variable_fails_the_startup_and_is_named(monkeypatch, variab
 
 @pytest.mark.parametrize("from_environment", [True, False])
 async def test_a_watched_file_is_read_again_when_it_has_changed(monkeypatch, file, from_environment):
-    monkeypatch.setattr("fairlead.fleet.reload.LOOK_EVERY_S", 0.01)  # a thread reads it, in real time
+    monkeypatch.setattr("fairlead.fleet.reload.POLL_INTERVAL_S", 0.01)  # a thread reads it, in real time
     if from_environment:
         monkeypatch.setenv("FAIRLEAD_WATCH_CONFIG", "true")
     app = create_app() if from_environment else create_app(file, watch_config=True)

@@ -197,9 +197,9 @@ class Composition:
                 await fleet.start(self.fleet.run)
                 loaded([status.model for status in self.fleet.models()])
 
-        async def change(wanted: Config) -> None:
-            await self.fleet.reload(wanted)
-            app.change_keys(wanted.api_keys)
+        async def change(latest: Config) -> None:
+            await self.fleet.reload(latest)
+            app.change_keys(latest.api_keys)
 
         async with trio.open_nursery() as beside:
             if self._request_log is not None:

@@ -47,14 +47,14 @@ class Share(NamedTuple):
 def raise_limit() -> None:
     """Raise the soft limit of descriptors to the hard limit. A refusal by the system is only logged."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in _candidates(hard):
-        if _finite(soft) >= wanted:
+    for requested in _candidates(hard):
+        if _finite(soft) >= requested:
             return
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (requested, hard))
         except (OSError, ValueError) as error:
             logger.warning(
-                "descriptor limit not raised", soft=soft, hard=hard, wanted=wanted, reason=str(error)
+                "descriptor limit not raised", soft=soft, hard=hard, requested=requested, reason=str(error)
             )
         else:
             return

@@ -51,15 +51,15 @@ class Durations(msgspec.Struct, frozen=True):
     """One model's histograms, in seconds.
 
     `queue`: from arrival to seat; `prefill`: from seat to first token; `decode`: from first token to end.
-    `first_token` and `whole` start at the arrival. `queue` has every job that got a seat, `first_token` and
-    `prefill` every one whose answer began, and the others those whose answer is complete.
+    `first_token` and `end_to_end` start at the arrival. `queue` has every job that got a seat, `first_token`
+    and `prefill` every one whose answer began, and the others those whose answer is complete.
     """
 
     queue: HistogramStatistics
     first_token: HistogramStatistics
     prefill: HistogramStatistics
     decode: HistogramStatistics
-    whole: HistogramStatistics
+    end_to_end: HistogramStatistics
     token_gap: HistogramStatistics
 
 
@@ -142,33 +142,33 @@ class JobMetrics:
         self._labels_at_most = labels_at_most
         self._models: dict[str, _Model] = {}
         self._tenants: dict[str, _Tenant] = {}
-        self._told: dict[str, tuple[int, int]] = {}
+        self._reported_tokens: dict[str, tuple[int, int]] = {}
 
-    def add(self, journey: RequestTimeline) -> None:
+    def add(self, timeline: RequestTimeline) -> None:
         """Count a finished job."""
-        model = self._models.setdefault(self._label(self._models, journey.job.model), _Model())
-        model.add(journey)
-        tenant = self._tenants.setdefault(self._label(self._tenants, journey.job.tenant), _Tenant())
-        tenant.add(journey)
+        model = self._models.setdefault(self._label(self._models, timeline.job.model), _Model())
+        model.add(timeline)
+        tenant = self._tenants.setdefault(self._label(self._tenants, timeline.job.tenant), _Tenant())
+        tenant.add(timeline)
 
     def statistics(self, under_way: Iterable[RequestTimeline] = ()) -> JobStatistics:
         """Return the current counts, with the tokens of the jobs under way. No total ever falls."""
         now: defaultdict[str, _Now] = defaultdict(_Now)
-        for journey in under_way:
-            name = self._label(self._models, journey.job.model)
+        for timeline in under_way:
+            name = self._label(self._models, timeline.job.model)
             if name not in self._models:
                 self._models[name] = _Model()
-            now[name].add(journey)
+            now[name].add(timeline)
         models = {name: self._of_model(name, now[name]) for name in self._models}
         return JobStatistics(models, {name: tenant.statistics() for name, tenant in self._tenants.items()})
 
     def _of_model(self, name: str, now: "_Now") -> ModelCounts:
         model = self._models[name]
-        earlier = self._told.get(name, (0, 0))
+        earlier = self._reported_tokens.get(name, (0, 0))
         # An answer that restarts on another node has fewer tokens than before.
         prompt = max(earlier[0], model.prompt_tokens + now.prompt_tokens)
         generated = max(earlier[1], model.generated_tokens + now.generated_tokens)
-        self._told[name] = (prompt, generated)
+        self._reported_tokens[name] = (prompt, generated)
         return ModelCounts(
             now.waiting,
             now.running,
@@ -195,11 +195,11 @@ class _Now:
         self.prompt_tokens = 0
         self.generated_tokens = 0
 
-    def add(self, journey: RequestTimeline) -> None:
-        self.waiting += journey.granted_s is None
-        self.running += journey.granted_s is not None
-        self.prompt_tokens += _computed(journey)
-        self.generated_tokens += journey.tokens
+    def add(self, timeline: RequestTimeline) -> None:
+        self.waiting += timeline.granted_s is None
+        self.running += timeline.granted_s is not None
+        self.prompt_tokens += _computed(timeline)
+        self.generated_tokens += timeline.tokens
 
 
 class _Model:
@@ -215,33 +215,33 @@ class _Model:
         bounds = (PHASE_S, FIRST_TOKEN_S, PHASE_S, PHASE_S, PHASE_S, TOKEN_GAP_S)
         self.histograms = tuple(map(DurationHistogram, bounds))
 
-    def add(self, journey: RequestTimeline) -> None:
-        self.outcomes[journey.outcome] += 1
-        self.prompt_tokens += _computed(journey)
-        self.generated_tokens += journey.tokens
-        self.retries += max(0, journey.attempts - 1)
-        if journey.outcome == SUCCESS:
+    def add(self, timeline: RequestTimeline) -> None:
+        self.outcomes[timeline.outcome] += 1
+        self.prompt_tokens += _computed(timeline)
+        self.generated_tokens += timeline.tokens
+        self.retries += max(0, timeline.attempts - 1)
+        if timeline.outcome == SUCCESS:
             # One per job, as vLLM counts them: an answer counts as cut short if any choice was.
-            self.finish_reasons["length" if "length" in journey.finish_reasons else "stop"] += 1
-        elif journey.outcome in (LEFT, "cancelled") and journey.granted_s is not None:
+            self.finish_reasons["length" if "length" in timeline.finish_reasons else "stop"] += 1
+        elif timeline.outcome in (LEFT, "cancelled") and timeline.granted_s is not None:
             self.finish_reasons["abort"] += 1
-        self._time(journey)
+        self._time(timeline)
 
-    def _time(self, journey: RequestTimeline) -> None:
-        queue, first_token, prefill, decode, whole, token_gap = self.histograms
-        if journey.granted_s is None:
+    def _time(self, timeline: RequestTimeline) -> None:
+        queue, first_token, prefill, decode, end_to_end, token_gap = self.histograms
+        if timeline.granted_s is None:
             return
-        queue.add(journey.waited_s)
-        if journey.first_delta_s is None:
+        queue.add(timeline.waited_s)
+        if timeline.first_delta_s is None:
             return
-        first_token.add(journey.first_delta_s - journey.arrived_s)
-        prefill.add(journey.first_delta_s - journey.granted_s)
-        if journey.outcome != SUCCESS or journey.ended_s is None:
+        first_token.add(timeline.first_delta_s - timeline.arrived_s)
+        prefill.add(timeline.first_delta_s - timeline.granted_s)
+        if timeline.outcome != SUCCESS or timeline.ended_s is None:
             return
-        decode.add(journey.ended_s - journey.first_delta_s)
-        whole.add(journey.ended_s - journey.arrived_s)
-        if journey.token_gaps:
-            token_gap.add(journey.token_gap_s, journey.token_gaps)
+        decode.add(timeline.ended_s - timeline.first_delta_s)
+        end_to_end.add(timeline.ended_s - timeline.arrived_s)
+        if timeline.token_gaps:
+            token_gap.add(timeline.token_gap_s, timeline.token_gaps)
 
 
 class _Tenant:
@@ -255,16 +255,16 @@ class _Tenant:
         self.generated_tokens = 0
         self.waited_s = 0.0
 
-    def add(self, journey: RequestTimeline) -> None:
+    def add(self, timeline: RequestTimeline) -> None:
         self.jobs += 1
-        self.prompt_tokens += _computed(journey)
-        self.generated_tokens += journey.tokens
-        self.waited_s += journey.waited_s
+        self.prompt_tokens += _computed(timeline)
+        self.generated_tokens += timeline.tokens
+        self.waited_s += timeline.waited_s
 
     def statistics(self) -> TenantCounts:
         return TenantCounts(self.jobs, self.prompt_tokens, self.generated_tokens, self.waited_s)
 
 
-def _computed(journey: RequestTimeline) -> int:
+def _computed(timeline: RequestTimeline) -> int:
     """Return the prompt tokens, which are computed once the answer has begun; 0 before."""
-    return journey.prompt_tokens if journey.first_delta_s is not None else 0
+    return timeline.prompt_tokens if timeline.first_delta_s is not None else 0

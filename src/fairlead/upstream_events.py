@@ -48,7 +48,7 @@ class UpstreamReader(Protocol):
     def read_event(self, event: bytes) -> UpstreamEvent:
         """Return the content of an event of a stream, whatever it contains."""
 
-    def read_whole(self, body: bytes) -> UpstreamAnswer:
+    def read_response(self, body: bytes) -> UpstreamAnswer:
         """Return the content of a whole response. Raises `ValueError` if it is not a JSON object."""
 
     def without_beginning(self, event: bytes, text: str) -> bytes:

@@ -166,10 +166,10 @@ async def test_a_large_answer_is_written_in_a_thread(client, chat, monkeypatch):
     whole = (await client.post(CHAT, chat(logprobs=True, top_logprobs=2))).json["choices"]
     monkeypatch.setattr(sse, "MANY_LOGPROBS", 1)
     threads = []
-    write = openai_chat.ChatDialect.write_whole
+    write = openai_chat.ChatDialect.write_response
     monkeypatch.setattr(
         openai_chat.ChatDialect,
-        "write_whole",
+        "write_response",
         lambda *given: threads.append(threading.current_thread()) or write(*given),
     )
     assert whole == (await client.post(CHAT, chat(logprobs=True, top_logprobs=2))).json["choices"]

@@ -76,7 +76,7 @@ class LinesDialect(Dialect):
             prompts=[request.text], prompts_field="text", sampling=request.options, max_tokens=request.words
         )
 
-    def write_whole(self, context, deltas):
+    def write_response(self, context, deltas):
         return encode({"text": deltas[0].text, "end": deltas[0].finish_reason})
 
     def stream_writer(self, context):

@@ -123,14 +123,14 @@ def test_token_count_that_is_not_a_plain_integer_is_ignored(reported, understood
         (RESPONSES, b'{"type": "x", "delta": "hi", "response": {"usage": %s}}' % usage),
         (MESSAGES, b'{"type": "x", "delta": {"text": "hi"}, "usage": %s}' % usage),
     ):
-        assert reader.read_whole(b'{"usage": %s}' % usage).generated == understood
+        assert reader.read_response(b'{"usage": %s}' % usage).generated == understood
         read = reader.read_event(b"data: " + event + b"\n\n")
         assert (read.text, read.is_known, read.generated) == ("hi", True, understood)
 
 
 @pytest.mark.parametrize("usage", [b"5", b"null", b"[]", b'"x"', b"true", b"{}", b"[" * 500 + b"]" * 500])
 def test_invalid_usage_does_not_affect_the_rest(usage):
-    assert CHAT_READER.read_whole(b'{"usage": %s}' % usage).generated is None
+    assert CHAT_READER.read_response(b'{"usage": %s}' % usage).generated is None
     event = CHAT_READER.read_event(
         b'data: {"choices": [{"delta": {"content": "hi"}}], "usage": %s}\n\n' % usage
     )
@@ -153,7 +153,7 @@ def test_invalid_usage_does_not_affect_the_rest(usage):
 )
 def test_whole_response_must_be_a_json_object(body):
     with pytest.raises(ValueError, match="no JSON object"):
-        CHAT_READER.read_whole(body)
+        CHAT_READER.read_response(body)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +167,12 @@ def test_whole_response_must_be_a_json_object(body):
     ],
 )
 def test_content_bytes_of_a_whole_response_are_counted(path, body, content_bytes):
-    whole = READERS[path].read_whole(body)
-    assert (whole.content_bytes, whole.error) == (content_bytes, None)
+    response = READERS[path].read_response(body)
+    assert (response.content_bytes, response.error) == (content_bytes, None)
 
 
 def test_error_message_of_a_whole_response_is_read():
-    assert CHAT_READER.read_whole(b'{"error": {"message": "out of order"}}').error == "out of order"
+    assert CHAT_READER.read_response(b'{"error": {"message": "out of order"}}').error == "out of order"
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_bad_streams_are_bad_usage(server):
 
 def test_terminal_shows_a_progress_bar_which_is_removed_at_the_end(server):
     with Terminal(["bench", "--url", server.url, "--streams", "1", "--requests", "3"]) as terminal:
-        assert "4/4" in terminal.expect("tokens in")
+        assert "4/4" in terminal.expect("Times are p50")
         assert terminal.wait() == 0
 
 

@@ -86,7 +86,7 @@ async def test_disconnected_client_frees_its_seat_at_once_and_its_slot_within_tw
     async with hypercorn_serving(app) as port:
         composition = app._composition
         resident = composition.fleet._local[MODEL]
-        statistics = resident.life.node.statistics
+        statistics = resident.instance.node.statistics
         client = await trio.open_tcp_stream("127.0.0.1", port)
         await client.send_all(post({**LONG, "stream": stream, "n": 8}))
         with trio.fail_after(60):

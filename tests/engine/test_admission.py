@@ -135,6 +135,6 @@ def test_window_group_counts_every_sequence_at_its_ceiling(ceiling, fits):
 
 
 def test_tokens_that_fit_at_their_longest_need_no_prediction():
-    assert admission().fits_whole(970)
-    assert not admission().fits_whole(971)
-    assert not admission(capacities=(10_000, 100), ceilings=(None, 50)).fits_whole(98)
+    assert admission().always_fits(970)
+    assert not admission().always_fits(971)
+    assert not admission(capacities=(10_000, 100), ceilings=(None, 50)).always_fits(98)

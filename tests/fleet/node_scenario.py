@@ -89,7 +89,7 @@ def wrap_relaying(points: FaultPoints) -> None:
         (remote_node, ("instance_of", "load_of", "models_of")),
         (relay, ("rewritten",)),
         (relayed_stream, ("split_events",)),
-        (ChunkReader, ("read_whole", "read_event", "read_plain")),
+        (ChunkReader, ("read_response", "read_event", "read_plain")),
     ):
         for name in names:
             points.wrap(module, name, name)

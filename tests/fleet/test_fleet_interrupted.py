@@ -124,7 +124,7 @@ async def test_server_is_ready_when_its_loading_model_is_no_longer_preloaded():
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_failed_reload_does_not_affect_the_first_load(moment, monkeypatch):
     async with loading(moment) as opened:
-        life = opened.fleet._local["m"].life
+        instance = opened.fleet._local["m"].instance
 
         async def unreadable(_model) -> None:
             raise LoadFailed("the new model cannot be read")
@@ -132,7 +132,7 @@ async def test_failed_reload_does_not_affect_the_first_load(moment, monkeypatch)
         monkeypatch.setattr(opened.fleet, "_read", unreadable)
         with pytest.raises(LoadFailed, match="cannot be read"):
             await opened.fleet.reload(Config(models=(NEVER_LOADED, engine("new"))))
-        assert opened.fleet._local["m"].life is life
+        assert opened.fleet._local["m"].instance is instance
         assert opened.status().state == "loading"
         await opened.fleet.unload("m")
         await serves_again(opened)
@@ -188,7 +188,7 @@ async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
         await opened.state("m", "failed")
         await opened.fleet.unload("m")
         await opened.until(lambda: not opened.fleet._nursery.child_tasks)
-        assert (opened.status().counts.loads, opened.fleet._local["m"].life) == (1, None)
+        assert (opened.status().counts.loads, opened.fleet._local["m"].instance) == (1, None)
         assert not Path(f"/proc/{first}").exists()
         assert opened.fleet.is_ready
 

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from fairlead.config import ApiKey, Config, ConfigError, QueueConfig
 from fairlead.errors import LoadFailed
-from fairlead.fleet.reload import FIXED, LOOK_EVERY_S, ConfigSource, keep_up
+from fairlead.fleet.reload import FIXED, POLL_INTERVAL_S, ConfigSource, keep_up
 
 FIRST = Config(models=(), port=1)
 # The settings that a reload changes: in the fleet, except for the keys.
@@ -196,14 +196,14 @@ async def test_watched_file_is_read_once_it_no_longer_changes(writing, nursery, 
     nursery.start_soon(
         keep_up, ConfigSource(writing.file, writing.read, is_watched=True), FIRST, server.change
     )
-    await trio.sleep(3.5 * LOOK_EVERY_S)  # from here on halfway between two checks
+    await trio.sleep(3.5 * POLL_INTERVAL_S)  # from here on halfway between two checks
     assert server.configs == []
     for text in ("two and", "two and more"):  # written in two steps
         writing.file.write_text(text)
-        await trio.sleep(LOOK_EVERY_S)
+        await trio.sleep(POLL_INTERVAL_S)
         assert server.configs == []
     await server.changed.wait()
     assert server.configs == [FIRST]
     writing.file.unlink()
-    await trio.sleep(3 * LOOK_EVERY_S)
+    await trio.sleep(3 * POLL_INTERVAL_S)
     assert len(server.configs) == 1

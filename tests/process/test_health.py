@@ -21,20 +21,20 @@ def account(story, limit):
     since_up = None  # what happened since the breaker closed; None while it is open
     burnt = False  # whether requests opened it last, and none has succeeded since
     probes = []
-    for is_probe, well in story:
+    for is_probe, succeeded in story:
         change = None
-        probes += [well] if is_probe else []
+        probes += [succeeded] if is_probe else []
         if since_up is None:
-            if is_probe and well:
+            if is_probe and succeeded:
                 since_up, change = [], "up"
         else:
-            since_up.append((is_probe, well))
+            since_up.append((is_probe, succeeded))
             requests = [went for probe, went in since_up if not probe]
-            if not is_probe and well:
+            if not is_probe and succeeded:
                 burnt = False
             if is_probe and probes[-limit:] == [False] * limit:
                 change = "down"
-            elif not is_probe and not well and (burnt or requests[-limit:] == [False] * limit):
+            elif not is_probe and not succeeded and (burnt or requests[-limit:] == [False] * limit):
                 change, burnt = "down", True
             if change == "down":
                 since_up = None
@@ -45,7 +45,8 @@ def account(story, limit):
 def told(breaker, story):
     """Return the changes that the breaker reports."""
     return [
-        breaker.probed(well=well) if is_probe else breaker.requested(well=well) for is_probe, well in story
+        breaker.probed(succeeded=succeeded) if is_probe else breaker.requested(succeeded=succeeded)
+        for is_probe, succeeded in story
     ]
 
 
@@ -65,36 +66,36 @@ class _StartsClosed(Breaker):
 
 
 class _NeverForgetsRequests(Breaker):
-    def requested(self, *, well):
-        return None if well else super().requested(well=False)
+    def requested(self, *, succeeded):
+        return None if succeeded else super().requested(succeeded=False)
 
 
 class _NeverForgetsProbes(Breaker):
-    def probed(self, *, well):
+    def probed(self, *, succeeded):
         missed = self._probes
-        change = super().probed(well=well)
-        self._probes += missed if well else 0
+        change = super().probed(succeeded=succeeded)
+        self._probes += missed if succeeded else 0
         return change
 
 
 class _ProbesForgiveRequests(Breaker):
-    def probed(self, *, well):
-        if well:
+    def probed(self, *, succeeded):
+        if succeeded:
             self._requests = 0
-        return super().probed(well=well)
+        return super().probed(succeeded=succeeded)
 
 
 class _NoProbation(Breaker):
-    def requested(self, *, well):
+    def requested(self, *, succeeded):
         self._on_probation = False
-        return super().requested(well=well)
+        return super().requested(succeeded=succeeded)
 
 
 class _RequestsClose(Breaker):
-    def requested(self, *, well):
-        if well and not self.is_up:
-            return self.probed(well=True)
-        return super().requested(well=well)
+    def requested(self, *, succeeded):
+        if succeeded and not self.is_up:
+            return self.probed(succeeded=True)
+        return super().requested(succeeded=succeeded)
 
 
 class _OneTooMany(Breaker):
@@ -134,7 +135,7 @@ async def _watched(autojump_clock, probe, seconds, **config):
     with trio.move_on_after(seconds):
         await watch(
             probe,
-            lambda well: reports.append((round(trio.current_time() - began, 3), well)),
+            lambda succeeded: reports.append((round(trio.current_time() - began, 3), succeeded)),
             health.HealthCheck(HealthConfig(**{"interval_s": 5.0, "timeout_s": 2.0, **config})),
         )
     return reports
@@ -166,8 +167,8 @@ async def test_a_node_is_down_at_most_three_probes_after_it_fell_silent(autojump
             await trio.sleep_forever()
         return True
 
-    def report(well):
-        if change := breaker.probed(well=well):
+    def report(succeeded):
+        if change := breaker.probed(succeeded=succeeded):
             changes.append((change, round(trio.current_time() - began, 3)))
 
     began = trio.current_time()

@@ -169,7 +169,7 @@ RELOAD = (
     ),
     Mutant(
         "fairlead.fleet.managed_model:ManagedModel.change_health",
-        "life.node is not None",
+        "instance.node is not None",
         "False",
         "behaviour",
         "a_command_that_runs_is_probed_as_the_reloaded_configuration_says",

@@ -149,10 +149,10 @@ def a_node_never_comes_back() -> Iterator[None]:
     """A node that has failed its probes stays down, although later probes succeed."""
     real = Breaker.probed
 
-    def probed(self: Breaker, *, well: bool) -> Change | None:
-        if well and not self._is_up and self._probes:
+    def probed(self: Breaker, *, succeeded: bool) -> Change | None:
+        if succeeded and not self._is_up and self._probes:
             return None
-        return real(self, well=well)
+        return real(self, succeeded=succeeded)
 
     with patch.object(Breaker, "probed", probed):
         yield

@@ -36,7 +36,7 @@ def ours(name: str, state: str = "stopped", *, is_healthy: bool = True) -> Targe
 
 
 def theirs(name: str, *, is_healthy: bool = True) -> Target:
-    return Target(name, name, "ready" if is_healthy else "stopped", is_elsewhere=True, is_healthy=is_healthy)
+    return Target(name, name, "ready" if is_healthy else "stopped", is_remote=True, is_healthy=is_healthy)
 
 
 # By example ----------------------------------------------------------------------------------------------

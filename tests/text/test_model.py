@@ -54,7 +54,7 @@ def test_load_reads_a_model_from_its_directory(directory):
 
 
 @pytest.mark.parametrize(
-    ("config", "wanted", "expected"),
+    ("config", "requested", "expected"),
     [
         ({"max_position_embeddings": 32}, 16, 16),
         ({"max_position_embeddings": 32}, 32, 32),
@@ -64,9 +64,9 @@ def test_load_reads_a_model_from_its_directory(directory):
         ({}, 16, 16),
     ],
 )
-def test_limit_is_the_models_unless_a_smaller_one_is_set(directory, config, wanted, expected):
+def test_limit_is_the_models_unless_a_smaller_one_is_set(directory, config, requested, expected):
     write(directory, "config.json", config)
-    assert expected == load(directory, max_model_len=wanted).max_model_len
+    assert expected == load(directory, max_model_len=requested).max_model_len
 
 
 @pytest.mark.parametrize("config", [{"max_position_embeddings": 32}, {"text_config": {"n_positions": 32}}])

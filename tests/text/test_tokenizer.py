@@ -37,7 +37,7 @@ def test_byte_level_text_survives_a_round_trip(text):
 @given(ids=st.lists(st.integers(-(2**70), 2**70) | st.integers(0, 400), max_size=20))
 def test_unknown_ids_decode_to_no_text(name, ids):
     tokenizer = loaded(name)
-    known = [token_id for token_id in ids if tokenizer.knows(token_id)]
+    known = [token_id for token_id in ids if tokenizer.has_token(token_id)]
     assert tokenizer.decode(known) == tokenizer.decode(ids)
     assert all(tokenizer.token_bytes(token_id) == b"" for token_id in set(ids) - set(known))
 
@@ -106,9 +106,9 @@ def test_token_bytes_are_what_a_token_adds_to_the_text(name, token, expected):
 
 def test_vocab_size_is_one_above_the_highest_id():
     tokenizer = loaded("byte_level")
-    assert tokenizer.knows(tokenizer.vocab_size - 1)
-    assert not tokenizer.knows(tokenizer.vocab_size)
-    assert not tokenizer.knows(-1)
+    assert tokenizer.has_token(tokenizer.vocab_size - 1)
+    assert not tokenizer.has_token(tokenizer.vocab_size)
+    assert not tokenizer.has_token(-1)
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "unigram"])

@@ -122,7 +122,7 @@ async def relay(
             stream = RelayedStream(upstream.name, job, request.reader, sink, event_bytes=answer_bytes)
             await stream.run(response)
         else:
-            sink.put(await _whole(upstream.name, job, request.reader, response, answer_bytes))
+            sink.put(await _read_response(upstream.name, job, request.reader, response, answer_bytes))
             for index in range(1, job.sequences):
                 sink.put(Delta(index, finish_reason="stop"))
 
@@ -189,7 +189,7 @@ def _code(body: bytes) -> str | int | None:
     return None if refusal is None else refusal.error.code
 
 
-async def _whole(
+async def _read_response(
     name: str, job: Job, reader: UpstreamReader, response: UpstreamResponse, answer_bytes: int
 ) -> Delta:
     try:
@@ -199,11 +199,11 @@ async def _whole(
     if not body:
         raise UpstreamFailed(f"{name} sent an empty answer")
     try:
-        whole = reader.read_whole(body)
+        answer = reader.read_response(body)
     except ValueError as error:
         raise RelayFailed(f"{name} sent {error}") from error
-    if whole.error is not None:
-        raise RelayFailed(f"{name} failed: {whole.error}")
-    estimate = min(whole.content_bytes // BYTES_A_TOKEN, allowed_tokens(job))
-    generated = generated_tokens(job, whole.generated, counted=estimate, text_bytes=whole.content_bytes)
+    if answer.error is not None:
+        raise RelayFailed(f"{name} failed: {answer.error}")
+    estimate = min(answer.content_bytes // BYTES_A_TOKEN, allowed_tokens(job))
+    generated = generated_tokens(job, answer.generated, counted=estimate, text_bytes=answer.content_bytes)
     return Delta(0, raw=[body], relayed_tokens=generated, finish_reason="stop")

@@ -22,8 +22,8 @@ SILENT_EVENTS = 10_000
 SILENT_PER_TOKEN = 10
 # Events that are read before other tasks run.
 EVENTS_A_TURN = 200
-# Memory of an event that is held back, besides its bytes.
-HELD_EVENT_BYTES = 64
+# Memory of a buffered event, besides its bytes.
+BUFFERED_EVENT_BYTES = 64
 AFTER_END_S = 1.0
 
 
@@ -65,12 +65,12 @@ class RelayedStream:
         self._ends: dict[int, FinishReason] = {}
         self._last_index = 0
         self._has_begun = False
-        self._is_whole = False
+        self._is_complete = False
         self._tokens = 0
         self._text_bytes = 0
         self._reported: int | None = None
         self._silent_events = 0
-        self._held_bytes = 0
+        self._buffered_bytes = 0
         self._beginning: list[bytes] = []
         self._pending: _Pending | None = None
         self._end: Delta | None = None
@@ -80,7 +80,7 @@ class RelayedStream:
         """Put the whole stream into the sink. Raises `RelayFailed` or `UpstreamFailed`."""
         splitter = EventSplitter(self._event_bytes)
         read_bytes = 0
-        while not self._is_whole and (data := await response.read()):
+        while not self._is_complete and (data := await response.read()):
             read_bytes += len(data)
             if read_bytes > STREAM_BYTES:
                 raise RelayFailed(f"{self._name} sent more than {STREAM_BYTES} bytes")
@@ -94,7 +94,7 @@ class RelayedStream:
                 self._flush()
             if (pressure := self._sink.backpressure()) is not None:
                 await response.pause(pressure.wait)
-        if not self._is_whole and (self._end is None or splitter.has_rest):
+        if not self._is_complete and (self._end is None or splitter.has_rest):
             raise UpstreamFailed(f"{self._name} ended a stream before its end")
         self._finish()
         # Only the body's end should follow, after which the connection can be reused.
@@ -122,17 +122,17 @@ class RelayedStream:
             raise RelayFailed(f"{self._name} failed: {event.error}")
         if event.generated is not None:
             self._reported = event.generated
-        self._is_whole = self._is_whole or event.is_end
+        self._is_complete = self._is_complete or event.is_end
         if not event.text:
             self._check_silence()
         if not self._has_begun and event.is_beginning:
             if b"data:" in raw:  # no comment: those only keep a connection open
-                self._hold_back(raw, self._beginning)
+                self._buffer(raw, self._beginning)
             return
         self._has_begun = True
         index = self._last_index if event.index is None else self._choice(event.index)
         if self._end is not None or index in self._ends:
-            self._hold_back(raw, self._tail)  # after a choice's end, only events for all choices follow
+            self._buffer(raw, self._tail)  # after a choice's end, only events for all choices follow
             return
         self._last_index = index
         if event.text:
@@ -157,13 +157,13 @@ class RelayedStream:
         if self._silent_events > SILENT_EVENTS + SILENT_PER_TOKEN * self._tokens:
             raise RelayFailed(f"{self._name} sent {self._silent_events} events without content")
 
-    def _hold_back(self, raw: bytes, held: list[bytes]) -> None:
-        self._held_bytes += len(raw) + HELD_EVENT_BYTES
-        if self._held_bytes > self._event_bytes:
+    def _buffer(self, raw: bytes, buffer: list[bytes]) -> None:
+        self._buffered_bytes += len(raw) + BUFFERED_EVENT_BYTES
+        if self._buffered_bytes > self._event_bytes:
             raise RelayFailed(
                 f"{self._name} sent more than {self._event_bytes} bytes before or after its answer"
             )
-        held.append(raw)
+        buffer.append(raw)
 
     def _add(self, index: int, raw: bytes, event: UpstreamEvent) -> None:
         if self._pending is None or self._pending.index != index:

@@ -35,12 +35,12 @@ MAX_QUOTED_CHARS = 200
 _MESSAGE_HEAD_CHARS = 300
 _MESSAGE_TAIL_CHARS = 1000
 
-_PLACE = re.compile(r"(?:`key` in )?`\$\.?([^`]*)`")
+_PATH = re.compile(r"(?:`key` in )?`\$\.?([^`]*)`")
 _MEMBER = re.compile(
     r"object (?P<fault>missing required|contains unknown) field `(?P<name>[^`]*)`", re.DOTALL
 )
 # The position of a value: that of its container, and its key or index there.
-_Place = tuple["_Place | None", str | int]
+_Location = tuple["_Location | None", str | int]
 
 _NOT_A_NUMBER = "NaN and Infinity are not JSON numbers"
 _SURROGATE = "a lone surrogate is not a character"
@@ -66,7 +66,7 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[Body], limits: Limits) -> B
             str(body, "utf-8")  # msgspec does not check the strings in fields it ignores
         return _decode(body, decoder)
     except msgspec.ValidationError as error:
-        raise _misfit(str(error)) from None
+        raise _invalid_value(str(error)) from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -121,13 +121,13 @@ def invalid_field(param: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{param}: {reason}", param=param)
 
 
-def _misfit(message: str) -> InvalidRequest:
+def _invalid_value(message: str) -> InvalidRequest:
     """Return the error for JSON that violates the schema. msgspec appends "… - at `$.messages[0].role`"."""
     if len(message) > _MESSAGE_HEAD_CHARS + _MESSAGE_TAIL_CHARS:
         message = f"{message[:_MESSAGE_HEAD_CHARS]}…{message[-_MESSAGE_TAIL_CHARS:]}"
     # The last separator is msgspec's own: quoted client text may contain the same words.
-    reason, _, place = message.rpartition(" - at ")
-    found = _PLACE.fullmatch(place)
+    reason, _, location = message.rpartition(" - at ")
+    found = _PATH.fullmatch(location)
     if found is None:
         reason = message
     path = "" if found is None else found[1][:MAX_QUOTED_CHARS]
@@ -175,26 +175,26 @@ def _diagnose(body: bytes) -> InvalidRequest | None:
         return None
     encoding_fault = _SURROGATE if text.isascii() or _is_encodable(text) else _NOT_UTF8
     # A path is only built for the value at fault. Paths of all values would take half a gigabyte for 64 KB.
-    unvisited: list[tuple[_Place | None, object]] = [(None, document)]
+    unvisited: list[tuple[_Location | None, object]] = [(None, document)]
     while unvisited:
-        place, value = unvisited.pop()
+        location, value = unvisited.pop()
         if isinstance(value, _NotANumber):
-            return _fault(place, _NOT_A_NUMBER)
+            return _fault(location, _NOT_A_NUMBER)
         if isinstance(value, str) and not _is_encodable(value):
-            return _fault(place, encoding_fault)
+            return _fault(location, encoding_fault)
         if isinstance(value, list):
-            unvisited += (((place, index), item) for index, item in enumerate(value))
+            unvisited += (((location, index), item) for index, item in enumerate(value))
         elif isinstance(value, dict):
             if not all(map(_is_encodable, value)):
-                return _fault(place, f"{encoding_fault} (in a key)")
-            unvisited += (((place, key), item) for key, item in value.items())
+                return _fault(location, f"{encoding_fault} (in a key)")
+            unvisited += (((location, key), item) for key, item in value.items())
     return None
 
 
-def _fault(place: _Place | None, reason: str) -> InvalidRequest:
+def _fault(location: _Location | None, reason: str) -> InvalidRequest:
     keys: list[str] = []
-    while place is not None:
-        place, key = place
+    while location is not None:
+        location, key = location
         keys.append(f"[{key}]" if isinstance(key, int) else f".{key}")
     path = "".join(reversed(keys)).removeprefix(".")[:MAX_QUOTED_CHARS]
     return InvalidRequest(f"{path or 'the body'}: {reason}", param=path or None)

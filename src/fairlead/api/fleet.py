@@ -37,8 +37,8 @@ class FleetRoutes:
 
     async def load(self, request: Request) -> Response:
         """Load a model; respond when it is ready, with its status."""
-        wanted = await self._jobs.read(request, _load_decoder)
-        model = self._find(request, wanted.model)
+        body = await self._jobs.read(request, _load_decoder)
+        model = self._find(request, body.model)
         await self._fleet.load(model)
         return json_response(self._model(model))
 
@@ -47,9 +47,9 @@ class FleetRoutes:
 
         Requests that wait for it get a 409; with `?wait=true` they wait for the next load.
         """
-        wanted = await self._jobs.read(request, _unload_decoder)
-        model = self._find(request, wanted.model)
-        await self._fleet.unload(model, force=bool(wanted.force), wait=_flag(request, "wait"))
+        body = await self._jobs.read(request, _unload_decoder)
+        model = self._find(request, body.model)
+        await self._fleet.unload(model, force=bool(body.force), wait=_flag(request, "wait"))
         return json_response(self._model(model))
 
     async def logs(self, request: Request) -> Response:
@@ -73,9 +73,9 @@ class FleetRoutes:
 
     async def add_node(self, request: Request) -> Response:
         """Add a remote server as a node, until this server stops; respond after its first probe."""
-        wanted = await self._jobs.read(request, _node_decoder)
-        await self._fleet.add_node(_configuration(wanted))
-        return json_response(self._node(wanted.id), 201)
+        body = await self._jobs.read(request, _node_decoder)
+        await self._fleet.add_node(_configuration(body))
+        return json_response(self._node(body.id), 201)
 
     async def remove_node(self, request: Request) -> Response:
         """Remove a node; respond when the jobs it runs are finished."""
@@ -116,14 +116,14 @@ def _flag(request: Request, name: str) -> bool:
     return value == "true"
 
 
-def _configuration(wanted: AddNodeRequest) -> NodeConfig:
+def _configuration(body: AddNodeRequest) -> NodeConfig:
     """Return the node's configuration. Raises `InvalidRequest`, with the request's names of the fields."""
-    given = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+    given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
     try:
         return NodeConfig(**given)
     except ConfigError as error:
         fault = error.faults[0]
-        names = {spelled(name): name for name in wanted.__struct_fields__}
+        names = {spelled(name): name for name in body.__struct_fields__}
         param = dotted((names.get(str(fault.path[0]), fault.path[0]), *fault.path[1:]))
         # A fault's message may name other fields, too.
         message = _WORD.sub(lambda word: names.get(word[0], word[0]), fault.message)

@@ -53,14 +53,14 @@ class GenerationPipeline:
             loading = loading_progress(self._services, dialect, job)
             relayed = RelayWriter(writer) if writer is None or job.relay is not None else writer
             return await self._jobs.stream(request, job, dialect, relayed, loading=loading)
-        deltas, headers = await self._jobs.whole(request, job)
+        deltas, headers = await self._jobs.collect(request, job)
         if context is None or deltas[0].raw:
             return json_response(b"".join(deltas[0].raw), headers=headers)
         assert isinstance(dialect, Dialect)
         if is_large(deltas):
-            body = await self._jobs.offload.write(request, dialect.write_whole, context, deltas)
+            body = await self._jobs.offload.write(request, dialect.write_response, context, deltas)
         else:
-            body = dialect.write_whole(context, deltas)
+            body = dialect.write_response(context, deltas)
         return json_response(body, headers=headers)
 
     async def _prepare(self, request: Request, dialect: RelayDialect) -> tuple[Job, AnswerContext | None]:

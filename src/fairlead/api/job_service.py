@@ -122,7 +122,7 @@ class JobService:
 
     # Running its job ---------------------------------------------------------------------------------
 
-    async def whole(self, request: Request, job: Job) -> tuple[list[Delta], dict[str, str]]:
+    async def collect(self, request: Request, job: Job) -> tuple[list[Delta], dict[str, str]]:
         """Run the job to its end. Return one delta per choice, and the response headers about its wait.
 
         Raises a `FairleadError`.
@@ -211,12 +211,12 @@ async def _collect(deltas: Deltas, choices: int) -> list[Delta]:
     """
     # Reading only at the end lets the channel merge the deltas, and wakes this task once.
     await deltas.ended()
-    whole = [Delta(index) for index in range(choices)]
+    merged = [Delta(index) for index in range(choices)]
     while taken := await deltas.take():
         for delta in taken:
             if delta.index < choices:
-                whole[delta.index].merge(delta)
-    return whole
+                merged[delta.index].merge(delta)
+    return merged
 
 
 def waiting_headers(answer: Answer) -> dict[str, str]:

@@ -87,14 +87,14 @@ class IncomingBody:
         if not more:
             return first
         # `BytesIO.getvalue` returns its buffer without a copy; joining pieces would need twice the memory.
-        whole = BytesIO()
-        size = whole.write(first)
+        buffer = BytesIO()
+        size = buffer.write(first)
         del first
         while more:
             piece, more = await self._next()
-            size += whole.write(piece)
+            size += buffer.write(piece)
             self._count(piece, size)
-        return whole.getvalue()
+        return buffer.getvalue()
 
     async def _next(self) -> tuple[bytes, bool]:
         message = await self._receive()

@@ -27,16 +27,16 @@ def sampling_of(request: GenerationRequest, model: TextModel, prompts: Sequence[
     An answer may fill the rest of the model's context, up to a configured maximum: a larger `max_tokens` is
     reduced to that. It is computed for the shortest prompt; the engine reduces it for longer ones.
     """
-    wanted = request.sampling
+    requested = request.sampling
     longest = model.longest_answer(min(map(len, prompts)))
     limit = longest if request.max_tokens is None else min(max(1, request.max_tokens), longest)
-    if (wanted.min_tokens or 0) > limit:
-        raise invalid_field("min_tokens", f"{wanted.min_tokens} is more than the answer may have: {limit}")
-    check_token_ids(wanted.logit_bias or (), model, "logit_bias")
-    check_token_ids(wanted.stop_token_ids or (), model, "stop_token_ids")
+    if (requested.min_tokens or 0) > limit:
+        raise invalid_field("min_tokens", f"{requested.min_tokens} is more than the answer may have: {limit}")
+    check_token_ids(requested.logit_bias or (), model, "logit_bias")
+    check_token_ids(requested.stop_token_ids or (), model, "stop_token_ids")
     values = msgspec.structs.asdict(model.defaults)
     for name in _PARAMETERS:
-        if (value := getattr(wanted, name)) is not None:
+        if (value := getattr(requested, name)) is not None:
             values[name] = value
     values["top_k"] = max(0, values["top_k"])  # vLLM's -1 means off
     values["prompt_logprobs"] = _prompt_logprobs(request, prompts)

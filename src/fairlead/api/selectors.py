@@ -44,7 +44,7 @@ class Selectors:
         target = self.choose(request, name)
         if self._services.selectors[name].strategy == "spillover":
             self._selection.take(name, target.model)
-            request.nursery.start_soon(self._hold, name, target.model)
+            request.nursery.start_soon(self._count_until_end, name, target.model)
         return target
 
     def cards(self, request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -69,7 +69,7 @@ class Selectors:
         texts = {"name": selector.title.strip(), "description": selector.description.strip()}
         return {name: text for name, text in texts.items() if text} | {"meta": {"llamaswap": about}}
 
-    async def _hold(self, name: str, model: str) -> None:
+    async def _count_until_end(self, name: str, model: str) -> None:
         """Count a target until the request ends. The name may mean something else by then."""
         try:
             await trio.sleep_forever()

@@ -23,13 +23,13 @@ Result = TypeVar("Result")
 class Turn:
     """One call. `decided` is called when it stops waiting."""
 
-    __slots__ = ("decided", "place", "state", "tenant")
+    __slots__ = ("decided", "holding", "state", "tenant")
 
     def __init__(self, tenant: str, decided: Callable[[], None]) -> None:
         self.tenant = tenant
         self.decided = decided
         self.state: Literal["waiting", "running", "refused", "over"] = "waiting"
-        self.place: Holding | None = None
+        self.holding: Holding | None = None
 
 
 class Turns:
@@ -44,12 +44,12 @@ class Turns:
         self._running: dict[str, int] = {}
         # By tenant, in round-robin order. A tenant whose turn has ended moves to the end.
         self._lines: dict[str, dict[Turn, None]] = {}
-        self._places = Shares(most_waiting)
+        self._shares = Shares(most_waiting)
 
     @property
     def waiting(self) -> int:
         """The number of waiting turns."""
-        return self._places.taken
+        return self._shares.taken
 
     @property
     def running(self) -> int:
@@ -63,18 +63,18 @@ class Turns:
             self._run(turn)
             return turn
         self._lines.setdefault(tenant, {})[turn] = None
-        turn.place = self._places.enter(tenant, turn)
-        for place in self._places.grow(turn.place, 1):
-            self._remove(place.owner)
-            place.owner.state = "refused"
-            place.owner.decided()
+        turn.holding = self._shares.enter(tenant, turn)
+        for holding in self._shares.grow(turn.holding, 1):
+            self._remove(holding.owner)
+            holding.owner.state = "refused"
+            holding.owner.decided()
         return turn
 
     def leave(self, turn: Turn) -> None:
         """End a turn in any state. Others may start."""
         if turn.state == "waiting":
-            assert turn.place is not None
-            self._places.leave(turn.place)
+            assert turn.holding is not None
+            self._shares.leave(turn.holding)
             self._remove(turn)
         elif turn.state == "running":
             self._free += 1
@@ -92,8 +92,8 @@ class Turns:
     def _begin(self) -> None:
         while (tenant := next(filter(self._may_run, self._lines), None)) is not None:
             turn = next(iter(self._lines[tenant]))
-            assert turn.place is not None
-            self._places.leave(turn.place)
+            assert turn.holding is not None
+            self._shares.leave(turn.holding)
             self._remove(turn)
             self._run(turn)
             turn.decided()

@@ -183,8 +183,8 @@ def shape_of(hint: Any) -> Shape:
         if len(kinds) == 1:
             inner = shape_of(kinds[0])
             return Shape(inner.kind, True, metas + inner.metas, inner.item)
-    held = get_args(hint) if get_origin(hint) in (tuple, dict) else ()
-    item = shape_of(held[0] if get_origin(hint) is tuple else held[1]) if held else None
+    arguments = get_args(hint) if get_origin(hint) in (tuple, dict) else ()
+    item = shape_of(arguments[0] if get_origin(hint) is tuple else arguments[1]) if arguments else None
     return Shape(hint, optional, metas, item)
 
 
@@ -217,8 +217,8 @@ def _faults_in(value: Any, shape: Shape) -> Iterator[Fault]:
         if not hasattr(value, "__post_init__"):
             yield from faults_of(value)
     elif isinstance(value, tuple | Mapping) and shape.item is not None:
-        held = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in held:
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
             yield from (fault.under(key) for fault in _faults_in(item, shape.item))
     elif isinstance(value, int | float) and not all(_within(value, meta) for meta in shape.metas):
         yield Fault((), f"must {shape.meta('must') or _bounds(shape.metas)}")

@@ -158,14 +158,14 @@ def _faults_of_matrix(swap: MatrixSwap, models: frozenset[str]) -> Iterator[Faul
 
 def _matching(tree: Any, pattern: tuple[str, ...]) -> list[tuple[KeyPath, dict[Key, Any]]]:
     """Return the path of each value that matches a pattern, and the mapping that it is in."""
-    places: list[tuple[KeyPath, Any]] = [((), tree)]
+    matches: list[tuple[KeyPath, Any]] = [((), tree)]
     for part in pattern[:-1]:
-        places = [
+        matches = [
             ((*path, key), value[key])
-            for path, value in places
+            for path, value in matches
             if isinstance(value, dict)
             for key in (value if part == "*" else [part])
             if key in value
         ]
     last = pattern[-1]
-    return [((*path, last), value) for path, value in places if isinstance(value, dict) and last in value]
+    return [((*path, last), value) for path, value in matches if isinstance(value, dict) and last in value]

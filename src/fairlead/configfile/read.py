@@ -232,13 +232,13 @@ class _Reader:
         return msgspec.structs.replace(model, path=folder)
 
     def _preloaded(self, models: list[AnyModelConfig], common: FileSettings) -> list[AnyModelConfig]:
-        wanted = set(common.hooks.on_startup.preload)
+        preloaded = set(common.hooks.on_startup.preload)
         for index, name in enumerate(common.hooks.on_startup.preload):
             if not any(name in (model.name, *model.aliases) for model in models):
                 self.without_effect.append(("hooks", "on_startup", "preload", index))
         return [
             msgspec.structs.replace(model, preload=True)
-            if wanted.intersection((model.name, *model.aliases))
+            if preloaded.intersection((model.name, *model.aliases))
             else model
             for model in models
         ]

@@ -22,25 +22,25 @@ _ROOTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
 
 def tables() -> str:
     """Return the tables, each headed by the paths of its struct in a file."""
-    places: dict[type[msgspec.Struct], list[str]] = {}
-    for place, kind in _ROOTS:
-        _find(kind, place, places)
-    return "\n".join(line for kind, found in places.items() for line in _table(kind, found))
+    paths: dict[type[msgspec.Struct], list[str]] = {}
+    for path, kind in _ROOTS:
+        _find(kind, path, paths)
+    return "\n".join(line for kind, found in paths.items() for line in _table(kind, found))
 
 
-def _find(kind: type[msgspec.Struct], place: str, places: dict[type[msgspec.Struct], list[str]]) -> None:
+def _find(kind: type[msgspec.Struct], path: str, paths: dict[type[msgspec.Struct], list[str]]) -> None:
     """Record the path of a struct, then those of the structs in its settings."""
-    known = kind in places
-    places.setdefault(kind, []).append(place)
+    is_recorded = kind in paths
+    paths.setdefault(kind, []).append(path)
     for setting in settings_of(kind):
-        inner, at = _held(setting, place.partition(" ")[0])
-        if inner is not None and not (known and inner in places and at in places[inner]):
-            _find(inner, at, places)
+        inner, at = _nested(setting, path.partition(" ")[0])
+        if inner is not None and not (is_recorded and inner in paths and at in paths[inner]):
+            _find(inner, at, paths)
 
 
-def _held(setting: Setting, place: str) -> tuple[type[msgspec.Struct] | None, str]:
+def _nested(setting: Setting, path: str) -> tuple[type[msgspec.Struct] | None, str]:
     """Return the struct in a setting, or None, and its path."""
-    at = f"{place}.{setting.spelling}".removeprefix(".")
+    at = f"{path}.{setting.spelling}".removeprefix(".")
     shape = setting.shape
     if shape.item is not None:
         at += ".NAME" if get_origin(shape.kind) is dict else "[]"
@@ -50,7 +50,7 @@ def _held(setting: Setting, place: str) -> tuple[type[msgspec.Struct] | None, st
     return (kind if is_struct else None), at
 
 
-def _table(kind: type[msgspec.Struct], places: list[str]) -> Iterator[str]:
+def _table(kind: type[msgspec.Struct], paths: list[str]) -> Iterator[str]:
     texts = documentation_of(kind)
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     rows = [
@@ -64,8 +64,8 @@ def _table(kind: type[msgspec.Struct], places: list[str]) -> Iterator[str]:
     ]
     if not rows:
         return
-    at = ", ".join(f"`{place}`" if " " not in place else _first_word_as_code(place) for place in places)
-    yield f"**{at}**: {summary_of(kind)}" if places != [""] else f"**At the top**: {summary_of(kind)}"
+    at = ", ".join(f"`{path}`" if " " not in path else _first_word_as_code(path) for path in paths)
+    yield f"**{at}**: {summary_of(kind)}" if paths != [""] else f"**At the top**: {summary_of(kind)}"
     yield ""
     yield "| setting | default | |"
     yield "|---|---|---|"
@@ -73,8 +73,8 @@ def _table(kind: type[msgspec.Struct], places: list[str]) -> Iterator[str]:
     yield ""
 
 
-def _first_word_as_code(place: str) -> str:
-    word, _, rest = place.partition(" ")
+def _first_word_as_code(path: str) -> str:
+    word, _, rest = path.partition(" ")
     return f"`{word}` {rest}"
 
 

@@ -48,7 +48,7 @@ def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str
                 prompt = sys.stdin.buffer.read().decode(errors="replace")
                 _check_prompt(prompt)
             if prompt is None:
-                return _Conversation(client, name).hold()
+                return _Conversation(client, name).run()
             _show_answer(client, name, [Message("user", _valid(prompt))], answer=[])
             return 0
     except ServerError as error:
@@ -118,7 +118,7 @@ class _Conversation:
         self._model = model
         self._history: list[Message] = []
 
-    def hold(self) -> int:
+    def run(self) -> int:
         """Run the conversation; return the exit code."""
         import readline  # noqa: F401 - importing it gives `input` its editing keys and history
 

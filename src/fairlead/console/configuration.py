@@ -49,7 +49,7 @@ def read(file: Path) -> Reading | None:
 
 
 def source_of(
-    file: Path, model: str | None, options: ServeOptions, *, is_watched: bool, hears_signals: bool = True
+    file: Path, model: str | None, options: ServeOptions, *, is_watched: bool, handles_signals: bool = True
 ) -> "ConfigSource":
     """Return what rereads a server's file on a reload. The options still override the file."""
     import structlog
@@ -64,7 +64,7 @@ def source_of(
             logger.warning("note on the configuration", file=str(file), note=remark)
         return options.config(model, reading.config)
 
-    return ConfigSource(file, read, is_watched, hears_signals)
+    return ConfigSource(file, read, is_watched, handles_signals)
 
 
 def _refuse(file: Path, error: ConfigFileError) -> None:

@@ -18,7 +18,7 @@ class AwaitedSeats:
         # None: every node, also those that went down with their jobs.
         self._node_ids = None if len(having) == len(nodes) else frozenset(node.id for node in having)
         here = {name for node in having for name in node.models}
-        self._elsewhere = {name for node in nodes for name in node.models} - here
+        self._of_other_nodes = {name for node in nodes for name in node.models} - here
 
     def include(self, node_id: str) -> bool:
         """Return whether a seat on this node is one of them."""
@@ -27,8 +27,8 @@ class AwaitedSeats:
     @property
     def are_awaited_by_all(self) -> bool:
         """Whether every waiting job may get one of them."""
-        return not self._elsewhere
+        return not self._of_other_nodes
 
     def are_awaited_by(self, model: str) -> bool:
         """Return whether jobs for this model may get one of them, and do not wait for other seats only."""
-        return model not in self._elsewhere
+        return model not in self._of_other_nodes

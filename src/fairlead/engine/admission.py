@@ -51,8 +51,8 @@ class PastLengths:
     def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:  # noqa: ARG002  the same for all keys
         lengths = self._in_order()
         longer = np.searchsorted(lengths, outputs, side="right")
-        place = longer + ((len(lengths) - longer) * self._quantile).astype(np.int64)
-        likely = lengths[np.minimum(place, len(lengths) - 1)]
+        position = longer + ((len(lengths) - longer) * self._quantile).astype(np.int64)
+        likely = lengths[np.minimum(position, len(lengths) - 1)]
         # An output longer than any before: half as much again, at least 16.
         guess = np.where(longer < len(lengths), likely - outputs, np.maximum(16, outputs // 2))
         return np.minimum(guess, limits)
@@ -92,17 +92,17 @@ class Peak:
 
     def with_row(self, remaining: int, current: int) -> int:
         """Return the peak if this row were added."""
-        place = self._place(remaining)
-        alone = remaining * (place + 1) + int(self._sums[place]) + current
-        return max(int(self._highest_before[place]), alone, int(self._highest_behind[place]) + current)
+        position = self._position(remaining)
+        alone = remaining * (position + 1) + int(self._sums[position]) + current
+        return max(int(self._highest_before[position]), alone, int(self._highest_behind[position]) + current)
 
     def add(self, remaining: int, current: int) -> None:
-        place = self._place(remaining)
-        self._remaining = np.insert(self._remaining, place, remaining)
-        self._current = np.insert(self._current, place, current)
+        position = self._position(remaining)
+        self._remaining = np.insert(self._remaining, position, remaining)
+        self._current = np.insert(self._current, position, current)
         self._arrange()
 
-    def _place(self, remaining: int) -> int:
+    def _position(self, remaining: int) -> int:
         """Return how many rows have at least this `remaining`."""
         return len(self._remaining) - int(np.searchsorted(self._remaining[::-1], remaining, side="left"))
 
@@ -142,7 +142,7 @@ class SequenceAdmission:
         self._reached: list[int] = []
         self._shared = 0
 
-    def fits_whole(self, tokens: int) -> bool:
+    def always_fits(self, tokens: int) -> bool:
         """Return whether sequences with `tokens` tokens in all, at their longest, always fit."""
         return tokens <= min([capacity for capacity, _ in self._sliding] + [self._capacity or tokens])
 

@@ -167,11 +167,11 @@ def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, Tensor]:
 
     The kernel returns logits of rows' last tokens only. How rows are cut changes none of its results.
     """
-    wanted = inputs.logit_tokens
+    logit_tokens = inputs.logit_tokens
     starts = inputs.query_starts
     cut = np.unique(np.concatenate([starts, inputs.scored_tokens, inputs.scored_tokens + 1])).astype(np.int32)
     rows = np.searchsorted(starts, cut[:-1], side="right") - 1
-    tokens = np.sort(wanted)
+    tokens = np.sort(logit_tokens)
     divided = msgspec.structs.replace(
         inputs,
         query_starts=cut,
@@ -180,7 +180,7 @@ def _rows_of_scored(inputs: Inputs) -> tuple[Inputs, Tensor]:
         sample_rows=(np.searchsorted(cut, tokens + 1) - 1).astype(np.int32),
         scored_tokens=inputs.scored_tokens[:0],
     )
-    return divided, torch.from_numpy(np.searchsorted(tokens, wanted))
+    return divided, torch.from_numpy(np.searchsorted(tokens, logit_tokens))
 
 
 def _make_model(spec: ArchitectureSpec, dtype: torch.dtype, **options: Any) -> CpuModel:
@@ -220,13 +220,13 @@ def stored_tensors(model: CpuModel, names: TensorNames) -> Iterator[tuple[int | 
     The largest come first. A tensor has several parts if the checkpoint has fused them.
     """
 
-    def stored(wanted: tuple[int | None, str]) -> tuple[int | None, str]:
-        layer, part = wanted
+    def stored(missing: tuple[int | None, str]) -> tuple[int | None, str]:
+        layer, part = missing
         name, is_bias, _ = part.partition("_bias")
         return layer, names.stored(name, layer) + (".bias" if is_bias else ".weight")
 
-    wanted = sorted(model.missing(), key=lambda wanted: wanted[0] is not None)
-    for (layer, name), parts in groupby(wanted, stored):
+    all_parts = sorted(model.missing(), key=lambda missing: missing[0] is not None)
+    for (layer, name), parts in groupby(all_parts, stored):
         yield layer, name, [part for _, part in parts]
 
 

@@ -220,7 +220,7 @@ def find_thresholds(
             i = at + tl.arange(0, TILE)
             score = tl.load(line + i, mask=i < vocabulary, other=float("-inf"))
             sums += tl.where(score >= accepted, tl.exp(score), 0.0).to(tl.float64)
-        wanted = tl.sum(sums, 0) * p
+        required = tl.sum(sums, 0) * p
         low = tl.full([], -1, tl.int32)
         high = tl.abs(accepted).to(tl.int32, bitcast=True)
         while high - low > 1:
@@ -232,7 +232,7 @@ def find_thresholds(
                 bits = tl.abs(score).to(tl.int32, bitcast=True)
                 weight = tl.where((score >= accepted) & (bits <= middle), tl.exp(score), 0.0)
                 sums += weight.to(tl.float64)
-            enough = tl.sum(sums, 0) >= wanted
+            enough = tl.sum(sums, 0) >= required
             high = tl.where(enough, middle, high)
             low = tl.where(enough, low, middle)
         accepted = tl.maximum(accepted, -high.to(tl.float32, bitcast=True))

@@ -276,12 +276,12 @@ class Engine:
             return Outcome(b"", b"", outputs + self._embedded(sampled, committed))
         self._generated_tokens += len(keys)
         details_of = step_details(step, sampled, committed, self._scheduler, self._sequences)
-        separate = list({place for _, _, place in committed.finished} | details_of.of_tokens.keys())
-        for slot, reason, place in committed.finished:
-            details = details_of.of_tokens.pop(place, None) or OutputDetails()
-            outputs.append(self._complete(self._running_in(slot), int(tokens[place]), reason, details))
-        for place, details in details_of.of_tokens.items():
-            outputs.append(self._output(int(keys[place]), [int(tokens[place])], details))
+        separate = list({index for _, _, index in committed.finished} | details_of.of_tokens.keys())
+        for slot, reason, index in committed.finished:
+            details = details_of.of_tokens.pop(index, None) or OutputDetails()
+            outputs.append(self._complete(self._running_in(slot), int(tokens[index]), reason, details))
+        for index, details in details_of.of_tokens.items():
+            outputs.append(self._output(int(keys[index]), [int(tokens[index])], details))
         for key, details in details_of.of_prompts.items():
             outputs.append(self._output(key, [], details))
         if separate:
@@ -305,10 +305,10 @@ class Engine:
     def _embedded(self, sampled: SampledTokens, committed: Committed) -> list[Output]:
         """End the sequences whose last token was computed, each with its vector."""
         outputs = []
-        for slot, _, place in committed.finished:
+        for slot, _, index in committed.finished:
             sequence = self._running_in(slot)
             self._end(sequence, SequenceStatus.COMPLETED, keep=False)
-            vector = sampled.vectors[committed.samples[place]]
+            vector = sampled.vectors[committed.samples[index]]
             outputs.append(Output(sequence.key, [], finish_reason="stop", vector=vector))
         return outputs
 

@@ -182,8 +182,8 @@ def _with_cache(
     elif spec.kv_cache_bytes is not None:
         size_bytes = spec.kv_cache_bytes
     else:
-        wanted = slots * -(-context // spec.block_size)
-        most = [wanted if limit is None else min(limit, wanted) for limit in limits]
+        required = slots * -(-context // spec.block_size)
+        most = [required if limit is None else min(limit, required) for limit in limits]
         size_bytes = min(1024 * _MIB, sum(map(int.__mul__, most, block_bytes)))
     blocks = split_blocks(size_bytes, block_bytes, limits)
     if min(blocks) < 1:

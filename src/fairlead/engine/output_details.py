@@ -61,7 +61,7 @@ def step_details(
     cached = scheduler.cached
     if not (sampled.logprobs or sampled.prompt_scores or cached):
         return StepDetails({}, {})
-    indices = {key: place for place, key in enumerate(committed.keys)}
+    indices = {key: index for index, key in enumerate(committed.keys)}
     for sample, logprob in sampled.logprobs.items():
         # If the slot has a new sequence, that one was not in this step and is not in `indices`.
         sequence = scheduler.running_in(step.sample_slots[sample])

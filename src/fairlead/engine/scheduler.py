@@ -75,7 +75,7 @@ class StepScheduler:
         self._max_tokens = np.zeros(slots, np.int64)
         self._admissions = 0
         self._longest_tokens = 0  # of all that run, if each reaches its max_tokens
-        self._forecast_is_new = False
+        self._has_current_peak = False
         self._refused: Sequence | None = None  # the head of the queue that the forecast last rejected
         self._budget = 0  # tokens left in the step being planned, and rows
         self._rows_left = 0
@@ -236,7 +236,7 @@ class StepScheduler:
 
     def _admit(self) -> None:
         """Admit heads of the queue while they fit."""
-        self._forecast_is_new = False
+        self._has_current_peak = False
         while self._slots.available:
             sequence = self._queue.head
             if sequence is None or sequence is self._refused:
@@ -251,18 +251,18 @@ class StepScheduler:
             self._start(sequence, prefix.blocks, prefix.tokens)
 
     def _is_admissible(self, sequence: Sequence) -> bool:
-        """Return whether the forecast has room. A lone sequence needs none; a pinned one reserves blocks."""
+        """Return whether the predicted peak fits. Not computed for a lone or a pinned sequence."""
         tokens = sequence.tokens
         longest = self._longest_tokens + tokens.prompt_length + tokens.max_tokens
-        if not self.running or sequence.pinned or self.admission.fits_whole(longest):
-            self._forecast_is_new = False  # it does not include this one
+        if not self.running or sequence.pinned or self.admission.always_fits(longest):
+            self._has_current_peak = False  # it does not include this one
             return True
-        if not self._forecast_is_new:
-            self._forecast()
+        if not self._has_current_peak:
+            self._predict_peak()
         limit = tokens.max_tokens - tokens.output_length
         return self.admission.admit(sequence.key, tokens.num_tokens, tokens.output_length, limit)
 
-    def _forecast(self) -> None:
+    def _predict_peak(self) -> None:
         slots = np.flatnonzero(self._occupied)
         outputs = np.asarray(self.batch.output_tokens)[slots].astype(np.int64)
         self.admission.begin(
@@ -273,7 +273,7 @@ class StepScheduler:
             reserved=self._reserved[slots],
             shared=self.memory.shared_tokens(0),
         )
-        self._forecast_is_new = True
+        self._has_current_peak = True
 
     def _start(self, sequence: Sequence, blocks: tuple[list[int], ...], computed: int) -> None:
         """Give a sequence a slot, and its first chunk if the step has a row and a token left."""

@@ -139,8 +139,8 @@ class Fleet:
 
     def load_times(self, model: str) -> tuple[float, float] | None:
         """Return when the load of a local model began and ended, by Trio's clock; None if not loaded."""
-        life = self._local[model].life if model in self._local else None
-        return None if life is None or not life.was_ready else (life.began_at, life.ready_at)
+        instance = self._local[model].instance if model in self._local else None
+        return None if instance is None or not instance.was_ready else (instance.began_at, instance.ready_at)
 
     def has(self, model: str) -> bool:
         """Return whether a node has the model or could load it."""
@@ -195,15 +195,15 @@ class Fleet:
         Raises as `load` does.
         """
         local = self._local_model(model)
-        life = local.life
+        instance = local.instance
         waiting = None if wait else ModelUnloaded(f"{model} was unloaded while the request waited for it")
-        if life is None:
+        if instance is None:
             local.end()  # a model that has died is not restarted any more
-        if life is not None or waiting is not None:
+        if instance is not None or waiting is not None:
             running = NodeFailed(f"{model} was unloaded") if force else None
             self._dispatcher.unload(model, running, waiting=waiting)
-        if life is not None:
-            await life.ended.wait()
+        if instance is not None:
+            await instance.ended.wait()
 
     async def add_node(self, config: NodeConfig) -> None:
         """Add a remote node; return after its first probe, whether that succeeded or not.

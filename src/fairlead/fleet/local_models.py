@@ -101,8 +101,8 @@ class LocalModels(dict[str, ManagedModel]):
     async def retire(self, name: str) -> None:
         """Forget a model that is no longer configured, once its processes are gone."""
         model = self[name]
-        while (life := model.life) is not None:
-            await life.ended.wait()
+        while (instance := model.instance) is not None:
+            await instance.ended.wait()
         if all(each.name != name for each in self._config.models):
             del self[name]
 
@@ -110,14 +110,14 @@ class LocalModels(dict[str, ManagedModel]):
 
     def _start_swap(self, model: str, evict: frozenset[str]) -> None:
         leaving = [self[name] for name in sorted(evict) if name in self]
-        lives = [each.life for each in leaving if each.life is not None]
+        instances = [each.instance for each in leaving if each.instance is not None]
         for each in leaving:
             each.evict()
         if not isinstance(self._config.swap, KeepSwap):
             for each in self.values():
                 if each.name != model:
                     each.give_up()
-        self[model].begin(self._spawn, [life.ended for life in lives])
+        self[model].begin(self._spawn, [instance.ended for instance in instances])
 
     def _stop_model(self, model: str) -> None:
         self[model].end()
@@ -135,15 +135,15 @@ class LocalModels(dict[str, ManagedModel]):
         """Load a model that died, after a backoff and if there is room."""
         await trio.sleep(model.next_backoff_s())
         # Meanwhile it may have been loaded, unloaded or removed.
-        if model.life is None and model.has_died and self.get(model.name) is model:
+        if model.instance is None and model.has_died and self.get(model.name) is model:
             with suppress(FairleadError):  # after a failed load, `on_died` is called again
                 await self._dispatcher.models.load(model.name, only_if_free=True)
 
     async def _measure(self, model: ManagedModel) -> None:
         """Measure a model while it runs. The maximum counts if the configuration does not give its memory."""
-        life = model.life
-        while life is not None and model.life is life:
+        instance = model.instance
+        while instance is not None and model.instance is instance:
             await contain("measuring", model.measure)
             self._memory.measured(model.name, model.memory_bytes)
             with trio.move_on_after(MEASURE_EVERY_S):
-                await life.ended.wait()
+                await instance.ended.wait()

@@ -110,7 +110,7 @@ class ManagedModel:
         return self._state
 
     @property
-    def life(self) -> Instance | None:
+    def instance(self) -> Instance | None:
         """Its current instance; None when it is stopped."""
         return self._instances[-1] if self._instances else None
 
@@ -213,7 +213,7 @@ class ManagedModel:
 
     def _ended(self, instance: Instance, failure: BaseException | None) -> None:
         """Account for the end of an instance: first free its room, so that nothing is loaded before."""
-        if instance is self.life and self._state != "stopping":
+        if instance is self.instance and self._state != "stopping":
             self._become("stopping")
         self._instances.remove(instance)
         self.memory_bytes = 0
@@ -267,7 +267,7 @@ class ManagedModel:
 
     def _came_up(self, instance: Instance, node: Node, limits: NodeLimits) -> None:
         """Note that an instance is loaded. If its end was requested just before, it stays "stopping"."""
-        if instance is self.life and self._state == "loading":
+        if instance is self.instance and self._state == "loading":
             self._become("ready")
         self._nodes.report(node, limits)
         # Only now, because a failure of the scheduler is one of the load.
@@ -283,7 +283,7 @@ class ManagedModel:
         """Note that an instance takes no more jobs: it has died, unless its end was requested."""
         if not instance.scope.cancel_called:
             self._restarts.is_due = True
-        if instance is self.life and self._state == "ready":
+        if instance is self.instance and self._state == "ready":
             self._become("stopping")
         self._nodes.remove(self.node_id)
 
@@ -322,7 +322,7 @@ class ManagedModel:
 
     @property
     def _process(self) -> ModelProcess | None:
-        return None if self.life is None else self.life.node
+        return None if self.instance is None else self.instance.node
 
     def _new_process(self) -> ModelProcess:
         def progressed(fraction: float | None, stage: str) -> None:

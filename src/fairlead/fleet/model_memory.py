@@ -22,7 +22,7 @@ class ModelMemory:
         self._configs: dict[str, AnyModelConfig] = {}
         self._measured_mb: dict[str, float] = {}
         self._auto: str | None = None  # the GPU that device `auto` turned out to be
-        self._auto_is_known = False
+        self._is_auto_resolved = False
 
     def configure(self, models: Iterable[AnyModelConfig]) -> None:
         """Use these models. Measurements of changed and removed models are forgotten."""
@@ -30,25 +30,25 @@ class ModelMemory:
         for name, config in before.items():
             if self._configs.get(name) != config:
                 self._measured_mb.pop(name, None)
-        self._settle()
+        self._derive()
 
     def loaded(self, model: str, gpu: GpuUse | None) -> None:
         """Note where a model was loaded: on this GPU, or on none."""
         config = self._configs.get(model)
         if isinstance(config, ModelConfig) and config.device == "auto":
             self._auto = None if gpu is None else gpu_name(gpu.device)
-            self._auto_is_known = True
+            self._is_auto_resolved = True
         if gpu is not None and (name := gpu_name(gpu.device)) is not None:
             self.gpus.total_mb[name] = gpu.total_bytes / MIB
-        self._settle()
+        self._derive()
 
     def measured(self, model: str, taken_bytes: int) -> None:
         """Keep the maximum that was measured of a model."""
         if taken_bytes and model in self._configs:
             self._measured_mb[model] = max(taken_bytes / MIB, self._measured_mb.get(model, 0.0))
-            self._settle()
+            self._derive()
 
-    def _settle(self) -> None:
+    def _derive(self) -> None:
         """Derive the public attributes from what is known."""
         self.gpus.gpu_of.clear()
         self.memory_mb.clear()
@@ -64,7 +64,7 @@ class ModelMemory:
             return None  # it is not known where a command's server computes
         if config.device != "auto":
             return gpu_name(config.device)
-        is_meant_for_gpu = config.gpu_memory is not None and not self._auto_is_known
+        is_meant_for_gpu = config.gpu_memory is not None and not self._is_auto_resolved
         return gpu_name("cuda") if is_meant_for_gpu else self._auto
 
     def _declared_mb(self, config: AnyModelConfig) -> float | None:

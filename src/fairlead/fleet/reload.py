@@ -18,7 +18,7 @@ from fairlead.config.spelling import spelled
 from fairlead.errors import FairleadError
 from fairlead.supervision import FailureBoundary, log_failure
 
-LOOK_EVERY_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 # Settings that a running server cannot change. It reports those that differ, and keeps the old values.
 FIXED = (
@@ -34,14 +34,14 @@ Change = Callable[[Config], Awaitable[object]]
 class ConfigSource(NamedTuple):
     """Where the configuration came from. `read` reads it again; `is_watched`: whenever the file changes.
 
-    `hears_signals`: also on SIGHUP, which in the process of another ASGI server is not for us. `read` blocks,
-    and raises `ConfigError` or `OSError`.
+    `handles_signals`: also on SIGHUP, which in the process of another ASGI server is not for us. `read`
+    blocks, and raises `ConfigError` or `OSError`.
     """
 
     file: Path
     read: Callable[[], Config]
     is_watched: bool = False
-    hears_signals: bool = True
+    handles_signals: bool = True
 
 
 async def keep_up(source: ConfigSource, config: Config, change: Change) -> None:
@@ -50,43 +50,43 @@ async def keep_up(source: ConfigSource, config: Config, change: Change) -> None:
     `change` gets a configuration without differences in settings that need a restart. It raises a
     `FairleadError` if the configuration is valid but cannot be applied.
     """
-    asked = trio.Event()
+    requested = trio.Event()
     started = config
 
-    async def look() -> None:
-        nonlocal asked, config
+    async def reload_on_request() -> None:
+        nonlocal requested, config
         while True:
-            await asked.wait()
-            asked = trio.Event()
+            await requested.wait()
+            requested = trio.Event()
             config = await _reread(source, started, config, change)
 
-    def ask() -> None:
-        asked.set()
+    def request_reload() -> None:
+        requested.set()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(look)
-        if source.hears_signals:
-            nursery.start_soon(_hear, ask)
+        nursery.start_soon(reload_on_request)
+        if source.handles_signals:
+            nursery.start_soon(_watch_signals, request_reload)
         if source.is_watched:
-            nursery.start_soon(_watch, source.file, ask)
+            nursery.start_soon(_watch, source.file, request_reload)
 
 
 async def _reread(source: ConfigSource, started: Config, config: Config, change: Change) -> Config:
     """Read and apply the configuration, keeping settings that need a restart; return the last valid one."""
-    wanted = config
+    latest = config
     with FailureBoundary() as boundary:
         # A reload is rare and its file small; a thread keeps a slow disk from delaying streams.
-        wanted = await trio.to_thread.run_sync(source.read)
+        latest = await trio.to_thread.run_sync(source.read)
         # Validated again: an API key of a priority class that only a restart adds is an error.
-        await change(msgspec.structs.replace(wanted, **{name: getattr(started, name) for name in FIXED}))
+        await change(msgspec.structs.replace(latest, **{name: getattr(started, name) for name in FIXED}))
     if boundary.failure is not None:
         _log_failure(source.file, boundary.failure)
         return config
     # Reported once, when they change, and not when the file returns to what is in force.
-    changed = set(_fixed(config, wanted))
-    if fixed := [setting for setting in _fixed(started, wanted) if setting in changed]:
+    changed = set(_fixed(config, latest))
+    if fixed := [setting for setting in _fixed(started, latest) if setting in changed]:
         logger.warning("these settings need a restart", settings=fixed)
-    return wanted
+    return latest
 
 
 def _log_failure(file: Path, failure: BaseException) -> None:
@@ -94,15 +94,15 @@ def _log_failure(file: Path, failure: BaseException) -> None:
         log_failure("configuration not reloaded", failure, file=str(file))
         return
     # The log has the file: the system's message needs neither its name nor an error number.
-    told = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
-    for reason in told.splitlines():
+    message = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
+    for reason in message.splitlines():
         logger.error("configuration not reloaded", file=str(file), reason=reason)
 
 
-def _fixed(config: Config, wanted: Config) -> Iterator[str]:
+def _fixed(config: Config, other: Config) -> Iterator[str]:
     """Yield the fixed settings that differ, spelled as in a file: `port`, `queue.capacity`."""
     for name in FIXED:
-        before, after = getattr(config, name), getattr(wanted, name)
+        before, after = getattr(config, name), getattr(other, name)
         if before == after:
             continue
         if not isinstance(before, msgspec.Struct):
@@ -113,23 +113,23 @@ def _fixed(config: Config, wanted: Config) -> Iterator[str]:
                 yield f"{spelled(name)}.{spelled(field)}"
 
 
-async def _hear(ask: Callable[[], None]) -> None:
+async def _watch_signals(request_reload: Callable[[], None]) -> None:
     if not hasattr(signal, "SIGHUP"):  # Windows
         return
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         async for _ in signals:
-            ask()
+            request_reload()
 
 
-async def _watch(file: Path, ask: Callable[[], None]) -> None:
-    """Call `ask` when a change is complete: an editor may write a file in several steps."""
+async def _watch(file: Path, request_reload: Callable[[], None]) -> None:
+    """Call `request_reload` when a change is complete: an editor may write a file in several steps."""
     known = seen = _signature(file)
     while True:
-        await trio.sleep(LOOK_EVERY_S)
+        await trio.sleep(POLL_INTERVAL_S)
         before, seen = seen, _signature(file)
         if seen not in (known, None) and seen == before:
             known = seen
-            ask()
+            request_reload()
 
 
 def _signature(file: Path) -> tuple[int, int, int] | None:

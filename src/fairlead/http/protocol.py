@@ -93,7 +93,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._pipelined = 0  # bytes of that data
         self._chunks = ChunkCounter()  # of the body being received
         self._half_line = b""  # the CR of an empty line before a request
-        self._held = b""  # the head of a response, until it is sent with the body
+        self._pending_head = b""  # the head of a response, until it is sent with the body
         self.ended = False
         self.deadline = trio.current_time() + shared.limits.header_timeout_s
 
@@ -291,7 +291,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             headers.append((b"connection", b"close"))  # no next request: we stop, or a body is unread
         head = self.connection.send(h11.Response(headers=headers, status_code=response.status_code))
         if any(name == b"content-length" for name, _ in response.headers):
-            self._held = head
+            self._pending_head = head
             return
         await self._send_now(head)
         assert self.stream is not None
@@ -304,8 +304,8 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._write_now(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def _send_now(self, data: bytes) -> None:
-        if self._held:
-            data, self._held = self._held + data, b""
+        if self._pending_head:
+            data, self._pending_head = self._pending_head + data, b""
         if data:
             await self.send(RawData(data))
 

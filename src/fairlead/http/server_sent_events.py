@@ -51,17 +51,17 @@ def split_events(data: bytes) -> list[bytes]:
     """Return the events in `data`, each with its end. Bytes after the last end are one more."""
     if b"\r" not in data:
         *events, rest = data.split(b"\n\n")
-        whole = [event + b"\n\n" for event in events]
+        complete = [event + b"\n\n" for event in events]
     else:
-        whole, rest = [], data
+        complete, rest = [], data
         start = 0
         for end in _EVENT_END.finditer(data):
-            whole.append(data[start : end.end()])
+            complete.append(data[start : end.end()])
             start = end.end()
         rest = data[start:]
     if rest:
-        whole.append(rest)
-    return whole
+        complete.append(rest)
+    return complete
 
 
 def event_data(event: bytes) -> bytes | None:

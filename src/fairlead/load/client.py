@@ -42,10 +42,10 @@ class LoadConnection:
         try:
             async with self._upstream.exchange(method, path, payload) as response:
                 if on_data is None or response.head.status != HTTPStatus.OK:
-                    whole = await response.read_all(BODY_BYTES)
+                    received = await response.read_all(BODY_BYTES)
                     if response.head.status == HTTPStatus.OK:
-                        return whole
-                    reason = whole[:500].decode(errors="replace")
+                        return received
+                    reason = received[:500].decode(errors="replace")
                     raise RequestFailedError(str(response.head.status), reason)
                 while data := await response.read():
                     on_data(data)

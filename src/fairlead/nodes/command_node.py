@@ -24,9 +24,9 @@ from fairlead.process.command_process import CommandProcess
 from fairlead.process.health import HealthCheck
 from fairlead.process.liveness import LivenessProbe
 
-FIRST_LOOK_S = 0.05
-LONGEST_LOOK_S = 1.0
-LOOK_TIMEOUT_S = 5.0
+FIRST_POLL_S = 0.05
+LONGEST_POLL_S = 1.0
+POLL_TIMEOUT_S = 5.0
 LAST_LINES = 10
 
 logger = structlog.get_logger("fairlead.node")
@@ -77,8 +77,8 @@ class CommandNode:
             stop_command=config.cmd_stop,
             environment=config.env,
             unload_timeout_s=config.unload_timeout_s,
-            on_line=self._take_line,
-            on_partial_line=None if pattern is None else self._look_for_progress,
+            on_line=self._on_output_line,
+            on_partial_line=None if pattern is None else self._parse_progress,
         )
 
     @property
@@ -154,11 +154,11 @@ class CommandNode:
         limit_s = config.health_check_timeout_s
         if config.check_endpoint != "none":
             with trio.move_on_after(limit_s) as clock:
-                pause_s = FIRST_LOOK_S
+                pause_s = FIRST_POLL_S
                 while not await self._answers():
                     self._report_progress()
                     await trio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+                    pause_s = min(2 * pause_s, LONGEST_POLL_S)
             if clock.cancelled_caught:
                 reason = f"{config.name} did not answer {config.check_endpoint} within {limit_s:g} s"
                 raise LoadFailed("\n".join([reason, *self._process.output(LAST_LINES)]))
@@ -168,11 +168,11 @@ class CommandNode:
         logger.info("command ready", model=config.name, pid=self._process.pid)
         self._remote.came_up()
 
-    def _take_line(self, line: str) -> None:
+    def _on_output_line(self, line: str) -> None:
         self._on_line(line)
-        self._look_for_progress(line)
+        self._parse_progress(line)
 
-    def _look_for_progress(self, printed: str) -> None:
+    def _parse_progress(self, printed: str) -> None:
         if self.state != "loading" or self._fraction_of is None:
             return
         fraction = self._fraction_of(printed)
@@ -186,7 +186,7 @@ class CommandNode:
     async def _answers(self) -> bool:
         try:
             path = self._config.check_endpoint
-            async with self._upstream.exchange("GET", path, within_s=LOOK_TIMEOUT_S) as answer:
+            async with self._upstream.exchange("GET", path, within_s=POLL_TIMEOUT_S) as answer:
                 return answer.head.status == HTTPStatus.OK
         except UpstreamFailed:
             return False

@@ -242,8 +242,8 @@ class EngineNode:
         )
 
 
-def _ratio(part: float, whole: float) -> float:
-    return round(part / whole, 4) if whole else 0.0
+def _ratio(part: float, total: float) -> float:
+    return round(part / total, 4) if total else 0.0
 
 
 class _Readiness:

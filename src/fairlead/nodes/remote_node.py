@@ -155,7 +155,7 @@ class RemoteNode:
 
     def came_up(self) -> None:
         """Note that the server is up: it gets work from now on."""
-        self._change(self._breaker.probed(well=True), "probed well")
+        self._change(self._breaker.probed(succeeded=True), "probe succeeded")
 
     def went_down(self, error: FairleadError) -> None:
         """Note that the server is down: report that, then fail every job it runs with the error."""
@@ -196,16 +196,16 @@ class RemoteNode:
         try:
             with sink.scope:
                 await self._relay_job(job, request, sink, model=model)
-                self._breaker.requested(well=True)
+                self._breaker.requested(succeeded=True)
         except LocalShortage as error:
             sink.fail(error)  # not a failure of the node
         except UpstreamFailed as error:
             # The breaker first, so that no other job gets this seat.
             self._running.discard(sink)  # its own error is more specific than `_fail`'s
-            self._change(self._breaker.requested(well=False), error.message)
+            self._change(self._breaker.requested(succeeded=False), error.message)
             sink.fail(error)
         except FairleadError as error:
-            self._breaker.requested(well=True)
+            self._breaker.requested(succeeded=True)
             sink.fail(error)
 
     def _fail(self, error: FairleadError) -> None:
@@ -288,13 +288,16 @@ class RemoteNode:
             most = HEALTH_BYTES if path == "/health" else LISTING_BYTES
             return answer.head.status, await answer.read_all(most)
 
-    def _probed(self, well: bool) -> None:
+    def _probed(self, succeeded: bool) -> None:
         assert self._health is not None
         self.was_probed.set()
-        heard_lately = trio.current_time() - self._upstream.last_received_at < self._health.config.interval_s
-        if not well and not self._probe_answered and heard_lately and self._running:
+        received_lately = (
+            trio.current_time() - self._upstream.last_received_at < self._health.config.interval_s
+        )
+        if not succeeded and not self._probe_answered and received_lately and self._running:
             return  # it is busy with other requests: some servers handle one at a time
-        self._change(self._breaker.probed(well=well), "failed its probes" if not well else "probed well")
+        reason = "probe succeeded" if succeeded else "failed its probes"
+        self._change(self._breaker.probed(succeeded=succeeded), reason)
         if self._is_reported and not self._breaker.is_up:  # the first report raised
             self._fail(NodeFailed(f"{self.id} is down"))
 

@@ -23,7 +23,7 @@ LOG_WAIT_S = 0.5
 KILL_WAIT_S = 5.0
 # A shell may end before the server that it runs, which may need a moment more.
 GROUP_WAIT_S = 1.0
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 # SIGCONT lets a stopped process handle SIGTERM; SIGKILL ends it in any case.
 GUARD = 'read -r _ || { kill -TERM "-$1"; kill -CONT "-$1"; sleep 5; kill -KILL "-$1"; }'
 
@@ -136,7 +136,7 @@ class CommandProcess:
                 await process.wait()
                 with trio.move_on_after(GROUP_WAIT_S):
                     while _signal_group(process.pid, None):  # noqa: ASYNC110  # no event reports their end
-                        await trio.sleep(LOOK_S)
+                        await trio.sleep(POLL_INTERVAL_S)
         await self._kill(process)
 
     async def _kill(self, process: trio.Process) -> None:

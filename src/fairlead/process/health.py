@@ -56,9 +56,9 @@ class Breaker:
         """Whether the node gets work."""
         return self._is_up
 
-    def probed(self, *, well: bool) -> Change | None:
+    def probed(self, *, succeeded: bool) -> Change | None:
         """Count a probe, and return the change that follows, if any."""
-        if not well:
+        if not succeeded:
             self._probes += 1
             return self._open() if self._is_up and self._probes >= self.failures else None
         self._probes = 0
@@ -68,11 +68,11 @@ class Breaker:
         self._requests = 0
         return "up"
 
-    def requested(self, *, well: bool) -> Change | None:
+    def requested(self, *, succeeded: bool) -> Change | None:
         """Count a request, and return the change, if any. Ignored while the breaker is open."""
         if not self._is_up:
             return None
-        if well:
+        if succeeded:
             self._requests = 0
             self._on_probation = False
             return None
@@ -96,8 +96,8 @@ async def watch(
     """
     while True:
         began_s = trio.current_time()
-        well = False
+        succeeded = False
         with trio.move_on_after(health.config.timeout_s):
-            well = await probe()
-        report(well)
+            succeeded = await probe()
+        report(succeeded)
         await health.pause(began_s)

@@ -31,12 +31,15 @@ class LivenessProbe:
     async def stopped(self, health: HealthCheck) -> None:
         """Probe as `health` says; return when `failures` probes in a row have found no sign of life."""
         breaker = Breaker(health.config.failures)
-        breaker.probed(well=True)
+        breaker.probed(succeeded=True)
         with trio.CancelScope() as scope:
 
-            def report(well: bool) -> None:
+            def report(succeeded: bool) -> None:
                 breaker.failures = health.config.failures
-                if breaker.probed(well=self._lives(health.config.interval_s, answered=well)) == "down":
+                if (
+                    breaker.probed(succeeded=self._is_alive(health.config.interval_s, answered=succeeded))
+                    == "down"
+                ):
                     scope.cancel()
 
             await watch(self._answers, report, health)
@@ -53,7 +56,7 @@ class LivenessProbe:
             return False
         return True
 
-    def _lives(self, lately_s: float, *, answered: bool) -> bool:
+    def _is_alive(self, lately_s: float, *, answered: bool) -> bool:
         if answered or self._was_refused:
             self._before = None
             return answered

@@ -30,7 +30,7 @@ class Target(NamedTuple):
     name: str
     model: str
     state: ModelState = "stopped"
-    is_elsewhere: bool = False
+    is_remote: bool = False
     is_healthy: bool = True
 
     @property
@@ -91,7 +91,7 @@ class Selection:
         """Return whether it is in use. Whether a remote server has loaded it does not count."""
         if target.is_avoided:
             return False
-        is_loaded = target.state in ("ready", "loading") and not target.is_elsewhere
+        is_loaded = target.state in ("ready", "loading") and not target.is_remote
         return is_loaded or self.taken(selector, target.model) > 0
 
 

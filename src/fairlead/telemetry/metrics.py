@@ -56,7 +56,9 @@ JOBS: tuple[Row[ModelCounts], ...] = (
         lambda t: t.durations.first_token,
     ),
     Histogram("fairlead_decode_seconds", "From the first token to the last.", lambda t: t.durations.decode),
-    Histogram("fairlead_request_seconds", "From the arrival to the last token.", lambda t: t.durations.whole),
+    Histogram(
+        "fairlead_request_seconds", "From the arrival to the last token.", lambda t: t.durations.end_to_end
+    ),
     Histogram(
         "fairlead_token_gap_seconds",
         "From a token to the next; those of one answer with their mean.",

@@ -52,9 +52,9 @@ class LogStream(io.TextIOBase):
     def write(self, text: str) -> int:
         """Pass on whole lines and keep the beginning of the next one."""
         with self._lock:
-            whole, newline, self._partial = (self._partial + text).rpartition("\n")
+            lines, newline, self._partial = (self._partial + text).rpartition("\n")
             if newline:
-                self._emit(whole + newline)
+                self._emit(lines + newline)
             if len(self._partial) > PARTIAL_CHARACTERS:
                 self.finish()
         return len(text)

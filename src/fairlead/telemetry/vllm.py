@@ -27,7 +27,7 @@ JOBS: tuple[Row[ModelCounts], ...] = (
         "vllm:time_to_first_token_seconds", "Time to the first token.", lambda t: t.durations.first_token
     ),
     Histogram("vllm:inter_token_latency_seconds", "Time between tokens.", lambda t: t.durations.token_gap),
-    Histogram("vllm:e2e_request_latency_seconds", "Whole requests.", lambda t: t.durations.whole),
+    Histogram("vllm:e2e_request_latency_seconds", "Whole requests.", lambda t: t.durations.end_to_end),
     Histogram("vllm:request_queue_time_seconds", "Time in the queue.", lambda t: t.durations.queue),
     Histogram("vllm:request_prefill_time_seconds", "Time in prefill.", lambda t: t.durations.prefill),
     Histogram("vllm:request_decode_time_seconds", "Time in decode.", lambda t: t.durations.decode),

@@ -140,7 +140,7 @@ class Quota:
             if window is not None:
                 headers[f"x-ratelimit-limit-{unit}"] = str(window.limit)
                 headers[f"x-ratelimit-remaining-{unit}"] = str(window.remaining(now_s))
-                headers[f"x-ratelimit-reset-{unit}"] = f"{_whole_seconds(window.reset_s(now_s))}s"
+                headers[f"x-ratelimit-reset-{unit}"] = f"{_rounded_up(window.reset_s(now_s))}s"
         return headers
 
 
@@ -209,14 +209,14 @@ def _window(limit: int | None) -> QuotaWindow | None:
 
 
 def _refusal(allowed: str, wait_s: float) -> RateLimited:
-    whole_s = max(1, _whole_seconds(wait_s))
+    retry_after_s = max(1, _rounded_up(wait_s))
     return RateLimited(
-        f"this API key allows {allowed}; try again in {whole_s} s",
-        retry_after_s=whole_s,
-        estimated_wait_s=whole_s,
+        f"this API key allows {allowed}; try again in {retry_after_s} s",
+        retry_after_s=retry_after_s,
+        estimated_wait_s=retry_after_s,
     )
 
 
-def _whole_seconds(wait_s: float) -> int:
+def _rounded_up(wait_s: float) -> int:
     """Return whole seconds, rounded up, at most the window: float sums may exceed it slightly."""
     return min(math.ceil(wait_s), int(WINDOW_S))

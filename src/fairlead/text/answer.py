@@ -68,7 +68,7 @@ class ChoiceText:
             self._end(delta, "stop", hit)
         elif output.finish_reason is not None:
             delta.text += self._stops.flush()
-            self._end(delta, output.finish_reason, self._told(output.stop_token))
+            self._end(delta, output.finish_reason, self._stop_reason(output.stop_token))
         return delta
 
     def push_token(self, token_id: int) -> Delta | None:
@@ -86,5 +86,5 @@ class ChoiceText:
         delta.stop_reason = stop_reason
         self._ended = True
 
-    def _told(self, stop_token: int | None) -> int | None:
+    def _stop_reason(self, stop_token: int | None) -> int | None:
         return None if stop_token in self._eos_token_ids else stop_token

@@ -102,18 +102,18 @@ class ControlTokens:
                 return value
 
     def _broken_text(self, text: str) -> str:
-        places = [place + 1 for place in self._found(text)]
+        positions = [position + 1 for position in self._found(text)]
         lead = text.lstrip()
         if lead and self._rests:
-            whole = lead.rstrip()
-            if any(lead.startswith(rest) or rest.startswith(whole) for rest in self._rests):
-                places.insert(0, len(text) - len(lead))
+            trimmed = lead.rstrip()
+            if any(lead.startswith(rest) or rest.startswith(trimmed) for rest in self._rests):
+                positions.insert(0, len(text) - len(lead))
         stripped = text.rstrip()
         if next(self._endings(stripped), None) is not None:
-            places.append(len(stripped))
-        if not places:
+            positions.append(len(stripped))
+        if not positions:
             return text
-        bounds = [0, *places, len(text)]
+        bounds = [0, *positions, len(text)]
         return BREAK.join(text[begin:end] for begin, end in pairwise(bounds))
 
     def _found(self, text: str) -> Iterator[int]:

@@ -67,7 +67,7 @@ class _Window:
     last token whose text was returned is enough context. `_run`: byte tokens whose run may continue.
     """
 
-    __slots__ = ("_run", "_skipped", "_tokenizer", "_told_chars", "_window")
+    __slots__ = ("_returned_chars", "_run", "_skipped", "_tokenizer", "_window")
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -77,42 +77,42 @@ class _Window:
             (
                 [token_id]
                 for token_id in reversed(context)
-                if token_id not in tokenizer.byte_ids and self._shows(token_id)
+                if token_id not in tokenizer.byte_ids and self._is_shown(token_id)
             ),
             [],
         )
-        self._told_chars = len(self._decoded())
+        self._returned_chars = len(self._decoded())
 
     def push(self, ids: Sequence[int]) -> str:
         byte_ids, before = self._tokenizer.byte_ids, len(self._window)
-        for token_id in filter(self._shows, ids):
+        for token_id in filter(self._is_shown, ids):
             if token_id in byte_ids:
                 self._run.append(token_id)
             else:
                 self._end_run()
                 self._window.append(token_id)
-        return self._tell() if len(self._window) > before else ""
+        return self._take_new_text() if len(self._window) > before else ""
 
     def flush(self) -> str:
         self._end_run()
-        return self._decoded()[self._told_chars :]
+        return self._decoded()[self._returned_chars :]
 
-    def _tell(self) -> str:
+    def _take_new_text(self) -> str:
         text = self._decoded()
-        news = text[self._told_chars :]
-        undecided = not news or news.endswith("\N{REPLACEMENT CHARACTER}")
+        added = text[self._returned_chars :]
+        undecided = not added or added.endswith("\N{REPLACEMENT CHARACTER}")
         if undecided and len(self._window) <= _WINDOW_TOKENS:
             return ""
         del self._window[:-1]
-        self._told_chars = len(self._decoded())
-        return news
+        self._returned_chars = len(self._decoded())
+        return added
 
     def _end_run(self) -> None:
         self._window += self._run
         self._run.clear()
 
-    def _shows(self, token_id: int) -> bool:
-        return token_id not in self._skipped and self._tokenizer.knows(token_id)
+    def _is_shown(self, token_id: int) -> bool:
+        return token_id not in self._skipped and self._tokenizer.has_token(token_id)
 
     def _decoded(self) -> str:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)

@@ -17,9 +17,9 @@ from typing import Any
 from fairlead.errors import LoadFailed
 
 _ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*tokenizer*"]
+_ALLOW_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*tokenizer*"]
 # Other formats of the same weights, and original layouts beside or below the one that is read here.
-_UNWANTED = [
+_IGNORE_PATTERNS = [
     "*/*.safetensors",
     "consolidated*",
     "*.py",
@@ -83,8 +83,8 @@ def _fetch(name: str, revision: str | None, report: Report) -> Path:
         directory = huggingface_hub.snapshot_download(
             name,
             revision=revision,
-            allow_patterns=_WANTED,
-            ignore_patterns=_UNWANTED,
+            allow_patterns=_ALLOW_PATTERNS,
+            ignore_patterns=_IGNORE_PATTERNS,
             tqdm_class=_bar(report, total_bytes),
         )
     except LoadFailed:
@@ -118,13 +118,13 @@ def _total_bytes(name: str, revision: str | None) -> int | None:
     except Exception:  # noqa: BLE001  the download raises it again, or needs only the cache
         return None
     sizes = {file.rfilename: file.size or 0 for file in information.siblings or ()}
-    wanted = {file: size for file, size in sizes.items() if _matches(file, _WANTED)}
-    wanted = {file: size for file, size in wanted.items() if not _matches(file, _UNWANTED)}
-    if not any(file.endswith(".safetensors") for file in wanted):
+    files = {file: size for file, size in sizes.items() if _matches(file, _ALLOW_PATTERNS)}
+    files = {file: size for file, size in files.items() if not _matches(file, _IGNORE_PATTERNS)}
+    if not any(file.endswith(".safetensors") for file in files):
         if any(file.lower().endswith(".gguf") for file in sizes):
             raise LoadFailed(gguf_advice(name))
         raise LoadFailed(f"{name}: it has no weights as safetensors, and pickled ones are never read")
-    return sum(wanted.values())
+    return sum(files.values())
 
 
 def _matches(file: str, patterns: Iterable[str]) -> bool:

@@ -252,14 +252,14 @@ def _eos_token_ids(
     return frozenset(ids)
 
 
-def _max_model_len(path: Path, config: _Config, wanted: int | None) -> int:
+def _max_model_len(path: Path, config: _Config, requested: int | None) -> int:
     own = config.limit()
-    if own is not None and wanted is not None and wanted > own:
+    if own is not None and requested is not None and requested > own:
         raise ConfigError(
-            f"maxModelLen (--max-model-len): {wanted} is above the model's own limit of {own} tokens, "
+            f"maxModelLen (--max-model-len): {requested} is above the model's own limit of {own} tokens, "
             f"which {path} gives; set it to {own} or less, or leave it out"
         )
-    limits = [limit for limit in (own, wanted) if limit is not None]
+    limits = [limit for limit in (own, requested) if limit is not None]
     if not limits:
         raise LoadFailed(f"{path} has no max_position_embeddings: say how long a text the model takes")
     if min(limits) < 2:

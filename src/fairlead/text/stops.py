@@ -11,12 +11,12 @@ from collections.abc import Sequence
 class StopStrings:
     """Searches for any of `stops`; empty ones are ignored. Holds back less text than the longest."""
 
-    __slots__ = ("_beginnings", "_held", "_stops")
+    __slots__ = ("_beginnings", "_pending", "_stops")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(filter(None, stops))
         self._beginnings = re.compile("|".join({re.escape(stop[0]) for stop in self._stops}))
-        self._held = ""
+        self._pending = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Add text; return what is safe to send, and the stop string that was found, if any.
@@ -25,21 +25,21 @@ class StopStrings:
         """
         if not self._stops:
             return text, None
-        if not self._held and not self._beginnings.search(text):
+        if not self._pending and not self._beginnings.search(text):
             return text, None  # the usual case
-        text = self._held + text
+        text = self._pending + text
         if (hit := self._first_hit(text)) is not None:
             start, stop = hit
-            self._held = ""
+            self._pending = ""
             return text[:start], stop
         safe = self._safe_chars(text)
-        self._held = text[safe:]
+        self._pending = text[safe:]
         return text[:safe], None
 
     def flush(self) -> str:
         """End the text; return what was held back, which is not part of a stop string."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
     def _first_hit(self, text: str) -> tuple[int, str] | None:
         """Return the start of the stop string that is complete first, and the string."""

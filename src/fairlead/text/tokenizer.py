@@ -129,7 +129,7 @@ class Tokenizer:
             (text,) = self._tokenizer.decode_batch([known], skip_special_tokens=skip_special_tokens)
         return text
 
-    def knows(self, token_id: int) -> bool:
+    def has_token(self, token_id: int) -> bool:
         """Return whether there is a token with this id."""
         return 0 <= token_id < self.vocab_size and self._tokenizer.id_to_token(token_id) is not None
 

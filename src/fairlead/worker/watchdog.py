@@ -18,19 +18,19 @@ class Watchdog:
     def __init__(self, bound_s: float) -> None:
         self.bound_s = bound_s
         self._signs = 0
-        self._owed = False
+        self._is_due = False
         self._answered = False
 
     def asked(self) -> None:
         """Record that a message was sent, after which a frame is due."""
-        if not self._owed:
-            self._owed = True
+        if not self._is_due:
+            self._is_due = True
             self._signs += 1  # the timeout begins now
 
     def answered(self, *, more: bool) -> None:
         """Record that a frame was received; with `more`, the next one is due already."""
         self._signs += 1
-        self._owed = more
+        self._is_due = more
         self._answered = True
 
     async def stuck(self) -> float:
@@ -38,7 +38,7 @@ class Watchdog:
         seen, silent_ticks, patience = self._signs, 0, TICKS
         while silent_ticks < patience:
             await trio.sleep(self.bound_s / TICKS)
-            if self._owed and self._signs == seen:
+            if self._is_due and self._signs == seen:
                 silent_ticks += 1
             else:
                 seen, silent_ticks = self._signs, 0

@@ -168,7 +168,7 @@ class Dialect(RelayDialect):
         """Return the request in a body. Pure: called in a thread for a large one. Raises `InvalidRequest`."""
 
     @abstractmethod
-    def write_whole(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""
 
     def stream_writer(self, context: AnswerContext) -> AnswerWriter:

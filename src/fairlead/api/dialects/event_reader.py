@@ -31,7 +31,7 @@ class EventShape(msgspec.Struct, gc=False):
     message: msgspec.Raw = ABSENT
 
 
-class WholeShape(msgspec.Struct, gc=False):
+class ResponseShape(msgspec.Struct, gc=False):
     """A response that is not streamed; `content` is the member with its generated content."""
 
     usage: msgspec.Raw = ABSENT
@@ -58,14 +58,14 @@ Shape = TypeVar("Shape", bound=EventShape)
 
 
 class EventReader(ABC, Generic[Shape]):
-    """An `UpstreamReader`. `shape` is the type of an event, `whole_shape` that of a whole response."""
+    """An `UpstreamReader`. `shape` is the type of an event, `response_shape` that of a whole response."""
 
     shape: ClassVar[type[Any]]
-    whole_shape: ClassVar[type[WholeShape]] = WholeShape
+    response_shape: ClassVar[type[ResponseShape]] = ResponseShape
 
     def __init__(self) -> None:
         self._decode_event = msgspec.json.Decoder(self.shape).decode
-        self._decode_whole = msgspec.json.Decoder(self.whole_shape).decode
+        self._decode_response = msgspec.json.Decoder(self.response_shape).decode
 
     @abstractmethod
     def _event(self, shape: Shape) -> UpstreamEvent:
@@ -93,9 +93,9 @@ class EventReader(ABC, Generic[Shape]):
             return UpstreamEvent(error=_reason(shape.error if is_given(shape.error) else shape.message))
         return self._event(shape)
 
-    def read_whole(self, body: bytes) -> UpstreamAnswer:
+    def read_response(self, body: bytes) -> UpstreamAnswer:
         """See `UpstreamReader`."""
-        shape = decoded(self._decode_whole, body)
+        shape = decoded(self._decode_response, body)
         if shape is None:
             raise ValueError("no JSON object")
         if is_given(shape.error) and not len(shape.content):

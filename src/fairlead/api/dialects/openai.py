@@ -121,7 +121,7 @@ def identity(job: Job, kind: str, created: int) -> dict[str, Any]:
     return {"id": job.id, "object": kind, "created": created, "model": job.model, "system_fingerprint": None}
 
 
-def whole_answer(
+def completion_response(
     job: Job, kind: str, created: int, choices: list[dict[str, Any]], answers: list[Delta]
 ) -> dict[str, Any]:
     """Return a whole answer: its choices, and the token counts of `answers`."""

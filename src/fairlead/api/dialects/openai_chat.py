@@ -12,10 +12,10 @@ from fairlead.api.dialects.openai import (
     Generation,
     OpenAIErrors,
     check_generation,
+    completion_response,
     encode,
     identity,
     stop_strings,
-    whole_answer,
 )
 from fairlead.api.dialects.openai_chunks import Chunks
 from fairlead.api.dialects.openai_events import ChunkReader
@@ -85,7 +85,7 @@ class ChatDialect(OpenAIErrors, Dialect):
             options=request.stream_options,
         )
 
-    def write_whole(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """See `Dialect`."""
         job, tokenizer = context.job, context.model.tokenizer
         has_logprobs = job.sampling.logprobs is not None
@@ -102,11 +102,11 @@ class ChatDialect(OpenAIErrors, Dialect):
             }
             for delta in deltas
         ]
-        whole = whole_answer(job, "chat.completion", context.created, choices, deltas)
+        response = completion_response(job, "chat.completion", context.created, choices, deltas)
         if job.sampling.prompt_logprobs is not None:
             listed = prompt_logprobs(tokenizer, deltas[0].prompt_logprobs)
-            whole["prompt_logprobs"] = msgspec.Raw(encode(listed))
-        return encode(whole)
+            response["prompt_logprobs"] = msgspec.Raw(encode(listed))
+        return encode(response)
 
     def stream_writer(self, context: AnswerContext) -> AnswerWriter:
         """See `Dialect`."""

@@ -23,10 +23,10 @@ from fairlead.api.dialects.openai import (
     OpenAIErrors,
     StreamOptions,
     check_generation,
+    completion_response,
     encode,
     prompts_of,
     stop_strings,
-    whole_answer,
 )
 from fairlead.api.dialects.openai_chunks import Chunks
 from fairlead.api.dialects.openai_events import ChunkReader
@@ -130,7 +130,7 @@ class CompletionDialect(OpenAIErrors, Dialect):
             ),
         )
 
-    def write_whole(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """See `Dialect`."""
         job, tokenizer, texts = context.job, context.model.tokenizer, context.prompt_texts
         has_logprobs = job.sampling.logprobs is not None
@@ -152,7 +152,7 @@ class CompletionDialect(OpenAIErrors, Dialect):
                 listed = prompt_logprobs(tokenizer, delta.prompt_logprobs)
                 choice["prompt_logprobs"] = msgspec.Raw(encode(listed))
             choices.append(choice)
-        return encode(whole_answer(job, "text_completion", context.created, choices, deltas))
+        return encode(completion_response(job, "text_completion", context.created, choices, deltas))
 
     def stream_writer(self, context: AnswerContext) -> AnswerWriter:
         """See `Dialect`."""

@@ -64,7 +64,7 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
             options=(request.dimensions, request.encoding_format),
         )
 
-    def write_whole(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the vectors in the order of their texts."""
         settings, job = context.model.embedding, context.job
         assert settings is not None

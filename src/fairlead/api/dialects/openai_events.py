@@ -11,7 +11,7 @@ from fairlead.api.dialects.event_reader import (
     UNKNOWN,
     EventReader,
     EventShape,
-    WholeShape,
+    ResponseShape,
     generated_tokens,
     objects,
     text_members,
@@ -57,7 +57,7 @@ class ChunkShape(EventShape, gc=False):
     choices: list[ChunkChoice] | None = None
 
 
-class CompletionShape(WholeShape, gc=False):
+class CompletionShape(ResponseShape, gc=False):
     content: msgspec.Raw = msgspec.field(name="choices", default=ABSENT)
 
 
@@ -68,7 +68,7 @@ class ChunkReader(EventReader[ChunkShape]):
     """The reader of both dialects."""
 
     shape = ChunkShape
-    whole_shape = CompletionShape
+    response_shape = CompletionShape
 
     def read_plain(self, events: bytes) -> tuple[int, list[str]] | None:
         """See `UpstreamReader`.

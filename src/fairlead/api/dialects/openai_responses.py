@@ -7,7 +7,7 @@ import msgspec
 
 from fairlead.answer.reported import decoded, is_given
 from fairlead.api.dialects.dialect import RelayDialect
-from fairlead.api.dialects.event_reader import ABSENT, EventShape, TypedReader, WholeShape, text_members
+from fairlead.api.dialects.event_reader import ABSENT, EventShape, ResponseShape, TypedReader, text_members
 from fairlead.api.dialects.openai import OpenAIErrors
 
 
@@ -16,18 +16,18 @@ class ResponsesEvent(EventShape, gc=False):
     response: msgspec.Raw = ABSENT
 
 
-class ResponsesWhole(WholeShape, gc=False):
+class ResponsesShape(ResponseShape, gc=False):
     content: msgspec.Raw = msgspec.field(name="output", default=ABSENT)
 
 
-_decode_response = msgspec.json.Decoder(WholeShape).decode
+_decode_response = msgspec.json.Decoder(ResponseShape).decode
 
 
 class ResponsesReader(TypedReader[ResponsesEvent]):
     """The reader of other servers' responses."""
 
     shape = ResponsesEvent
-    whole_shape = ResponsesWhole
+    response_shape = ResponsesShape
     beginnings = frozenset(
         f"response.{name}"
         for name in ("created", "queued", "in_progress", "output_item.added", "content_part.added")

@@ -97,7 +97,7 @@ class Penalties(LogitsProcessor):
         )
         device = logits.device
         # Distinct (row, id) of the ids in a row's prompt or output, and how often each is in the output.
-        places = upload(penalised.repeat([len(ids) for ids in ids_of]), device)
+        row_indices = upload(penalised.repeat([len(ids) for ids in ids_of]), device)
         ids, counts = upload(np.concatenate(ids_of), device), upload(np.concatenate(counts_of), device)
         penalties = [
             upload(self._columns[name][rows.slots], device)
@@ -106,15 +106,17 @@ class Penalties(LogitsProcessor):
         # Rows whose last token is still being computed on the device, so that it is not counted yet.
         late_rows = penalised[np.array(lengths) < rows.positions[penalised]]
         if not len(late_rows):
-            logits[places, ids] = _penalised(logits[places, ids], places, counts, penalties)
+            logits[row_indices, ids] = _penalised(logits[row_indices, ids], row_indices, counts, penalties)
             return
         late = upload(late_rows, device)
         late_ids = rows.latest.long()[late]
         late_of_row = torch.full((len(logits),), -1, device=device).index_copy_(0, late, late_ids)
-        again = ids == late_of_row[places]
-        known = torch.zeros_like(late_of_row).index_add_(0, places, again.long())[late] > 0
+        again = ids == late_of_row[row_indices]
+        known = torch.zeros_like(late_of_row).index_add_(0, row_indices, again.long())[late] > 0
         first = _penalised(logits[late, late_ids], late, torch.ones_like(late), penalties)
-        logits[places, ids] = _penalised(logits[places, ids], places, counts + again, penalties)
+        logits[row_indices, ids] = _penalised(
+            logits[row_indices, ids], row_indices, counts + again, penalties
+        )
         logits[late, late_ids] = torch.where(known, logits[late, late_ids], first)
 
     def _count(self, state: SequenceState) -> TokenCounts | None:
@@ -205,7 +207,8 @@ def add_to_logits(
 ) -> None:
     """Add amounts to the logits of each of `rows` at its distinct `ids`; −inf bans a token."""
     device = logits.device
-    places = upload(rows.repeat([len(some) for some in ids]), device)
+    row_indices = upload(rows.repeat([len(some) for some in ids]), device)
     columns, added = upload(np.concatenate(ids), device), upload(np.concatenate(amounts), device)
-    after = logits[places, columns] + added
-    logits[places, columns] = after.masked_fill_(added == _BANNED, _BANNED)  # even where +inf − inf is NaN
+    after = logits[row_indices, columns] + added
+    # Banned even where +inf − inf is NaN.
+    logits[row_indices, columns] = after.masked_fill_(added == _BANNED, _BANNED)

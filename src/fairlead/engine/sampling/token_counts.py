@@ -20,7 +20,7 @@ class TokenCounts:
             self._ids = distinct[(distinct >= 0) & (distinct < vocab_size)].astype(np.int64)
         self._counts = np.zeros_like(self._ids)
         self._size = len(self._ids)  # entries in use of the two arrays
-        self._places = {token_id: place for place, token_id in enumerate(self._ids.tolist())}
+        self._indices = {token_id: index for index, token_id in enumerate(self._ids.tolist())}
         self._seen = state.prompt_length  # tokens considered so far
 
     def update(self) -> tuple[np.ndarray, np.ndarray, int]:
@@ -32,14 +32,14 @@ class TokenCounts:
         return self._ids[: self._size], self._counts[: self._size], self._seen
 
     def _add(self, token_id: int) -> None:
-        place = self._places.get(token_id)
-        if place is not None:
-            self._counts[place] += 1
+        index = self._indices.get(token_id)
+        if index is not None:
+            self._counts[index] += 1
         elif 0 <= token_id < self._vocab_size:
             if self._size == len(self._ids):
                 more = max(64, self._size)
                 self._ids = np.concatenate((self._ids, np.empty(more, np.int64)))
                 self._counts = np.concatenate((self._counts, np.empty(more, np.int64)))
-            self._places[token_id] = self._size
+            self._indices[token_id] = self._size
             self._ids[self._size], self._counts[self._size] = token_id, 1
             self._size += 1

@@ -99,8 +99,8 @@ def _inverse(weights: Tensor, numbers: Tensor) -> Tensor:
     run = _passed(sums, targets)
     before = sums.gather(1, (run - 1).clamp_(min=0)).masked_fill_(run == 0, 0)
     within = runs[torch.arange(len(weights), device=weights.device), run[:, 0]]
-    place = _passed(within.cumsum(-1, dtype=torch.float64), targets - before)
-    return (run * _RUN + place)[:, 0].clamp_(max=vocabulary - 1)
+    offset = _passed(within.cumsum(-1, dtype=torch.float64), targets - before)
+    return (run * _RUN + offset)[:, 0].clamp_(max=vocabulary - 1)
 
 
 def _passed(sums: Tensor, targets: Tensor) -> Tensor:
@@ -161,8 +161,8 @@ def _top(scores: Tensor, least: Tensor, top_k: np.ndarray, top_p: np.ndarray) ->
         return least
     share = upload(top_p, device)[:, None]
     weights = scores.exp().masked_fill_(scores < least[:, None], 0)
-    wanted = share * weights.sum(-1, keepdim=True, dtype=torch.float64)
-    found, enough = _nucleus(best, least, wanted, whole=size == vocabulary)
+    required = share * weights.sum(-1, keepdim=True, dtype=torch.float64)
+    found, enough = _nucleus(best, least, required, is_exhaustive=size == vocabulary)
     while size < vocabulary:  # only on a CPU: elsewhere this would wait for the device
         lacking = (~enough & (share[:, 0] < 1)).nonzero()[:, 0]
         if not len(lacking):
@@ -170,17 +170,17 @@ def _top(scores: Tensor, least: Tensor, top_k: np.ndarray, top_p: np.ndarray) ->
         size = min(vocabulary, 8 * size)
         best = scores[lacking].topk(size).values
         found[lacking], enough[lacking] = _nucleus(
-            best, least[lacking], wanted[lacking], whole=size == vocabulary
+            best, least[lacking], required[lacking], is_exhaustive=size == vocabulary
         )
     return torch.where(share[:, 0] < 1, found, least)
 
 
-def _nucleus(best: Tensor, least: Tensor, wanted: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
-    """Return the score where `best` [R, size] reach the weight `wanted` [R, 1], and whether they do: [R]."""
+def _nucleus(best: Tensor, least: Tensor, required: Tensor, *, is_exhaustive: bool) -> tuple[Tensor, Tensor]:
+    """Return the score where `best` [R, size] reach `required` [R, 1] weight, and whether they do: [R]."""
     sums = _masses(best, least)
-    kept = (sums < wanted).sum(-1, keepdim=True).clamp_(max=best.shape[1] - 1)  # index of the last one
+    kept = (sums < required).sum(-1, keepdim=True).clamp_(max=best.shape[1] - 1)  # index of the last one
     # A row of NaN counts as enough: its comparisons are false, and more candidates would not help.
-    enough = torch.full_like(least, whole, dtype=torch.bool) | ~(sums[:, -1] < wanted[:, 0])
+    enough = torch.full_like(least, is_exhaustive, dtype=torch.bool) | ~(sums[:, -1] < required[:, 0])
     return torch.maximum(least, best.gather(1, kept)[:, 0]), enough
 
 
