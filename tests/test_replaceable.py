@@ -22,7 +22,7 @@ from fairlead.nodes.model_process import ProcessOptions, make_process
 from fairlead.registry import Registry
 from fairlead.swap.policies import POLICIES, policy_for
 from fake_nodes import LIMITS, job
-from fleet.running_fleet import engine, garage, question, sleeper
+from fleet.running_fleet import engine, question, running_fleet, sleeper
 
 ENTRY_POINTS = """\
 [fairlead.schedulers]
@@ -208,7 +208,7 @@ def test_default_scheduler_receives_every_setting_of_the_queue(monkeypatch):
 
 async def test_models_make_room_as_the_policy_that_is_named_says(acme):
     swap = NamedSwap("only", {"stay": ["a"]})
-    async with garage(sleeper("a"), sleeper("b"), sleeper("c"), swap=swap) as opened:
+    async with running_fleet(sleeper("a"), sleeper("b"), sleeper("c"), swap=swap) as opened:
         for name in "abc":
             await opened.fleet.load(name)
         assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
@@ -234,7 +234,7 @@ class Refusing:
 
 async def test_models_run_in_the_processes_that_the_factory_makes():
     process = Refusing()
-    async with garage(engine("x"), make_process=process) as opened:
+    async with running_fleet(engine("x"), make_process=process) as opened:
         with pytest.raises(LoadFailed, match="x: no container is free"):
             await opened.fleet.load("x")
         assert opened.status("x").state == "failed"

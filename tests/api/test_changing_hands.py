@@ -58,7 +58,7 @@ class Engine:
             into.put(Delta(0, "", [0], finish_reason="stop"))
 
 
-class House:
+class World:
     """A server whose engine and remote node have the same model. The node named `first` is up first."""
 
     def __init__(self, model, engine: Engine, elsewhere: StubServer) -> None:
@@ -133,7 +133,7 @@ def said(answer: Answer) -> str:
 async def test_another_server_completes_a_stream_that_our_engine_started(model, fails_after):
     engine = Engine(fails_after)
     async with stub() as elsewhere:
-        answer = await House(model, engine, elsewhere).ask("engine", asking())
+        answer = await World(model, engine, elsewhere).ask("engine", asking())
         assert (engine.jobs, len(elsewhere.jobs)) == (1, 1)
     assert answer.whole
     assert text() == said(answer)
@@ -144,7 +144,7 @@ async def test_our_engine_completes_a_stream_that_another_server_started(model, 
     engine = Engine()
     async with stub() as elsewhere:
         elsewhere.behaviour = {"how": "reset", "after": after, "delay_s": 0.01}
-        answer = await House(model, engine, elsewhere).ask("stub", asking())
+        answer = await World(model, engine, elsewhere).ask("stub", asking())
         assert (engine.jobs, len(elsewhere.jobs)) == (1, 1)
     assert answer.whole
     assert text() == said(answer)
@@ -153,7 +153,7 @@ async def test_our_engine_completes_a_stream_that_another_server_started(model, 
 async def test_a_failed_stream_that_cannot_be_repeated_ends_with_an_error(model):
     engine = Engine(4)
     async with stub() as elsewhere:
-        answer = await House(model, engine, elsewhere).ask("engine", asking(temperature=1))
+        answer = await World(model, engine, elsewhere).ask("engine", asking(temperature=1))
         assert len(elsewhere.jobs) == 0
     assert not answer.whole
     assert json.loads(answer.body.split(b"data: ")[-1])["error"]["code"] == "node_failed"
@@ -163,6 +163,6 @@ async def test_a_stream_whose_repetition_differs_ends_with_an_error(model):
     engine = Engine(4)
     async with stub() as elsewhere:
         elsewhere.behaviour = {"words": 2}
-        answer = await House(model, engine, elsewhere).ask("engine", asking(seed=1, temperature=1))
+        answer = await World(model, engine, elsewhere).ask("engine", asking(seed=1, temperature=1))
     assert not answer.whole
     assert "did not repeat" in json.loads(answer.body.split(b"data: ")[-1])["error"]["message"]
