@@ -263,8 +263,8 @@ async def test_a_prompt_whose_estimate_exceeds_the_token_limit_is_admitted(clien
     key = ApiKey("sk", limits=KeyLimits(tokens_per_minute=100))
     client = client_with(key, fleet=FakeFleet([], ["far"]), gateway_script=whole)
     headers = {"Authorization": f"Bearer {key.key}"}
-    picture = asking(image="x" * 100_000)
-    assert (await client.post(CHAT, picture, headers=headers)).status == 200
+    image_request = asking(image="x" * 100_000)
+    assert (await client.post(CHAT, image_request, headers=headers)).status == 200
     assert (await client.post(CHAT, asking(), headers=headers)).status == 429
 
 

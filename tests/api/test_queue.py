@@ -91,9 +91,9 @@ async def test_a_stream_cancelled_after_its_early_200_ends_with_an_error(client_
     assert not reply.whole
 
 
-@pytest.mark.parametrize("stranger", [BOB, OTHER_ANA])
+@pytest.mark.parametrize("other_user", [BOB, OTHER_ANA])
 async def test_cancelling_a_job_of_another_key_gets_the_same_404_as_an_unknown_id(
-    client_with, chat, stranger, autojump_clock
+    client_with, chat, other_user, autojump_clock
 ):
     client = client_with(ANA, BOB, OTHER_ANA)
     client.gateway.wait_s = 10.0
@@ -105,8 +105,8 @@ async def test_cancelling_a_job_of_another_key_gets_the_same_404_as_an_unknown_i
     async with trio.open_nursery() as clients:
         clients.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
-        foreign = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(stranger))
-        unknown = await client.post("/v1/requests/none/cancel", b"", headers=bearer(stranger))
+        foreign = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(other_user))
+        unknown = await client.post("/v1/requests/none/cancel", b"", headers=bearer(other_user))
         nobody = await client.post("/v1/requests/mine/cancel", b"")
         own = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(ANA))
     assert (foreign.status, foreign.error["code"]) == (404, "not_found")

@@ -60,10 +60,10 @@ class CountingGateway(FakeGateway):
     """Has served jobs of several users with several models."""
 
     def statistics(self):
-        tally = JobMetrics()
+        metrics = JobMetrics()
         for tenant, model in (("ana", "small"), ("bob/eve", "far"), ("root", "cold"), ("bobby", "far")):
-            tally.add(timeline(tenant, model))
-        return tally.statistics()
+            metrics.add(timeline(tenant, model))
+        return metrics.statistics()
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ async def test_nodes_are_those_of_a_keys_models_and_list_only_these_models(serve
 @pytest.mark.parametrize(("key", "models", "nodes"), SEEN, ids=IDS)
 async def test_running_models_are_those_of_a_key(server, key, models, nodes):
     running = (await server.get("/running", headers=bearer(key))).json
-    resident = {status.model for status in STATUSES if status.is_resident}
-    assert [model for model in models if model in resident] == [model["model"] for model in running]
+    loaded = {status.model for status in STATUSES if status.is_resident}
+    assert [model for model in models if model in loaded] == [model["model"] for model in running]
 
 
 async def watched(server, key, seconds=0.1):

@@ -16,12 +16,12 @@ def load(server, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_level_is_measured_and_written(server, tmp_path):
-    result, picture = tmp_path / "result.json", tmp_path / "picture.png"
+    result, plot = tmp_path / "result.json", tmp_path / "plot.png"
     options = "--streams 1,3 --requests 6 --warmup 1 --prompt-tokens 12 --output-tokens 2 --tenants 2"
-    run = load(server, *options.split(), "--json", str(result), "--plot", str(picture))
+    run = load(server, *options.split(), "--json", str(result), "--plot", str(plot))
     assert (run.returncode, run.stderr) == (0, "")
     assert "generator CPU" in run.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
     document = json.loads(result.read_bytes())
     assert [level["streams"] for level in document["levels"]] == [1, 3]

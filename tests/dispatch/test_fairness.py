@@ -113,10 +113,10 @@ def test_a_row_of_the_table_says_whether_its_goal_is_met(least, most, met, words
 
 
 def test_the_service_of_each_tenant_is_drawn(tmp_path):
-    picture = tmp_path / "service.png"
+    plot = tmp_path / "service.png"
     runs = {order: backlog(order, length_s=20.0) for order in ("roundRobin", "tokens")}
-    fairness.draw(runs, picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    fairness.draw(runs, plot)
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_swaps_are_few_and_no_wait_exceeds_the_bound_plus_a_drain_and_a_load():

@@ -22,5 +22,5 @@ def chromium(tmp_path_factory) -> Iterator["Browser"]:
     """A headless browser, if one is installed. Its screenshots are kept in pytest's temporary folder."""
     from e2e.browser import browser
 
-    with browser(tmp_path_factory.mktemp("pictures")) as started:
+    with browser(tmp_path_factory.mktemp("screenshots")) as started:
         yield started

@@ -166,7 +166,7 @@ def test_server_with_keys_asks_for_one_which_is_kept_in_the_tab(chromium):
         dialog = page.locator("#key-dialog")
         expect(dialog).to_be_visible()
         assert serious(page) == []
-        chromium.picture(page, "key")
+        chromium.save_screenshot(page, "key")
         page.keyboard.type("open")
         page.keyboard.press("Enter")
         expect(page.locator("#key-problem")).to_have_text("This server does not know that key.")

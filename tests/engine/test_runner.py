@@ -161,13 +161,13 @@ def test_reused_blocks_do_not_affect_their_next_sequence(directory):
         driver.release(text)
 
 
-@pytest.mark.parametrize("stranger", [VOCABULARY, 2**31 - 2])
+@pytest.mark.parametrize("unknown_token", [VOCABULARY, 2**31 - 2])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_prompt_with_an_unknown_token_id_fails_alone(loaded, stranger, ahead):
+def test_prompt_with_an_unknown_token_id_fails_alone(loaded, unknown_token, ahead):
     [expected] = generate(loaded, [prompt_of(40)], GREEDY)
     driver = Driver(loaded, ahead=ahead, vocab_size=2**31 - 1)
     healthy = driver.add(prompt_of(40), GREEDY)
-    broken = driver.add([1, stranger, *prompt_of(30)], Sampling(max_tokens=9, logprobs=1))
+    broken = driver.add([1, unknown_token, *prompt_of(30)], Sampling(max_tokens=9, logprobs=1))
     driver.run()
     assert expected == healthy.output
     [pick] = broken.picks

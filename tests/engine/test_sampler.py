@@ -308,11 +308,11 @@ def test_banned_end_token_stays_banned_with_an_infinite_logit():
     assert pick(logits, sequence(min_tokens=50))[0].token_id not in EOS
 
 
-@pytest.mark.parametrize("stranger", [-1, VOCABULARY, 2**31, 2**63, -(2**70)])
-def test_unknown_token_ids_have_no_effect(stranger):
+@pytest.mark.parametrize("unknown_token", [-1, VOCABULARY, 2**31, 2**63, -(2**70)])
+def test_unknown_token_ids_have_no_effect(unknown_token):
     expected = pick(LOGITS[None], sequence())
-    parameters = {"logit_bias": {stranger: 100.0}, "stop_token_ids": (stranger,), "min_tokens": 2}
-    sampler, rows = sampler_of([sequence(**parameters)], eos=(stranger,))
+    parameters = {"logit_bias": {unknown_token: 100.0}, "stop_token_ids": (unknown_token,), "min_tokens": 2}
+    sampler, rows = sampler_of([sequence(**parameters)], eos=(unknown_token,))
     assert expected == listed(sampler.sample(LOGITS[None], rows))
     penalised = sequence(prompt=[VOCABULARY, 2**31 - 2], output=[], repetition_penalty=1.5)
     assert (

@@ -141,8 +141,8 @@ class World:
 
     def account(self, tenant: str) -> tuple[Any, ...]:
         """Return a tenant's counts except its waiting time: tokens, requests, and its count in the queue."""
-        tally = self.gateway.statistics().tenants.get(tenant)
-        counts = None if tally is None else (tally.jobs, tally.prompt_tokens, tally.generated_tokens)
+        metrics = self.gateway.statistics().tenants.get(tenant)
+        counts = None if metrics is None else (metrics.jobs, metrics.prompt_tokens, metrics.generated_tokens)
         return counts, self.spent(tenant), self.dispatcher.scheduler._queue._kernel.counter(tenant)
 
     def spent(self, tenant: str) -> int:

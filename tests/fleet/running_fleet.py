@@ -265,6 +265,6 @@ async def running_fleet(
             with trio.fail_after(60):
                 await has_loaded.wait()
         yield opened
-        pids = [resident.pid for resident in fleet._local.values() if resident.pid is not None]
+        pids = [managed_model.pid for managed_model in fleet._local.values() if managed_model.pid is not None]
         nursery.cancel_scope.cancel()
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []

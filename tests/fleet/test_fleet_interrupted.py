@@ -44,8 +44,8 @@ async def is_over(opened: RunningFleet) -> None:
 
 async def becomes(opened: RunningFleet, model: ModelConfig) -> None:
     """Replace the model's configuration from its next load on."""
-    resident = opened.fleet._local["m"]
-    resident.config, resident.text = model, await read_fake(model)
+    managed_model = opened.fleet._local["m"]
+    managed_model.config, managed_model.text = model, await read_fake(model)
 
 
 async def serves_again(opened: RunningFleet) -> None:

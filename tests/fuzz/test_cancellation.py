@@ -11,7 +11,7 @@ import pytest
 
 from fairlead.errors import QueueTimeout
 from fuzz.cancellation import REAL, Parts, Run, Strike, run
-from fuzz.layers import ENDS, LAYERS, every_cut, every_fault, every_return, every_swap, tally
+from fuzz.layers import ENDS, LAYERS, count_strikes, every_cut, every_fault, every_return, every_swap
 from fuzz.mutants import FOUR, MORE, OF_FAILOVER, OF_SWAPS, Honest
 from fuzz.plan import Plan, Visit, draw_plan
 
@@ -130,7 +130,7 @@ def test_nothing_is_left_behind_after_as_many_steps_as_were_asked_for(pytestconf
     with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         # In batches, because the tasks have no end.
         while struck < asked:
-            for done in pool.imap_unordered(tally, islice(tasks, SEEDS_AT_ONCE * len(LAYERS))):
+            for done in pool.imap_unordered(count_strikes, islice(tasks, SEEDS_AT_ONCE * len(LAYERS))):
                 assert done.failure is None
                 struck, runs, steps = struck + done.struck, runs + done.runs, steps + done.steps
                 if struck - told >= TELL_EVERY:

@@ -259,9 +259,9 @@ async def test_tls_connections_are_reused_and_an_unknown_certificate_is_refused(
             assert await asked(known) == (200, b"{}")
         assert (known.statistics().opened, known.statistics().idle) == (1, 1)
         known.close()
-        stranger = Upstream(url, name="stranger")
+        other = Upstream(url, name="stranger")
         with pytest.raises(UpstreamFailed, match=r"(?i)certificate"):
-            await asked(stranger)
+            await asked(other)
         nursery.cancel_scope.cancel()
 
 
