@@ -273,7 +273,7 @@ async def test_an_answer_that_comes_out_otherwise_is_an_error_not_a_mixture(auto
     world.check_at_rest()
 
 
-async def test_a_second_failure_is_told(autojump_clock, nursery, anything):
+async def test_second_failure_is_reported(autojump_clock, nursery, anything):
     last = NodeFailed("gone again")
     node = PlayingNode("bad", (1.0, GONE), (1.0, last), WHOLE)
     world = World(nursery, node)

@@ -113,7 +113,7 @@ async def test_without_changes_there_is_one_snapshot_a_second(autojump_clock):
     assert len(said) == 61
 
 
-async def test_a_change_is_told_within_a_quarter_of_a_second(autojump_clock):
+async def test_change_is_sent_within_a_quarter_of_a_second(autojump_clock):
     server = Server()
     said = []
     async with trio.open_nursery() as nursery:
@@ -281,7 +281,7 @@ def watchable(client_with):
     )
 
 
-async def test_the_route_says_what_the_queue_says(watchable, autojump_clock):
+async def test_events_route_reports_the_queue_statistics(watchable, autojump_clock):
     client = watchable(queue_statistics=lambda: {"waiting": 5, "running": 3, "capacity": 100, "seats": 3})
     left, pieces = trio.Event(), []
     async with trio.open_nursery() as nursery:

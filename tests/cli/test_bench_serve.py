@@ -34,7 +34,7 @@ def test_every_level_is_measured_and_written(server, tmp_path):
             assert 0 < level[name]["p50"] <= level[name]["p90"] <= level[name]["p99"]
 
 
-def test_prompts_have_the_wished_length_and_share_no_beginning(server):
+def test_prompts_have_the_requested_length_and_share_no_prefix(server):
     assert load(server, *["--streams=1", "--requests=4", "--prompt-tokens=12", "--tenants=2"]).returncode == 0
     prompts = [body["messages"][0]["content"].split() for body in server.bodies]
     assert {len(words) for words in prompts} == {10}  # the fake server adds two tokens of its own

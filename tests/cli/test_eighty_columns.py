@@ -107,7 +107,7 @@ def test_run(server):
         assert terminal.wait() == 0
 
 
-def test_history_keeps_the_last_picture_of_each_second():
+def test_history_keeps_the_last_snapshot_of_each_second():
     past: list[ServerView] = []
     for at_s in (1.0, 1.3, 1.9, 2.0, 4.5):
         remember(past, ServerView(at_s=at_s))

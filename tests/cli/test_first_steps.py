@@ -168,7 +168,7 @@ def test_package_metadata_requires_the_same_oldest_python():
     assert project["requires-python"] == ">=" + ".".join(map(str, fairlead.OLDEST_PYTHON))
 
 
-def test_building_without_a_compiler_says_what_to_do(tmp_path):
+def test_error_of_a_build_without_a_compiler_names_the_remedy(tmp_path):
     ran = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--force", "-b", tmp_path, "-t", tmp_path],
         cwd=ROOT,

@@ -144,7 +144,7 @@ def test_the_environment_names_the_server_and_its_key(telling, command, monkeypa
     assert telling.keys == {"Bearer sk-2"}
 
 
-def test_top_redraws_its_picture_in_place_until_q_is_typed(telling):
+def test_top_redraws_in_place_until_q_is_typed(telling):
     telling.rounds = itertools.count()
     with Terminal(["top", "--url", telling.url]) as terminal:
         shown = terminal.expect("small") + terminal.shown
@@ -183,12 +183,12 @@ def lines_of(telling, *arguments: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
-def test_top_in_a_pipe_writes_a_line_for_each_picture(telling):
+def test_top_in_a_pipe_writes_a_line_for_each_snapshot(telling):
     expected = "waiting 5  running 3/4  tokens/s 42  mean wait 1.2 s  rejected 3"
     assert [expected] * 4 == lines_of(telling)
 
 
-def test_top_writes_each_picture_as_a_line_of_json(telling):
+def test_top_writes_each_snapshot_as_a_line_of_json(telling):
     assert [json.loads(line) for line in lines_of(telling, "--json")] == [SNAPSHOT] * 4
 
 

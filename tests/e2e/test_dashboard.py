@@ -115,7 +115,7 @@ def test_totals_follow_the_servers_counts_soon_after_each_change(chromium, serve
     wait_for_queue(server, running=0, waiting=0)
 
 
-def test_the_events_name_nobody(chromium, server):
+def test_events_name_no_tenants(chromium, server):
     with stopped(server.child_pid()), jobs(server, SEATS + 1):
         wait_for_queue(server, running=SEATS, waiting=1)
         told = ""

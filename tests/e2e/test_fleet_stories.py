@@ -209,7 +209,7 @@ def test_edge_queue_timeout_of_a_stream_covers_the_time_to_its_first_chunk(tmp_p
                 opened.take_all()
 
 
-def test_edge_the_jobs_of_a_node_that_dies_and_who_waits_for_it_go_to_the_others(opened: World):
+def test_edge_running_and_waiting_jobs_of_a_crashed_node_move_to_the_others(opened: World):
     with opened.held() as held:
         streams = [opened.ask(stream=True, **held) for _ in NODES]
         opened.until(lambda: opened.busy() == "abc")

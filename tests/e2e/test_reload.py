@@ -106,7 +106,7 @@ def states(server: RealServer) -> dict[str, tuple[str, int]]:
     return {each["model"]: (each["state"], each["seats"]) for each in server.http.get("/running").json()}
 
 
-def test_nobody_notices_that_the_configuration_changes(file: File, server: RealServer):
+def test_reload_does_not_disturb_clients(file: File, server: RealServer):
     pids = server.child_pids()
     asked = [
         (body | {"model": model}, (STAYING, LEAVING)[number % 2])

@@ -171,7 +171,7 @@ def test_sequence_that_can_never_run_fails_alone_at_the_next_step(prompt, sampli
     assert all_free(tested.engine)
 
 
-def test_a_refusal_is_told_without_a_step():
+def test_refusal_is_reported_without_a_step():
     tested = engine()
     tested.submit(2, [], GREEDY)
     assert tested.plan(0.0) is None

@@ -56,7 +56,7 @@ def test_seeded_texts_are_the_same_alone_and_in_a_batch_of_32(directory, dtype):
         assert alone == [together[row]]
 
 
-def test_step_without_sampling_rows_has_no_picks(loaded):
+def test_step_without_sampling_rows_samples_no_tokens(loaded):
     driver = Driver(loaded, max_batched_tokens=10)
     text = driver.add(prompt_of(25), GREEDY)
     assert len(driver.step().token_ids) == 0
@@ -75,7 +75,7 @@ KINDS = [
 ]
 
 
-def test_picks_are_the_same_when_each_step_is_launched_ahead(loaded):
+def test_sampled_tokens_are_the_same_when_each_step_is_launched_ahead(loaded):
     picks = []
     for ahead in (False, True):
         driver = Driver(loaded, ahead=ahead)
@@ -219,7 +219,7 @@ def test_the_defaults_on_a_cpu_are_those_of_the_specification(directory):
     ) == ("cpu", "float32", VOCABULARY, 16)
 
 
-def test_what_the_specification_of_a_worker_says_is_obeyed(directory):
+def test_worker_specification_is_applied(directory):
     loaded = load(
         directory,
         slots=3,

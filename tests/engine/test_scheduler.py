@@ -293,7 +293,7 @@ def test_the_lowest_class_is_preempted_first():
     assert SequenceStatus.PENDING is sequences[0].state
 
 
-def test_who_was_preempted_keeps_its_tokens_and_computes_them_anew():
+def test_preempted_sequence_keeps_its_tokens_and_recomputes_them():
     line, sequences = crowded()
     while line.scheduler.preemptions == 0:
         line.step()

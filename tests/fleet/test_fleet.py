@@ -322,7 +322,7 @@ async def test_fast_alternation_of_models_leaks_no_process_file_or_memory():
         assert len(opened.dispatcher.scheduler._nodes) == 1
 
 
-async def test_a_server_that_is_told_to_stop_loads_nothing_more():
+async def test_stopping_server_starts_no_loads():
     async with running_fleet(engine()) as opened:
         opened.dispatcher.scheduler.drain()
         with pytest.raises(Draining):

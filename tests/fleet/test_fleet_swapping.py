@@ -141,7 +141,7 @@ async def test_without_routing_one_model_of_a_llama_swap_file_runs_at_a_time(fro
         assert [await loaded_after(opened, model) for model in "aba"] == ["a", "b", "a"]
 
 
-async def test_groups_of_a_llama_swap_file_evict_what_its_documentation_says(from_file):
+async def test_groups_of_a_llama_swap_file_evict_as_documented(from_file):
     routing = """\
         groups:
           one: {swap: true, exclusive: true, members: [a, b]}
@@ -160,7 +160,7 @@ async def test_groups_of_a_llama_swap_file_evict_what_its_documentation_says(fro
         ]
 
 
-async def test_the_matrix_of_a_llama_swap_file_evicts_what_its_documentation_says(from_file):
+async def test_matrix_of_a_llama_swap_file_evicts_as_documented(from_file):
     routing = """\
         routing:
           router:

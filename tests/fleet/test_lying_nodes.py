@@ -172,7 +172,7 @@ def test_model_names_that_no_request_could_have_are_left_out():
 
 
 @pytest.mark.parametrize("retry_after", ["0", "-5", "1" + "0" * 30, "NaN", "Wed, 21 Oct 2026 07:28:00 GMT"])
-def test_full_node_is_retried_in_time_whatever_retry_after_says(retry_after):
+def test_full_node_is_retried_in_time_for_any_retry_after(retry_after):
     async def live(made):
         refusal = b'{"error": {"code": "draining"}}'
         lines = ("application/json", f"Retry-After: {retry_after}")

@@ -198,7 +198,7 @@ def test_breaks_in_client_text_are_ordinary_text(text):
 
 @pytest.mark.parametrize("name", CHATS)
 @given(text=hostile.filter(bool))
-def test_a_raw_prompt_is_parsed_unless_the_request_says_text(name, text):
+def test_raw_prompt_is_parsed_unless_the_request_selects_text(name, text):
     model = MODELS[name]
     assert chat_library(name).encode(text).ids == model.encode_prompt(text)
     assert control_ids(name, model.encode_prompt(text, special_tokens="text")) == []
