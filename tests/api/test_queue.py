@@ -182,26 +182,26 @@ async def test_a_bug_is_logged_with_the_request_id_of_the_response(client, chat,
         clients.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         clients.start_soon(ask)
-    told = {reply.headers["x-request-id"] for reply in replies}
-    assert told == {entry["request_id"] for entry in log}
-    assert len(told) == 2
+    reported = {reply.headers["x-request-id"] for reply in replies}
+    assert reported == {entry["request_id"] for entry in log}
+    assert len(reported) == 2
 
 
 # Totals and estimate -------------------------------------------------------------------------------
 
 
 async def test_the_estimate_is_the_one_of_a_new_job_of_the_caller(client_with):
-    asked = []
+    requested = []
 
     def estimate(model, tenant, priority):
-        asked.append((model, tenant, priority))
+        requested.append((model, tenant, priority))
         return {"position": 3, "estimated_wait_s": 24, "estimated_wait_p90_s": 40}
 
     client = client_with(ANA, estimate=estimate)
     reply = await client.get("/queue/estimate?model=tiny", headers=bearer(ANA))
     assert reply.json == {"position": 3, "estimated_wait_s": 24, "estimated_wait_p90_s": 40}
     await client.get("/queue/estimate", headers=bearer(ANA, **{"X-Priority": "low"}))
-    assert asked == [("small", "ana", 1), ("small", "ana", 2)]
+    assert requested == [("small", "ana", 1), ("small", "ana", 2)]
 
 
 @pytest.mark.parametrize(

@@ -150,17 +150,17 @@ async def test_changes_of_hidden_models_cause_no_events(server, fleet, autojump_
 
 
 async def test_keys_of_different_models_watch_at_once(server, autojump_clock):
-    told = {}
+    received = {}
 
     async def watch(key) -> None:
-        told[key.key] = await watched(server, key, 3.1)
+        received[key.key] = await watched(server, key, 3.1)
 
     async with trio.open_nursery() as nursery:
         for key in (SMALL, FAR, ALL, SMALL):
             nursery.start_soon(watch, key)
     shown = {
         key: {model["model"] for event in events[1:] for model in event["models"]}
-        for key, events in told.items()
+        for key, events in received.items()
     }
     assert shown == {"sk-small": {"small"}, "sk-far": {"secret", "far"}, "sk-all": set(EVERY_MODEL)}
 

@@ -77,8 +77,8 @@ async def test_pin_always_chooses_the_first_that_is_served(client_with):
 async def test_every_route_has_selectors_and_the_server_gets_its_models_name(client_with, path):
     world = World(client_with, p=PIN)
     assert await world.ask("p", path=path) == "b"
-    asked = json.loads(asking(model="p"))
-    assert asked | {"model": "b"} == json.loads(world.jobs[-1].relay.body)
+    request = json.loads(asking(model="p"))
+    assert request | {"model": "b"} == json.loads(world.jobs[-1].relay.body)
 
 
 async def test_a_target_may_be_an_alias_and_is_requested_by_it(client_with):
@@ -250,7 +250,7 @@ async def listed(world: World, key: ApiKey | None = None) -> dict[str, dict]:
 
 
 async def test_selectors_are_listed_with_their_description(client_with):
-    told = SelectorConfig(
+    configured = SelectorConfig(
         "spillover",
         ("b", "gone", "slow"),
         SelectorSettings(3),
@@ -258,7 +258,7 @@ async def test_selectors_are_listed_with_their_description(client_with):
         description="for code",
         metadata={"purpose": "coding", "type": "mine"},
     )
-    world = World(client_with, best=told, p=PIN, hidden=SelectorConfig("pin", ("b",), unlisted=True))
+    world = World(client_with, best=configured, p=PIN, hidden=SelectorConfig("pin", ("b",), unlisted=True))
     cards = await listed(world)
     assert list(cards) == ["small", "b", "c", "d", "best", "p"]
     about = {"purpose": "coding", "type": "selector", "strategy": "spillover", "targets": ["b", "slow"]}
@@ -304,4 +304,4 @@ async def test_a_selector_is_neither_loaded_nor_unloaded(client_with, path):
     reply = await world.client.post(path, {"model": "p"})
     assert (reply.status, reply.error["param"]) == (400, "model")
     assert reply.error["message"] == "model: 'p' stands for several models; name one"
-    assert world.fleet.asked == []
+    assert world.fleet.calls == []

@@ -82,19 +82,19 @@ def test_hub_model_is_downloaded_once_and_only_the_files_that_are_read(hub, tmp_
     assert told[-1] == 1
     assert len(told) > 2
     assert path.startswith(str(tmp_path))
-    hub.asked.clear()
+    hub.requests.clear()
     assert find("org/model", hub, tmp_path)[:2] == ["found", path]
-    assert not [path for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path]
+    assert not [path for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path]
 
 
 def test_offline_only_downloaded_models_are_found(hub, tmp_path):
     _, path, _ = find("org/model", hub, tmp_path)
-    hub.asked.clear()
+    hub.requests.clear()
     assert find("org/model", hub, tmp_path, HF_HUB_OFFLINE="1")[:2] == ["found", path]
     outcome, message, _ = find("org/other", hub, tmp_path, HF_HUB_OFFLINE="1")
     assert outcome == "failed"
     assert message.startswith("org/other: not in the cache")
-    assert not hub.asked
+    assert not hub.requests
 
 
 def test_unreachable_hub_is_reported_as_the_reason(hub, tmp_path):
@@ -109,7 +109,7 @@ def test_private_model_needs_a_token(hub, tmp_path):
     assert outcome == "failed"
     assert "HF_TOKEN" in message
     assert find("org/model", hub, tmp_path, HF_TOKEN="secret")[0] == "found"
-    assert "Bearer secret" in {authorization for *_, authorization in hub.asked}
+    assert "Bearer secret" in {authorization for *_, authorization in hub.requests}
 
 
 @pytest.mark.parametrize(
