@@ -45,9 +45,9 @@ class PlayingNode:
         self.running = 0
 
     @asynccontextmanager
-    async def generate(self, asked: Job, into: Sink) -> AsyncIterator[None]:
+    async def generate(self, sent: Job, into: Sink) -> AsyncIterator[None]:
         play = tuple(self.plays.pop(0) if len(self.plays) > 1 else self.plays[0])
-        self.served.append(asked.tenant)
+        self.served.append(sent.tenant)
         if isinstance(play[0], FairleadError):
             raise play[0]
         self.running += 1
@@ -87,12 +87,12 @@ class World:
     def up(self, node: PlayingNode, seats: int = 1) -> None:
         self.registry.report(node, NodeLimits(seats=seats, max_model_len=1000))
 
-    async def ask(self, asked: Job) -> str:
+    async def ask(self, sent: Job) -> str:
         """Return the answer's text, read as a route reads it. Raise the job's error."""
         try:
             async with trio.open_nursery() as exchange:
-                answer = await exchange.start(self.gateway.serve, asked)
-                text = await read(answer, stream=asked.stream)
+                answer = await exchange.start(self.gateway.serve, sent)
+                text = await read(answer, stream=sent.stream)
         except* FairleadError as group:
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):
@@ -214,8 +214,8 @@ async def test_a_stream_that_can_be_repeated_goes_on_where_it_broke_off(
 ):
     whole = tuple(Delta(0, letter, [ord(letter)]) for letter in TEXT[:-1])
     end = Delta(0, ".", [46], finish_reason="stop")
-    said = "".join(piece for piece in broken if isinstance(piece, str))
-    beginning = tuple(Delta(0, letter, [ord(letter)]) for letter in said)
+    read_text = "".join(piece for piece in broken if isinstance(piece, str))
+    beginning = tuple(Delta(0, letter, [ord(letter)]) for letter in read_text)
     bad = PlayingNode("bad", (1.0, *beginning, 1.0, GONE), (*whole, end))
     world = World(nursery, bad)
     assert await world.ask(asking(**sampling)) == TEXT
@@ -244,10 +244,10 @@ async def test_a_plain_answer_that_breaks_off_is_made_again(autojump_clock, nurs
 
 
 async def test_each_choice_resumes_where_it_stopped(autojump_clock, nursery):
-    def choices(*said: tuple[int, str]) -> list[Delta]:
+    def choices(*pieces: tuple[int, str]) -> list[Delta]:
         return [
             Delta(index, text, [ord(text)], finish_reason="stop" if text == "." else None)
-            for index, text in said
+            for index, text in pieces
         ]
 
     first = choices((0, "a"), (1, "x"), (1, "."), (2, "p"))
@@ -289,12 +289,12 @@ async def test_request_to_a_commands_server_is_repeated_only_if_it_is_idempotent
 ):
     node = PlayingNode("bad", (1.0, GONE), WHOLE)
     world = World(nursery, node)
-    asked = job(relay=Relay("/x", b"", passthrough=Passthrough(method, ())))
+    sent = job(relay=Relay("/x", b"", passthrough=Passthrough(method, ())))
     if attempts == 1:
         with pytest.raises(NodeFailed, match="gone"):
-            await world.ask(asked)
+            await world.ask(sent)
     else:
-        await world.ask(asked)
+        await world.ask(sent)
     assert len(node.served) == attempts
 
 

@@ -256,8 +256,8 @@ def test_keys_that_others_can_read_are_warned_about_at_a_reload(app, folder, cap
 def test_faults_exit_with_2_on_standard_error_or_in_json(folder, capsys):
     write(folder, "prot: 1")
     assert main(["config", "check", "fairlead.yaml"]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "fairlead.yaml:1: prot: is not a setting; did you mean port?\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "fairlead.yaml:1: prot: is not a setting; did you mean port?\n")
     assert main(["config", "check", "fairlead.yaml", "--json"]) == 2
     fault = {"line": 1, "key": "prot", "message": "is not a setting; did you mean port?"}
     assert {"file": "fairlead.yaml", "ok": False, "errors": [fault]} == json.loads(capsys.readouterr().out)

@@ -240,11 +240,11 @@ def test_a_new_policy_is_a_few_lines_and_touches_nothing_else():
 
 
 def test_policy_receives_the_least_recently_used_and_the_busy_models():
-    asked = []
+    calls = []
 
     class Watching(EvictionPolicy):
         def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
-            asked.append((target, list(running)))
+            calls.append((target, list(running)))
             return frozenset()
 
     subject, _ = scheduler(policy=Watching(), loadable=frozenset("wxyz"))
@@ -255,7 +255,7 @@ def test_policy_receives_the_least_recently_used_and_the_busy_models():
         if model != "x":
             subject.leave(ticket)
     submit(subject, job(model="w"))
-    assert asked[0] == ("w", ["z", "y", "x"])
+    assert calls[0] == ("w", ["z", "y", "x"])
 
 
 def test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown():

@@ -118,14 +118,14 @@ def test_totals_follow_the_servers_counts_soon_after_each_change(chromium, serve
 def test_events_name_no_tenants(chromium, server):
     with stopped(server.child_pid()), jobs(server, SEATS + 1):
         wait_for_queue(server, running=SEATS, waiting=1)
-        told = ""
+        received = ""
         with server.http.stream("GET", "/events") as events:
             for piece in events.iter_text():
-                told += piece
-                if "event: snapshot" in told and told.endswith("\n\n"):
+                received += piece
+                if "event: snapshot" in received and received.endswith("\n\n"):
                     break
-    assert "event: history" in told
-    assert "somebody-else" not in told
+    assert "event: history" in received
+    assert "somebody-else" not in received
     wait_for_queue(server, running=0, waiting=0)
 
 

@@ -70,11 +70,11 @@ class World:
 
     def take_all(self, **stub: Any) -> "list[Future[httpx.Response]]":
         """Give each of the three nodes a job."""
-        asked = []
+        answers = []
         for running in range(1, len(NODES) + 1):
-            asked.append(self.ask(**(stub or LONG)))
+            answers.append(self.ask(**(stub or LONG)))
             self.until(lambda running=running: self.queue() == (running, 0))
-        return asked
+        return answers
 
     def close(self) -> None:
         self._client.close()
@@ -165,10 +165,10 @@ def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: World)
 
 def test_edge_jobs_of_a_node_that_hangs_are_answered_by_the_others(opened: World):
     with opened.held() as held:
-        asked = [opened.ask(stream=stream, **held) for stream in (True, False, True)]
+        answers = [opened.ask(stream=stream, **held) for stream in (True, False, True)]
         opened.until(lambda: opened.busy() == "abc")
         opened.servers["b"].send_signal(signal.SIGSTOP)
-    assert [text(WORDS)] * 3 == [content(future.result()) for future in asked]
+    assert [text(WORDS)] * 3 == [content(future.result()) for future in answers]
     assert opened.nodes()["b"]["state"] == "down"
     opened.servers["b"].send_signal(signal.SIGCONT)
     opened.until(lambda: opened.nodes()["b"]["state"] == "up")
@@ -179,10 +179,10 @@ def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: World)
     for process in opened.servers.values():
         process.send_signal(signal.SIGSTOP)
     opened.until(lambda: {"down"} == {node["state"] for node in opened.nodes().values()})
-    asked = opened.ask(stream=True)
+    answers = opened.ask(stream=True)
     opened.until(lambda: opened.queue() == (0, 1))
     opened.servers["c"].send_signal(signal.SIGCONT)
-    assert text(WORDS) == content(asked.result())
+    assert text(WORDS) == content(answers.result())
     for process in opened.servers.values():
         process.send_signal(signal.SIGCONT)
     opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})

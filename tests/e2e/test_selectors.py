@@ -27,10 +27,10 @@ CHAT = "/v1/chat/completions"
 
 def example(port: int) -> dict[str, Any]:
     """Return the example with stubs as commands and without addresses outside this machine."""
-    said = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    said["startPort"] = port
-    said["queue"] = {"timeout": "1h", "starvationBound": "1h"}
-    models = said["models"]
+    document = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    document["startPort"] = port
+    document["queue"] = {"timeout": "1h", "starvationBound": "1h"}
+    models = document["models"]
     models["gpt-oss-120b"] |= {
         "ttl": 0,  # no model is unloaded because the test is slow
         "cmd": COMMAND,
@@ -41,9 +41,9 @@ def example(port: int) -> dict[str, Any]:
     models["docker-llama"] |= {"cmd": COMMAND, "cmdStop": "kill ${PID}", "concurrencyLimit": 1}
     models["unlisted-model"] |= {"cmd": UNTOLD, "aliases": ["qwen-unlisted"], "concurrencyLimit": 1}
     models |= {name: {"cmd": COMMAND} for name in ("modelA", "modelB", "forever-modelA", "A", "B")}
-    for peer in said["peers"].values():
+    for peer in document["peers"].values():
         peer["proxy"] = "http://127.0.0.1:9"
-    return said
+    return document
 
 
 class World:
@@ -86,15 +86,15 @@ class World:
         totals = self.server.queue()
         return totals["running"], totals["waiting"]
 
-    def write(self, said: dict[str, Any]) -> None:
-        self.file.write_text(json.dumps(said))  # JSON is valid YAML
+    def write(self, document: dict[str, Any]) -> None:
+        self.file.write_text(json.dumps(document))  # JSON is valid YAML
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    said = example(free_port(20))
+    document = example(free_port(20))
     file = tmp_path_factory.mktemp("example") / "config.yaml"
-    file.write_text(json.dumps(said))
+    file.write_text(json.dumps(document))
     with real_server("--config", str(file), "--log-json", environment=ENVIRONMENT) as server:
         opened = World(server, file)
         yield opened
@@ -146,19 +146,19 @@ def test_jobs_spill_over_and_a_reload_changes_the_target_of_the_next_one(world: 
     assert world.ask("llama").result().status_code == 200
     assert (world.jobs()["modelA"], world.jobs().get("modelB")) == ("ready", None)
 
-    said = json.loads(world.file.read_text())
-    said["selectors"]["llama"] = {"strategy": "pin", "targets": ["modelB"]}
-    world.write(said)
+    document = json.loads(world.file.read_text())
+    document["selectors"]["llama"] = {"strategy": "pin", "targets": ["modelB"]}
+    world.write(document)
     world.server.process.send_signal(signal.SIGHUP)
     until(lambda: any("configuration reloaded" in line for line in world.server.log))
     assert world.ask("llama").result().status_code == 200
     assert world.jobs()["modelB"] == "ready"
     assert world.queue() == (1, 3)
     world.cancel()
-    assert [asked.result().status_code for asked in first] == [200] * 3
+    assert [answer.result().status_code for answer in first] == [200] * 3
 
-    del said["selectors"]["llama"]
-    world.write(said)
+    del document["selectors"]["llama"]
+    world.write(document)
     world.server.process.send_signal(signal.SIGHUP)
     until(lambda: world.ask("llama").result().status_code == 404)
     until(lambda: world.queue() == (0, 0))
@@ -173,6 +173,6 @@ def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_load
         waiting.append(world.ask(model))
         until(lambda number=number: world.queue() == (1, number))
     world.cancel()
-    assert [asked.result().status_code for asked in waiting] == [200] * 3
+    assert [answer.result().status_code for answer in waiting] == [200] * 3
     until(lambda: {"A", "B", "gpt-oss-120b"} == set(world.loaded()[-3:]))
     assert world.loaded()[-3:] == ["A", "B", "gpt-oss-120b"]

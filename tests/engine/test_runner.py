@@ -306,12 +306,13 @@ def test_failed_load_reports_the_reason(directory, options, reason):
 
 
 def test_loading_reports_ascending_progress(directory):
-    told = []
+    progress = []
     load_runner(
-        WorkerSpec(path=str(directory), device="cpu"), lambda fraction, stage: told.append((stage, fraction))
+        WorkerSpec(path=str(directory), device="cpu"),
+        lambda fraction, stage: progress.append((stage, fraction)),
     )
-    assert told[-1] == ("weights", 1.0)
-    assert told == sorted(told)
+    assert progress[-1] == ("weights", 1.0)
+    assert progress == sorted(progress)
 
 
 def test_worker_sets_the_number_of_threads(directory):

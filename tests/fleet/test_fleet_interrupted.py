@@ -76,8 +76,8 @@ async def test_server_is_not_ready_after_an_early_unload_and_a_failed_load():
         await serves_again(opened)
 
 
-@pytest.mark.parametrize(("wait", "told"), [(False, (ModelUnloaded, 409)), (True, (LoadCancelled, 502))])
-async def test_caller_that_waits_for_the_load_gets_an_error_after_an_unload(wait, told):
+@pytest.mark.parametrize(("wait", "expected"), [(False, (ModelUnloaded, 409)), (True, (LoadCancelled, 502))])
+async def test_caller_that_waits_for_the_load_gets_an_error_after_an_unload(wait, expected):
     async with loading("its process has started") as opened, trio.open_nursery() as callers:
         errors = []
 
@@ -91,7 +91,7 @@ async def test_caller_that_waits_for_the_load_gets_an_error_after_an_unload(wait
         await trio.testing.wait_all_tasks_blocked()
         await opened.fleet.unload("m", wait=wait)
         await opened.until(lambda: bool(errors))
-        assert [(type(error), error.status) for error in errors] == [told]
+        assert [(type(error), error.status) for error in errors] == [expected]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -178,19 +178,19 @@ async def test_duplicate_and_unknown_node_ids_are_refused():
 
 async def test_adding_this_server_as_its_own_node_is_refused():
     async with stub() as server, running_fleet(health_check=QUICK) as opened:
-        server.says = {"status": "ok", "instance": opened.fleet.instance}
+        server.health_body = {"status": "ok", "instance": opened.fleet.instance}
         with pytest.raises(InvalidRequest, match="this server itself") as refused:
             await opened.fleet.add_node(node(server.url))
         assert (refused.value.param, opened.fleet.nodes()) == ("url", [])
         # Its id is free again for a different server.
-        server.says = {"status": "ok", "instance": "0" * 32}
+        server.health_body = {"status": "ok", "instance": "0" * 32}
         await opened.fleet.add_node(node(server.url))
         assert state(opened) == "up"
 
 
 async def test_configured_node_that_is_this_server_stays_down_with_a_reason():
     async with stub() as server, running_fleet(health_check=QUICK) as opened:
-        server.says = {"instance": opened.fleet.instance}
+        server.health_body = {"instance": opened.fleet.instance}
         nodes = (node(server.url, models=("m",)),)
         await opened.fleet.reload(Config(models=(), nodes=nodes, health_check=QUICK))
         await opened.until(lambda: len(server.requests) > QUICK.failures)
@@ -199,10 +199,12 @@ async def test_configured_node_that_is_this_server_stays_down_with_a_reason():
         assert status.problem == "it is this server itself"
 
 
-@pytest.mark.parametrize("says", [None, [], "ok", {"instance": None}, {"instance": 7}, {"instance": "other"}])
-async def test_other_contents_of_a_health_response_are_ignored(says):
+@pytest.mark.parametrize(
+    "health", [None, [], "ok", {"instance": None}, {"instance": 7}, {"instance": "other"}]
+)
+async def test_other_contents_of_a_health_response_are_ignored(health):
     async with stub() as server, running_fleet(health_check=QUICK) as opened:
-        server.says = says
+        server.health_body = health
         await opened.fleet.add_node(node(server.url))
         assert state(opened) == "up"
 
@@ -210,7 +212,7 @@ async def test_other_contents_of_a_health_response_are_ignored(says):
 async def test_node_that_becomes_this_server_goes_down():
     async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")
-        server.says = {"instance": opened.fleet.instance}
+        server.health_body = {"instance": opened.fleet.instance}
         await opened.until(lambda: state(opened) == "down")
         assert opened.dispatcher.statistics().seats == 0
 

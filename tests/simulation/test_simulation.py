@@ -48,7 +48,7 @@ def test_random_hours_leave_the_server_healthy(simulators, pytestconfig, capsys)
     hours = pytestconfig.getoption("--simulation-hours")
     first = pytestconfig.getoption("--simulation-seed") or 0
     verdicts = in_parallel(simulators, hours, first)
-    assert failures(told(verdicts, hours, capsys)) == []
+    assert failures(printed_progress(verdicts, hours, capsys)) == []
 
 
 @pytest.mark.timeout(0)
@@ -116,7 +116,9 @@ def in_parallel(simulators: ProcessPoolExecutor, hours: int, first: int) -> Iter
         yield done.result()
 
 
-def told(verdicts: Iterable[Verdict], hours: int, capsys: pytest.CaptureFixture[str]) -> Iterator[Verdict]:
+def printed_progress(
+    verdicts: Iterable[Verdict], hours: int, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Verdict]:
     """Yield the verdicts; print each one with problems at once, and the progress at intervals."""
     outcomes: Counter[str] = Counter()
     cpu_s = 0.0

@@ -72,12 +72,12 @@ def what_lies_change(seed: int) -> list[str]:
     """Run an hour with correctly and one with falsely reported usage; return the differences."""
     from simulation.hour import Hour
 
-    told: list[list[str]] = []
+    outcomes: list[list[str]] = []
     for lies in (False, True):
         hour = Hour(seed, kinds=(), lies=lies)
         problems = hour.run().problems
-        told.append([*problems, *map(str, hour.drawer.visits)])
-    honest, lied = told
+        outcomes.append([*problems, *map(str, hour.drawer.visits)])
+    honest, lied = outcomes
     if len(honest) != len(lied):
         return [f"hour {seed}: {len(honest)} requests and problems became {len(lied)}"]
     return [
