@@ -200,10 +200,10 @@ def fan_out(port: int, streams: int) -> dict[str, float]:
         for sock in socks:
             sock.sendall(b"GET /events HTTP/1.1\r\nHost: bench\r\n\r\n")
             selector.register(sock, selectors.EVENT_READ, sock)
-        settled = time.perf_counter() + 1.0
+        warmed_up_at = time.perf_counter() + 1.0
         before, start, events = 0.0, 0.0, 0
         while not start or time.perf_counter() < start + SECONDS:
-            if not start and time.perf_counter() > settled:
+            if not start and time.perf_counter() > warmed_up_at:
                 before, start = cpu_s(port), time.perf_counter()
             for key, _ in selector.select(0.1):
                 sock = key.data

@@ -4,9 +4,9 @@
 
 A real server process runs with a real child whose model is simulated (queue_live_child.py), so the figures
 are those of the queue, the HTTP server and the frames. The server has one core. The child, the clients that
-stream and flood (queue_live_crowd.py) and this process, which measures, share another. All times are measured
-by clients over sockets, except the end of a cancel: it is the time at which the server knows of a free slot,
-checked every 2 ms. Linux only: each tenant uses its own loopback address.
+stream and flood (queue_live_clients.py) and this process, which measures, share another. All times are
+measured by clients over sockets, except the end of a cancel: it is the time at which the server knows of a
+free slot, checked every 2 ms. Linux only: each tenant uses its own loopback address.
 
 The flood is measured as in `bench/fairness.py`. Nine tenants send one request a second each, which is 57 % of
 the capacity of 8 seats. Their requests and times are the same in every run. The runs: `alone`, without other
@@ -30,7 +30,7 @@ from typing import Any
 
 import trio
 
-from queue_live_crowd import FLOOD_ADDRESS, draw_tokens
+from queue_live_clients import FLOOD_ADDRESS, draw_tokens
 from queue_live_parts import Process, Timing, ask, health, quantiles_ms, running
 
 STREAMS = 500
@@ -59,14 +59,14 @@ async def under_streams() -> dict[str, Any]:
     settings = (STREAMS, STEP_MS, CAPACITY, TIMEOUT_S, "roundRobin")
     async with running("queue_live_server.py", *settings, cores=SERVER_CORE) as server:
         port = int(await server.line())
-        async with running("queue_live_crowd.py", port, cores=OTHER_CORE, niceness=5) as crowd:
-            assert await crowd.ask(f"streams {STREAMS}") == "streaming"
+        async with running("queue_live_clients.py", port, cores=OTHER_CORE, niceness=5) as clients:
+            assert await clients.ask(f"streams {STREAMS}") == "streaming"
             await trio.sleep(2)
             started, used, waited = trio.current_time(), server.cpu_s(), server.waited_s()
             await trio.sleep(5)
             load = (server.cpu_s() - used) / (trio.current_time() - started)
             refused, late = await refusals_and_timeouts(port)
-            cancelled = await cancels(server, crowd)
+            cancelled = await cancels(server, clients)
             without_core = (server.waited_s() - waited) / (trio.current_time() - started)
     return {
         "streams": STREAMS,
@@ -102,7 +102,7 @@ async def refusals_and_timeouts(port: int) -> tuple[list[float], list[float]]:
     return refused, late
 
 
-async def cancels(server: Process, crowd: Process) -> list[float]:
+async def cancels(server: Process, clients: Process) -> list[float]:
     """Disconnect clients one after another; return the times until the slot was free."""
     took: list[float] = []
     random = Random(2)
@@ -110,11 +110,11 @@ async def cancels(server: Process, crowd: Process) -> list[float]:
         pass  # the streams occupy the slots one by one
     for _ in range(CANCELS):
         await trio.sleep(random.uniform(0.05, 0.1))  # so that it happens at any point of a step
-        left_at = float(await crowd.ask("hang up"))
+        left_at = float(await clients.ask("hang up"))
         _, free, at = (await server.line()).split()
         assert free == "1"
         took.append(float(at) - left_at)
-        assert await crowd.ask("again") == "streaming"
+        assert await clients.ask("again") == "streaming"
         _, free, _ = (await server.line()).split()
         assert free == "0"
     return took
@@ -171,19 +171,19 @@ async def run_tenants(fairness: str, seconds: float, *, greedy: bool, flooded: b
     ):
         port = int(await server.line())
         nursery.start_soon(server.ignore)
-        async with running("queue_live_crowd.py", port, cores=OTHER_CORE, niceness=5) as crowd:
+        async with running("queue_live_clients.py", port, cores=OTHER_CORE, niceness=5) as clients:
             schedule = Schedule(seconds)
             for number in range(GREEDY if greedy else 0):
                 nursery.start_soon(send_without_end, port, number)
             if flooded:
-                nursery.start_soon(flood, crowd, seconds / 2)
+                nursery.start_soon(flood, clients, seconds / 2)
             probes: list[float] = []
             nursery.start_soon(probe, port, seconds / 2, probes)
             await schedule.ask(port)
             figures = schedule.figures(seconds / 2)
             figures["health_within_2_s_ms"] = quantiles_ms(probes)
             if flooded:
-                figures["flood"] = json.loads(await crowd.ask("count"))
+                figures["flood"] = json.loads(await clients.ask("count"))
         nursery.cancel_scope.cancel()
     return figures
 
@@ -195,10 +195,10 @@ async def send_without_end(port: int, number: int) -> None:
         await ask(port, "heavy", draw_tokens(random), address=FLOOD_ADDRESS)
 
 
-async def flood(crowd: Process, after_s: float) -> None:
+async def flood(clients: Process, after_s: float) -> None:
     """Send the flood after some seconds."""
     await trio.sleep(after_s)
-    assert (await crowd.ask(f"flood {FLOOD}")).startswith("sent")
+    assert (await clients.ask(f"flood {FLOOD}")).startswith("sent")
 
 
 async def probe(port: int, after_s: float, took: list[float]) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import trio
 
-from queue_live_crowd import request
+from queue_live_clients import request
 
 HERE = Path(__file__).parent
 

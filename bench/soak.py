@@ -33,7 +33,7 @@ from soaking.report import (
     problems_of_growth,
 )
 from soaking.sampling import Sample, idle, sample
-from soaking.tenants import Tally, Tenants
+from soaking.tenants import LoadReport, Tenants
 from soaking.world import World
 
 REST_S = 60.0
@@ -67,23 +67,23 @@ async def run_soak(folder: Path, options: Options) -> Report:
 
 async def _soak(world: World, options: Options) -> Report:
     # Resources that are opened lazily and kept must be open before the idle counts are taken.
-    await _load(world, Tally(), options.seed - 1, options.warm_up_s, options.grace_s)
+    await _load(world, LoadReport(), options.seed - 1, options.warm_up_s, options.grace_s)
     before = await idle(world, REST_S)
     world.began_s = time.monotonic()
-    tally, samples = Tally(), list[Sample]()
+    report, samples = LoadReport(), list[Sample]()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_show_progress, tally, options.minutes)
-        nursery.start_soon(_sample, world, tally, samples, options.sample_every_s)
+        nursery.start_soon(_show_progress, report, options.minutes)
+        nursery.start_soon(_sample, world, report, samples, options.sample_every_s)
         nursery.start_soon(Chaos(world, options.seed, options.chaos_every_s).run)
-        await _load(world, tally, options.seed, options.minutes * 60, options.grace_s)
+        await _load(world, report, options.seed, options.minutes * 60, options.grace_s)
         nursery.cancel_scope.cancel()
     after = await idle(world, REST_S)
     lived = world.steady_pid in world.engine_children()
     code = await trio.to_thread.run_sync(world.stop)
 
-    by_minute = minutes_of(tally, world.began_s)
+    by_minute = minutes_of(report, world.began_s)
     growth = growth_of(samples, by_minute)
-    problems = [*tally.problems, *problems_at_rest(before, after), *problems_of_growth(growth)]
+    problems = [*report.problems, *problems_at_rest(before, after), *problems_of_growth(growth)]
     problems += problems_in_log(_log(world.log))
     if not lived:
         problems.append("the steady model's process did not live as long as the server")
@@ -92,10 +92,10 @@ async def _soak(world: World, options: Options) -> Report:
     return Report(
         seed=options.seed,
         minutes=options.minutes,
-        requests=tally.requests,
-        outcomes=dict(sorted(tally.outcomes.items())),
-        answered=dict(sorted(tally.answered.items())),
-        canaries=dict(tally.canaries),
+        requests=report.requests,
+        outcomes=dict(sorted(report.outcomes.items())),
+        answered=dict(sorted(report.answered.items())),
+        canaries=dict(report.canaries),
         idle_before=before,
         idle_after=after,
         exit_code=code,
@@ -107,9 +107,9 @@ async def _soak(world: World, options: Options) -> Report:
     )
 
 
-async def _load(world: World, tally: Tally, seed: int, seconds: float, grace_s: float) -> None:
+async def _load(world: World, report: LoadReport, seed: int, seconds: float, grace_s: float) -> None:
     """Run all tenants for some seconds, then wait up to `grace_s` for the last responses."""
-    tenants = Tenants(world, tally, seed)
+    tenants = Tenants(world, report, seed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tenants.run)
         await trio.sleep(seconds)
@@ -117,17 +117,20 @@ async def _load(world: World, tally: Tally, seed: int, seconds: float, grace_s: 
         nursery.cancel_scope.deadline = trio.current_time() + grace_s
 
 
-async def _sample(world: World, tally: Tally, samples: list[Sample], every_s: float) -> None:
+async def _sample(world: World, report: LoadReport, samples: list[Sample], every_s: float) -> None:
     while True:
         with suppress(OSError):  # the steady child has ended, which is reported separately
-            samples.append(await sample(world, tally.requests))
+            samples.append(await sample(world, report.requests))
         await trio.sleep(every_s)
 
 
-async def _show_progress(tally: Tally, minutes: float) -> None:
+async def _show_progress(report: LoadReport, minutes: float) -> None:
     for minute in range(1, int(minutes) + 1):
         await trio.sleep(60)
-        print(f"minute {minute}: {tally.requests} requests, {len(tally.problems)} problems", file=sys.stderr)
+        print(
+            f"minute {minute}: {report.requests} requests, {len(report.problems)} problems",
+            file=sys.stderr,
+        )
 
 
 def _log(file: Path) -> list[dict[str, object]]:

@@ -24,7 +24,7 @@ class FakeFleet:
     statuses: list[ModelStatus] | None = None
     node_statuses: list[NodeStatus] = field(default_factory=list)
     refusal: FairleadError | None = None
-    asked: list[tuple] = field(default_factory=list)
+    calls: list[tuple] = field(default_factory=list)
     instance: str = "0" * 32
     outputs: dict[str, ProcessOutput] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
@@ -115,6 +115,6 @@ class FakeFleet:
         self._note(*what)
 
     def _note(self, *what: object) -> None:
-        self.asked.append(what)
+        self.calls.append(what)
         if self.refusal is not None:
             raise self.refusal

@@ -41,13 +41,13 @@ class Fleet:
         states["well"].acquire(0)  # busier than the other
         self.rest = self.dispatcher.statistics()
 
-    async def ask(self, asked: Job) -> bytes:
+    async def ask(self, job: Job) -> bytes:
         """Return all bytes of the answer. Raise the job's error."""
         try:
             async with trio.open_nursery() as exchange:
-                answer = await exchange.start(self.gateway.serve, asked)
+                answer = await exchange.start(self.gateway.serve, job)
                 raw = b""
-                if not asked.stream:
+                if not job.stream:
                     await answer.deltas.ended()
                 while taken := await answer.deltas.take():
                     raw += b"".join(piece for delta in taken for piece in delta.raw)
@@ -76,7 +76,7 @@ def asking(*, stream: bool = True, **sampling: object) -> Job:
     return msgspec.structs.replace(relayed_job(stream=stream), sampling=Sampling(max_tokens=10, **sampling))
 
 
-def said(raw: bytes) -> str:
+def content(raw: bytes) -> str:
     return "".join(CHAT_READER.read_event(event).text for event in split_events(raw))
 
 
@@ -89,7 +89,7 @@ async def test_failure_before_the_answer_is_not_seen_by_the_client(stream, how, 
         raw = await opened.ask(asking(stream=stream))
         assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 1)
     if stream:
-        assert text(8) == said(raw)
+        assert text(8) == content(raw)
         assert raw.count(b"[DONE]") == 1
     else:
         assert text(8) == msgspec.json.decode(raw)["choices"][0]["message"]["content"]
@@ -101,7 +101,7 @@ async def test_repeatable_stream_resumes_at_the_other_server(how, after, samplin
     async with fleet(how=how, after=after, waits=True) as opened:
         raw = await opened.ask(asking(**sampling))
         assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 1)
-    assert text(8) == said(raw)
+    assert text(8) == content(raw)
     assert raw.count(b"[DONE]") == 1
 
 

@@ -38,9 +38,9 @@ def test_a_value_on_a_bound_counts_below_it_and_one_above_all_bounds_counts_last
 
 
 def test_a_whole_answer_is_in_every_histogram_with_the_time_of_its_phase():
-    tally = JobMetrics()
-    tally.add(timeline())
-    durations = tally.statistics().models["m"].durations
+    metrics = JobMetrics()
+    metrics.add(timeline())
+    durations = metrics.statistics().models["m"].durations
     totals = {name: getattr(durations, name).total for name in durations.__struct_fields__}
     expected = {"queue": 1.0, "first_token": 3.0, "prefill": 2.0, "decode": 4.0, "end_to_end": 7.0}
     assert expected | {"token_gap": 4.0} == totals
@@ -48,67 +48,67 @@ def test_a_whole_answer_is_in_every_histogram_with_the_time_of_its_phase():
 
 
 def test_gaps_between_tokens_are_those_of_each_choice_not_of_all_together():
-    tally = JobMetrics()
-    tally.add(timeline(n=2, tokens=10))
-    gaps = tally.statistics().models["m"].durations.token_gap
+    metrics = JobMetrics()
+    metrics.add(timeline(n=2, tokens=10))
+    gaps = metrics.statistics().models["m"].durations.token_gap
     assert (gaps.count, gaps.total) == (8, 8.0)  # two choices of five tokens in the same four seconds
 
 
 def test_a_job_that_never_had_a_seat_is_in_no_histogram_and_its_prompt_was_not_computed():
-    tally = JobMetrics()
-    tally.add(timeline(outcome="queue_full", granted_s=None, first_delta_s=None, tokens=0))
-    model = tally.statistics().models["m"]
+    metrics = JobMetrics()
+    metrics.add(timeline(outcome="queue_full", granted_s=None, first_delta_s=None, tokens=0))
+    model = metrics.statistics().models["m"]
     assert model.outcomes == {"queue_full": 1}
     assert sum(getattr(model.durations, name).count for name in model.durations.__struct_fields__) == 0
     assert (model.prompt_tokens, model.finish_reasons) == (0, {})
 
 
 def test_broken_answer_counts_its_tokens_and_first_token_but_no_whole_duration():
-    tally = JobMetrics()
-    tally.add(timeline(outcome="node_failed", tokens=3))
-    tally.add(timeline(outcome=LEFT, tokens=2))
-    model = tally.statistics().models["m"]
+    metrics = JobMetrics()
+    metrics.add(timeline(outcome="node_failed", tokens=3))
+    metrics.add(timeline(outcome=LEFT, tokens=2))
+    model = metrics.statistics().models["m"]
     assert (model.durations.first_token.count, model.durations.end_to_end.count) == (2, 0)
     assert (model.prompt_tokens, model.generated_tokens) == (6, 5)
     assert model.finish_reasons == {"abort": 1}
 
 
 def test_answer_counts_as_cut_short_if_any_of_its_choices_was():
-    tally = JobMetrics()
-    tally.add(timeline(n=2, finish_reasons=("stop", "length")))
-    tally.add(timeline(n=2, finish_reasons=("stop", "stop")))
-    assert tally.statistics().models["m"].finish_reasons == {"length": 1, "stop": 1}
+    metrics = JobMetrics()
+    metrics.add(timeline(n=2, finish_reasons=("stop", "length")))
+    metrics.add(timeline(n=2, finish_reasons=("stop", "stop")))
+    assert metrics.statistics().models["m"].finish_reasons == {"length": 1, "stop": 1}
 
 
 def test_jobs_under_way_are_counted_as_waiting_or_running_with_the_tokens_they_have():
-    tally = JobMetrics()
-    tally.add(timeline())
+    metrics = JobMetrics()
+    metrics.add(timeline())
     waiting = timeline(granted_s=None, first_delta_s=None, ended_s=None, tokens=0)
     running = timeline(ended_s=None, tokens=2)
-    model = tally.statistics([waiting, running]).models["m"]
+    model = metrics.statistics([waiting, running]).models["m"]
     assert (model.waiting, model.running) == (1, 1)
     assert (model.prompt_tokens, model.generated_tokens) == (6, 7)
     assert model.outcomes == {SUCCESS: 1}
 
 
 def test_no_count_of_tokens_falls_when_an_answer_is_restarted():
-    tally = JobMetrics()
+    metrics = JobMetrics()
     running = timeline(ended_s=None, tokens=9)
-    assert tally.statistics([running]).models["m"].generated_tokens == 9
+    assert metrics.statistics([running]).models["m"].generated_tokens == 9
     running.tokens = 0
-    assert tally.statistics([running]).models["m"].generated_tokens == 9
+    assert metrics.statistics([running]).models["m"].generated_tokens == 9
     running.tokens = 12
-    assert tally.statistics([running]).models["m"].generated_tokens == 12
-    tally.add(running)
-    assert tally.statistics().models["m"].generated_tokens == 12
+    assert metrics.statistics([running]).models["m"].generated_tokens == 12
+    metrics.add(running)
+    assert metrics.statistics().models["m"].generated_tokens == 12
 
 
 def test_five_thousand_tenants_have_a_thousand_names_and_one_for_the_others():
-    tally = JobMetrics()
+    metrics = JobMetrics()
     for number in range(5000):
-        tally.add(timeline(f"tenant {number}"))
-    tally.add(timeline("tenant 3"))
-    tenants = tally.statistics().tenants
+        metrics.add(timeline(f"tenant {number}"))
+    metrics.add(timeline("tenant 3"))
+    tenants = metrics.statistics().tenants
     assert len(tenants) == 1001
     assert (tenants[OTHER].jobs, tenants["tenant 999"].jobs, tenants["tenant 3"].jobs) == (4000, 1, 2)
     assert sum(tenant.jobs for tenant in tenants.values()) == 5001
@@ -116,7 +116,7 @@ def test_five_thousand_tenants_have_a_thousand_names_and_one_for_the_others():
 
 @pytest.mark.parametrize("under_way", [False, True])
 def test_names_of_models_are_bounded_too_those_of_running_jobs_among_them(under_way):
-    tally = JobMetrics(labels_at_most=2)
+    metrics = JobMetrics(labels_at_most=2)
     timelines = []
     for name in ("a", "b", "c", "d"):
         made = timeline(ended_s=None if under_way else 7.0)
@@ -124,13 +124,13 @@ def test_names_of_models_are_bounded_too_those_of_running_jobs_among_them(under_
         timelines.append(made)
     if not under_way:
         for made in timelines:
-            tally.add(made)
-    models = tally.statistics(timelines if under_way else ()).models
+            metrics.add(made)
+    models = metrics.statistics(timelines if under_way else ()).models
     assert {name: each.generated_tokens for name, each in models.items()} == {"a": 5, "b": 5, OTHER: 10}
 
 
 def test_attempts_beyond_the_first_are_retries():
-    tally = JobMetrics()
-    tally.add(timeline(attempts=2))
-    tally.add(timeline(attempts=0, outcome=LEFT, granted_s=None, first_delta_s=None))
-    assert tally.statistics().models["m"].retries == 1
+    metrics = JobMetrics()
+    metrics.add(timeline(attempts=2))
+    metrics.add(timeline(attempts=0, outcome=LEFT, granted_s=None, first_delta_s=None))
+    assert metrics.statistics().models["m"].retries == 1

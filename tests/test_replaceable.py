@@ -22,7 +22,7 @@ from fairlead.nodes.model_process import ProcessOptions, make_process
 from fairlead.registry import Registry
 from fairlead.swap.policies import POLICIES, policy_for
 from fake_nodes import LIMITS, job
-from fleet.running_fleet import engine, garage, question, sleeper
+from fleet.running_fleet import engine, question, running_fleet, sleeper
 
 ENTRY_POINTS = """\
 [fairlead.schedulers]
@@ -206,15 +206,15 @@ def test_default_scheduler_receives_every_setting_of_the_queue(monkeypatch):
     }
 
 
-async def test_models_make_room_as_the_policy_that_is_named_says(acme):
+async def test_named_policy_decides_evictions(acme):
     swap = NamedSwap("only", {"stay": ["a"]})
-    async with garage(sleeper("a"), sleeper("b"), sleeper("c"), swap=swap) as opened:
+    async with running_fleet(sleeper("a"), sleeper("b"), sleeper("c"), swap=swap) as opened:
         for name in "abc":
             await opened.fleet.load(name)
         assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
 
 
-def test_a_policy_of_another_package_is_asked_for_its_reasons(acme):
+def test_policy_of_another_package_gives_its_reasons(acme):
     policy = policy_for(NamedSwap("only", {"stay": ["a"]}), {})
     assert policy.reason_for("c", ["a", "b"]).chosen == ("a", "c")
 
@@ -234,7 +234,7 @@ class Refusing:
 
 async def test_models_run_in_the_processes_that_the_factory_makes():
     process = Refusing()
-    async with garage(engine("x"), make_process=process) as opened:
+    async with running_fleet(engine("x"), make_process=process) as opened:
         with pytest.raises(LoadFailed, match="x: no container is free"):
             await opened.fleet.load("x")
         assert opened.status("x").state == "failed"
@@ -243,7 +243,7 @@ async def test_models_run_in_the_processes_that_the_factory_makes():
     assert process.made == ["x", "x"]
 
 
-def test_a_server_schedules_as_its_file_says(acme, tmp_path):
+def test_configuration_file_selects_the_scheduler(acme, tmp_path):
     environment = {
         "PYTHONPATH": os.pathsep.join([str(acme), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     }

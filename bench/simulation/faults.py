@@ -38,7 +38,7 @@ from fairlead.request_timeline import RequestTimeline
 from simulation.far_servers import FarServer, words_of
 
 NODES = 3
-SEATS = LENT_SEATS = 4  # seats of a node, and seats in the configuration
+SEATS = CONFIGURED_SEATS = 4  # seats of a node, and seats in the configuration
 HOUR_S = 20.0  # the time in which requests and faults start
 PATIENCE_S = 1000.0
 HEALTH = HealthConfig(interval_s=1.0, failures=3, timeout_s=1.0)
@@ -145,7 +145,7 @@ class _Round:
             config = NodeConfig(
                 id=host,
                 url=f"http://{host}:80",
-                seats=LENT_SEATS,
+                seats=CONFIGURED_SEATS,
                 models=("m",),
                 timeouts=TimeoutsConfig(
                     connect_s=5.0,

@@ -14,7 +14,7 @@ import msgspec
 
 from soaking.sampling import Idle, Sample
 from soaking.slopes import Slope, slope
-from soaking.tenants import Tally
+from soaking.tenants import LoadReport
 
 WARM_UP = 0.25  # the first part of the time, which slopes ignore
 MIB = 1024 * 1024
@@ -103,9 +103,9 @@ def growth_of(samples: Sequence[Sample], by_minute: Sequence[Minute]) -> dict[st
     return found
 
 
-def minutes_of(tally: Tally, began_s: float) -> list[Minute]:
+def minutes_of(report: LoadReport, began_s: float) -> list[Minute]:
     """Return the figures of each minute."""
-    firsts, gaps = _by_minute(tally.firsts, began_s), _by_minute(tally.gaps, began_s)
+    firsts, gaps = _by_minute(report.firsts, began_s), _by_minute(report.gaps, began_s)
     return [
         Minute(
             minute,

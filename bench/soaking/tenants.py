@@ -33,7 +33,7 @@ WORDS = ("fair", "queue", "seat", "slot", "block", "turn", "wait", "node", "mode
 
 
 @dataclass
-class Tally:
+class LoadReport:
     """The outcomes of the requests, and the times of the measured ones in seconds.
 
     For fair tenants, `firsts` are (when, time to the first event) and `gaps` (when, time between two pieces).
@@ -57,9 +57,9 @@ class Tally:
 class Tenants:
     """All clients of a world. `run` is the load; it returns after `stop`, when every request has ended."""
 
-    def __init__(self, world: World, tally: Tally, seed: int) -> None:
+    def __init__(self, world: World, report: LoadReport, seed: int) -> None:
         self._world = world
-        self._tally = tally
+        self._report = report
         self._seed = seed
         self._is_stopping = False
         self._ids = 0
@@ -132,7 +132,7 @@ class Tenants:
         with trio.move_on_after(chance.expovariate(2.0)) as leaving:
             await self._asked(client, "/v1/completions", model, _body(chance, "/v1/completions"))
         if leaving.cancelled_caught:
-            self._tally.outcomes["left"] += 1
+            self._report.outcomes["left"] += 1
 
     async def _cancel(self, chance: random.Random, client: Client) -> None:
         self._ids += 1
@@ -145,7 +145,7 @@ class Tenants:
             await trio.sleep(chance.expovariate(2.0))
             answer = await other.ask("POST", f"/v1/requests/{request_id}/cancel")
             if answer.status not in (200, 404):  # 404: it had ended
-                self._tally.problem(f"cancel was answered {answer.status}")
+                self._report.problem(f"cancel was answered {answer.status}")
         other.close()
 
     async def _embed(self, chance: random.Random, client: Client) -> None:
@@ -163,7 +163,7 @@ class Tenants:
         paths = ("/health", "/ready", "/running", "/queue", "/metrics", "/nodes", "/v1/models")
         answer = await client.ask("GET", chance.choice(paths))
         if answer.status not in (200, 503):  # /ready is 503 while a model loads, /health while one hangs
-            self._tally.problem(f"a probe was answered {answer.status} {answer.ending}")
+            self._report.problem(f"a probe was answered {answer.status} {answer.ending}")
         if chance.random() < 0.02:
             model = chance.choice(("victim", "talker"))
             force = chance.random() < 0.5
@@ -173,9 +173,9 @@ class Tenants:
     async def _abuse(self, chance: random.Random, client: Client) -> None:
         path = chance.choice((*RELAYED, "/v1/embeddings", "/tokenize", "/detokenize", "/models/load"))
         answer = await client.ask("POST", path, _hostile(chance))
-        self._tally.outcomes[f"hostile {answer.status}"] += 1
+        self._report.outcomes[f"hostile {answer.status}"] += 1
         if answer.status >= 500 or (answer.status == 0 and answer.ending == "cut"):
-            self._tally.problem(f"hostile body to {path}: {answer.status} {answer.code} {answer.ending}")
+            self._report.problem(f"hostile body to {path}: {answer.status} {answer.code} {answer.ending}")
 
     async def _read_slowly(self, chance: random.Random, client: Client) -> None:
         client.pause_s = chance.choice(
@@ -195,9 +195,9 @@ class Tenants:
             if answer.status == 200 and not answer.code and answer.ending == "whole":
                 text = json.loads(answer.body)["choices"][0]["text"]
                 self._canary = self._canary or text
-                self._tally.canaries["same" if text == self._canary else "changed"] += 1
+                self._report.canaries["same" if text == self._canary else "changed"] += 1
                 if text != self._canary:
-                    self._tally.problem(f"the canary of {model} got {text!r}, not {self._canary!r}")
+                    self._report.problem(f"the canary of {model} got {text!r}, not {self._canary!r}")
 
     # Outcomes -------------------------------------------------------------------------------------------
 
@@ -213,34 +213,34 @@ class Tenants:
         slow: bool = False,
     ) -> Answer:
         began_s = time.monotonic()
-        self._tally.requests += 1
+        self._report.requests += 1
         answer = Answer()
         with trio.move_on_after(SLOW_S if slow else HANGS_S) as hanging:
             answer = await client.ask("POST", path, body | {"model": model}, request_id)
         if hanging.cancelled_caught and slow:
-            self._tally.outcomes["left"] += 1
+            self._report.outcomes["left"] += 1
             return answer
         if hanging.cancelled_caught:
-            self._tally.problem(f"{path} for {model} had not ended after {HANGS_S:g} s")
+            self._report.problem(f"{path} for {model} had not ended after {HANGS_S:g} s")
             return answer
         outcome = self._outcome(answer, model, is_stream=bool(body.get("stream")), began_s=began_s)
         allowed = outcome in ("success", "no room", "harmed")
         allowed |= outcome == "cancelled" and bool(request_id)
         allowed |= outcome == "cut" and slow
-        self._tally.outcomes[outcome if allowed else f"unexpected {outcome}"] += 1
+        self._report.outcomes[outcome if allowed else f"unexpected {outcome}"] += 1
         if outcome == "success":
-            self._tally.answered[f"{path} of {model}"] += 1
+            self._report.answered[f"{path} of {model}"] += 1
         if not allowed:
             at_s = time.monotonic() - self._world.began_s
             said = answer.body[-300:].decode(errors="replace")
-            self._tally.problem(
+            self._report.problem(
                 f"{at_s:.0f} s: {path} for {model}: {outcome}, {answer.status} {answer.code} {said!r}"
             )
         if measured and outcome == "success" and body.get("stream"):
             now_s = time.monotonic()
             if answer.first_s is not None:
-                self._tally.firsts.append((now_s, answer.first_s))
-            self._tally.gaps += [(now_s, gap_s) for gap_s in answer.gaps_s]
+                self._report.firsts.append((now_s, answer.first_s))
+            self._report.gaps += [(now_s, gap_s) for gap_s in answer.gaps_s]
         return answer
 
     def _outcome(self, answer: Answer, model: str, *, is_stream: bool, began_s: float) -> str:

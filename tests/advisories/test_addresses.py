@@ -128,7 +128,7 @@ def test_no_address_in_a_header_is_connected_to(server: Target, listener):
 
 
 @tries("CVE-2026-5530", "CVE-2024-37032", "CVE-2025-51471")
-def test_no_registry_is_asked_for_a_model_that_a_request_names(server: Target, listener):
+def test_no_registry_is_queried_for_a_model_that_a_request_names(server: Target, listener):
     at = f"127.0.0.1:{listener.port}"
     for name in (f"{at}/library/evil", f"http://{at}/evil", f"hf.co@{at}/evil", "org/name", "org/name@main"):
         assert server.post(CHAT, chat(model=name)).status_code == 404

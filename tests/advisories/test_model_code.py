@@ -75,15 +75,15 @@ def directory(tmp_path, marker):
 @pytest.fixture
 def no_network(monkeypatch):
     """Make each of the process's attempts to connect fail; return the list of these attempts."""
-    asked = []
+    requested = []
 
     def refuse(*arguments, **_):
-        asked.append(arguments)
+        requested.append(arguments)
         raise OSError("there is no network")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    return asked
+    return requested
 
 
 @tries(*REMOTE_CODE)
@@ -147,8 +147,8 @@ def test_no_callable_that_a_model_names_is_run_even_without_assertions(directory
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    for value, said in zip(values, json.loads(ended.stdout.splitlines()[-1]), strict=True):
-        assert next(iter(value)) in said
+    for value, printed in zip(values, json.loads(ended.stdout.splitlines()[-1]), strict=True):
+        assert next(iter(value)) in printed
     assert not marker.exists()
 
 
@@ -183,8 +183,8 @@ def test_every_file_of_a_model_comes_from_the_requested_revision(tmp_path):
     with FakeHub({"org/model": files}) as hub:
         outcome, path, _ = find(f"org/model@{COMMIT}", hub, tmp_path)
     assert (outcome, Path(path).name) == ("found", COMMIT)
-    assert len(hub.asked) >= len(files)
-    assert all(f"/{COMMIT}" in path for _, path, _ in hub.asked), hub.asked
+    assert len(hub.requests) >= len(files)
+    assert all(f"/{COMMIT}" in path for _, path, _ in hub.requests), hub.requests
 
 
 @tries(*REMOTE_CODE, "CVE-2025-24357")
@@ -203,4 +203,4 @@ def test_no_code_and_no_pickle_is_fetched(tmp_path):
         outcome, path, _ = find("org/model", hub, tmp_path)
     assert outcome == "found"
     assert sorted(file.name for file in Path(path).iterdir()) == sorted(good)
-    assert not any(asked.split("?")[0].endswith(tuple(bad)) for _, asked, _ in hub.asked)
+    assert not any(requested.split("?")[0].endswith(tuple(bad)) for _, requested, _ in hub.requests)

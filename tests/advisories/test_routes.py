@@ -116,7 +116,7 @@ def test_no_path_leaves_the_folder_of_the_dashboard(server: Target, path):
     "CVE-2024-37032", "CVE-2024-39719", "CVE-2024-39721", "CVE-2024-39722", "CVE-2026-7020", "CVE-2023-31036"
 )
 def test_a_model_name_is_not_a_path_and_discloses_no_file(server: Target):
-    def said(name: str) -> list[str]:
+    def responses(name: str) -> list[str]:
         answers = [
             server.post(CHAT, chat(model=name)),
             server.post("/tokenize", {"model": name, "prompt": "a"}),
@@ -127,7 +127,7 @@ def test_a_model_name_is_not_a_path_and_discloses_no_file(server: Target):
         assert {answer.status_code for answer in answers} == {404}
         return [answer.text.replace(name, "NAME") for answer in answers[:4]]
 
-    of_no_file = said("/etc/no-such-file")
+    of_no_file = responses("/etc/no-such-file")
     for path in (
         "/etc/passwd",
         "../../etc/passwd",
@@ -137,4 +137,4 @@ def test_a_model_name_is_not_a_path_and_discloses_no_file(server: Target):
         f"{MODEL}/../{MODEL}",
         "sha256:" + "0" * 64,
     ):
-        assert said(path) == of_no_file
+        assert responses(path) == of_no_file

@@ -16,7 +16,7 @@ REQUESTS = [
 TIMES = 4
 
 
-def said(server: Target, path: str, body: dict) -> object:
+def response_to(server: Target, path: str, body: dict) -> object:
     """Return the answer without its varying parts; None if the model is not loaded."""
     answer = server.post(path, body)
     if answer.status_code in {404, 409}:
@@ -28,12 +28,16 @@ def said(server: Target, path: str, body: dict) -> object:
 
 @tries("CVE-2026-43631", "CVE-2026-43632")
 def test_requests_during_an_unload_get_their_usual_answer_or_a_clear_error(server: Target):
-    expected = [said(server, *request) for request in REQUESTS]
+    expected = [response_to(server, *request) for request in REQUESTS]
     with ThreadPoolExecutor(2 * len(REQUESTS)) as threads:
-        under_way = [threads.submit(said, server, *request) for request in REQUESTS for _ in range(TIMES)]
+        under_way = [
+            threads.submit(response_to, server, *request) for request in REQUESTS for _ in range(TIMES)
+        ]
         unloaded = threads.submit(server.post, "/models/unload", {"model": MODEL})
-        under_way += [threads.submit(said, server, *request) for request in REQUESTS for _ in range(TIMES)]
+        under_way += [
+            threads.submit(response_to, server, *request) for request in REQUESTS for _ in range(TIMES)
+        ]
         assert unloaded.result().status_code in {200, 409}
         for index, answer in enumerate(under_way):
             assert answer.result() in (None, expected[index // TIMES % len(REQUESTS)])
-    assert [said(server, *request) for request in REQUESTS] == expected
+    assert [response_to(server, *request) for request in REQUESTS] == expected

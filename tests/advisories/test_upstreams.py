@@ -22,7 +22,7 @@ class Bait:
 
     def __init__(self) -> None:
         self.answer = b""
-        self.asked: list[bytes] = []
+        self.requests: list[bytes] = []
         self.url = ""
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -37,10 +37,10 @@ class Bait:
                         await self._converse(stream)
 
     async def _converse(self, stream: trio.SocketStream) -> None:
-        asked = b""
-        while b"\r\n\r\n" not in asked and (data := await stream.receive_some()):
-            asked += data
-        self.asked.append(asked)
+        request = b""
+        while b"\r\n\r\n" not in request and (data := await stream.receive_some()):
+            request += data
+        self.requests.append(request)
         await stream.send_all(self.answer)
 
 
@@ -80,8 +80,8 @@ async def test_no_redirect_of_a_node_is_followed(status, stream):
     async with two_servers() as (first, other):
         first.answer = answer(status, f"Location: {other.url}/v1/chat/completions")
         got = await result_of(first, stream=stream)
-        assert len(first.asked) == 1
-        assert other.asked == []
+        assert len(first.requests) == 1
+        assert other.requests == []
     assert isinstance(got.error, NodeFailed)
     assert KEY not in got.error.message
     assert got.raw == b""
@@ -94,9 +94,9 @@ async def test_no_key_is_sent_to_an_address_that_a_node_names_in_a_challenge(sch
         realm = f'WWW-Authenticate: {scheme} realm="{other.url}/token",service="x",scope="*"'
         first.answer = answer("401 Unauthorized", realm, f"Location: {other.url}/")
         got = await result_of(first, stream=True)
-        assert len(first.asked) == 1
-        assert KEY.encode() in first.asked[0]
-        assert other.asked == []
+        assert len(first.requests) == 1
+        assert KEY.encode() in first.requests[0]
+        assert other.requests == []
     assert isinstance(got.error, NodeFailed)
     assert KEY not in got.error.message
 

@@ -72,8 +72,8 @@ async def test_retry_after_a_read_continues_after_all_deltas_put(attempts):
         assert sink is not None
         for number, text in enumerate(["one ", "two ", "three ", "four ", "five "][: 3 + attempt], start=1):
             sink.put(Delta(0, text, [number]))
-    told = "".join(["two ", "three ", "four ", "five "][: 1 + attempts])
-    assert told == "".join(delta.text for delta in await deltas.take())
+    delivered = "".join(["two ", "three ", "four ", "five "][: 1 + attempts])
+    assert delivered == "".join(delta.text for delta in await deltas.take())
     assert 2 + attempts == deltas.tokens
 
 

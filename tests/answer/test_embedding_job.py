@@ -42,16 +42,16 @@ async def vectors(deltas: Deltas) -> dict[int, tuple[float, ...]]:
     return found
 
 
-def expected(asked) -> dict[int, tuple[float, float]]:
-    return {index: (sum(prompt), len(prompt)) for index, prompt in enumerate(asked.prompts)}
+def expected(submitted) -> dict[int, tuple[float, float]]:
+    return {index: (sum(prompt), len(prompt)) for index, prompt in enumerate(submitted.prompts)}
 
 
 @pytest.mark.parametrize("prompts", [1, TEXTS_AT_ONCE + 1, 150])
 async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
-    asked = job(1, prompts=prompts, embed=True)
+    submitted = job(1, prompts=prompts, embed=True)
     async with running(embedder, Reports(), "embeds") as node:
-        async with generating(node, asked) as deltas:
-            assert expected(asked) == await vectors(deltas)
+        async with generating(node, submitted) as deltas:
+            assert expected(submitted) == await vectors(deltas)
             assert deltas.tokens == 0
         await engine_node._until_idle(node)
 
@@ -71,9 +71,9 @@ async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: Te
 
     monkeypatch.setattr(Worker, "submit", submitted)
     monkeypatch.setattr(texts._Texts, "receive_vector", returned)
-    asked = job(1, prompts=100, embed=True)
-    async with running(embedder, Reports(), "embeds") as node, generating(node, asked) as deltas:
-        assert expected(asked) == await vectors(deltas)
+    large_job = job(1, prompts=100, embed=True)
+    async with running(embedder, Reports(), "embeds") as node, generating(node, large_job) as deltas:
+        assert expected(large_job) == await vectors(deltas)
     assert max(most) == TEXTS_AT_ONCE
     assert not there
 
@@ -120,9 +120,9 @@ async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: 
 
 async def test_timeout_also_ends_the_texts_that_wait(embedder: TextModel):
     async with running(embedder, Reports(), "embeds,delay_ms=20,slots=1") as node:
-        asked = job(1, prompts=500, embed=True)
+        submitted = job(1, prompts=500, embed=True)
         with trio.move_on_after(0.2) as clock:
-            async with generating(node, asked) as deltas:
+            async with generating(node, submitted) as deltas:
                 clock.deadline += 60  # the node received the earlier deadline
                 with pytest.raises(RequestTimeout):
                     await vectors(deltas)

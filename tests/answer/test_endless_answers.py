@@ -113,7 +113,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("name", ENDLESS)
 async def test_endless_response_is_cut_off_early_with_little_memory(name):
-    answer, says, streams = ENDLESS[name]
+    answer, message, streams = ENDLESS[name]
     with scripted(lambda _request: answer()) as server:
         far = node(answer_bytes=MOST)
         job = relayed_job(stream=streams)
@@ -127,7 +127,7 @@ async def test_endless_response_is_cut_off_early_with_little_memory(name):
         assert [link.read_bytes for link in server.links if link.read_bytes > 700_000] == []
         assert server.open_links == 0
         assert peak_bytes < 2_000_000
-        with pytest.raises(NodeFailed, match=says):
+        with pytest.raises(NodeFailed, match=message):
             raise got.error
 
         server.answer = lambda _request: [stream(WELL)]
@@ -146,8 +146,8 @@ async def test_data_after_the_end_of_a_stream_is_dropped_with_its_connection():
 
 
 async def test_stream_with_comments_between_its_events_succeeds():
-    said = b'data: {"choices":[{"text":"a"}]}\n\n'
-    events = [(b": still here\n\n" * 9 + said) * 20] * 100
+    event = b'data: {"choices":[{"text":"a"}]}\n\n'
+    events = [(b": still here\n\n" * 9 + event) * 20] * 100
     with scripted(lambda _request: [stream(*events, WELL)]):
         got = await generated(node(), relayed_job())
     assert got.error is None

@@ -21,7 +21,7 @@ MOST = 100_000
 # Content type, encoding, status and body ----------------------------------------------------------------
 
 
-async def asked(answer: bytes, *, streams: bool = False):
+async def relay(answer: bytes, *, streams: bool = False):
     """Return the result of a job that gets this response."""
     with scripted(lambda _request: [answer]) as server:
         got = await generated(node(), relayed_job(stream=streams))
@@ -40,7 +40,7 @@ async def asked(answer: bytes, *, streams: bool = False):
     ],
 )
 async def test_json_type_is_accepted_with_any_parameters(kind):
-    got = await asked(whole(ANSWER, kind))
+    got = await relay(whole(ANSWER, kind))
     assert (got.error, got.raw) == (None, ANSWER)
 
 
@@ -70,7 +70,7 @@ FOREIGN = [
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("body", [PAGE, ANSWER], ids=["page", "json"])
 async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
-    got = await asked(whole(body, kind), streams=streams)
+    got = await relay(whole(body, kind), streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
     assert (got.error.status, got.error.code) == (502, "node_failed")
@@ -79,7 +79,7 @@ async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
 
 
 async def test_two_content_types_are_refused():
-    got = await asked(whole(ANSWER, "application/json", "Content-Type: text/html"))
+    got = await relay(whole(ANSWER, "application/json", "Content-Type: text/html"))
     assert isinstance(got.error, UpstreamFailed)
 
 
@@ -87,7 +87,7 @@ async def test_two_content_types_are_refused():
     ("answer", "streams"), [(whole(ANSWER), True), (whole(WELL, "text/event-stream"), False)]
 )
 async def test_stream_instead_of_json_or_the_reverse_fails_only_its_job(answer, streams):
-    got = await asked(answer, streams=streams)
+    got = await relay(answer, streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, RelayFailed)
 
@@ -96,7 +96,7 @@ async def test_stream_instead_of_json_or_the_reverse_fails_only_its_job(answer, 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
     kind = "text/event-stream" if streams else "application/json"
-    got = await asked(whole(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
+    got = await relay(whole(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
 
@@ -111,7 +111,7 @@ async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
 @pytest.mark.parametrize("streams", [False, True])
 async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status, streams):
     answer = whole(ANSWER, "application/json", "Location: http://127.0.0.1:1/", status=f"{status} Odd")
-    got = await asked(answer, streams=streams)
+    got = await relay(answer, streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
 
@@ -125,7 +125,7 @@ async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status
     ],
 )
 async def test_empty_response_is_a_failure_of_the_node(answer):
-    got = await asked(answer)
+    got = await relay(answer)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
 
@@ -148,7 +148,7 @@ async def test_empty_response_is_a_failure_of_the_node(answer):
     ],
 )
 async def test_wrong_length_of_the_body_is_a_failure_of_the_node(lines):
-    got = await asked(head("application/json", *lines) + ANSWER)
+    got = await relay(head("application/json", *lines) + ANSWER)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
 
@@ -168,7 +168,7 @@ async def test_wrong_length_of_the_body_is_a_failure_of_the_node(lines):
     ],
 )
 async def test_body_that_is_not_a_json_object_fails_its_job(body):
-    got = await asked(whole(body))
+    got = await relay(whole(body))
     assert got.deltas == []
     assert isinstance(got.error, RelayFailed)
 
@@ -183,12 +183,12 @@ async def test_body_that_is_not_a_json_object_fails_its_job(body):
     ],
 )
 async def test_unusual_json_object_is_relayed_unchanged(body):
-    got = await asked(whole(body))
+    got = await relay(whole(body))
     assert (got.error, got.raw) == (None, body)
 
 
 async def test_error_with_status_200_fails_the_job():
-    got = await asked(whole(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
+    got = await relay(whole(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
     assert got.deltas == []
     assert isinstance(got.error, RelayFailed)
     assert got.error.message == "far failed: no credit  left"
@@ -200,7 +200,7 @@ async def test_error_with_status_200_fails_the_job():
 @pytest.mark.parametrize("kind", ["application/json", "application/problem+json; charset=utf-8"])
 async def test_refusal_in_json_is_relayed_unchanged(kind):
     body = b'{"error":  {"message": "no such tool"}}'
-    got = await asked(whole(body, kind, status="422 Odd"))
+    got = await relay(whole(body, kind, status="422 Odd"))
     assert isinstance(got.error, NodeRefused)
     assert (got.error.status, got.error.body) == (422, body)
 
@@ -224,7 +224,7 @@ async def test_refusal_in_json_is_relayed_unchanged(kind):
 )
 @pytest.mark.parametrize("streams", [False, True])
 async def test_any_other_refusal_is_quoted_as_one_short_line(body, kind, streams):
-    got = await asked(whole(body, kind, status="400 Bad"), streams=streams)
+    got = await relay(whole(body, kind, status="400 Bad"), streams=streams)
     assert isinstance(got.error, NodeRefused)
     assert (got.error.status, got.error.body) == (400, b"")
     assert got.error.message.startswith("far answered 400")
@@ -233,7 +233,7 @@ async def test_any_other_refusal_is_quoted_as_one_short_line(body, kind, streams
 
 
 async def test_compressed_refusal_is_not_relayed():
-    got = await asked(whole(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad"))
+    got = await relay(whole(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad"))
     assert isinstance(got.error, NodeRefused)
     assert (got.error.message, got.error.body) == ("far answered 400", b"")
 

@@ -155,13 +155,13 @@ async def test_relayed_body_differs_from_the_clients_only_in_the_model():
         job = relayed_job(request_id="abc", seed=2**70, temperature=1e-7, tools=[{"x": "ü"}])
         job = msgspec.structs.replace(job, traceparent=TRACE)
         await generated(node, job)
-        asked = server.jobs[0]
-    assert asked.path == CHAT
-    assert asked.headers["authorization"] == "Bearer sk-secret"
-    assert (asked.headers["x-request-id"], asked.headers["traceparent"]) == ("abc", TRACE)
-    assert f"127.0.0.1:{server.port}" == asked.headers["host"]
+        received = server.jobs[0]
+    assert received.path == CHAT
+    assert received.headers["authorization"] == "Bearer sk-secret"
+    assert (received.headers["x-request-id"], received.headers["traceparent"]) == ("abc", TRACE)
+    assert f"127.0.0.1:{server.port}" == received.headers["host"]
     assert job.relay is not None
-    assert job.relay.body.replace(b'"model":"m"', b'"model":"org/Other-7B"') == asked.body
+    assert job.relay.body.replace(b'"model":"m"', b'"model":"org/Other-7B"') == received.body
 
 
 def test_rewriting_keeps_every_value_as_it_was_written():

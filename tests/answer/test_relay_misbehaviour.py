@@ -34,24 +34,24 @@ WELL_BUT_USELESS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "after", "says"), SICK)
-async def test_broken_stream_fails_its_job_and_counts_against_the_node(how, after, says):
+@pytest.mark.parametrize(("how", "after", "message"), SICK)
+async def test_broken_stream_fails_its_job_and_counts_against_the_node(how, after, message):
     async with stub() as server:
         node = ready_node(server)
         got = await generated(node, relayed_job(stub={"how": how, "after": after}))
         assert node.status().busy == 0
     assert isinstance(got.error, UpstreamFailed)
-    with pytest.raises(NodeFailed, match=says):
+    with pytest.raises(NodeFailed, match=message):
         raise got.error
 
 
-@pytest.mark.parametrize(("how", "after", "says"), WELL_BUT_USELESS)
-async def test_bad_response_fails_its_job_and_does_not_count_against_the_node(how, after, says):
+@pytest.mark.parametrize(("how", "after", "message"), WELL_BUT_USELESS)
+async def test_bad_response_fails_its_job_and_does_not_count_against_the_node(how, after, message):
     async with stub() as server:
         got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
     assert isinstance(got.error, NodeFailed)
     assert not isinstance(got.error, UpstreamFailed)
-    with pytest.raises(NodeFailed, match=says):
+    with pytest.raises(NodeFailed, match=message):
         raise got.error
 
 

@@ -25,41 +25,43 @@ async def refused(monkeypatch, status: int, body: bytes, headers: str = ""):
     return got.error, listening.reports
 
 
-def told(code: object) -> bytes:
+def refusal_event(code: object) -> bytes:
     return json.dumps({"error": {"message": "not now", "type": "x", "param": None, "code": code}}).encode()
 
 
 @pytest.mark.parametrize("code", ["model_loading", "draining", "no_node"])
 async def test_fairlead_without_capacity_is_full_and_stays_up(monkeypatch, code):
-    error, reports = await refused(monkeypatch, 503, told(code), "Retry-After: 7\r\n")
+    error, reports = await refused(monkeypatch, 503, refusal_event(code), "Retry-After: 7\r\n")
     assert isinstance(error, NodeFull)
     assert (7 if code == "draining" else None) == error.retry_after_s
     assert [report[0] for report in reports] == ["up"]
 
 
 async def test_job_for_a_model_being_unloaded_can_go_to_another_node(monkeypatch):
-    error, reports = await refused(monkeypatch, 409, told("unloaded"), "Retry-After: 2\r\n")
+    error, reports = await refused(monkeypatch, 409, refusal_event("unloaded"), "Retry-After: 2\r\n")
     assert isinstance(error, NodeFull)
     assert [report[0] for report in reports] == ["up"]
 
 
 async def test_other_409_is_a_refusal_for_the_client(monkeypatch):
-    error, _ = await refused(monkeypatch, 409, told("conflict"))
+    error, _ = await refused(monkeypatch, 409, refusal_event("conflict"))
     assert isinstance(error, NodeRefused)
     assert error.status == 409
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"\xff", told("other"), told(503), told(None)])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b"\xff", refusal_event("other"), refusal_event(503), refusal_event(None)]
+)
 async def test_other_503_is_a_failure_of_the_node(monkeypatch, body):
     error, _ = await refused(monkeypatch, 503, body)
     assert isinstance(error, NodeFailed)
     assert not isinstance(error, NodeFull)
 
 
-@pytest.mark.parametrize("said", ["soon", "-1", "1e3", "٣", "9" * 40, ""])
-async def test_invalid_retry_after_is_ignored(monkeypatch, said):
-    said = said if said.isascii() else ""
-    error, _ = await refused(monkeypatch, 503, told("draining"), f"Retry-After: {said}\r\n")
+@pytest.mark.parametrize("value", ["soon", "-1", "1e3", "٣", "9" * 40, ""])
+async def test_invalid_retry_after_is_ignored(monkeypatch, value):
+    value = value if value.isascii() else ""
+    error, _ = await refused(monkeypatch, 503, refusal_event("draining"), f"Retry-After: {value}\r\n")
     assert isinstance(error, NodeFull)
     assert error.retry_after_s is None
 

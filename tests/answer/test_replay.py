@@ -81,8 +81,8 @@ def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, ot
     reader = READERS[path]
     first = event_deltas(stream_events(path, {}, 8, chunk_words), reader)[:-1]
     # Nodes hold the first events back until there is text, so at least that much was sent.
-    said = next(number for number, delta in enumerate(first, 1) if delta.text)
-    first = first[: said + end]
+    first_text = next(number for number, delta in enumerate(first, 1) if delta.text)
+    first = first[: first_text + end]
     second = event_deltas(stream_events(path, {}, 8, other_chunk_words), reader)
     client = repeated(joined(first, sizes), joined(second, reversed(sizes)), reader)
     assert client.error is None
@@ -161,14 +161,14 @@ DIFFERENCES = [
 ]
 
 
-@pytest.mark.parametrize(("first", "second", "says"), DIFFERENCES)
-def test_a_difference_is_named(first, second, says):
+@pytest.mark.parametrize(("first", "second", "message"), DIFFERENCES)
+def test_a_difference_is_named(first, second, message):
     client = repeated([first], [second])
-    if says is None:
+    if message is None:
         assert client.error is None
     else:
         assert client.error is not None
-        assert says in client.error.message
+        assert message in client.error.message
 
 
 def test_nothing_is_sent_after_a_difference():
@@ -351,5 +351,5 @@ def test_replay_that_violates_a_rule_is_detected(where, name, mutant, monkeypatc
         test_a_relayed_answer_is_continued_whatever_its_chunks()
         test_an_engines_answer_is_continued_by_its_tokens()
         test_what_differs_is_never_passed_on()
-        for first, second, says in DIFFERENCES:
-            test_a_difference_is_named(first, second, says)
+        for first, second, message in DIFFERENCES:
+            test_a_difference_is_named(first, second, message)

@@ -71,18 +71,18 @@ def test_error_message_quotes_only_the_beginning_of_a_difference():
 async def test_replay_in_other_pieces_never_makes_the_count_negative():
     deltas = Deltas(1, keeps=True)
     recorded = RecordingSink(deltas)
-    recorded.put(said("x" * 1000))
+    recorded.put(text_delta("x" * 1000))
     replay = ReplaySink(recorded, CHAT_READER)
     for _ in range(1000):
-        replay.put(said("x"))
+        replay.put(text_delta("x"))
     # The node reports that this was one token.
     replay.put(Delta(0, raw=[b"data: [DONE]\n\n"], relayed_tokens=1 - 1000))
     assert deltas.tokens == 0
-    replay.put(said("y"))
+    replay.put(text_delta("y"))
     assert deltas.tokens == 1
 
 
-def said(text: str) -> Delta:
+def text_delta(text: str) -> Delta:
     event = b'data: {"choices": [{"index": 0, "delta": {"content": "%s"}}]}\n\n' % text.encode()
     assert CHAT_READER.read_event(event).text == text
     return Delta(0, text, raw=[event], relayed_tokens=1)

@@ -28,8 +28,8 @@ NOT_BELIEVED = [
 
 
 def job(*, stream: bool, max_tokens: int = ALLOWED, n: int = 1):
-    asked = relayed_job(stream=stream, n=n)
-    return msgspec.structs.replace(asked, sampling=Sampling(max_tokens=max_tokens))
+    relayed = relayed_job(stream=stream, n=n)
+    return msgspec.structs.replace(relayed, sampling=Sampling(max_tokens=max_tokens))
 
 
 def usage(reported: bytes | None) -> bytes:
@@ -37,10 +37,10 @@ def usage(reported: bytes | None) -> bytes:
     return b"" if reported is None else b', "usage": {"completion_tokens": %s}' % reported
 
 
-async def tokens_of(answer: bytes, asked) -> int:
+async def tokens_of(answer: bytes, relayed) -> int:
     """Return the tokens that a job is charged for."""
     with scripted(lambda _request: [answer]):
-        got = await generated(node(), asked)
+        got = await generated(node(), relayed)
     assert got.error is None
     return got.tokens
 
@@ -75,12 +75,12 @@ async def test_no_tokens_are_counted_where_nothing_is_generated(reported):
 
 async def test_reported_prompt_tokens_are_ignored():
     answer = whole(b'{"choices": [], "usage": {"prompt_tokens": 1000000000, "completion_tokens": 2}}')
-    asked = job(stream=False)
-    assert await tokens_of(answer, asked) == 2
-    assert asked.prompt_tokens == 0
+    relayed = job(stream=False)
+    assert await tokens_of(answer, relayed) == 2
+    assert relayed.prompt_tokens == 0
 
 
-def said(text: bytes, reported: bytes | None = None) -> bytes:
+def text_event(text: bytes, reported: bytes | None = None) -> bytes:
     choice = b'{"index": 0, "delta": {"content": "%s"}, "finish_reason": null}' % text
     return b'data: {"choices": [%s]%s}\n\n' % (choice, usage(reported))
 
@@ -102,28 +102,32 @@ def end(reported: bytes | None = None) -> bytes:
     ],
 )
 async def test_plausible_token_count_of_a_stream_is_used(reported, tokens):
-    answer = stream(*[said(b"hi")] * 3, end(reported))
+    answer = stream(*[text_event(b"hi")] * 3, end(reported))
     assert await tokens_of(answer, job(stream=True)) == tokens
 
 
 async def test_text_may_have_a_token_for_each_of_its_bytes():
     text = "é" * 50
     for reported, tokens in ((100, 100), (101, 2)):
-        answer = stream(said(b"", b"1"), *[said(text[:25].encode())] * 2, end(b"%d" % reported))
+        answer = stream(text_event(b"", b"1"), *[text_event(text[:25].encode())] * 2, end(b"%d" % reported))
         assert await tokens_of(answer, job(stream=True)) == tokens
 
 
 async def test_last_of_several_reports_is_used():
-    answer = stream(said(b"hi", b"1" + b"0" * 30), said(b"hi", b"-4"), said(b"hi", b"9"), end(b"4"))
+    answer = stream(
+        text_event(b"hi", b"1" + b"0" * 30), text_event(b"hi", b"-4"), text_event(b"hi", b"9"), end(b"4")
+    )
     assert await tokens_of(answer, job(stream=True)) == 4
-    answer = stream(said(b"hi", b"1"), said(b"hi", b"2"), said(b"hi", b"3"), end(b"1" + b"0" * 14))
+    answer = stream(
+        text_event(b"hi", b"1"), text_event(b"hi", b"2"), text_event(b"hi", b"3"), end(b"1" + b"0" * 14)
+    )
     assert await tokens_of(answer, job(stream=True)) == 3
 
 
 async def test_hidden_reasoning_is_counted_up_to_what_the_client_allowed():
-    answer = stream(said(b"42"), end(b"50000"))
+    answer = stream(text_event(b"42"), end(b"50000"))
     assert await tokens_of(answer, job(stream=True, max_tokens=60_000)) == 50_000
-    answer = stream(said(b"42"), end(b"%d" % (UNSEEN_TOKENS + 1)))
+    answer = stream(text_event(b"42"), end(b"%d" % (UNSEEN_TOKENS + 1)))
     assert await tokens_of(answer, job(stream=True, max_tokens=2**31 - 1)) == 1
 
 
@@ -161,9 +165,11 @@ def test_retry_after_is_used_within_bounds(header, wait_s):
     assert seconds(header, 60) == wait_s
 
 
-@pytest.mark.parametrize("said", ["<b>\n\x1b[31m\u202e" + "x" * 10_000, b"\xff\x00<b>\r\n" + b"x" * 10_000])
-def test_excerpt_is_one_short_printable_line(said):
-    quoted = excerpt(said)
+@pytest.mark.parametrize(
+    "quoted_text", ["<b>\n\x1b[31m\u202e" + "x" * 10_000, b"\xff\x00<b>\r\n" + b"x" * 10_000]
+)
+def test_excerpt_is_one_short_printable_line(quoted_text):
+    quoted = excerpt(quoted_text)
     assert quoted.isprintable()
     assert len(quoted) <= EXCERPT_LENGTH
     assert "<b>" in quoted

@@ -96,9 +96,9 @@ class Client:
         data, self._received = self._received, b""
         return data
 
-    async def until(self, said: bytes) -> None:
+    async def until(self, expected: bytes) -> None:
         """Receive data, in any number of pieces, until they contain `said`. They remain unread."""
-        while said not in self._received:
+        while expected not in self._received:
             if not await self._receive():
                 raise EOFError(self._received)
 
@@ -218,7 +218,7 @@ class Apps:
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.waiting = trio.Event()
-        self.told = trio.Event()  # an app was ended, as when its client disconnects
+        self.cancelled = trio.Event()  # an app was ended, as when its client disconnects
         self.go = trio.Event()
 
     async def __call__(self, scope, receive, send) -> None:
@@ -247,7 +247,7 @@ class Apps:
         try:
             await self.go.wait()
         except trio.Cancelled:
-            self.told.set()
+            self.cancelled.set()
             raise
         await reply(send, b"waited")
 
@@ -258,7 +258,7 @@ class Apps:
             while True:
                 await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
         finally:
-            self.told.set()
+            self.cancelled.set()
 
     async def drip(self, receive, send) -> None:
         """Stream one chunk, wait for `go`, then stream the last one."""

@@ -35,13 +35,13 @@ class Engine:
         self.id = "engine"
         self.models = frozenset({NAME})
         self.jobs = 0
-        self.asked = trio.Event()
+        self.requested = trio.Event()
         self._fails_after = fails_after
 
     @asynccontextmanager
     async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
         self.jobs += 1
-        self.asked.set()
+        self.requested.set()
         assert job.prompts
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._say, into)
@@ -58,7 +58,7 @@ class Engine:
             into.put(Delta(0, "", [0], finish_reason="stop"))
 
 
-class House:
+class World:
     """A server whose engine and remote node have the same model. The node named `first` is up first."""
 
     def __init__(self, model, engine: Engine, elsewhere: StubServer) -> None:
@@ -101,7 +101,7 @@ class House:
         self.nodes.report(self._engine, NodeLimits(seats=4, max_model_len=4096))
 
     async def _after_engine(self) -> None:
-        await self._engine.asked.wait()
+        await self._engine.requested.wait()
         self._remote.came_up()
 
     async def _after_stub(self) -> None:
@@ -120,7 +120,7 @@ def asking(**fields: object) -> dict:
     }
 
 
-def said(answer: Answer) -> str:
+def text_of(answer: Answer) -> str:
     events = [event.removeprefix(b"data: ") for event in answer.body.split(b"\n\n") if event]
     assert events.pop() == b"[DONE]"
     deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
@@ -133,10 +133,10 @@ def said(answer: Answer) -> str:
 async def test_another_server_completes_a_stream_that_our_engine_started(model, fails_after):
     engine = Engine(fails_after)
     async with stub() as elsewhere:
-        answer = await House(model, engine, elsewhere).ask("engine", asking())
+        answer = await World(model, engine, elsewhere).ask("engine", asking())
         assert (engine.jobs, len(elsewhere.jobs)) == (1, 1)
     assert answer.whole
-    assert text() == said(answer)
+    assert text() == text_of(answer)
 
 
 @pytest.mark.parametrize("after", [2, 4, WORDS])
@@ -144,16 +144,16 @@ async def test_our_engine_completes_a_stream_that_another_server_started(model, 
     engine = Engine()
     async with stub() as elsewhere:
         elsewhere.behaviour = {"how": "reset", "after": after, "delay_s": 0.01}
-        answer = await House(model, engine, elsewhere).ask("stub", asking())
+        answer = await World(model, engine, elsewhere).ask("stub", asking())
         assert (engine.jobs, len(elsewhere.jobs)) == (1, 1)
     assert answer.whole
-    assert text() == said(answer)
+    assert text() == text_of(answer)
 
 
 async def test_a_failed_stream_that_cannot_be_repeated_ends_with_an_error(model):
     engine = Engine(4)
     async with stub() as elsewhere:
-        answer = await House(model, engine, elsewhere).ask("engine", asking(temperature=1))
+        answer = await World(model, engine, elsewhere).ask("engine", asking(temperature=1))
         assert len(elsewhere.jobs) == 0
     assert not answer.whole
     assert json.loads(answer.body.split(b"data: ")[-1])["error"]["code"] == "node_failed"
@@ -163,6 +163,6 @@ async def test_a_stream_whose_repetition_differs_ends_with_an_error(model):
     engine = Engine(4)
     async with stub() as elsewhere:
         elsewhere.behaviour = {"words": 2}
-        answer = await House(model, engine, elsewhere).ask("engine", asking(seed=1, temperature=1))
+        answer = await World(model, engine, elsewhere).ask("engine", asking(seed=1, temperature=1))
     assert not answer.whole
     assert "did not repeat" in json.loads(answer.body.split(b"data: ")[-1])["error"]["message"]

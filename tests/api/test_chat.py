@@ -373,14 +373,14 @@ async def test_messages_of_all_roles_reach_the_template(client, model):
 
 async def test_tools_reach_the_template_unless_the_model_must_not_call_them(client, model):
     function = {"name": "f", "description": "does", "parameters": {"type": "object", "properties": {}}}
-    asked = {
+    request = {
         "messages": [{"role": "user", "content": "go"}],
         "tools": [{"type": "function", "function": function}],
     }
-    written = json.dumps(asked["tools"])
-    assert written in await prompt_of(client, model, **asked)
-    assert written in await prompt_of(client, model, **asked, tool_choice="auto")
-    assert "does" not in await prompt_of(client, model, **asked, tool_choice="none")
+    written = json.dumps(request["tools"])
+    assert written in await prompt_of(client, model, **request)
+    assert written in await prompt_of(client, model, **request, tool_choice="auto")
+    assert "does" not in await prompt_of(client, model, **request, tool_choice="none")
 
 
 async def test_template_variables_are_passed_to_the_template(client, model):

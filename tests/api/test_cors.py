@@ -42,9 +42,9 @@ def of_cors(reply) -> set[str]:
 async def test_by_default_no_page_is_allowed_and_no_response_has_cors_headers(client, chat):
     own = await client.post(CHAT, chat(), headers={"Host": "localhost", "Origin": "http://localhost"})
     foreign = await client.post(CHAT, chat(), headers=FROM_PAGE)
-    asked = await client.send("OPTIONS", CHAT, b"", headers=FROM_PAGE | ASKING)
-    assert [own.status, foreign.status, asked.status] == [200, 403, 403]
-    assert [of_cors(reply) for reply in (own, foreign, asked)] == [set()] * 3
+    preflight = await client.send("OPTIONS", CHAT, b"", headers=FROM_PAGE | ASKING)
+    assert [own.status, foreign.status, preflight.status] == [200, 403, 403]
+    assert [of_cors(reply) for reply in (own, foreign, preflight)] == [set()] * 3
 
 
 @pytest.mark.parametrize("stream", [False, True])

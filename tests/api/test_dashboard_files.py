@@ -117,8 +117,8 @@ def test_everything_the_page_and_its_modules_refer_to_exists():
 def test_no_file_of_ours_names_another_server():
     for name in pages.assets():
         if not name.startswith("vendor/"):
-            said = source(name).replace('xmlns="http://www.w3.org/2000/svg"', "")
-            assert not re.search(r"(https?:)?//[a-z0-9-]+\.", said), name
+            markup = source(name).replace('xmlns="http://www.w3.org/2000/svg"', "")
+            assert not re.search(r"(https?:)?//[a-z0-9-]+\.", markup), name
 
 
 def test_the_page_runs_nothing_inline():
@@ -161,33 +161,33 @@ def test_the_wheel_ships_every_file():
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_language_has_every_text_with_the_same_placeholders(language):
-    def blanks(said: str) -> list[str]:
-        return sorted(set(re.findall(r"\{\w+\}", said)))
+    def blanks(phrase: str) -> list[str]:
+        return sorted(set(re.findall(r"\{\w+\}", phrase)))
 
     english, other = words("en"), words(language)
     assert len(english) > 80
     assert english.keys() == other.keys()
-    assert {key: blanks(said) for key, said in english.items()} == {
-        key: blanks(said) for key, said in other.items()
+    assert {key: blanks(phrase) for key, phrase in english.items()} == {
+        key: blanks(phrase) for key, phrase in other.items()
     }
 
 
 @pytest.mark.parametrize("language", [language for language in LANGUAGES if language != "en"])
 def test_no_other_language_has_untranslated_english_texts(language):
     english = words("en")
-    same = {key for key, said in words(language).items() if said == english[key]}
+    same = {key for key, phrase in words(language).items() if phrase == english[key]}
     assert same == {"none"}
 
 
 def test_every_text_that_is_used_exists():
-    said = set(Page().words)
+    used = set(Page().words)
     for name in OUR_SCRIPTS:
-        said |= set(re.findall(r'\bsay\("(\w+)"', source(name)))
-        said |= {
+        used |= set(re.findall(r'\bsay\("(\w+)"', source(name)))
+        used |= {
             word for pair in re.findall(r'say\(\w[\w.]* \? "(\w+)" : "(\w+)"', source(name)) for word in pair
         }
-    assert len(said) > 40
-    assert said <= words("en").keys()
+    assert len(used) > 40
+    assert used <= words("en").keys()
 
 
 def test_every_state_kind_and_total_has_a_text():

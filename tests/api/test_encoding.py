@@ -23,14 +23,14 @@ def test_many_ids_take_four_bytes_each_and_reach_the_engine_unchanged(model):
 
 
 def test_the_total_tokens_of_a_request_are_bounded(model):
-    asked = []
+    encoded = []
 
     def prompts():
         for n in range(10):
-            asked.append(n)
+            encoded.append(n)
             yield [1] * 4
 
     with pytest.raises(InvalidRequest, match="12 tokens are too many; a request may have 10") as caught:
         encode_prompts(model, prompts(), Limits(request_tokens=10), "input")
     assert caught.value.param == "input"
-    assert asked == [0, 1, 2]  # prompts after the bound are not encoded
+    assert encoded == [0, 1, 2]  # prompts after the bound are not encoded

@@ -68,13 +68,15 @@ def parsed(body: bytes) -> list[tuple[str, dict]]:
     return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for event, data in lines]
 
 
-async def said_within(watch: SnapshotStream, seconds: float) -> list[tuple[float, dict]]:
+async def snapshots_within(watch: SnapshotStream, seconds: float) -> list[tuple[float, dict]]:
     """Return the snapshots, with their times, that a watcher which always reads gets in that time."""
-    said = []
+    snapshots = []
     with trio.move_on_after(seconds):
         async for piece in watch:
-            said += [(trio.current_time(), value) for event, value in parsed(piece) if event == "snapshot"]
-    return said
+            snapshots += [
+                (trio.current_time(), value) for event, value in parsed(piece) if event == "snapshot"
+            ]
+    return snapshots
 
 
 # Events and their times -----------------------------------------------------------------------------
@@ -109,17 +111,17 @@ async def test_a_watcher_gets_the_history_and_a_snapshot_at_once(autojump_clock)
 
 
 async def test_without_changes_there_is_one_snapshot_a_second(autojump_clock):
-    said = await said_within(Server().watch(), 60.1)
-    assert len(said) == 61
+    snapshots = await snapshots_within(Server().watch(), 60.1)
+    assert len(snapshots) == 61
 
 
-async def test_a_change_is_told_within_a_quarter_of_a_second(autojump_clock):
+async def test_change_is_sent_within_a_quarter_of_a_second(autojump_clock):
     server = Server()
-    said = []
+    snapshots = []
     async with trio.open_nursery() as nursery:
 
         async def read() -> None:
-            said.extend(await said_within(server.watch(), 60))
+            snapshots.extend(await snapshots_within(server.watch(), 60))
 
         nursery.start_soon(read)
         changed = {}
@@ -127,10 +129,10 @@ async def test_a_change_is_told_within_a_quarter_of_a_second(autojump_clock):
             await trio.sleep(2.7182)
             server.waiting = waiting
             changed[waiting] = trio.current_time()
-    told: dict[int, float] = {}
-    for at, snapshot in said:
-        told.setdefault(snapshot["queue"]["waiting"], at)
-    delays = [told[waiting] - at for waiting, at in changed.items()]
+    received: dict[int, float] = {}
+    for at, snapshot in snapshots:
+        received.setdefault(snapshot["queue"]["waiting"], at)
+    delays = [received[waiting] - at for waiting, at in changed.items()]
     assert max(delays) <= 0.25
     assert min(delays) > 0
 
@@ -145,9 +147,9 @@ async def test_with_constant_changes_there_are_only_four_snapshots_a_second(auto
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(change)
-        said = await said_within(server.watch(), 10.1)
+        snapshots = await snapshots_within(server.watch(), 10.1)
         nursery.cancel_scope.cancel()
-    assert len(said) == 41
+    assert len(snapshots) == 41
 
 
 async def test_a_hundred_watchers_need_as_many_snapshots_as_one(autojump_clock):
@@ -155,7 +157,7 @@ async def test_a_hundred_watchers_need_as_many_snapshots_as_one(autojump_clock):
     snapshots = SnapshotCache(server.take)
     async with trio.open_nursery() as nursery:
         for _ in range(100):
-            nursery.start_soon(said_within, server.watch(snapshots), 10.1)
+            nursery.start_soon(snapshots_within, server.watch(snapshots), 10.1)
     assert server.taken == 41
 
 
@@ -182,9 +184,9 @@ async def test_a_server_that_drains_ends_the_stream(autojump_clock):
 
         nursery.start_soon(drain)
         began = trio.current_time()
-        said = [piece async for piece in server.watch()]
+        snapshots = [piece async for piece in server.watch()]
     assert pytest.approx(trio.current_time() - began, abs=2 * POLL_INTERVAL_S) == 5
-    assert 5 <= len(said) <= 6
+    assert 5 <= len(snapshots) <= 6
 
 
 async def test_output_of_commands_is_not_shown_and_is_no_change(autojump_clock):
@@ -251,10 +253,10 @@ async def test_a_row_has_totals_only(autojump_clock):
 async def test_the_history_is_kept_from_the_apps_start_to_its_end(watchable, autojump_clock):
     client = watchable()
     to_app, from_test = trio.open_memory_channel(1)
-    said = []
+    messages = []
 
     async def note(message) -> None:
-        said.append(message["type"])
+        messages.append(message["type"])
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(client.app, {"type": "lifespan", "asgi": {}}, from_test.receive, note))
@@ -265,7 +267,7 @@ async def test_the_history_is_kept_from_the_apps_start_to_its_end(watchable, aut
         await trio.sleep(0.1)
         left.set()
         await to_app.send({"type": "lifespan.shutdown"})
-    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert messages == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     (_, history), _ = parsed(pieces[0])
     assert len(history["columns"]["at_s"]) == 11
 
@@ -281,17 +283,19 @@ def watchable(client_with):
     )
 
 
-async def test_the_route_says_what_the_queue_says(watchable, autojump_clock):
+async def test_events_route_reports_the_queue_statistics(watchable, autojump_clock):
     client = watchable(queue_statistics=lambda: {"waiting": 5, "running": 3, "capacity": 100, "seats": 3})
     left, pieces = trio.Event(), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(client.get, "/events", left=left, pieces=pieces))
         await trio.sleep(3.1)
         left.set()
-    told = parsed(b"".join(pieces))
-    assert [event for event, _ in told] == ["history"] + ["snapshot"] * 4
+    received = parsed(b"".join(pieces))
+    assert [event for event, _ in received] == ["history"] + ["snapshot"] * 4
     assert {
-        (value["queue"]["waiting"], value["queue"]["running"]) for event, value in told if event == "snapshot"
+        (value["queue"]["waiting"], value["queue"]["running"])
+        for event, value in received
+        if event == "snapshot"
     } == {(5, 3)}
 
 
@@ -349,9 +353,9 @@ def served(watched: Events) -> QuartTrio:
 
     @app.get("/events")
     async def route():
-        asked = Request({"method": "GET", "path": "/events", "headers": []}, trio.lowlevel.checkpoint)
-        asked.nursery = request_ctx.request.nursery
-        return quart_response(await watched.events(asked))
+        request = Request({"method": "GET", "path": "/events", "headers": []}, trio.lowlevel.checkpoint)
+        request.nursery = request_ctx.request.nursery
+        return quart_response(await watched.events(request))
 
     return app
 

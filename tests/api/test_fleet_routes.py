@@ -63,7 +63,7 @@ def operator(client_with, fleet):
 @pytest.mark.parametrize("name", ["cold", "frozen"])
 async def test_a_model_is_loaded_by_name_or_alias_and_its_state_returned(operator, fleet, name):
     reply = await operator.post("/models/load", {"model": name})
-    assert (reply.status, fleet.asked) == (200, [("load", "cold")])
+    assert (reply.status, fleet.calls) == (200, [("load", "cold")])
     assert tuple(reply.json[key] for key in ("model", "state", "aliases")) == ("cold", "stopped", ["frozen"])
 
 
@@ -72,21 +72,21 @@ async def test_a_model_is_loaded_by_name_or_alias_and_its_state_returned(operato
 )
 async def test_an_unload_is_forced_only_if_requested(operator, fleet, fields, force):
     reply = await operator.post("/models/unload", {"model": "tiny", **fields})
-    assert (reply.status, fleet.asked) == (200, [("unload", "small", force)])
+    assert (reply.status, fleet.calls) == (200, [("unload", "small", force)])
     assert reply.json["model"] == "small"
 
 
-@pytest.mark.parametrize(("query", "asked"), [("", ()), ("?wait=false", ()), ("?wait=true", ("wait",))])
-async def test_an_unload_lets_queued_requests_wait_only_if_requested(operator, fleet, query, asked):
+@pytest.mark.parametrize(("query", "arguments"), [("", ()), ("?wait=false", ()), ("?wait=true", ("wait",))])
+async def test_an_unload_lets_queued_requests_wait_only_if_requested(operator, fleet, query, arguments):
     reply = await operator.post(f"/models/unload{query}", {"model": "tiny"})
-    assert (reply.status, fleet.asked) == (200, [("unload", "small", False, *asked)])
+    assert (reply.status, fleet.calls) == (200, [("unload", "small", False, *arguments)])
 
 
 async def test_an_unload_with_another_wait_than_true_or_false_is_refused(operator, fleet):
     reply = await operator.post("/models/unload?wait=yes", {"model": "tiny"})
     assert (reply.status, reply.error["param"]) == (400, "wait")
     assert reply.error["message"] == "wait: must be true or false, not 'yes'"
-    assert fleet.asked == []
+    assert fleet.calls == []
 
 
 async def test_a_request_for_a_model_whose_nodes_are_all_drained_is_a_503_at_once(operator, fleet):
@@ -122,12 +122,12 @@ async def test_a_failed_load_reports_the_reason(operator, fleet):
 async def test_a_load_or_unload_without_a_valid_model_is_refused(operator, fleet, path, body, expected):
     reply = await operator.post(path, body)
     assert expected == (reply.status, reply.error["param"])
-    assert fleet.asked == []
+    assert fleet.calls == []
 
 
 async def test_force_must_be_a_boolean(operator, fleet):
     reply = await operator.post("/models/unload", {"model": "small", "force": "yes"})
-    assert (reply.status, reply.error["param"], fleet.asked) == (400, "force", [])
+    assert (reply.status, reply.error["param"], fleet.calls) == (400, "force", [])
 
 
 async def test_a_disconnect_ends_the_wait_for_a_load(client_with):
@@ -158,7 +158,7 @@ async def test_a_key_loads_and_unloads_its_own_models_only(client_with, fleet):
         refused = await client.post(path, {"model": "small"}, headers=headers)
         assert (refused.status, refused.error["code"]) == (403, "forbidden")
         assert (await client.post(path, {"model": "cold"}, headers=headers)).status == 200
-    assert [model for _, model, *_ in fleet.asked] == ["cold", "cold"]
+    assert [model for _, model, *_ in fleet.calls] == ["cold", "cold"]
 
 
 async def test_running_models_are_those_with_a_local_process(operator):
@@ -261,12 +261,12 @@ async def test_a_node_is_added_with_all_settings_of_a_configuration(operator, fl
     assert (reply.status, reply.json["id"]) == (201, "org/big")
     assert b"sk-theirs" not in reply.body
     wanted = NodeConfig(**body, models=("far",), model_names={"far": "qwen"})
-    assert [("add", wanted)] == fleet.asked
+    assert [("add", wanted)] == fleet.calls
 
 
 async def test_omitted_settings_of_a_node_have_the_configurations_defaults(operator, fleet):
     await operator.post("/nodes", {"id": "org/big", "url": "http://10.0.0.2:8000", "seats": None})
-    assert [("add", NodeConfig("org/big", "http://10.0.0.2:8000"))] == fleet.asked
+    assert [("add", NodeConfig("org/big", "http://10.0.0.2:8000"))] == fleet.calls
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ async def test_omitted_settings_of_a_node_have_the_configurations_defaults(opera
 )
 async def test_an_invalid_node_is_refused_by_field(operator, fleet, fields, param):
     reply = await operator.post("/nodes", {"id": "big", "url": "http://10.0.0.2:8000", **fields})
-    assert (reply.status, reply.error["param"], fleet.asked) == (400, param, [])
+    assert (reply.status, reply.error["param"], fleet.calls) == (400, param, [])
     assert param in reply.error["message"]
 
 
@@ -303,7 +303,7 @@ async def test_a_node_needs_an_id_and_a_url(operator, fleet, missing):
     body = {"id": "big", "url": "http://10.0.0.2:8000"}
     del body[missing]
     reply = await operator.post("/nodes", body)
-    assert (reply.status, fleet.asked) == (400, [])
+    assert (reply.status, fleet.calls) == (400, [])
     assert missing in reply.error["message"]
 
 
@@ -318,7 +318,7 @@ async def test_a_node_is_drained_and_removed_by_its_id_which_may_have_slashes(op
     assert (drained.status, drained.json["id"]) == (200, "org/big")
     removed = await operator.send("DELETE", "/nodes/org/big", b"")
     assert (removed.status, removed.json) == (200, {"id": "org/big", "object": "node", "deleted": True})
-    assert fleet.asked == [("drain", "org/big"), ("remove", "org/big")]
+    assert fleet.calls == [("drain", "org/big"), ("remove", "org/big")]
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", "/nodes/x"), ("POST", "/nodes/x/drain")])
@@ -361,7 +361,7 @@ async def test_a_page_of_another_server_is_refused(operator, fleet, method, path
     content = b"" if body is None else json.dumps(body).encode()
     refused = await operator.send(method, path, content, headers=headers)
     assert (refused.status, refused.error["code"], refused.error["param"]) == (403, "forbidden", param)
-    assert fleet.asked == []
+    assert fleet.calls == []
     own = {"Host": "localhost:8000", "Origin": "http://localhost:8000"}
     assert (await operator.send(method, path, content, headers=own)).status in (200, 201)
 
@@ -371,7 +371,7 @@ async def test_operator_routes_need_a_key_if_keys_are_configured(client_with, fl
     client = client_with(ApiKey("sk"), fleet=fleet)
     content = b"" if body is None else json.dumps(body).encode()
     assert (await client.send(method, path, content)).status == 401
-    assert fleet.asked == []
+    assert fleet.calls == []
     reply = await client.send(method, path, content, headers={"Authorization": "Bearer sk"})
     assert reply.status in (200, 201)
 
@@ -382,7 +382,7 @@ async def test_a_key_for_some_models_may_not_change_nodes(client_with, fleet):
     for method, path, body in ROUTES[4:]:
         reply = await client.send(method, path, json.dumps(body).encode(), headers=headers)
         assert (reply.status, reply.error["code"]) == (403, "forbidden")
-    assert fleet.asked == []
+    assert fleet.calls == []
     assert (await client.get("/nodes", headers=headers)).status == 200
 
 

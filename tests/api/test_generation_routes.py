@@ -133,8 +133,8 @@ async def test_deltas_put_between_two_runs_of_the_task_are_sent_in_order(version
             deltas.put(Delta(0, f"{number}b "))
         deltas.put(Delta(0, "last ", finish_reason="stop"))
         answer = await client.answer()
-    told = "begun " + "".join(f"{number} {number}b " for number in range(100)) + "last END"
-    assert (answer.body.decode(), answer.whole) == (told, True)
+    expected = "begun " + "".join(f"{number} {number}b " for number in range(100)) + "last END"
+    assert (answer.body.decode(), answer.whole) == (expected, True)
 
 
 class Steps(trio.abc.Instrument):

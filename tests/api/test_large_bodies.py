@@ -43,7 +43,7 @@ def chat(**fields):
     return b'{"model":"small",' + HELLO + added + b"}"
 
 
-def said(content, model=b"small"):
+def body_of(content, model=b"small"):
     return b'{"model":"%s","messages":[{"role":"user","content":"%s"}]}' % (model, content)
 
 
@@ -94,10 +94,10 @@ TOO_MANY = {
     "nested lists": (CHAT, lambda: b"[" * 4 * MILLION, None),
 }
 LONG = {
-    "text": (CHAT, lambda: said(b"Hello there. " * 1_200_000), "messages"),
-    "text of emoji": (CHAT, lambda: said("😀".encode() * 4 * MILLION), "messages"),
-    "text of line breaks": (CHAT, lambda: said(b"\\n" * 8 * MILLION), "messages"),
-    "text of escapes": (CHAT, lambda: said(b"\\u00e9" * 2_600_000), "messages"),
+    "text": (CHAT, lambda: body_of(b"Hello there. " * 1_200_000), "messages"),
+    "text of emoji": (CHAT, lambda: body_of("😀".encode() * 4 * MILLION), "messages"),
+    "text of line breaks": (CHAT, lambda: body_of(b"\\n" * 8 * MILLION), "messages"),
+    "text of escapes": (CHAT, lambda: body_of(b"\\u00e9" * 2_600_000), "messages"),
     "text to count": (
         "/tokenize",
         lambda: b'{"model":"small","prompt":"%s"}' % (b"hello " * 2_600_000),
@@ -111,8 +111,8 @@ LONG = {
     ),
     "user": (CHAT, lambda: chat(user=b'"%s"' % (b"u" * 15 * MILLION)), "user"),
     "number": (CHAT, lambda: chat(seed=b"1" * 15 * MILLION), "seed"),
-    "text that is cut short": (CHAT, lambda: said(b"Hello there. " * 1_200_000)[:-1], None),
-    "text that is not UTF-8": (CHAT, lambda: said(b"x" * 15 * MILLION + b"\xff"), None),
+    "text that is cut short": (CHAT, lambda: body_of(b"Hello there. " * 1_200_000)[:-1], None),
+    "text that is not UTF-8": (CHAT, lambda: body_of(b"x" * 15 * MILLION + b"\xff"), None),
 }
 ACCEPTED = {
     "keys of the template's variables": (
@@ -125,7 +125,7 @@ ACCEPTED = {
         EMBEDDINGS,
         lambda: b'{"model":"far","input":%s}' % many(b'"%s"' % (b"a" * 7_000), 2048),
     ),
-    "relayed image": (CHAT, lambda: said(b"A" * 15 * MILLION, b"far")),
+    "relayed image": (CHAT, lambda: body_of(b"A" * 15 * MILLION, b"far")),
 }
 
 
@@ -163,7 +163,7 @@ def parsed(monkeypatch):
     return found
 
 
-async def asked(client, path, body):
+async def post(client, path, body):
     """Return the reply. Fail if it blocked the loop."""
     watch = Loop()
     trio.lowlevel.add_instrument(watch)
@@ -183,7 +183,7 @@ def check(parsed, body):
 async def test_too_many_values_are_refused_by_the_name_of_their_member(far, parsed, name):
     path, make, param = TOO_MANY[name]
     body = make()
-    reply = await asked(far, path, body)
+    reply = await post(far, path, body)
     assert (reply.status, reply.error["param"]) == (400, param)
     assert far.gateway.jobs == []
     check(parsed, body)
@@ -193,7 +193,7 @@ async def test_too_many_values_are_refused_by_the_name_of_their_member(far, pars
 async def test_a_value_that_is_too_long_is_refused_by_name(far, parsed, name):
     path, make, param = LONG[name]
     body = make()
-    reply = await asked(far, path, body)
+    reply = await post(far, path, body)
     assert (reply.status, reply.error["param"]) == (400, param)
     assert len(reply.body) < 2000
     check(parsed, body)
@@ -203,7 +203,7 @@ async def test_a_value_that_is_too_long_is_refused_by_name(far, parsed, name):
 async def test_a_large_body_within_the_bounds_is_served(far, parsed, name):
     path, make = ACCEPTED[name]
     body = make()
-    reply = await asked(far, path, body)
+    reply = await post(far, path, body)
     assert reply.status == 200
     check(parsed, body)
 

@@ -64,9 +64,9 @@ async def test_chat_reports_the_load_of_its_model_before_the_answer(client, chat
     assert [chunk["choices"][0]["delta"].get("role") for chunk in reply.chunks].count("assistant") == 1
 
 
-@pytest.mark.parametrize(("progress", "told"), [(None, "waiting"), (0.3, "waiting, 30%")])
+@pytest.mark.parametrize(("progress", "stage_text"), [(None, "waiting"), (0.3, "waiting, 30%")])
 async def test_known_progress_of_a_command_is_reported_followed_by_dots_while_unchanged(
-    client_with, chat, autojump_clock, progress, told
+    client_with, chat, autojump_clock, progress, stage_text
 ):
     status = ModelStatus(
         model="small",
@@ -78,7 +78,7 @@ async def test_known_progress_of_a_command_is_reported_followed_by_dots_while_un
     client = client_with(fleet=FakeFleet(statuses=[status], loading_state_of=["small"]))
     client.gateway.prefill_s = 4.0
     reply = await client.post(CHAT, chat(stream=True))
-    assert reasoning(reply) == f"Loading the model small\n{told}...\nLoaded after 4.0 s\n\n"
+    assert reasoning(reply) == f"Loading the model small\n{stage_text}...\nLoaded after 4.0 s\n\n"
 
 
 async def test_answer_that_is_slow_after_the_load_is_kept_alive_by_comments(client, chat, autojump_clock):

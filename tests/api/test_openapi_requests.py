@@ -218,7 +218,7 @@ async def test_options_lists_the_methods_and_head_is_get_without_its_body(model,
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-async def test_without_a_key_an_operation_is_401_unless_the_document_says_it_is_open(model, method, path):
+async def test_without_a_key_an_operation_is_401_unless_documented_as_open(model, method, path):
     client = client_for(model, path, keys=(KEY,))
     reply = await client.send(method, re.sub(r"\{\w+\}", "small", path), b"{}")
     is_open = DOCUMENT["paths"][path][method.lower()].get("security") == []

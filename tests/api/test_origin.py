@@ -186,8 +186,8 @@ def test_name_that_public_dns_can_have_is_always_refused(guard, host):
 @pytest.mark.parametrize("origin", ["null", "http://evil.example", "http://localhost:3000", "", "file://"])
 def test_page_of_another_server_is_refused(origin):
     assert not is_right(LOOPBACK, strict=False, host="localhost:8000", origin=origin)
-    for said in ("cross-site", "same-site", "none", ""):
-        headers = {"host": "localhost:8000", "origin": origin, "sec_fetch_site": said}
+    for site in ("cross-site", "same-site", "none", ""):
+        headers = {"host": "localhost:8000", "origin": origin, "sec_fetch_site": site}
         assert not is_right(LOOPBACK, strict=False, **headers)
 
 

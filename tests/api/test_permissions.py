@@ -47,9 +47,9 @@ async def test_a_key_allows_its_priority_and_lower_ones(client_with, chat):
         (FIRST, [1, 0, 1, 2]),
         (LAST, [2, refused, refused, 2]),
     ):
-        asked = (None, "high", "normal", "low")
-        assert expected == [await priority(client, chat, key, header=name) for name in asked]
-        assert expected == [await priority(client, chat, key, priority=name) for name in asked]
+        requested = (None, "high", "normal", "low")
+        assert expected == [await priority(client, chat, key, header=name) for name in requested]
+        assert expected == [await priority(client, chat, key, priority=name) for name in requested]
 
 
 async def test_a_refusal_names_both_priorities(client_with, chat):

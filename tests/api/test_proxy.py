@@ -79,7 +79,7 @@ async def test_stream_is_relayed_but_ignored_where_nothing_is_generated(far, pat
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_waited_says_how_long_it_was_to_be(far, stream):
+async def test_queued_response_reports_its_estimated_wait(far, stream):
     far.gateway.script = streamed if stream else whole
     far.gateway.estimated_wait_s, far.gateway.queue_position = 24, 3
     reply = await far.post(CHAT, asking(stream=stream))
@@ -263,8 +263,8 @@ async def test_a_prompt_whose_estimate_exceeds_the_token_limit_is_admitted(clien
     key = ApiKey("sk", limits=KeyLimits(tokens_per_minute=100))
     client = client_with(key, fleet=FakeFleet([], ["far"]), gateway_script=whole)
     headers = {"Authorization": f"Bearer {key.key}"}
-    picture = asking(image="x" * 100_000)
-    assert (await client.post(CHAT, picture, headers=headers)).status == 200
+    image_request = asking(image="x" * 100_000)
+    assert (await client.post(CHAT, image_request, headers=headers)).status == 200
     assert (await client.post(CHAT, asking(), headers=headers)).status == 429
 
 

@@ -41,7 +41,7 @@ async def test_a_refusal_without_a_body_is_reported_in_our_format(far):
 
 
 @pytest.mark.parametrize(
-    ("said", "data"),
+    ("response", "data"),
     [
         (b'{"error": {"message":\r\n "no such tool"}}', {"error": {"message": "no such tool"}}),
         (b'{"detail": "no such tool"}', None),
@@ -50,18 +50,18 @@ async def test_a_refusal_without_a_body_is_reported_in_our_format(far):
         (b"", None),
     ],
 )
-async def test_a_refusal_after_an_early_response_is_an_error_event(far, said, data, autojump_clock):
+async def test_a_refusal_after_an_early_response_is_an_error_event(far, response, data, autojump_clock):
     far.gateway.wait_s = 17.0
-    far.gateway.refusal = NodeRefused("far answered 400: what?", status=400, body=said)
+    far.gateway.refusal = NodeRefused("far answered 400: what?", status=400, body=response)
     reply = await far.post(CHAT, asking(stream=True))
     assert reply.status == 200
     assert not reply.whole
     (event,) = reply.events
-    told = json.loads(event)
+    error = json.loads(event)
     if data is None:
-        assert (told["error"]["code"], told["error"]["message"]) == ("refused", "far answered 400: what?")
+        assert (error["error"]["code"], error["error"]["message"]) == ("refused", "far answered 400: what?")
     else:
-        assert data == told
+        assert data == error
 
 
 async def test_a_node_that_fails_during_a_stream_causes_an_error_event_and_a_cut(far):
@@ -117,16 +117,16 @@ async def test_errors_of_anthropics_routes_have_its_format(client_with, path):
     key = ApiKey("sk")
     client = client_with(key, fleet=FakeFleet([], ["far"]))
 
-    async def told(method="POST", body=None, key="sk"):
+    async def refused(method="POST", body=None, key="sk"):
         reply = await client.send(method, path, body or asking(), headers={"x-api-key": key})
         assert {"type": "error", "error": reply.json["error"]} == reply.json
         return reply.status, reply.json["error"]["type"], reply.json["error"]["code"]
 
-    assert await told(key="wrong") == (401, "authentication_error", "invalid_api_key")
-    assert await told(body=asking(model="huge")) == (404, "not_found_error", "model_not_found")
-    assert await told(body=b"{") == (400, "invalid_request_error", "invalid_request")
-    assert await told("GET") == (405, "invalid_request_error", "method_not_allowed")
-    assert await told(body=b" " * (16 * 2**20 + 1)) == (413, "request_too_large", "body_too_large")
+    assert await refused(key="wrong") == (401, "authentication_error", "invalid_api_key")
+    assert await refused(body=asking(model="huge")) == (404, "not_found_error", "model_not_found")
+    assert await refused(body=b"{") == (400, "invalid_request_error", "invalid_request")
+    assert await refused("GET") == (405, "invalid_request_error", "method_not_allowed")
+    assert await refused(body=b" " * (16 * 2**20 + 1)) == (413, "request_too_large", "body_too_large")
     client.gateway.refusal = QueueFull("full", retry_after_s=7)
     reply = await client.post(path, asking(), headers={"x-api-key": "sk"})
     assert (
@@ -135,9 +135,9 @@ async def test_errors_of_anthropics_routes_have_its_format(client_with, path):
         reply.headers["retry-after"],
     ) == (429, "rate_limit_error", "7")
     client.gateway.refusal = NodeFailed("gone")
-    assert await told() == (502, "api_error", "node_failed")
+    assert await refused() == (502, "api_error", "node_failed")
     client.gateway.refusal = ZeroDivisionError("secret")
-    assert await told() == (500, "api_error", "internal_error")
+    assert await refused() == (500, "api_error", "internal_error")
 
 
 async def test_an_error_in_anthropics_stream_is_an_event_named_error(far):
@@ -145,6 +145,6 @@ async def test_an_error_in_anthropics_stream_is_an_event_named_error(far):
     reply = await far.post(MESSAGES, asking(stream=True))
     head, _, error = reply.body.partition(b"event: error\n")
     assert head == b"event: ping\ndata: {}\n\n"
-    told = json.loads(error.removeprefix(b"data: "))
-    assert (told["type"], told["error"]["type"]) == ("error", "api_error")
+    body = json.loads(error.removeprefix(b"data: "))
+    assert (body["type"], body["error"]["type"]) == ("error", "api_error")
     assert not reply.whole

@@ -91,9 +91,9 @@ async def test_a_stream_cancelled_after_its_early_200_ends_with_an_error(client_
     assert not reply.whole
 
 
-@pytest.mark.parametrize("stranger", [BOB, OTHER_ANA])
+@pytest.mark.parametrize("other_user", [BOB, OTHER_ANA])
 async def test_cancelling_a_job_of_another_key_gets_the_same_404_as_an_unknown_id(
-    client_with, chat, stranger, autojump_clock
+    client_with, chat, other_user, autojump_clock
 ):
     client = client_with(ANA, BOB, OTHER_ANA)
     client.gateway.wait_s = 10.0
@@ -105,8 +105,8 @@ async def test_cancelling_a_job_of_another_key_gets_the_same_404_as_an_unknown_i
     async with trio.open_nursery() as clients:
         clients.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
-        foreign = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(stranger))
-        unknown = await client.post("/v1/requests/none/cancel", b"", headers=bearer(stranger))
+        foreign = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(other_user))
+        unknown = await client.post("/v1/requests/none/cancel", b"", headers=bearer(other_user))
         nobody = await client.post("/v1/requests/mine/cancel", b"")
         own = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(ANA))
     assert (foreign.status, foreign.error["code"]) == (404, "not_found")
@@ -182,26 +182,26 @@ async def test_a_bug_is_logged_with_the_request_id_of_the_response(client, chat,
         clients.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
         clients.start_soon(ask)
-    told = {reply.headers["x-request-id"] for reply in replies}
-    assert told == {entry["request_id"] for entry in log}
-    assert len(told) == 2
+    reported = {reply.headers["x-request-id"] for reply in replies}
+    assert reported == {entry["request_id"] for entry in log}
+    assert len(reported) == 2
 
 
 # Totals and estimate -------------------------------------------------------------------------------
 
 
 async def test_the_estimate_is_the_one_of_a_new_job_of_the_caller(client_with):
-    asked = []
+    requested = []
 
     def estimate(model, tenant, priority):
-        asked.append((model, tenant, priority))
+        requested.append((model, tenant, priority))
         return {"position": 3, "estimated_wait_s": 24, "estimated_wait_p90_s": 40}
 
     client = client_with(ANA, estimate=estimate)
     reply = await client.get("/queue/estimate?model=tiny", headers=bearer(ANA))
     assert reply.json == {"position": 3, "estimated_wait_s": 24, "estimated_wait_p90_s": 40}
     await client.get("/queue/estimate", headers=bearer(ANA, **{"X-Priority": "low"}))
-    assert asked == [("small", "ana", 1), ("small", "ana", 2)]
+    assert requested == [("small", "ana", 1), ("small", "ana", 2)]
 
 
 @pytest.mark.parametrize(

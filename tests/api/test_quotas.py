@@ -237,8 +237,8 @@ async def test_every_response_for_a_limited_key_reports_what_remains(client_with
         await client.get(CHAT, headers=BEARER),
         await client.post(CHAT, b"{", headers=BEARER),
     ):
-        told = {name: value for name, value in reply.headers.items() if name.startswith("x-ratelimit")}
-        assert expected == told
+        limits = {name: value for name, value in reply.headers.items() if name.startswith("x-ratelimit")}
+        assert expected == limits
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -246,8 +246,8 @@ async def test_prompt_and_answer_are_charged(client_with, chat, stream, autojump
     client = limited(client_with, tokens_per_minute=1000)
     first = await client.post(CHAT, chat(stream=stream, n=2), headers=BEARER)
     prompt_tokens = client.gateway.job.prompt_tokens
-    told = 0 if stream else 8  # a stream's headers are sent before its tokens
-    assert 1000 - prompt_tokens - told == remaining(first, "tokens")
+    reported = 0 if stream else 8  # a stream's headers are sent before its tokens
+    assert 1000 - prompt_tokens - reported == remaining(first, "tokens")
     second = await client.get("/v1/models", headers=BEARER)
     assert 1000 - prompt_tokens - 8 == remaining(second, "tokens")
 

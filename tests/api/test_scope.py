@@ -60,10 +60,10 @@ class CountingGateway(FakeGateway):
     """Has served jobs of several users with several models."""
 
     def statistics(self):
-        tally = JobMetrics()
+        metrics = JobMetrics()
         for tenant, model in (("ana", "small"), ("bob/eve", "far"), ("root", "cold"), ("bobby", "far")):
-            tally.add(timeline(tenant, model))
-        return tally.statistics()
+            metrics.add(timeline(tenant, model))
+        return metrics.statistics()
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ async def test_nodes_are_those_of_a_keys_models_and_list_only_these_models(serve
 @pytest.mark.parametrize(("key", "models", "nodes"), SEEN, ids=IDS)
 async def test_running_models_are_those_of_a_key(server, key, models, nodes):
     running = (await server.get("/running", headers=bearer(key))).json
-    resident = {status.model for status in STATUSES if status.is_resident}
-    assert [model for model in models if model in resident] == [model["model"] for model in running]
+    loaded = {status.model for status in STATUSES if status.is_resident}
+    assert [model for model in models if model in loaded] == [model["model"] for model in running]
 
 
 async def watched(server, key, seconds=0.1):
@@ -150,17 +150,17 @@ async def test_changes_of_hidden_models_cause_no_events(server, fleet, autojump_
 
 
 async def test_keys_of_different_models_watch_at_once(server, autojump_clock):
-    told = {}
+    received = {}
 
     async def watch(key) -> None:
-        told[key.key] = await watched(server, key, 3.1)
+        received[key.key] = await watched(server, key, 3.1)
 
     async with trio.open_nursery() as nursery:
         for key in (SMALL, FAR, ALL, SMALL):
             nursery.start_soon(watch, key)
     shown = {
         key: {model["model"] for event in events[1:] for model in event["models"]}
-        for key, events in told.items()
+        for key, events in received.items()
     }
     assert shown == {"sk-small": {"small"}, "sk-far": {"secret", "far"}, "sk-all": set(EVERY_MODEL)}
 

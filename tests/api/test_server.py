@@ -406,7 +406,7 @@ async def test_body_with_broken_chunks_is_refused_and_its_request_ends(chunks):
         await client.send(b"POST /wait HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
         await apps.waiting.wait()
         answer = await client.ask(chunks)
-        await apps.told.wait()
+        await apps.cancelled.wait()
     assert (answer.status, answer.error["code"]) == (400, "invalid_request")
     assert apps.requests == ["/wait"]
 

@@ -41,7 +41,7 @@ async def test_a_disconnect_while_a_request_waits_is_noticed_at_once(request_, w
             client.reset()
         else:
             client.socket.shutdown(trio.socket.SHUT_WR)
-        await apps.told.wait()
+        await apps.cancelled.wait()
     assert apps.requests == ["/wait"]
 
 
@@ -57,7 +57,7 @@ async def test_a_disconnect_after_the_maximum_of_pipelined_data_is_noticed(way):
             client.socket.close()
         else:
             client.socket.shutdown(trio.socket.SHUT_WR)
-        await apps.told.wait()
+        await apps.cancelled.wait()
     assert apps.requests == ["/wait"]
 
 
@@ -70,7 +70,7 @@ async def test_client_that_pipelines_too_much_is_refused_and_its_running_request
         await apps.waiting.wait()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.send_in_vain, get("/next") * 1_000_000)
-            await apps.told.wait()
+            await apps.cancelled.wait()
             answer = await client.answer()
             nursery.cancel_scope.cancel()
     assert (answer.status, answer.error["code"]) == (400, "invalid_request")
@@ -167,16 +167,16 @@ async def test_sending_to_a_client_that_has_disconnected_raises_an_oserror():
             await Apps().hello(receive, send)
         except OSError as error:
             raised.append(type(error).__name__)
-            told.set()
+            cancelled.set()
 
-    begun, told = trio.Event(), trio.Event()
+    begun, cancelled = trio.Event(), trio.Event()
     with structlog.testing.capture_logs() as logs:
         async with serving(app) as server:
             client = await server.connect()
             await client.send(get())
             await begun.wait()
             client.socket.close()
-            await told.wait()
+            await cancelled.wait()
     assert (raised, logs) == (["ClientDisconnected"], [])
 
 
@@ -200,7 +200,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_app_ended():
         async with serving(apps, Limits(stall_s=0.3)) as server:
             client = await server.connect(receive_buffer=4096)
             await client.send(get("/flood"))
-            await apps.told.wait()
+            await apps.cancelled.wait()
             assert (await server.ask(get())).status == 200
             client.socket.close()
     assert [entry["reason"] for entry in logs] == ["the client does not read"]

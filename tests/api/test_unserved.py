@@ -144,7 +144,7 @@ async def test_a_field_that_our_engine_lacks_is_refused_even_if_another_server_h
 # Control tokens in raw prompts ------------------------------------------------------------------------
 
 
-async def test_control_tokens_of_a_raw_prompt_are_parsed_unless_the_request_says_text(client, model):
+async def test_control_tokens_of_a_raw_prompt_are_parsed_unless_the_request_selects_text(client, model):
     prompt = "hello <eos>"
     for fields in ({}, {"special_tokens": "parse"}, {"special_tokens": None}):
         client.gateway.jobs.clear()

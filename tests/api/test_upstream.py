@@ -148,10 +148,10 @@ async def test_page_of_a_configured_origin_is_accepted_if_the_browser_names_it(
     reply = await client.post("/upstream/away/x", b"{}", headers=named)
     assert reply.status == (await client.get("/upstream/away/x", headers=named)).status == 200
     assert reply.headers["access-control-allow-origin"] == origins[0]
-    asked = await client.send(
+    response = await client.send(
         "OPTIONS", "/upstream/away/x", b"", headers=named | {"Access-Control-Request-Method": "PUT"}
     )
-    assert (asked.status, "PUT" in asked.headers["access-control-allow-methods"]) == (204, True)
+    assert (response.status, "PUT" in response.headers["access-control-allow-methods"]) == (204, True)
     assert len(client.gateway.jobs) == 2
     image = await client.get("/upstream/away/x", headers=of_page)  # browsers do not report of which page
     assert (image.status, image.error["param"], len(client.gateway.jobs)) == (403, "Sec-Fetch-Site", 2)

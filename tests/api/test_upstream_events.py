@@ -11,7 +11,7 @@ from upstream_readers import CHAT_READER, READERS
 RESPONSES, MESSAGES = READERS["/v1/responses"], READERS["/v1/messages"]
 
 
-def said(document, line="data: "):
+def event_of(document, line="data: "):
     """Return an event with a document."""
     return f"{line}{json.dumps(document)}\n\n".encode()
 
@@ -51,7 +51,7 @@ def test_empty_events_are_distinguished_from_unreadable_ones(reader, event, mean
 
 
 @pytest.mark.parametrize(
-    ("delta", "says"),
+    ("delta", "expected"),
     [
         ({"reasoning_content": "hm"}, "hm"),
         ({"reasoning": "hm"}, "hm"),
@@ -62,11 +62,11 @@ def test_empty_events_are_distinguished_from_unreadable_ones(reader, event, mean
         ({"content": None, "role": "assistant"}, ""),
     ],
 )
-def test_everything_that_is_generated_counts_as_text(delta, says):
-    event = said({"choices": [{"index": 2, "delta": delta, "finish_reason": None}]})
-    assert says == CHAT_READER.read_event(event).text
+def test_everything_that_is_generated_counts_as_text(delta, expected):
+    event = event_of({"choices": [{"index": 2, "delta": delta, "finish_reason": None}]})
+    assert expected == CHAT_READER.read_event(event).text
     assert CHAT_READER.read_event(event).index == 2
-    assert (not says) == CHAT_READER.read_event(event).is_beginning
+    assert (not expected) == CHAT_READER.read_event(event).is_beginning
 
 
 def test_an_event_of_several_lines_is_read():
@@ -85,7 +85,7 @@ def test_an_event_of_several_lines_is_read():
 )
 @pytest.mark.parametrize("reader", [CHAT_READER, RESPONSES, MESSAGES])
 def test_error_message_of_an_event_is_read(reader, event, message):
-    assert message == reader.read_event(said(event)).error
+    assert message == reader.read_event(event_of(event)).error
 
 
 # Numbers ---------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_error_message_becomes_one_short_line_of_text(error, reason):
     ],
 )
 def test_only_the_beginning_of_the_text_is_removed_from_an_event(reader, document):
-    event = b"event: e\n" + said(document)
+    event = b"event: e\n" + event_of(document)
     cut = reader.without_beginning(event, "lo")
     assert cut.startswith(b"event: e\ndata: ")
     assert reader.read_event(cut).text == "lo"
@@ -241,7 +241,7 @@ def test_event_with_unexpected_members_is_cut_or_refused(members):
 
 
 def test_event_with_several_texts_cannot_be_cut():
-    event = said({"choices": [{"delta": {"reasoning": "hel", "content": "lo"}}]})
+    event = event_of({"choices": [{"delta": {"reasoning": "hel", "content": "lo"}}]})
     with pytest.raises(ValueError, match="several pieces"):
         CHAT_READER.without_beginning(event, "lo")
 
@@ -249,12 +249,12 @@ def test_event_with_several_texts_cannot_be_cut():
 def chunk(content, index=0, **more):
     """Return a chat chunk."""
     choice = {"index": index, "delta": {"content": content}, "finish_reason": None}
-    return said({"choices": [{**choice, **more.pop("choice", {})}], **more})
+    return event_of({"choices": [{**choice, **more.pop("choice", {})}], **more})
 
 
 def test_plain_text_events_are_read_together():
     assert CHAT_READER.read_plain(chunk("a") + chunk("\n\ndata: ")) == (0, ["a", "\n\ndata: "])
-    assert CHAT_READER.read_plain(said({"choices": [{"index": 3, "text": "x"}]})) == (3, ["x"])
+    assert CHAT_READER.read_plain(event_of({"choices": [{"index": 3, "text": "x"}]})) == (3, ["x"])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_plain_text_events_are_read_together():
         chunk("a") + chunk("b", usage={"completion_tokens": 3}),
         chunk("a") + chunk("b", error={"message": "x"}),
         chunk("a") + chunk(None, choice={"delta": {"tool_calls": [{"index": 0}]}}),
-        chunk("a") + said({"choices": []}),
+        chunk("a") + event_of({"choices": []}),
         chunk("a") + b": comment\n\n",
         chunk("a") + b"data: [DONE]\n\n",
         chunk("a").replace(b"\n\n", b"\r\n\r\n"),

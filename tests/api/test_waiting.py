@@ -19,7 +19,7 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_waited_says_how_long_it_was_to_be(client, chat, stream):
+async def test_queued_response_reports_its_estimated_wait(client, chat, stream):
     client.gateway.estimated_wait_s = 24
     client.gateway.queue_position = 3
     client.gateway.estimated_wait_p90_s = 41
@@ -53,7 +53,7 @@ async def timed(client, chat, **fields):
     return reply, times_s
 
 
-async def test_a_stream_that_waits_is_told_its_place_every_five_seconds(client, chat, autojump_clock):
+async def test_waiting_stream_reports_its_queue_position_every_five_seconds(client, chat, autojump_clock):
     client.gateway.wait_s = 28.0
     reply, times_s = await timed(client, chat)
     assert reply.status == 200

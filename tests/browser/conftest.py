@@ -18,5 +18,5 @@ def chromium(tmp_path_factory) -> Iterator["Browser"]:
     """A headless browser, if one is installed. Its screenshots are kept in pytest's temporary folder."""
     from browser.headless import browser
 
-    with browser(tmp_path_factory.mktemp("pictures")) as started:
+    with browser(tmp_path_factory.mktemp("screenshots")) as started:
         yield started

@@ -26,11 +26,11 @@ def chromium() -> str | None:
 
 
 class Browser:
-    """Opens the dashboard of local servers. Saves screenshots in `pictures`."""
+    """Opens the dashboard of local servers. Saves screenshots in `screenshots`."""
 
-    def __init__(self, chromium, pictures: Path) -> None:
+    def __init__(self, chromium, screenshots: Path) -> None:
         self._chromium = chromium
-        self._pictures = pictures
+        self._screenshots = screenshots
 
     @contextmanager
     def open(
@@ -67,13 +67,13 @@ class Browser:
         assert complaints == []
         assert elsewhere == []
 
-    def picture(self, page: playwright.Page, name: str) -> None:
+    def save_screenshot(self, page: playwright.Page, name: str) -> None:
         """Save a screenshot of the whole page."""
-        page.screenshot(path=self._pictures / f"{name}.png", full_page=True)
+        page.screenshot(path=self._screenshots / f"{name}.png", full_page=True)
 
 
 @contextmanager
-def browser(pictures: Path) -> Iterator[Browser]:
+def browser(screenshots: Path) -> Iterator[Browser]:
     """Start a browser and close it afterwards. Skip the test if none is installed."""
     path = chromium()
     if path is None:
@@ -82,7 +82,7 @@ def browser(pictures: Path) -> Iterator[Browser]:
         # Without the sandbox, because tests may run as root in a container. It opens only our own pages.
         started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS)
         try:
-            yield Browser(started, pictures)
+            yield Browser(started, screenshots)
         finally:
             started.close()
 

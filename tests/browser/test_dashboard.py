@@ -111,21 +111,21 @@ def test_totals_follow_the_servers_counts_soon_after_each_change(chromium, serve
         assert max(took_s) <= FRESH_S, took_s
         with jobs(server, SEATS + 5):
             expect(page.locator('[data-model="fairlead-demo"] .seats')).to_contain_text(f"{SEATS} / {SEATS}")
-            chromium.picture(page, "load-light")
+            chromium.save_screenshot(page, "load-light")
     wait_for_queue(server, running=0, waiting=0)
 
 
-def test_the_events_name_nobody(chromium, server):
+def test_events_name_no_tenants(chromium, server):
     with stopped(server.child_pid()), jobs(server, SEATS + 1):
         wait_for_queue(server, running=SEATS, waiting=1)
-        told = ""
+        received = ""
         with server.http.stream("GET", "/events") as events:
             for piece in events.iter_text():
-                told += piece
-                if "event: snapshot" in told and told.endswith("\n\n"):
+                received += piece
+                if "event: snapshot" in received and received.endswith("\n\n"):
                     break
-    assert "event: history" in told
-    assert "somebody-else" not in told
+    assert "event: history" in received
+    assert "somebody-else" not in received
     wait_for_queue(server, running=0, waiting=0)
 
 
@@ -148,7 +148,7 @@ def test_page_has_no_serious_accessibility_violations(chromium, server, name, op
         language = page.evaluate("document.documentElement.lang")
         assert options.get("locale", "en-US")[:2] == language[:2]
         assert serious(page) == []
-        chromium.picture(page, name)
+        chromium.save_screenshot(page, name)
 
 
 def test_language_and_appearance_are_chosen_and_kept(chromium, server):
@@ -250,7 +250,7 @@ def test_waiting_chat_shows_its_queue_position_and_can_be_stopped(chromium, serv
             expect(note).to_contain_text("Waiting in place")
             expect(page.locator("#chat-status")).to_contain_text("Waiting in place")
             wait_for_queue(server, running=SEATS, waiting=3)
-            chromium.picture(page, "waiting")
+            chromium.save_screenshot(page, "waiting")
             page.evaluate("ahead_ms = 3600_000; tick()")
             expect(note).to_have_text("Waiting longer than expected")  # instead of "1s" forever
             tab_to(page, "#chat-button")

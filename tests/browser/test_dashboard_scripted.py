@@ -166,7 +166,7 @@ def test_server_with_keys_asks_for_one_which_is_kept_in_the_tab(chromium):
         dialog = page.locator("#key-dialog")
         expect(dialog).to_be_visible()
         assert serious(page) == []
-        chromium.picture(page, "key")
+        chromium.save_screenshot(page, "key")
         page.keyboard.type("open")
         page.keyboard.press("Enter")
         expect(page.locator("#key-problem")).to_have_text("This server does not know that key.")
@@ -208,11 +208,11 @@ def test_draining_a_node_needs_confirmation_and_a_refusal_is_shown(chromium):
         page.keyboard.press("Enter")
         expect(button).to_have_text("Really?")
         expect(page.locator("#fleet-status")).to_contain_text("Really drain big/one?")
-        assert fleet.asked == []
+        assert fleet.calls == []
         page.keyboard.press("Enter")
         expect(button).to_have_text("Drain")
         page.wait_for_function("button => !button.ariaDisabled", arg=button.element_handle())
-        assert fleet.asked == [("drain", "big/one")]
+        assert fleet.calls == [("drain", "big/one")]
         assert button.evaluate("button => button === document.activeElement")
 
         fleet.refusal = LoadFailed("there is <b>no room</b> for it")

@@ -134,10 +134,10 @@ class Oracle:
         x = weights[None, "embedding"][token_ids] * net.embedding_scale
         for layer in range(net.layers):
             post = weights.get((layer, "post_attention_norm")), weights.get((layer, "post_mlp_norm"))
-            said = self.attention(layer, self.norm(x, weights[layer, "attention_norm"]))
-            x = x + (said if post[0] is None else self.norm(said, post[0]))
-            said = self.mlp(layer, self.norm(x, weights[layer, "mlp_norm"]))
-            x = x + (said if post[1] is None else self.norm(said, post[1]))
+            update = self.attention(layer, self.norm(x, weights[layer, "attention_norm"]))
+            x = x + (update if post[0] is None else self.norm(update, post[0]))
+            update = self.mlp(layer, self.norm(x, weights[layer, "mlp_norm"]))
+            x = x + (update if post[1] is None else self.norm(update, post[1]))
         logits = self.norm(x, weights[None, "norm"]) @ weights[None, "head"].T
         return self.cap(logits, net.logit_cap)
 

@@ -32,7 +32,7 @@ def parameters_of(rows, rng):
     return RowParameters(columns, rng.integers(0, 10_000, rows))
 
 
-def chosen(logits, asked, *, variant=None, threads=1, numbers=None):
+def chosen(logits, row_parameters, *, variant=None, threads=1, numbers=None):
     """Return the kernel's (tokens, highest). `asked` maps names to arrays; missing filters are off."""
     rows = len(logits)
     arrays = {
@@ -41,7 +41,7 @@ def chosen(logits, asked, *, variant=None, threads=1, numbers=None):
         "top_p": np.ones(rows),
         "least": np.full(rows, -np.inf),
         "numbers": np.full(rows, 0.5) if numbers is None else numbers,
-        **asked,
+        **row_parameters,
     }
     dtypes = {"top_k": np.int32, "top_p": np.float64, "numbers": np.float64}
     tokens, highest = np.full(rows, -7, np.int64), np.full(rows, -7, np.float32)
@@ -57,7 +57,7 @@ def chosen(logits, asked, *, variant=None, threads=1, numbers=None):
     return tokens.tolist(), highest
 
 
-def asked_of(parameters, vocabulary):
+def row_parameters_of(parameters, vocabulary):
     """Return the kernel's arrays for a sampler's parameters."""
     with np.errstate(divide="ignore"):
         least = np.log(parameters.columns["min_p"])
@@ -102,8 +102,8 @@ def test_kernel_chooses_what_a_float64_reference_allows(variant, size, seed, spr
         logits = np.round(logits * steps) / np.float32(steps)
     parameters = parameters_of(5, rng)
     numbers = rng.random(5)
-    asked = asked_of(parameters, size)
-    tokens, highest = chosen(logits, asked, variant=variant, threads=threads, numbers=numbers)
+    row_parameters = row_parameters_of(parameters, size)
+    tokens, highest = chosen(logits, row_parameters, variant=variant, threads=threads, numbers=numbers)
     assert logits.max(-1).tolist() == highest.tolist()
     for row, token in enumerate(tokens):
         temperature = parameters.columns["temperature"][row]
@@ -111,7 +111,7 @@ def test_kernel_chooses_what_a_float64_reference_allows(variant, size, seed, spr
             assert int(logits[row].argmax()) == token
             continue
         weights, doubt = kept(
-            logits[row], temperature, *(asked[name][row] for name in ("top_k", "top_p", "least"))
+            logits[row], temperature, *(row_parameters[name][row] for name in ("top_k", "top_p", "least"))
         )
         assert weights[token] > 0 or doubt[token]
         if doubt.any():
@@ -136,15 +136,17 @@ def test_kernel_and_torch_draw_the_same_tokens_from_the_same_seeds(size):
 def test_choice_does_not_depend_on_threads_or_other_rows(variant):
     rng = np.random.default_rng(3)
     logits = rng.standard_normal((40, 3000)) * 3
-    asked = asked_of(parameters_of(40, rng), 3000)
+    row_parameters = row_parameters_of(parameters_of(40, rng), 3000)
     numbers = rng.random(40)
-    expected = chosen(logits, asked, variant=variant, numbers=numbers)[0]
+    expected = chosen(logits, row_parameters, variant=variant, numbers=numbers)[0]
     for threads in (2, 3, 7):
-        assert expected == chosen(logits, asked, variant=variant, threads=threads, numbers=numbers)[0]
+        assert (
+            expected == chosen(logits, row_parameters, variant=variant, threads=threads, numbers=numbers)[0]
+        )
     alone = [
         chosen(
             logits[row : row + 1],
-            {name: array[row : row + 1] for name, array in asked.items()},
+            {name: array[row : row + 1] for name, array in row_parameters.items()},
             variant=variant,
             numbers=numbers[row : row + 1],
         )[0][0]

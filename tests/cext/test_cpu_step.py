@@ -56,11 +56,11 @@ def teach(world, lengths):
     return [world.enter(world.rng.integers(0, world.network.vocab_size, length)) for length in lengths]
 
 
-def check(world, said, speakers, tolerance):
+def check(world, outputs, speakers, tolerance):
     oracle = Oracle(world.network, world.weights)
     for speaker in speakers:
         expected = oracle.logits(np.array(speaker.token_ids))[-1]
-        assert relative_error(said[speaker.slot], expected) <= tolerance
+        assert relative_error(outputs[speaker.slot], expected) <= tolerance
 
 
 def speak(world, speakers):
@@ -76,8 +76,8 @@ def test_logits_equal_those_of_the_numpy_network(kernel, shape):
     short, middle, long = speakers = teach(world, (1, 33, 150))
     check(world, world.step([(short, 1), (middle, 33)]), [short, middle], TOLERANCE[dtype])
     speak(world, [short, middle])
-    said = world.step([(short, 1), (middle, 1), (long, 70)])  # decodes beside the first chunk of a prompt
-    check(world, said, [short, middle], TOLERANCE[dtype])
+    outputs = world.step([(short, 1), (middle, 1), (long, 70)])  # decodes beside the first chunk of a prompt
+    check(world, outputs, [short, middle], TOLERANCE[dtype])
     speak(world, [short, middle])
     check(world, world.step([(short, 1), (long, 80)]), [short, long], TOLERANCE[dtype])
     speak(world, [short, long])

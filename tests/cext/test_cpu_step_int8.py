@@ -114,12 +114,12 @@ def test_other_rows_and_threads_change_no_bit_of_a_decode(kernel):
     weights = draw_weights(network, kernel[0])
     prompt = np.random.default_rng(5).integers(0, network.vocab_size, 30)
     texts = []
-    for neighbours, threads in ((0, 1), (3, 2), (17, 1), (40, 2)):
+    for others_in_batch, threads in ((0, 1), (3, 2), (17, 1), (40, 2)):
         options = {"variant": kernel[1], "threads": threads, "slots": 48, "quantization": "int8"}
         world = World(network, kernel[0], weights=weights, **options)
         speaker = world.enter(prompt)
         world.step([(speaker, 30)])
-        others = teach(world, [1] * neighbours)
+        others = teach(world, [1] * others_in_batch)
         speaker.token_ids.append(3)
         said = world.step([(speaker, 1), *((other, 1) for other in others)])
         texts.append(said[speaker.slot].tobytes())

@@ -80,13 +80,13 @@ def test_in_float32_other_rows_chunks_and_threads_change_no_bit(variant):
         return conversation(world, prompt, chunk, beside)
 
     tokens, logits = speak(300, (), 1, 0)
-    for chunk, neighbours, threads, seed in (
+    for chunk, others_in_batch, threads, seed in (
         (300, beside, 1, 1),
         (64, (), 2, 2),
         (17, beside, 2, 3),
         (7, (), 1, 4),
     ):
-        others_tokens, others_logits = speak(chunk, neighbours, threads, seed)
+        others_tokens, others_logits = speak(chunk, others_in_batch, threads, seed)
         assert tokens == others_tokens
         assert logits.tobytes() == others_logits.tobytes()
 
@@ -98,9 +98,9 @@ def test_in_bfloat16_other_rows_and_threads_change_no_bit_of_a_decode(variant):
     prompt = rng.integers(0, NETWORK.vocab_size, 50)
     beside = [rng.integers(0, NETWORK.vocab_size, length) for length in (3, 40, 90, 20)]
     results = []
-    for neighbours, threads in (((), 1), (beside, 1), (beside[:2], 2)):
+    for others_in_batch, threads in (((), 1), (beside, 1), (beside[:2], 2)):
         world = World(NETWORK, "bfloat16", variant=variant, threads=threads, weights=weights)
-        results.append(conversation(world, prompt, 50, neighbours))
+        results.append(conversation(world, prompt, 50, others_in_batch))
     assert results[0][0] == results[1][0] == results[2][0]
     assert len({logits.tobytes() for _, logits in results}) == 1
 

@@ -147,10 +147,10 @@ def test_fits_is_called_tenant_by_tenant_in_order_of_arrival(new_queue):
     queue = new_queue(capacity=9)
     names = {queue.push(tenant, priority=priority): f"{tenant}{priority}" for tenant, priority in
              [("A", 1), ("B", 1), ("A", 1), ("A", 0), ("C", 7)]}  # fmt: skip
-    asked = []
+    offered = []
     with pytest.raises(IndexError):
-        queue.pop(lambda handle: asked.append(names[handle]))
-    assert asked == ["A0", "A1", "A1", "B1", "C7"]
+        queue.pop(lambda handle: offered.append(names[handle]))
+    assert offered == ["A0", "A1", "A1", "B1", "C7"]
 
 
 @both
@@ -251,15 +251,15 @@ def test_each_lower_class_that_waits_gets_its_share(new_queue, min_share, length
 
 def next_to_leave(queue):
     """Return the handle that the next pop would take. Nothing is taken when `fits` raises."""
-    asked = []
+    offered = []
 
     def note(handle):
-        asked.append(handle)
+        offered.append(handle)
         raise LookupError
 
     with pytest.raises(LookupError):
         queue.pop(note)
-    return asked[0]
+    return offered[0]
 
 
 @both

@@ -186,15 +186,15 @@ def test_fits_may_change_the_queue(fairness, change):
 def test_pop_ends_although_fits_always_changes_the_queue():
     queue = FairQueue(capacity=0)
     queue.push_front("A")
-    asked = []
+    offered = []
 
     def fits(handle):
-        asked.append(handle)
+        offered.append(handle)
         queue.discard(queue.push_front("A"))
 
     with pytest.raises(IndexError):
         queue.pop(fits)
-    assert len(asked) == 1
+    assert len(offered) == 1
 
 
 # Faults of an earlier queue ------------------------------------------------------------------------

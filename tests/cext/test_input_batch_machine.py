@@ -240,8 +240,8 @@ class FailedTokenIsAToken(InputBatchOracle):
 class AnswersAreWrittenOver(InputBatchOracle):
     def commit_tokens(self, step, sampled):
         committed = super().commit_tokens(step, sampled)
-        self.lent = getattr(self, "lent", None) or memoryview(array("i", [0] * self.slots))
-        tokens = self.lent[: len(committed.tokens)]
+        self.buffer = getattr(self, "buffer", None) or memoryview(array("i", [0] * self.slots))
+        tokens = self.buffer[: len(committed.tokens)]
         tokens[:] = committed.tokens
         return committed._replace(tokens=tokens)
 

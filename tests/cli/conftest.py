@@ -24,7 +24,7 @@ class FakeServer(ThreadingHTTPServer):
         self.hangs = False  # whether every answer pauses after its first piece
         self.keys: set[str | None] = set()
         self.released = threading.Event()  # when set, paused answers continue
-        self.told: dict[str, object] = {}  # further JSON answers to GET, by path
+        self.json_answers: dict[str, object] = {}  # further JSON answers to GET, by path
         self.texts: dict[str, list[str]] = {}  # plain texts in pieces, by path
         self.posted: list[tuple[str, dict]] = []
         self.events: list[tuple[str, object]] = []
@@ -49,8 +49,8 @@ class _Exchange(BaseHTTPRequestHandler):
             self._write(self.server.texts[self.path])
         elif self.path == "/v1/models":
             self._send(200, {"object": "list", "data": [{"id": name} for name in self.server.models]})
-        elif self.path in self.server.told:
-            self._send(200, self.server.told[self.path])
+        elif self.path in self.server.json_answers:
+            self._send(200, self.server.json_answers[self.path])
         elif self.path == "/events":
             self._tell()
         else:

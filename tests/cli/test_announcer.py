@@ -48,8 +48,8 @@ def test_program_that_starts_a_server_gets_a_line_for_each_stage_and_each_tenth(
     for percent in range(21):
         announcer.loading("small", percent / 100, "weights")
     announcer.loading("small", 0.2, "warm-up")
-    said = ["0 % weights", "10 % weights", "20 % weights", "20 % warm-up"]
-    assert [f"Loading small: {line}" for line in said] == capsys.readouterr().err.splitlines()
+    expected = ["0 % weights", "10 % weights", "20 % weights", "20 % warm-up"]
+    assert [f"Loading small: {line}" for line in expected] == capsys.readouterr().err.splitlines()
 
 
 def test_only_the_ready_line_is_on_standard_output(capsys):

@@ -16,12 +16,12 @@ def load(server, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_level_is_measured_and_written(server, tmp_path):
-    result, picture = tmp_path / "result.json", tmp_path / "picture.png"
+    result, plot = tmp_path / "result.json", tmp_path / "plot.png"
     options = "--streams 1,3 --requests 6 --warmup 1 --prompt-tokens 12 --output-tokens 2 --tenants 2"
-    run = load(server, *options.split(), "--json", str(result), "--plot", str(picture))
+    run = load(server, *options.split(), "--json", str(result), "--plot", str(plot))
     assert (run.returncode, run.stderr) == (0, "")
     assert "generator CPU" in run.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
     document = json.loads(result.read_bytes())
     assert [level["streams"] for level in document["levels"]] == [1, 3]
@@ -34,7 +34,7 @@ def test_every_level_is_measured_and_written(server, tmp_path):
             assert 0 < level[name]["p50"] <= level[name]["p90"] <= level[name]["p99"]
 
 
-def test_prompts_have_the_wished_length_and_share_no_beginning(server):
+def test_prompts_have_the_requested_length_and_share_no_prefix(server):
     assert load(server, *["--streams=1", "--requests=4", "--prompt-tokens=12", "--tenants=2"]).returncode == 0
     prompts = [body["messages"][0]["content"].split() for body in server.bodies]
     assert {len(words) for words in prompts} == {10}  # the fake server adds two tokens of its own

@@ -190,7 +190,7 @@ def test_settings_without_effect_are_mentioned_when_serving(app, folder, capsys)
     assert "fairlead.yaml has settings without effect: 1" in capsys.readouterr().err
 
 
-def test_a_good_file_is_told_in_a_few_lines(folder, capsys):
+def test_valid_file_is_summarized_in_a_few_lines(folder, capsys):
     write(folder, FILE + "logToStdout: none\nnodes: [{id: big, url: 'http://a'}]")
     assert main(["config", "check", "fairlead.yaml"]) == 0
     assert capsys.readouterr().out == (
@@ -209,7 +209,7 @@ def test_summary_of_a_file_names_the_eviction_policy_of_another_package(folder, 
     assert "  evictions: by the policy only\n" in capsys.readouterr().out
 
 
-def test_a_good_file_can_be_told_in_json_without_its_secrets(folder, capsys):
+def test_valid_file_is_summarized_in_json_without_its_secrets(folder, capsys):
     assert main(["config", "check", "fairlead.yaml", "--json"]) == 0
     out = capsys.readouterr().out
     assert json.loads(out) == {
@@ -256,8 +256,8 @@ def test_keys_that_others_can_read_are_warned_about_at_a_reload(app, folder, cap
 def test_faults_exit_with_2_on_standard_error_or_in_json(folder, capsys):
     write(folder, "prot: 1")
     assert main(["config", "check", "fairlead.yaml"]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "fairlead.yaml:1: prot: is not a setting; did you mean port?\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "fairlead.yaml:1: prot: is not a setting; did you mean port?\n")
     assert main(["config", "check", "fairlead.yaml", "--json"]) == 2
     fault = {"line": 1, "key": "prot", "message": "is not a setting; did you mean port?"}
     assert {"file": "fairlead.yaml", "ok": False, "errors": [fault]} == json.loads(capsys.readouterr().out)

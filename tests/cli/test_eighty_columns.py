@@ -7,14 +7,14 @@ import re
 import pytest
 
 from cli.terminal import Terminal
-from cli.test_looking import MODELS, PICTURE, QUEUE
+from cli.test_looking import MODELS, QUEUE, SNAPSHOT
 from fairlead.console.status import ServerView
 from fairlead.console.top import remember
 
 COLUMNS = 80
 LONG = "a-model-with-a-name-as-long-as-they-are-these-days"
 REASON = "it was given up after three tries, each of which ended in the same way: there is not enough memory"
-HOME = "\x1b[H"  # each picture of `top` begins with it
+HOME = "\x1b[H"  # each snapshot in `top` begins with it
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|[=>])")
 
 
@@ -37,8 +37,8 @@ def assert_fits(lines: list[str]) -> None:
 def telling(server):
     """A server with long names, and a reason which fits no column."""
     models = [*MODELS, {"model": LONG, "kind": "engine", "state": "failed", "problem": REASON}]
-    pictures = [PICTURE | {"models": models, "at_s": at_s} for at_s in range(200)]
-    server.events = [("snapshot", picture) for picture in pictures]
+    snapshots = [SNAPSHOT | {"models": models, "at_s": at_s} for at_s in range(200)]
+    server.events = [("snapshot", snapshot) for snapshot in snapshots]
     return server
 
 
@@ -107,11 +107,11 @@ def test_run(server):
         assert terminal.wait() == 0
 
 
-def test_history_keeps_the_last_picture_of_each_second():
+def test_history_keeps_the_last_snapshot_of_each_second():
     past: list[ServerView] = []
     for at_s in (1.0, 1.3, 1.9, 2.0, 4.5):
         remember(past, ServerView(at_s=at_s))
-    assert [picture.at_s for picture in past] == [1.9, 2.0, 4.5]
+    assert [snapshot.at_s for snapshot in past] == [1.9, 2.0, 4.5]
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def test_run_takes_a_single_word_for_the_model(server, capsys, name):
 
 def test_single_word_that_is_no_model_is_refused_with_how_to_ask_it(server, capsys):
     assert main(["run", "hello", "--url", server.url]) == 1
-    said = "there is no model hello here. If it is a question: fairlead run --prompt hello"
-    assert capsys.readouterr().err == f"fairlead: {said}\n"
+    printed = "there is no model hello here. If it is a question: fairlead run --prompt hello"
+    assert capsys.readouterr().err == f"fairlead: {printed}\n"
     assert main(["run", "--prompt", "hello", "--url", server.url]) == 0
     assert server.bodies[0]["messages"][0]["content"] == "hello"
 
@@ -75,9 +75,9 @@ def test_single_word_that_is_no_model_is_refused_with_how_to_ask_it(server, caps
 def test_single_word_without_a_server_is_refused_with_how_to_ask_it(nobody, capsys, monkeypatch):
     monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", nobody)
     assert main(["run", "hello"]) == 1
-    said = f"no server answers at {nobody}, and hello is no directory to serve a model from"
+    printed = f"no server answers at {nobody}, and hello is no directory to serve a model from"
     assert capsys.readouterr().err == (
-        f"fairlead: {said}. If it is a question: fairlead run --prompt hello\n"
+        f"fairlead: {printed}. If it is a question: fairlead run --prompt hello\n"
     )
 
 
@@ -93,9 +93,9 @@ def serve_really(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[i
 def test_max_model_len_above_the_models_is_an_error(capsys):
     path = demonstration_model()
     own = json.loads((path / "config.json").read_text())["max_position_embeddings"]
-    code, said = serve_really(capsys, str(path), "--port", "0", "--max-model-len", str(own + 1))
+    code, printed = serve_really(capsys, str(path), "--port", "0", "--max-model-len", str(own + 1))
     assert code == 2
-    assert said == (
+    assert printed == (
         f"fairlead: cannot serve fairlead-demo: maxModelLen (--max-model-len): {own + 1} is above "
         f"the model's own limit of {own} tokens, which {path / 'config.json'} gives; "
         f"set it to {own} or less, or leave it out"
@@ -106,9 +106,9 @@ def test_port_in_use_is_named_with_what_to_do(capsys):
     (taken,) = bind("127.0.0.1", 0)
     with taken:
         port = taken.getsockname()[1]
-        code, said = serve_really(capsys, "--port", str(port))
+        code, printed = serve_really(capsys, "--port", str(port))
     assert code == 1
-    assert said == (
+    assert printed == (
         f"fairlead: cannot serve fairlead-demo: port {port} of 127.0.0.1 is in use by another program, "
         "perhaps another Fairlead (`fairlead ps`): stop that one, or choose another port with --port"
     )
@@ -121,9 +121,9 @@ def test_gguf_path_is_refused_with_what_to_do(app, capsys, tmp_path, command, is
     if is_there:
         path.touch()
     assert main([command, str(path)]) == 2
-    said = capsys.readouterr().err
-    assert f"{path}: {GGUF}" in said
-    assert 'models: {NAME: {cmd: "llama-server --port ${PORT} -m FILE"}}' in said
+    printed = capsys.readouterr().err
+    assert f"{path}: {GGUF}" in printed
+    assert 'models: {NAME: {cmd: "llama-server --port ${PORT} -m FILE"}}' in printed
     assert app.configs == []
 
 
@@ -131,8 +131,8 @@ def test_gguf_path_in_a_configuration_is_refused_with_what_to_do(capsys, tmp_pat
     file = tmp_path / "fairlead.yaml"
     file.write_text("models:\n  m: {path: small.gguf}\n")
     assert main(["config", "check", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"{file}:2: models.m.path: {tmp_path / 'small.gguf'}: {GGUF}")
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"{file}:2: models.m.path: {tmp_path / 'small.gguf'}: {GGUF}")
 
 
 def test_gguf_path_without_a_server_to_run_it_on_is_refused_with_what_to_do(nobody, capsys, monkeypatch):
@@ -168,7 +168,7 @@ def test_package_metadata_requires_the_same_oldest_python():
     assert project["requires-python"] == ">=" + ".".join(map(str, fairlead.OLDEST_PYTHON))
 
 
-def test_building_without_a_compiler_says_what_to_do(tmp_path):
+def test_error_of_a_build_without_a_compiler_names_the_remedy(tmp_path):
     ran = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--force", "-b", tmp_path, "-t", tmp_path],
         cwd=ROOT,
@@ -240,14 +240,14 @@ def test_config_check_finds_commands_that_are_not_on_path(tmp_path, capsys):
         "  c: {cmd: 'sh -c ${PORT}'}\n"
         "  d: {cmd: 'sh ${PORT}', env: ['PATH=/nowhere']}\n"
     )
-    lines, said = check(tmp_path, capsys, text)
+    lines, printed = check(tmp_path, capsys, text)
     missing = {
         "models.a.cmd": "no-such-server",
         "models.a.cmdStop": "no-such-stopper",
         "models.b.cmd": "/no/such/file",
         "models.d.cmd": "sh",
     }
-    assert said["missing_commands"] == missing
+    assert printed["missing_commands"] == missing
     assert lines[-4:] == [f"  not on PATH here: {key}: {program}" for key, program in missing.items()]
 
 
@@ -258,9 +258,9 @@ def test_config_check_finds_selectors_without_targets(tmp_path, capsys):
         "  none: {strategy: pin, targets: [b, c]}\n"
         "  some: {strategy: pin, targets: [b, x]}\n"
     )
-    lines, said = check(tmp_path, capsys, text)
+    lines, printed = check(tmp_path, capsys, text)
     message = "none of them is served here (b, c), so every request for none gets 404"
-    assert said["remarks"] == [f"selectors.none.targets: {message}"]
+    assert printed["remarks"] == [f"selectors.none.targets: {message}"]
     assert f"  note: selectors.none.targets: {message}" in lines
 
 

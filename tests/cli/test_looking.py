@@ -43,7 +43,7 @@ NODES = [
         "problem": "[red]no\x1b[2J answer",
     },
 ]
-PICTURE = {
+SNAPSHOT = {
     "queue": QUEUE,
     "tokens": {"generated_per_s": 41.7},
     "rejected": {"queue_full": 2, "displaced": 1},
@@ -55,7 +55,7 @@ PICTURE = {
 
 @pytest.fixture
 def telling(server):
-    server.events = [("history", []), ("snapshot", PICTURE), ("snapshot", PICTURE)]
+    server.events = [("history", []), ("snapshot", SNAPSHOT), ("snapshot", SNAPSHOT)]
     return server
 
 
@@ -81,7 +81,7 @@ def test_markup_and_control_characters_of_a_server_have_no_effect(telling, capsy
 
 def test_ps_shows_no_percentage_where_the_progress_of_a_load_is_not_known(telling, capsys):
     loading = MODELS[1] | {"load": {"progress": None, "stage": "waiting for /health"}}
-    telling.events = [("snapshot", PICTURE | {"models": [loading]})]
+    telling.events = [("snapshot", SNAPSHOT | {"models": [loading]})]
     assert main(["ps", "--url", telling.url]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "large" in line)
     assert line.split() == ["large", "loading", "waiting", "for", "/health", "command", "0/0", "-", "-"]
@@ -89,7 +89,7 @@ def test_ps_shows_no_percentage_where_the_progress_of_a_load_is_not_known(tellin
 
 def test_ps_answers_in_json_with_the_same_figures(telling, capsys):
     assert main(["ps", "--url", telling.url, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == PICTURE
+    assert json.loads(capsys.readouterr().out) == SNAPSHOT
 
 
 @pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"]])
@@ -144,7 +144,7 @@ def test_the_environment_names_the_server_and_its_key(telling, command, monkeypa
     assert telling.keys == {"Bearer sk-2"}
 
 
-def test_top_redraws_its_picture_in_place_until_q_is_typed(telling):
+def test_top_redraws_in_place_until_q_is_typed(telling):
     telling.rounds = itertools.count()
     with Terminal(["top", "--url", telling.url]) as terminal:
         shown = terminal.expect("small") + terminal.shown
@@ -153,7 +153,7 @@ def test_top_redraws_its_picture_in_place_until_q_is_typed(telling):
         assert "42" in shown
         assert "rejected 3" in shown
         terminal.type("xq")
-        telling.released.set()  # `top` handles q with one of the next pictures
+        telling.released.set()  # `top` handles q with one of the next snapshots
         assert terminal.wait() == 0
 
 
@@ -162,12 +162,12 @@ def test_top_exits_with_0_on_ctrl_c(telling):
     with Terminal(["top", "--url", telling.url]) as terminal:
         terminal.expect("small")
         terminal.type("\x03")
-        telling.released.set()  # a Ctrl-C before the wait for input is handled with a picture
+        telling.released.set()  # a Ctrl-C before the wait for input is handled with a snapshot
         assert terminal.wait() == 0
 
 
 def lines_of(telling, *arguments: str) -> list[str]:
-    """Return what `top` writes into a pipe for four pictures, after which the server ends the stream."""
+    """Return what `top` writes into a pipe for four snapshots, after which the server ends the stream."""
     telling.released.set()
     code = "import sys; from fairlead.cli import main; sys.exit(main(sys.argv[1:]))"
     ran = subprocess.run(
@@ -183,13 +183,13 @@ def lines_of(telling, *arguments: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
-def test_top_in_a_pipe_writes_a_line_for_each_picture(telling):
+def test_top_in_a_pipe_writes_a_line_for_each_snapshot(telling):
     expected = "waiting 5  running 3/4  tokens/s 42  mean wait 1.2 s  rejected 3"
     assert [expected] * 4 == lines_of(telling)
 
 
-def test_top_writes_each_picture_as_a_line_of_json(telling):
-    assert [json.loads(line) for line in lines_of(telling, "--json")] == [PICTURE] * 4
+def test_top_writes_each_snapshot_as_a_line_of_json(telling):
+    assert [json.loads(line) for line in lines_of(telling, "--json")] == [SNAPSHOT] * 4
 
 
 @pytest.mark.parametrize(

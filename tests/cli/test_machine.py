@@ -63,7 +63,7 @@ def test_check_that_takes_too_long_is_a_finding_of_doctor(capsys, monkeypatch):
     assert "it did not end within 0.2 s" in capsys.readouterr().out
 
 
-def test_doctor_says_who_has_the_port(capsys):
+def test_doctor_names_the_process_that_uses_the_port(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -100,7 +100,7 @@ def test_doctor_looks_at_the_hubs_folder_and_token(capsys, tmp_path, monkeypatch
     assert findings(capsys)["model hub"]["found"].endswith(", no HF_TOKEN: open models only")
 
 
-def test_doctor_says_what_to_do_without_torch(capsys, monkeypatch):
+def test_doctor_names_the_remedy_for_missing_torch(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (None, "ModuleNotFoundError: no torch"))
     found = findings(capsys, code=1)
     assert found["torch"]["verdict"] == "bad"
@@ -129,7 +129,7 @@ def test_deploy_writes_the_files_and_names_them(tmp_path, capsys, target, names,
     assert all(word in (folder / name).read_text() for name in names)
 
 
-def test_deploy_writes_over_nothing_unless_it_is_told_to(tmp_path, capsys):
+def test_deploy_overwrites_only_on_request(tmp_path, capsys):
     mine = tmp_path / "Dockerfile"
     mine.write_text("mine")
     assert main(["deploy", "docker", "-o", str(tmp_path)]) == 2
@@ -170,7 +170,7 @@ def test_a_model_of_the_hub_is_looked_up_when_the_server_starts_and_not_before(a
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_systemd_is_told_when_the_server_is_ready_and_when_it_stops(tmp_path, monkeypatch, abstract):
+def test_systemd_is_notified_of_readiness_and_of_stopping(tmp_path, monkeypatch, abstract):
     if abstract and sys.platform != "linux":
         pytest.skip("abstract sockets are Linux's")
     name = f"fairlead-{os.getpid()}" if abstract else str(tmp_path / "notify")

@@ -182,8 +182,8 @@ def test_a_wrong_setting_in_the_environment_is_named_too(app, capsys, monkeypatc
 def test_exit_code_tells_how_serving_ended(app, capsys, model, outcome, code):
     app.outcome = outcome
     assert main(["serve", str(model)]) == code
-    said = capsys.readouterr().err
-    assert said.startswith(f"fairlead: {outcome}") if isinstance(outcome, Exception) else said == ""
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"fairlead: {outcome}") if isinstance(outcome, Exception) else stderr == ""
 
 
 def test_an_open_server_without_keys_is_warned_about(app, capsys, model):

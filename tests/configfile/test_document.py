@@ -112,8 +112,8 @@ def test_faults_of_single_values_are_named(text, expected):
 
 def test_environment_variables_fill_in_values_and_nothing_else():
     text = "a: ${env.A}\nb: [${env.A}, 'x${env.B}y']\nc: '${env.A}'  # ${env.NOBODY}\nd: ${env.EVIL}\n"
-    told = tree(text, A="12", B="${env.A}", EVIL="x\nport: 1")
-    assert told == {"a": 12, "b": [12, "x${env.A}y"], "c": "12", "d": "x\nport: 1"}
+    values = tree(text, A="12", B="${env.A}", EVIL="x\nport: 1")
+    assert values == {"a": 12, "b": [12, "x${env.A}y"], "c": "12", "d": "x\nport: 1"}
 
 
 def test_lines_are_those_of_keys_and_items():

@@ -36,9 +36,9 @@ def test_config_check_accepts_the_example(monkeypatch, capsys):
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     assert main(["config", "check", str(FILE), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["ok"], len(told["models"]), told["api_keys"]) == (True, 3, 4)
-    assert told["selectors"] == ["coding-model", "llm-plan", "llama"]
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["ok"], len(summary["models"]), summary["api_keys"]) == (True, 3, 4)
+    assert summary["selectors"] == ["coding-model", "llm-plan", "llama"]
     assert main(["config", "check", str(FILE)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  selectors: coding-model, llm-plan, llama" in lines

@@ -139,7 +139,7 @@ def job(
     **options,
 ) -> Ticket:
     """Return a ticket for a job with one prompt."""
-    asked = Job(
+    recorded_job = Job(
         id="r",
         tenant=tenant,
         model=model,
@@ -147,7 +147,7 @@ def job(
         sampling=Sampling(max_tokens=max_tokens),
         **options,
     )
-    return Ticket(spec_of(asked, with_prefixes=True), cost=cost, tokens=tokens)
+    return Ticket(spec_of(recorded_job, with_prefixes=True), cost=cost, tokens=tokens)
 
 
 def limits(seats: int, *, longest: int = 100, cache_tokens: int | None = None) -> NodeLimits:

@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.returns: Counter[Ticket] = Counter()
         self.failed_at: dict[Ticket, NodeState] = {}
         self.full: dict[NodeState, None] = {}  # ordered, so that Hypothesis can repeat its draws
-        self.settled: set[Ticket] = set()
+        self.finished: set[Ticket] = set()
         self.loads: list[LoadRequest] = []  # load requests that have not ended
         self.leaving: set[str] = set()  # models that are to be unloaded
         self.dying: set[str] = set()  # models whose processes have not ended yet
@@ -118,9 +118,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def settle(self, ticket: Ticket, cost: float) -> None:
         """Record, once, what a ticket that has ended has cost its tenant."""
         self.full.pop(ticket.node, None)
-        if ticket in self.settled or not ticket.attempts:
+        if ticket in self.finished or not ticket.attempts:
             return
-        self.settled.add(ticket)
+        self.finished.add(ticket)
         was_refused = ticket.state is TicketState.DONE
         self.costs[ticket.job.tenant] += min(cost, ticket.charged) if was_refused else cost
 

@@ -41,8 +41,8 @@ def admission(*, seats: int, rejects_loading: bool = False) -> JobAdmission:
 )
 def test_of_several_reasons_the_one_that_waiting_helps_least_is_reported(options, refusal):
     subject = admission(seats=0, rejects_loading=True)
-    told = subject.refusal(job(**options).job)
-    assert refusal is (None if told is None else type(told))
+    reported = subject.refusal(job(**options).job)
+    assert refusal is (None if reported is None else type(reported))
 
 
 def test_a_too_long_wait_is_reported_only_if_there_is_no_other_reason():

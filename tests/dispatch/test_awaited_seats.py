@@ -27,8 +27,8 @@ def test_seats_of_nodes_without_the_model_do_not_count():
 
 def test_jobs_that_wait_only_for_other_nodes_do_not_compete():
     awaited = AwaitedSeats("m", [node("1", "m", "k", seats=1, busy=1), node("2", "k", "x", seats=1, busy=1)])
-    asked = {model: awaited.are_awaited_by(model) for model in ("m", "k", "x", "to be loaded")}
-    assert asked == {"m": True, "k": True, "x": False, "to be loaded": True}
+    are_awaited = {model: awaited.are_awaited_by(model) for model in ("m", "k", "x", "to be loaded")}
+    assert are_awaited == {"m": True, "k": True, "x": False, "to be loaded": True}
     assert not awaited.are_awaited_by_all
 
 

@@ -56,8 +56,8 @@ def test_time_spent_on_the_prompt_shortens_the_rest_of_the_job():
 def test_jobs_ahead_take_the_seats_in_turn():
     running = [RunningJob(JobSize(0, tokens), running_s=1.0, tokens_so_far=1) for tokens in (11.0, 31.0)]
     ahead = [JobSize(0, 50.0), JobSize(0, 10.0)]  # 1.0 to 6.0 on the first seat, 3.0 to 4.0 on the second
-    told = [taught().predict(ahead=ahead[:count], running=running, seats=2) for count in range(3)]
-    assert pytest.approx([prediction.wait_s for prediction in told]) == [1.0, 3.0, 4.0]
+    predicted = [taught().predict(ahead=ahead[:count], running=running, seats=2) for count in range(3)]
+    assert pytest.approx([prediction.wait_s for prediction in predicted]) == [1.0, 3.0, 4.0]
 
 
 def test_if_prompts_and_answers_grow_together_the_time_is_attributed_to_the_answers():
@@ -68,14 +68,14 @@ def test_if_prompts_and_answers_grow_together_the_time_is_attributed_to_the_answ
 
 def test_before_any_job_has_finished_the_age_of_the_oldest_running_one_is_used():
     running = [RunningJob(JobSize(9, 9.0), running_s=4.0), RunningJob(JobSize(9, 9.0), running_s=1.0)]
-    told = QuantileEstimate().predict(ahead=[JobSize(9, 9.0)], running=running, seats=2)
-    assert pytest.approx(told.wait_s) == 4.0
+    predicted = QuantileEstimate().predict(ahead=[JobSize(9, 9.0)], running=running, seats=2)
+    assert pytest.approx(predicted.wait_s) == 4.0
 
 
 def test_until_errors_are_known_the_p90_is_about_twice_the_wait():
     job = RunningJob(JobSize(0, 101.0), running_s=1.0, tokens_so_far=1)
-    told = taught().predict(ahead=[], running=[job], seats=1)
-    assert pytest.approx((told.wait_s, told.p90_s)) == (10.0, 20.25)
+    predicted = taught().predict(ahead=[], running=[job], seats=1)
+    assert pytest.approx((predicted.wait_s, predicted.p90_s)) == (10.0, 20.25)
 
 
 def test_past_errors_correct_the_estimate():
@@ -83,11 +83,11 @@ def test_past_errors_correct_the_estimate():
     job = RunningJob(JobSize(0, 101.0), running_s=1.0, tokens_so_far=1)
     random = Random(1)
     for _ in range(1000):  # the actual wait is three times as long, within a factor of two
-        told = made.predict(ahead=[], running=[job], seats=1)
-        made.granted(told, 30.0 * 2.0 ** random.uniform(-1, 1))
-    told = made.predict(ahead=[], running=[job], seats=1)
-    assert pytest.approx(told.wait_s, rel=0.1) == 30.0
-    assert pytest.approx(told.p90_s, rel=0.1) == 30.0 * 2.0**0.8
+        predicted = made.predict(ahead=[], running=[job], seats=1)
+        made.granted(predicted, 30.0 * 2.0 ** random.uniform(-1, 1))
+    predicted = made.predict(ahead=[], running=[job], seats=1)
+    assert pytest.approx(predicted.wait_s, rel=0.1) == 30.0
+    assert pytest.approx(predicted.p90_s, rel=0.1) == 30.0 * 2.0**0.8
 
 
 def test_a_job_that_did_not_wait_does_not_change_the_estimate():
@@ -109,8 +109,8 @@ def test_when_a_node_is_gone_the_first_jobs_to_end_free_no_seat():
 @given(FINISHED, FACTORS, st.lists(RUNNING, max_size=5), st.integers(0, 3), st.lists(SIZES, max_size=5))
 def test_with_a_free_seat_the_wait_is_zero(finished, factors, running, more_free, ahead):
     seats = len(running) + len(ahead) + 1 + more_free
-    told = estimate(finished, factors).predict(ahead=ahead, running=running, seats=seats)
-    assert (told.wait_s, told.p90_s) == (0.0, 0.0)
+    predicted = estimate(finished, factors).predict(ahead=ahead, running=running, seats=seats)
+    assert (predicted.wait_s, predicted.p90_s) == (0.0, 0.0)
 
 
 @given(
@@ -122,13 +122,13 @@ def test_with_a_free_seat_the_wait_is_zero(finished, factors, running, more_free
 )
 def test_the_wait_is_never_negative_and_never_shorter_further_back(finished, factors, running, seats, ahead):
     made = estimate(finished, factors)
-    told = [
+    predicted = [
         made.predict(ahead=ahead[:count], running=running, seats=seats) for count in range(len(ahead) + 1)
     ]
-    for nearer, further in pairwise(told):
+    for nearer, further in pairwise(predicted):
         assert 0.0 <= nearer.wait_s <= further.wait_s
         assert nearer.p90_s <= further.p90_s
-    assert all(each.wait_s <= each.p90_s for each in told)
+    assert all(each.wait_s <= each.p90_s for each in predicted)
 
 
 def test_corrections_never_promise_a_seat_before_a_running_job_frees_it():

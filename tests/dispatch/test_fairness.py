@@ -35,7 +35,7 @@ def test_by_tokens_a_light_tenant_hardly_waits_and_throughput_is_kept():
     assert by_tokens.throughput >= 0.97 * by_turns.throughput
 
 
-def test_a_flood_has_nobody_else_refused():
+def test_flood_causes_no_refusals_for_other_tenants():
     assert flood("stubborn", seeds=[1]).refused <= 0.001
     assert flood("flood", seeds=[1]).refused <= 0.001
     assert flood("stubborn", seeds=[1], displacing=False).refused > 0.05
@@ -107,16 +107,16 @@ def test_the_same_seed_gives_the_same_run():
         (None, None, None, ""),
     ],
 )
-def test_a_row_of_the_table_says_whether_its_goal_is_met(least, most, met, words):
+def test_table_row_reports_whether_its_goal_is_met(least, most, met, words):
     row = fairness.Row("what", 1.0, 3.0, least, most)
     assert (met, words) == (row.met, fairness.goal(row))
 
 
 def test_the_service_of_each_tenant_is_drawn(tmp_path):
-    picture = tmp_path / "service.png"
+    plot = tmp_path / "service.png"
     runs = {order: backlog(order, length_s=20.0) for order in ("roundRobin", "tokens")}
-    fairness.draw(runs, picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    fairness.draw(runs, plot)
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_swaps_are_few_and_no_wait_exceeds_the_bound_plus_a_drain_and_a_load():

@@ -35,7 +35,7 @@ class Orders:
 
 
 @asynccontextmanager
-async def desk(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, Orders, float]]:
+async def running_dispatcher(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, Orders, float]]:
     dispatcher, fleet = Dispatcher(QueueConfig(timeout_s=600.0, starvation_bound_s=60.0)), Orders()
     policy = LruPolicy(max_loaded=1)
     dispatcher.models.configure(policy, ttl_s, start_swap=fleet.start_swap, stop_model=fleet.stop_model)
@@ -46,7 +46,7 @@ async def desk(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, Orders, float]
 
 
 async def test_a_deadline_that_fails_stops_no_other(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, fleet, now):
+    async with running_dispatcher(m=TTL_S) as (dispatcher, fleet, now):
 
         def fail() -> None:
             raise KeyError("a bug")
@@ -62,7 +62,7 @@ async def test_a_deadline_that_fails_stops_no_other(autojump_clock):
 
 
 async def test_a_charge_that_fails_does_not_stop_the_later_charges(autojump_clock, monkeypatch):
-    async with desk(m=TTL_S) as (dispatcher, _, now):
+    async with running_dispatcher(m=TTL_S) as (dispatcher, _, now):
         up(dispatcher, TimedNode())
         read_at = []
 
@@ -78,7 +78,7 @@ async def test_a_charge_that_fails_does_not_stop_the_later_charges(autojump_cloc
 
 
 async def test_awaited_loads_are_refused_when_the_server_drains(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, fleet, now):
+    async with running_dispatcher(m=TTL_S) as (dispatcher, fleet, now):
         errors = []
 
         async def load() -> None:
@@ -142,7 +142,7 @@ async def serve(dispatcher: Dispatcher, node: TimedNode, service_s: float) -> No
 
 
 async def test_a_model_is_unloaded_after_it_was_idle_for_its_ttl_and_no_sooner(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, fleet, now):
+    async with running_dispatcher(m=TTL_S) as (dispatcher, fleet, now):
         node = TimedNode()
         up(dispatcher, node)
         for pause_s in (90.0, 99.0, 1.0):
@@ -155,7 +155,7 @@ async def test_a_model_is_unloaded_after_it_was_idle_for_its_ttl_and_no_sooner(a
 
 
 async def test_a_model_that_works_longer_than_its_ttl_stays_loaded(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, fleet, now):
+    async with running_dispatcher(m=TTL_S) as (dispatcher, fleet, now):
         node = TimedNode()
         up(dispatcher, node)
         await trio.sleep(99.0)
@@ -166,7 +166,7 @@ async def test_a_model_that_works_longer_than_its_ttl_stays_loaded(autojump_cloc
 
 
 async def test_a_model_that_is_never_used_is_unloaded_too_and_one_without_a_ttl_never(autojump_clock):
-    async with desk(m=TTL_S, kept=0.0) as (dispatcher, fleet, now):
+    async with running_dispatcher(m=TTL_S, kept=0.0) as (dispatcher, fleet, now):
         up(dispatcher, TimedNode())
         dispatcher.scheduler.node_up(*FakeNode("kept", "kept"), limits(1))
         await trio.sleep(10_000.0)
@@ -174,7 +174,7 @@ async def test_a_model_that_is_never_used_is_unloaded_too_and_one_without_a_ttl_
 
 
 async def test_however_often_a_model_is_idle_there_is_one_alarm_for_it(autojump_clock):
-    async with desk(m=TTL_S) as (dispatcher, _told, _now):
+    async with running_dispatcher(m=TTL_S) as (dispatcher, _told, _now):
         node = TimedNode()
         up(dispatcher, node)
         await serve(dispatcher, node, 0.1)
@@ -186,7 +186,7 @@ async def test_however_often_a_model_is_idle_there_is_one_alarm_for_it(autojump_
 
 
 async def test_a_shared_load_request_starves_after_a_part_of_the_bound(autojump_clock):
-    async with desk(m=0.0, other=0.0) as (dispatcher, fleet, now):
+    async with running_dispatcher(m=0.0, other=0.0) as (dispatcher, fleet, now):
         node = TimedNode()
         up(dispatcher, node)
         async with trio.open_nursery() as nursery:
@@ -206,7 +206,7 @@ async def test_a_shared_load_request_starves_after_a_part_of_the_bound(autojump_
 
 
 async def test_a_load_that_fails_raises_in_all_callers(autojump_clock):
-    async with desk(m=0.0) as (dispatcher, _told, _now):
+    async with running_dispatcher(m=0.0) as (dispatcher, _told, _now):
         errors = []
 
         async def load() -> None:

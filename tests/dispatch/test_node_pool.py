@@ -35,10 +35,10 @@ def test_one_node_that_has_both_seat_and_memory_is_enough():
     subject = pool(small=limits(2, cache_tokens=10), large=limits(2, cache_tokens=100))
     for name, taken in (("small", 9), ("large", 50)):
         subject[name].acquire(taken)
-    asked = job(tokens=20)
-    assert subject.fits(asked)
-    subject.assign(asked)
-    assert subject["large"] is asked.node
+    spec = job(tokens=20)
+    assert subject.fits(spec)
+    subject.assign(spec)
+    assert subject["large"] is spec.node
 
 
 @pytest.mark.parametrize(

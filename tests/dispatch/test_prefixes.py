@@ -27,10 +27,10 @@ def test_a_prompt_has_a_hash_for_each_length_that_it_reaches(length, hashes):
 @pytest.mark.parametrize("prompts", [(), ([1] * 70, [2] * 500)])
 def test_a_job_is_hashed_by_its_first_prompt_or_else_by_the_request_that_is_relayed(prompts):
     relay = Relay("/v1/completions", b"x" * 5000)
-    asked = Job("r", "A", "m", prompts, Sampling(max_tokens=1), relay=relay)
+    request = Job("r", "A", "m", prompts, Sampling(max_tokens=1), relay=relay)
     first = prompts[0] if prompts else relay.body
-    assert spec_of(asked, with_prefixes=True).prefixes == prefix_hashes(first)
-    assert spec_of(asked).prefixes == ()
+    assert spec_of(request, with_prefixes=True).prefixes == prefix_hashes(first)
+    assert spec_of(request).prefixes == ()
 
 
 def test_prompts_share_hashes_as_far_as_they_are_equal():

@@ -34,11 +34,11 @@ def test_a_request_beyond_the_byte_bound_is_refused_and_ordinary_ones_wait():
 @given(
     most=st.integers(0, 300),
     jobs=st.integers(1, 6),
-    asked=st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=20),
+    requests=st.lists(st.tuples(st.integers(0, 200), st.booleans()), max_size=20),
 )
-def test_queued_bodies_never_exceed_their_byte_bound(most, jobs, asked):
+def test_queued_bodies_never_exceed_their_byte_bound(most, jobs, requests):
     bodies, waiting = QueuedBytes(most, jobs), []
-    for length, leaves in asked:
+    for length, leaves in requests:
         if leaves and waiting:
             bodies.remove(waiting.pop(0))
         if len(waiting) < jobs and bodies.has_room(length):

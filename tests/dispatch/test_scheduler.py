@@ -124,7 +124,7 @@ def test_a_prompt_that_waited_for_the_model_is_refused_when_it_turns_out_not_to_
     assert subject.statistics().waiting == 0
 
 
-def test_waiters_are_told_when_the_model_cannot_be_loaded():
+def test_waiters_fail_when_the_model_cannot_be_loaded():
     subject, effects = scheduler()
     (waiting,) = submit(subject, job())
     error = LoadFailed("no such file")
@@ -141,7 +141,7 @@ def test_waiters_stay_when_another_node_has_the_model():
     assert TicketState.QUEUED is waiting.state
 
 
-def test_draining_refuses_who_waits_and_who_comes_and_lets_the_running_finish():
+def test_draining_refuses_waiting_and_new_jobs_and_finishes_running_ones():
     subject, effects = scheduler()
     subject.node_up(*FakeNode(), limits(1))
     running, waiting = submit(subject, job(), job())

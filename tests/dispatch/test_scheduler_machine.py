@@ -186,7 +186,7 @@ def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutan
 
 def test_a_separate_test_catches_what_the_machine_reaches_too_rarely(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Scheduler, "drain", goes_on_making_room_when_it_drains)
-    case = swaps.test_a_node_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved
+    case = swaps.test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown
     with pytest.raises(AssertionError):
         case()
 

@@ -27,7 +27,7 @@ def test_a_load_request_waits_for_running_jobs_and_ends_when_the_model_is_loaded
     assert {request: None} == effects.loads
 
 
-def test_a_load_request_takes_its_turn_among_jobs_by_its_arrival():
+def test_load_requests_and_jobs_are_ordered_by_arrival():
     subject, effects = swapping()
     up(subject, "x")
     (running,) = submit(subject, job(model="x"))
@@ -48,7 +48,7 @@ def test_a_starving_load_request_comes_before_jobs_for_the_loaded_model():
     assert [("y", frozenset("x"))] == effects.swaps
 
 
-def test_a_wish_for_what_is_there_is_granted_at_once_and_for_what_cannot_be_is_refused():
+def test_load_of_a_loaded_model_succeeds_at_once_and_an_impossible_load_is_refused():
     subject, effects = swapping()
     up(subject, "x")
     there, unknown = LoadRequest("x"), LoadRequest("unknown")
@@ -83,7 +83,7 @@ def test_a_failed_load_ends_its_load_request():
     assert len(effects.swaps) == 2
 
 
-def test_an_unloaded_model_finishes_its_jobs_and_is_loaded_again_for_who_waits():
+def test_unloaded_model_finishes_its_jobs_and_is_reloaded_for_waiting_jobs():
     subject, effects = swapping()
     up(subject, "x")
     running, waiting = submit(subject, job(model="x"), job(model="x"))
@@ -134,7 +134,7 @@ def test_an_unload_with_an_error_leaves_jobs_waiting_that_another_node_can_run()
     assert TicketState.GRANTED is waiting.state
 
 
-def test_a_model_that_is_stopping_still_takes_its_room_until_it_is_gone():
+def test_stopping_model_uses_memory_until_its_process_ends():
     subject, effects = swapping()
     up(subject, "x")
     subject.unload("x")
@@ -219,7 +219,7 @@ def test_a_node_that_is_down_is_closed_at_once():
     assert effects.closed_nodes == ["far"]
 
 
-def test_who_waits_for_a_model_that_is_taken_away_is_told():
+def test_waiters_for_a_removed_model_fail():
     subject, effects = swapping()
     up(subject, "x")
     _running, waiting = submit(subject, job(model="x"), job(model="x"))
@@ -231,7 +231,7 @@ def test_who_waits_for_a_model_that_is_taken_away_is_told():
 
 
 @pytest.mark.parametrize("loads", [True, False])
-def test_where_loading_is_rejected_nobody_waits_for_it(loads):
+def test_rejects_loading_applies_only_to_loadable_models(loads):
     subject, effects = scheduler(
         policy=KeepEverything(), loadable=frozenset("x" if loads else "y"), rejects_loading=True
     )

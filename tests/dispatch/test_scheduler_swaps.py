@@ -207,7 +207,7 @@ def test_a_model_that_is_being_loaded_is_not_evicted_again():
     assert effects.swaps == [("x", frozenset())]
 
 
-def test_a_failed_load_tells_those_who_wait_and_the_next_job_tries_again():
+def test_failed_load_fails_its_waiters_and_the_next_job_retries():
     subject, effects = swapping()
     (waiting,) = submit(subject, job(model="x"))
     error = LoadFailed("no such file")
@@ -239,12 +239,12 @@ def test_a_new_policy_is_a_few_lines_and_touches_nothing_else():
     assert subject.statistics().seats == 1
 
 
-def test_the_policy_is_told_who_was_used_longest_ago_and_who_works():
-    asked = []
+def test_policy_receives_the_least_recently_used_and_the_busy_models():
+    calls = []
 
     class Watching(EvictionPolicy):
         def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
-            asked.append((target, list(running)))
+            calls.append((target, list(running)))
             return frozenset()
 
     subject, _ = scheduler(policy=Watching(), loadable=frozenset("wxyz"))
@@ -255,10 +255,10 @@ def test_the_policy_is_told_who_was_used_longest_ago_and_who_works():
         if model != "x":
             subject.leave(ticket)
     submit(subject, job(model="w"))
-    assert asked[0] == ("w", ["z", "y", "x"])
+    assert calls[0] == ("w", ["z", "y", "x"])
 
 
-def test_a_node_that_made_room_has_seats_again_when_a_stopping_server_refused_who_starved():
+def test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown():
     subject, effects = swapping()
     up(subject, "x", seats=2)
     failed, working, starving = submit(subject, job(model="x"), job(model="x"), job(model="y"))

@@ -25,9 +25,9 @@ def estimator(seats: int = 1, *, estimate: str = "mean", **more: int) -> tuple[W
     return WaitEstimator(its, QueueConfig(estimate=estimate), Random(0)), its
 
 
-def come(subject: WaitEstimator, to: Scheduler, asked: JobSpec) -> Waiter:
+def come(subject: WaitEstimator, to: Scheduler, spec: JobSpec) -> Waiter:
     """Submit a job, as the dispatcher does."""
-    waiter = Waiter(subject.new_ticket(asked))
+    waiter = Waiter(subject.new_ticket(spec))
     to.submit(waiter.ticket)
     if waiter.ticket.state is TicketState.GRANTED:
         subject.granted(waiter)
@@ -49,13 +49,13 @@ async def test_waits_are_estimated_from_the_service_times_of_jobs_that_had_a_sea
     assert subject.mean.mean_service_s == SERVICE_S
     sitting, first, second = (come(subject, to, job().job) for _ in range(3))
     assert [sitting.ticket] == list(subject._running)
-    told = [
+    predicted = [
         subject.for_ticket(first.ticket, is_arriving=True),
         subject.for_ticket(second.ticket),
         subject.for_newcomer("m", "A", 1),
     ]
-    assert [estimate.position for estimate in told] == [1, 2, 3]
-    waits = [estimate.estimated_wait_s for estimate in told]
+    assert [estimate.position for estimate in predicted] == [1, 2, 3]
+    waits = [estimate.estimated_wait_s for estimate in predicted]
     assert waits == [10, 10, 20], "the rest of the running job, then the mean of each job ahead"
 
 
@@ -87,10 +87,10 @@ async def test_only_errors_that_allow_a_retry_get_retry_after():
     come(subject, to, job().job)
     come(subject, to, job().job)
     for error in (QueueFull("full"), QueueTimeout("late")):
-        told = subject.add_retry_time(error, "m")
-        assert told is error
-        assert told.retry_after_s in range(1, 61)
-        assert told.estimated_wait_s is not None
+        predicted = subject.add_retry_time(error, "m")
+        assert predicted is error
+        assert predicted.retry_after_s in range(1, 61)
+        assert predicted.estimated_wait_s is not None
     assert subject.add_retry_time(NodeFailed("gone"), "m").retry_after_s is None
 
 
@@ -105,8 +105,8 @@ async def test_a_refusal_that_has_an_estimate_keeps_it_and_its_position():
     subject, to = estimator()
     come(subject, to, job().job)
     come(subject, to, job().job)
-    told = subject.add_retry_time(QueueFull("too long", estimated_wait_s=40, queue_position=9), "m")
-    assert (told.estimated_wait_s, told.queue_position) == (40, 9)
+    predicted = subject.add_retry_time(QueueFull("too long", estimated_wait_s=40, queue_position=9), "m")
+    assert (predicted.estimated_wait_s, predicted.queue_position) == (40, 9)
 
 
 @pytest.fixture(params=["mean", "quantile"])
@@ -160,8 +160,8 @@ async def test_seats_and_jobs_of_another_model_change_no_estimate(autojump_clock
     assert subject.for_newcomer("m", "A", 1).position == 17, "the queue is one"
     behind_all_s = {"m": 7, "k": 40 if estimate == "mean" else 50}
     for model, wait_s in behind_all_s.items():
-        told = subject.add_retry_time(QueueFull("full"), model)
-        assert told.estimated_wait_s == wait_s, model
+        predicted = subject.add_retry_time(QueueFull("full"), model)
+        assert predicted.estimated_wait_s == wait_s, model
 
 
 async def test_a_job_that_waits_for_memory_waits_at_least_for_the_rest_of_the_running_job(

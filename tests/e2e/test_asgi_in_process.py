@@ -85,14 +85,14 @@ async def test_disconnected_client_frees_its_seat_at_once_and_its_slot_within_tw
     app = create_app(CONFIG)
     async with hypercorn_serving(app) as port:
         composition = app._composition
-        resident = composition.fleet._local[MODEL]
-        statistics = resident.instance.node.statistics
+        managed_model = composition.fleet._local[MODEL]
+        statistics = managed_model.instance.node.statistics
         client = await trio.open_tcp_stream("127.0.0.1", port)
         await client.send_all(post({**LONG, "stream": stream, "n": 8}))
         with trio.fail_after(60):
             await _reached(lambda: statistics().running)
-            with stopped(resident.pid):
-                steps = await _settled(lambda: statistics().steps)
+            with stopped(managed_model.pid):
+                steps = await _stable_value(lambda: statistics().steps)
                 await client.aclose()
                 await _reached(lambda: composition.dispatcher.statistics().running == 0)
             await _reached(lambda: statistics().running + statistics().pending == 0)
@@ -104,7 +104,7 @@ async def _reached(holds) -> None:
         await trio.sleep(0.001)
 
 
-async def _settled(value) -> int:
+async def _stable_value(value) -> int:
     """Return a value once it no longer changes, because all pending messages have arrived."""
     before = -1
     while value() != before:

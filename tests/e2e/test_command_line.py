@@ -51,8 +51,8 @@ def test_ps_shows_every_model_and_the_rejected_requests(server):
     shown = fairlead(server, "ps").stdout
     assert "rejected" in shown
     assert all(name in shown for name in ("fairlead-demo", "talker"))
-    told = json.loads(fairlead(server, "ps", "--json").stdout)
-    assert {"queue", "tokens", "rejected", "cache_usage", "models", "nodes"} <= set(told)
+    status = json.loads(fairlead(server, "ps", "--json").stdout)
+    assert {"queue", "tokens", "rejected", "cache_usage", "models", "nodes"} <= set(status)
 
 
 def test_logs_of_a_command_are_what_its_process_prints(server):

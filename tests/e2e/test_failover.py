@@ -190,7 +190,7 @@ def test_request_fails_after_two_children_have_died_with_it(server: RealServer, 
             while (child := server.running())["counts"]["restarts"] < restarts or not child["sequences"]:
                 time.sleep(0.002)
             strike(server, blow)
-        told = answer.result()
-    assert (told.status_code, told.json()["error"]["code"]) == (502, "node_failed")
+        response = answer.result()
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "node_failed")
     wait_until_ready(server)
     assert not any(server.wait_until_at_rest().values())

@@ -25,7 +25,7 @@ LONG = {"delay_s": 600}
 WORDS = 6
 
 
-class House:
+class World:
     """Fairlead, the servers behind it, and clients. An answer takes as long as its request says."""
 
     def __init__(self, server: RealServer, servers: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
@@ -70,11 +70,11 @@ class House:
 
     def take_all(self, **stub: Any) -> "list[Future[httpx.Response]]":
         """Give each of the three nodes a job."""
-        asked = []
+        answers = []
         for running in range(1, len(NODES) + 1):
-            asked.append(self.ask(**(stub or LONG)))
+            answers.append(self.ask(**(stub or LONG)))
             self.until(lambda running=running: self.queue() == (running, 0))
-        return asked
+        return answers
 
     def close(self) -> None:
         self._client.close()
@@ -91,7 +91,7 @@ def _end(servers: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def house(folder: Path, **queue: Any) -> Iterator[House]:
+def running_world(folder: Path, **queue: Any) -> Iterator[World]:
     servers = {name: subprocess.Popen([*STUB, "0"], stdout=subprocess.PIPE) for name in NODES}
     try:
         configuration = {
@@ -106,7 +106,7 @@ def house(folder: Path, **queue: Any) -> Iterator[House]:
         file = folder / "fairlead.yaml"
         file.write_text(json.dumps(configuration))
         with real_server("--config", str(file)) as server:
-            opened = House(server, servers, folder)
+            opened = World(server, servers, folder)
             opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
             try:
                 yield opened
@@ -123,9 +123,9 @@ def _port(process: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Shared by the tests which leave it unchanged, and by the last one, which does not."""
-    with house(tmp_path_factory.mktemp("house")) as started:
+    with running_world(tmp_path_factory.mktemp("fleet")) as started:
         yield started
 
 
@@ -141,7 +141,7 @@ def content(response: httpx.Response) -> str:
     return "".join(choice["delta"].get("content", "") for (choice,) in filter(None, choices))
 
 
-def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: House):
+def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: World):
     with opened.held() as held:
         # Story 5: each request goes to an idle node.
         opened.take_all(**held)
@@ -163,26 +163,26 @@ def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: House)
     assert opened.busy() == ""
 
 
-def test_edge_jobs_of_a_node_that_hangs_are_answered_by_the_others(opened: House):
+def test_edge_jobs_of_a_node_that_hangs_are_answered_by_the_others(opened: World):
     with opened.held() as held:
-        asked = [opened.ask(stream=stream, **held) for stream in (True, False, True)]
+        answers = [opened.ask(stream=stream, **held) for stream in (True, False, True)]
         opened.until(lambda: opened.busy() == "abc")
         opened.servers["b"].send_signal(signal.SIGSTOP)
-    assert [text(WORDS)] * 3 == [content(future.result()) for future in asked]
+    assert [text(WORDS)] * 3 == [content(future.result()) for future in answers]
     assert opened.nodes()["b"]["state"] == "down"
     opened.servers["b"].send_signal(signal.SIGCONT)
     opened.until(lambda: opened.nodes()["b"]["state"] == "up")
     opened.until(lambda: opened.queue() == (0, 0))
 
 
-def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: House):
+def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: World):
     for process in opened.servers.values():
         process.send_signal(signal.SIGSTOP)
     opened.until(lambda: {"down"} == {node["state"] for node in opened.nodes().values()})
-    asked = opened.ask(stream=True)
+    answers = opened.ask(stream=True)
     opened.until(lambda: opened.queue() == (0, 1))
     opened.servers["c"].send_signal(signal.SIGCONT)
-    assert text(WORDS) == content(asked.result())
+    assert text(WORDS) == content(answers.result())
     for process in opened.servers.values():
         process.send_signal(signal.SIGCONT)
     opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
@@ -190,7 +190,7 @@ def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: House)
 
 def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_path: Path):
     timeout_s = 8  # a node is free long before that
-    with house(tmp_path, timeout=f"{timeout_s}s") as opened:
+    with running_world(tmp_path, timeout=f"{timeout_s}s") as opened:
         with opened.held() as held:
             opened.take_all(**held)
             in_time = opened.ask(delay_s=timeout_s + 1)
@@ -199,7 +199,7 @@ def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_pa
 
 
 def test_edge_queue_timeout_of_a_stream_covers_the_time_to_its_first_chunk(tmp_path: Path):
-    with house(tmp_path, timeout="1s") as opened:
+    with running_world(tmp_path, timeout="1s") as opened:
         # On a slow node, or while it waits for one.
         for busy in (0, len(NODES)):
             late = opened.ask(stream=True, **LONG).result()
@@ -209,7 +209,7 @@ def test_edge_queue_timeout_of_a_stream_covers_the_time_to_its_first_chunk(tmp_p
                 opened.take_all()
 
 
-def test_edge_the_jobs_of_a_node_that_dies_and_who_waits_for_it_go_to_the_others(opened: House):
+def test_edge_running_and_waiting_jobs_of_a_crashed_node_move_to_the_others(opened: World):
     with opened.held() as held:
         streams = [opened.ask(stream=True, **held) for _ in NODES]
         opened.until(lambda: opened.busy() == "abc")

@@ -82,7 +82,7 @@ async def test_two_thousand_clients_that_disconnect_at_random_moments_hold_nothi
     assert server.http.get("/health").status_code == 200
 
 
-async def test_who_leaves_while_queued_is_gone_from_the_queue_before_the_next_answer(tmp_path: Path):
+async def test_cancelled_waiter_leaves_the_queue_before_the_next_answer(tmp_path: Path):
     with real_server(*configured(tmp_path, {"slots": 1})) as server:
         with stopped(server.child_pid()):  # so that no answer ends before the check
             holder = await trio.open_tcp_stream(*server.address)
@@ -101,7 +101,7 @@ async def test_who_leaves_while_queued_is_gone_from_the_queue_before_the_next_an
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_who_leaves_while_running_frees_its_slot_and_blocks(server: RealServer, stream):
+async def test_cancelled_running_job_frees_its_slot_and_blocks(server: RealServer, stream):
     assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
     with slowed(server.child_pid()):  # unless cancelled, it would take minutes
         connection = await trio.open_tcp_stream(*server.address)

@@ -76,11 +76,11 @@ def test_request_of_any_method_reaches_the_server_of_a_model(server: RealServer,
         headers={"Content-Type": "image/png"} if content else {},
     )
     assert reply.status_code == 200
-    said = reply.json()
-    assert said["method"] == method
-    assert said["path"] == "/some/path%2Fescaped?a=b%20c&d"
-    assert said["body"] == (content or b"").decode("latin-1")
-    assert said["headers"].get("content-type") == ("image/png" if content else None)
+    request = reply.json()
+    assert request["method"] == method
+    assert request["path"] == "/some/path%2Fescaped?a=b%20c&d"
+    assert request["body"] == (content or b"").decode("latin-1")
+    assert request["headers"].get("content-type") == ("image/png" if content else None)
 
 
 def test_request_loads_its_model_and_evicts_another(server: RealServer):

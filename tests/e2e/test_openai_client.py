@@ -179,7 +179,7 @@ def test_a_user_cannot_begin_a_message_of_another_role(client: OpenAI, server: R
     assert answer.usage.prompt_tokens == tokens["count"]
 
 
-def test_control_tokens_of_users_are_parsed_where_the_configuration_says_so(tmp_path: Path):
+def test_control_tokens_of_users_are_parsed_where_configured(tmp_path: Path):
     with real_server(*configured(tmp_path, {"specialTokens": "parse"})) as server:
         assert control_tokens_of(server, SPOOF)[1:5] == ["<|user|>", "<|end|>", "<|system|>", "<|end|>"]
 

@@ -106,9 +106,9 @@ def states(server: RealServer) -> dict[str, tuple[str, int]]:
     return {each["model"]: (each["state"], each["seats"]) for each in server.http.get("/running").json()}
 
 
-def test_nobody_notices_that_the_configuration_changes(file: File, server: RealServer):
+def test_reload_does_not_disturb_clients(file: File, server: RealServer):
     pids = server.child_pids()
-    asked = [
+    requests = [
         (body | {"model": model}, (STAYING, LEAVING)[number % 2])
         for number in range(STREAMS // len(BODIES))
         for body, model in zip(BODIES, ["steady", "changing"] * 5, strict=True)
@@ -124,7 +124,7 @@ def test_nobody_notices_that_the_configuration_changes(file: File, server: RealS
             held = [slow.enter_context(slowed(pid, run_s=0.003, rest_s=0.06)) for pid in pids]
             for each in held:
                 each.set()
-            answers = [pool.submit(stream, server, body, key, begun) for body, key in asked]
+            answers = [pool.submit(stream, server, body, key, begun) for body, key in requests]
             until(lambda: server.queue()["running"] == STREAMS)
             for each in held:
                 each.clear()

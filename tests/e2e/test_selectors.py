@@ -27,10 +27,10 @@ CHAT = "/v1/chat/completions"
 
 def example(port: int) -> dict[str, Any]:
     """Return the example with stubs as commands and without addresses outside this machine."""
-    said = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    said["startPort"] = port
-    said["queue"] = {"timeout": "1h", "starvationBound": "1h"}
-    models = said["models"]
+    document = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    document["startPort"] = port
+    document["queue"] = {"timeout": "1h", "starvationBound": "1h"}
+    models = document["models"]
     models["gpt-oss-120b"] |= {
         "ttl": 0,  # no model is unloaded because the test is slow
         "cmd": COMMAND,
@@ -41,12 +41,12 @@ def example(port: int) -> dict[str, Any]:
     models["docker-llama"] |= {"cmd": COMMAND, "cmdStop": "kill ${PID}", "concurrencyLimit": 1}
     models["unlisted-model"] |= {"cmd": UNTOLD, "aliases": ["qwen-unlisted"], "concurrencyLimit": 1}
     models |= {name: {"cmd": COMMAND} for name in ("modelA", "modelB", "forever-modelA", "A", "B")}
-    for peer in said["peers"].values():
+    for peer in document["peers"].values():
         peer["proxy"] = "http://127.0.0.1:9"
-    return said
+    return document
 
 
-class House:
+class World:
     """The server, and concurrent clients."""
 
     def __init__(self, server: RealServer, file: Path) -> None:
@@ -86,25 +86,25 @@ class House:
         totals = self.server.queue()
         return totals["running"], totals["waiting"]
 
-    def write(self, said: dict[str, Any]) -> None:
-        self.file.write_text(json.dumps(said))  # JSON is valid YAML
+    def write(self, document: dict[str, Any]) -> None:
+        self.file.write_text(json.dumps(document))  # JSON is valid YAML
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    said = example(free_port(20))
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    document = example(free_port(20))
     file = tmp_path_factory.mktemp("example") / "config.yaml"
-    file.write_text(json.dumps(said))
+    file.write_text(json.dumps(document))
     with real_server("--config", str(file), "--log-json", environment=ENVIRONMENT) as server:
-        opened = House(server, file)
+        opened = World(server, file)
         yield opened
         opened._pool.shutdown()
 
 
-def test_file_is_read_with_a_note_and_its_models_are_listed(house: House):
-    (line,) = [line for line in house.server.log if "unlisted-model.cmd" in line]
+def test_file_is_read_with_a_note_and_its_models_are_listed(world: World):
+    (line,) = [line for line in world.server.log if "unlisted-model.cmd" in line]
     assert "its port is in the environment variable PORT" in line
-    cards = house.server.http.get("/v1/models").json()["data"]
+    cards = world.server.http.get("/v1/models").json()["data"]
     listed = {card["id"]: card for card in cards}
     assert {"coding-model", "llm-plan", "llama", "gpt-oss-120b"} <= listed.keys()
     assert "unlisted-model" not in listed
@@ -114,9 +114,9 @@ def test_file_is_read_with_a_note_and_its_models_are_listed(house: House):
     ) == ("Coding Model", "coding")
 
 
-def test_groups_evict_and_selectors_find_what_is_loaded(house: House):
+def test_groups_evict_and_selectors_find_what_is_loaded(world: World):
     assert [
-        (model, house.loaded_after(model))
+        (model, world.loaded_after(model))
         for model in (
             "coding-model",
             "forever-modelA",
@@ -137,42 +137,42 @@ def test_groups_evict_and_selectors_find_what_is_loaded(house: House):
     ]
 
 
-def test_jobs_spill_over_and_a_reload_changes_the_target_of_the_next_one(house: House):
-    house.ask("llama", endless=True)
-    until(lambda: house.queue() == (1, 0))
-    first = [house.ask("llama") for _ in range(3)]
-    until(lambda: house.queue() == (1, 3))
-    assert "modelA" not in house.jobs()  # up to four jobs, running or waiting, stay with one model
-    assert house.ask("llama").result().status_code == 200
-    assert (house.jobs()["modelA"], house.jobs().get("modelB")) == ("ready", None)
+def test_jobs_spill_over_and_a_reload_changes_the_target_of_the_next_one(world: World):
+    world.ask("llama", endless=True)
+    until(lambda: world.queue() == (1, 0))
+    first = [world.ask("llama") for _ in range(3)]
+    until(lambda: world.queue() == (1, 3))
+    assert "modelA" not in world.jobs()  # up to four jobs, running or waiting, stay with one model
+    assert world.ask("llama").result().status_code == 200
+    assert (world.jobs()["modelA"], world.jobs().get("modelB")) == ("ready", None)
 
-    said = json.loads(house.file.read_text())
-    said["selectors"]["llama"] = {"strategy": "pin", "targets": ["modelB"]}
-    house.write(said)
-    house.server.process.send_signal(signal.SIGHUP)
-    until(lambda: any("configuration reloaded" in line for line in house.server.log))
-    assert house.ask("llama").result().status_code == 200
-    assert house.jobs()["modelB"] == "ready"
-    assert house.queue() == (1, 3)
-    house.cancel()
-    assert [asked.result().status_code for asked in first] == [200] * 3
+    document = json.loads(world.file.read_text())
+    document["selectors"]["llama"] = {"strategy": "pin", "targets": ["modelB"]}
+    world.write(document)
+    world.server.process.send_signal(signal.SIGHUP)
+    until(lambda: any("configuration reloaded" in line for line in world.server.log))
+    assert world.ask("llama").result().status_code == 200
+    assert world.jobs()["modelB"] == "ready"
+    assert world.queue() == (1, 3)
+    world.cancel()
+    assert [answer.result().status_code for answer in first] == [200] * 3
 
-    del said["selectors"]["llama"]
-    house.write(said)
-    house.server.process.send_signal(signal.SIGHUP)
-    until(lambda: house.ask("llama").result().status_code == 404)
-    until(lambda: house.queue() == (0, 0))
+    del document["selectors"]["llama"]
+    world.write(document)
+    world.server.process.send_signal(signal.SIGHUP)
+    until(lambda: world.ask("llama").result().status_code == 404)
+    until(lambda: world.queue() == (0, 0))
 
 
-def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_loaded_first(house: House):
-    house.loaded_after("unlisted-model")
-    house.ask("unlisted-model", endless=True)
-    until(lambda: house.queue() == (1, 0))
+def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_loaded_first(world: World):
+    world.loaded_after("unlisted-model")
+    world.ask("unlisted-model", endless=True)
+    until(lambda: world.queue() == (1, 0))
     waiting = []
     for number, model in enumerate(("gpt-oss-120b", "B", "A"), start=1):
-        waiting.append(house.ask(model))
-        until(lambda number=number: house.queue() == (1, number))
-    house.cancel()
-    assert [asked.result().status_code for asked in waiting] == [200] * 3
-    until(lambda: {"A", "B", "gpt-oss-120b"} == set(house.loaded()[-3:]))
-    assert house.loaded()[-3:] == ["A", "B", "gpt-oss-120b"]
+        waiting.append(world.ask(model))
+        until(lambda number=number: world.queue() == (1, number))
+    world.cancel()
+    assert [answer.result().status_code for answer in waiting] == [200] * 3
+    until(lambda: {"A", "B", "gpt-oss-120b"} == set(world.loaded()[-3:]))
+    assert world.loaded()[-3:] == ["A", "B", "gpt-oss-120b"]

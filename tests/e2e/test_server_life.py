@@ -58,12 +58,12 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
             httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S).raise_for_status()
 
         with stopped(server.child_pid()):  # all requests arrive before the first is done
-            asked = []
+            answers = []
             for waiting, tenant in enumerate("AAAAABB"):
-                asked.append(pool.submit(ask, tenant, waiting))
+                answers.append(pool.submit(ask, tenant, waiting))
                 until(lambda waiting=waiting: server.queue()["waiting"] == waiting)
                 until(lambda: server.queue()["running"] == 1)
-        for each in asked:
+        for each in answers:
             each.result()
         server.stop()
         lines = [json.loads(line) for line in server.log if line.startswith("{")]

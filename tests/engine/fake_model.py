@@ -200,7 +200,7 @@ class Loop:
         self.engine, self.runner = engine, runner
         self.now_s = 0.0
         self.under_way: tuple | None = None
-        self.told: dict[int, list[int]] = {}
+        self.token_ids_of: dict[int, list[int]] = {}
         self.ends: dict[int, Output] = {}
 
     def turn(self, seconds: float = 0.01) -> None:
@@ -236,7 +236,7 @@ class Loop:
 
     def hear_one(self, output: Output) -> None:
         assert output.key not in self.ends
-        self.told.setdefault(output.key, []).extend(output.token_ids)
+        self.token_ids_of.setdefault(output.key, []).extend(output.token_ids)
         if output.finish_reason is not None or output.error is not None:
             self.ends[output.key] = output
 

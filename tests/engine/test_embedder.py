@@ -103,15 +103,15 @@ def embedded(loaded, prompts, *, after_a_step=lambda _engine: None):
         draw_seed=lambda: 0,
         embeds=loaded.embeds,
     )
-    told = {}
+    outputs = {}
     for key, prompt in enumerate(prompts):
         engine.submit(key, prompt, Sampling(max_tokens=1), embed=True)
     for now_s in range(1000):
         if engine.idle:
-            return [told[key] for key in range(len(prompts))]
+            return [outputs[key] for key in range(len(prompts))]
         step = engine.plan(float(now_s))
         outcome = engine.commit(step, loaded.runner.launch(step, engine.batch).wait())
-        told |= {output.key: output for output in outcome.outputs}
+        outputs |= {output.key: output for output in outcome.outputs}
         after_a_step(engine)
     raise AssertionError("no end")
 

@@ -55,7 +55,7 @@ def picks(*token_ids: int, **more) -> SampledTokens:
 def outputs_of(tested: Loop, key: int = 1) -> tuple[list[int], Output]:
     """Run until idle; return this sequence's tokens and its last output."""
     tested.run()
-    return tested.told[key], tested.ends[key]
+    return tested.token_ids_of[key], tested.ends[key]
 
 
 def all_free(engine: Engine) -> bool:
@@ -167,11 +167,11 @@ def test_sequence_that_can_never_run_fails_alone_at_the_next_step(prompt, sampli
     tested.turn()
     assert reason in str(tested.ends[2].error)
     tested.run()
-    assert answer(PROMPT, GREEDY, 40)[0] == tested.told[1]
+    assert answer(PROMPT, GREEDY, 40)[0] == tested.token_ids_of[1]
     assert all_free(tested.engine)
 
 
-def test_a_refusal_is_told_without_a_step():
+def test_refusal_is_reported_without_a_step():
     tested = engine()
     tested.submit(2, [], GREEDY)
     assert tested.plan(0.0) is None
@@ -217,7 +217,7 @@ def test_abort_removes_a_queued_sequence():
     tested.turn()
     tested.engine.abort(2)
     assert tested.engine.statistics().pending == 0
-    assert tested.run().told.keys() == {1}
+    assert tested.run().token_ids_of.keys() == {1}
 
 
 def test_aborts_of_unknown_and_of_ended_sequences_are_ignored():
@@ -259,10 +259,10 @@ def test_logprobs_are_reported_with_their_token_and_other_tokens_stay_plain():
     step = tested.plan(0.0)
     first, second, last = (TokenLogprob(token_id, -0.5, ((token_id, -0.5),)) for token_id in (5, 6, 8))
     tested.abort(1)
-    told = tested.commit(step, picks(5, 6, 7, 8, logprobs={0: first, 1: second, 3: last}))
+    outcome = tested.commit(step, picks(5, 6, 7, 8, logprobs={0: first, 1: second, 3: last}))
     assert (
         outcome_of(Output(4, [8], [last], finish_reason="length"), Output(2, [6], [second]), plain=((3, 7),))
-        == told
+        == outcome
     )
 
 
@@ -275,8 +275,8 @@ def test_logprobs_of_an_aborted_sequence_do_not_reach_the_next_one_in_its_slot()
     second = tested.plan(0.0)
     assert list(first.slots) == list(second.slots)
     assert not tested.commit(first, picks(5, logprobs={0: TokenLogprob(5, -1.0)}))
-    told = tested.commit(second, picks(6, logprobs={0: TokenLogprob(6, -1.0)}))
-    assert outcome_of(Output(2, [6], [TokenLogprob(6, -1.0)])) == told
+    outcome = tested.commit(second, picks(6, logprobs={0: TokenLogprob(6, -1.0)}))
+    assert outcome_of(Output(2, [6], [TokenLogprob(6, -1.0)])) == outcome
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_a_row_that_failed_ends_that_sequence_alone(token_id, errors, reason):
     tested.submit(1, PROMPT, GREEDY)
     tested.submit(2, PROMPT, GREEDY)
     step = tested.plan(0.0)
-    told = tested.commit(step, picks(token_id, 5, errors=errors))
-    assert outcome_of(Output(1, [], error=reason), plain=((2, 5),)) == told
+    outcome = tested.commit(step, picks(token_id, 5, errors=errors))
+    assert outcome_of(Output(1, [], error=reason), plain=((2, 5),)) == outcome
     assert tested.statistics().running == 1
 
 
@@ -314,7 +314,7 @@ def test_failed_step_fails_its_sequences_and_the_engine_continues():
     step = tested.engine.plan(0.0)
     assert outcome_of(Output(1, [], error="out of memory")) == tested.engine.fail(step, "out of memory")
     tested.run()
-    assert answer(PROMPT, GREEDY, 40)[0] == tested.told[2]
+    assert answer(PROMPT, GREEDY, 40)[0] == tested.token_ids_of[2]
     assert tested.engine.statistics().blocks_free == 20
 
 

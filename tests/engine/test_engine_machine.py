@@ -230,15 +230,15 @@ class EngineMachine(RuleBasedStateMachine):
     # Outputs -----------------------------------------------------------------------------------------
 
     def hear(self, outcome) -> None:
-        heard = self.loop.told.keys() | self.loop.ends.keys()
+        heard = self.loop.token_ids_of.keys() | self.loop.ends.keys()
         self.loop.hear(outcome)
         named = {*memoryview(outcome.keys).cast("q"), *(output.key for output in outcome.outputs)}
         assert named <= self.open, "of one that has ended, or was aborted"
         assert heard is not None
         for key in named:
-            self.check(key, self.loop.told[key], self.loop.ends.get(key))
+            self.check(key, self.loop.token_ids_of[key], self.loop.ends.get(key))
 
-    def check(self, key: int, told: list[int], end: Output | None) -> None:
+    def check(self, key: int, token_ids: list[int], end: Output | None) -> None:
         """Compare a sequence's output so far with what the model generates for it alone."""
         prompt, sampling, _ = self.submitted[key]
         if end is not None:
@@ -249,15 +249,15 @@ class EngineMachine(RuleBasedStateMachine):
                 assert key in self.heard_errors or not self.can_run(prompt, sampling)
         if not self.can_run(prompt, sampling):
             assert end is not None
-            assert told == []
+            assert token_ids == []
             return
         expected, reason = answer(prompt, sampling, self.longest, self.windows)
-        assert expected[: len(told)] == told
+        assert expected[: len(token_ids)] == token_ids
         if end is None:
-            assert len(told) < len(expected)
+            assert len(token_ids) < len(expected)
         elif end.error is None:
-            assert (expected, reason) == (told, end.finish_reason)
-            assert (told[-1] if reason == "stop" else None) == end.stop_token
+            assert (expected, reason) == (token_ids, end.finish_reason)
+            assert (token_ids[-1] if reason == "stop" else None) == end.stop_token
 
     def can_run(self, prompt: list[int], sampling: Sampling) -> bool:
         known = all(0 <= token_id < VOCABULARY for token_id in prompt)

@@ -119,16 +119,16 @@ def test_preempted_text_starts_again_from_its_first_token():
     engine = engine_of(runner)
     engine.submit(1, prompt_of(30, 1), ANYTHING, embed=True)
     engine.submit(2, prompt_of(25, 2), ANYTHING, embed=True)
-    told = []
+    outputs = []
     while not engine.idle:
         step = engine.plan(0.0)
-        told += engine.commit(step, runner.launch(step, engine.batch).wait()).outputs
+        outputs += engine.commit(step, runner.launch(step, engine.batch).wait()).outputs
         scheduler = engine._scheduler
         if engine.statistics().steps == 3:
             scheduler._preempt(scheduler.running_in(0))
     assert runner.begun_anew == {1}
     assert {1: prompt_of(30, 1), 2: prompt_of(25, 2)} == {
-        output.key: list(array("f", output.vector)) for output in told
+        output.key: list(array("f", output.vector)) for output in outputs
     }
 
 
@@ -164,9 +164,9 @@ def test_aborted_text_gets_no_output_and_frees_its_blocks():
     step = engine.plan(0.0)
     pending = runner.launch(step, engine.batch)
     engine.abort(1)
-    told = engine.commit(step, pending.wait()).outputs
+    outputs = engine.commit(step, pending.wait()).outputs
     while not engine.idle:
         step = engine.plan(1.0)
-        told += engine.commit(step, runner.launch(step, engine.batch).wait()).outputs
-    assert [output.key for output in told] == [2]
+        outputs += engine.commit(step, runner.launch(step, engine.batch).wait()).outputs
+    assert [output.key for output in outputs] == [2]
     assert engine.statistics().blocks_free == engine.statistics().blocks_total

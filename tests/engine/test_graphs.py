@@ -52,7 +52,7 @@ def test_nothing_is_replayed_without_a_recording():
 
 
 def test_largest_size_is_recorded_first_and_each_is_reported():
-    recorder, told = Recorder(), []
-    Graphs(recorder.work, recorder).record(9, told.append)
+    recorder, progress = Recorder(), []
+    Graphs(recorder.work, recorder).record(9, progress.append)
     assert recorder.recorded == [16, 8, 4, 2, 1]
-    assert pytest.approx(told) == [0, 0.2, 0.4, 0.6, 0.8, 1]
+    assert pytest.approx(progress) == [0, 0.2, 0.4, 0.6, 0.8, 1]

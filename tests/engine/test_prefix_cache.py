@@ -40,7 +40,7 @@ def computed(tested: Loop, key: int, prompt: list[int], tokens: int = 1, **more)
     before = tested.runner.computed
     tested.engine.submit(key, prompt, sampling(tokens), **more)
     tested.run()
-    assert answer(prompt, sampling(tokens), 4096, tested.runner.windows)[0] == tested.told[key]
+    assert answer(prompt, sampling(tokens), 4096, tested.runner.windows)[0] == tested.token_ids_of[key]
     return tested.runner.computed - before
 
 
@@ -54,7 +54,7 @@ def test_second_turn_of_a_2000_token_conversation_prefills_only_new_tokens(windo
     tested = loop(windows=windows, overlaps=overlaps)
     first = text(1, 1900)
     assert computed(tested, 1, first, 100) == 1900 + 99
-    second = [*first, *tested.told[1], *text(2, 30)]
+    second = [*first, *tested.token_ids_of[1], *text(2, 30)]
     # The last output token was never computed, and only full blocks are cached: 1999 // 16 · 16 = 1984.
     assert len(second) - 1984 == computed(tested, 2, second)
     counts = tested.engine.statistics()
@@ -140,7 +140,7 @@ def test_window_group_needs_only_its_last_blocks_for_a_hit():
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_outputs_are_the_same_with_and_without_prefix_cache_when_memory_is_short(windows, overlaps):
-    told = []
+    token_ids = []
     for prefix_cache in (False, True):
         tested = loop(windows=windows, overlaps=overlaps, blocks=60, slots=8, prefix_cache=prefix_cache)
         for key in range(24):
@@ -148,7 +148,7 @@ def test_outputs_are_the_same_with_and_without_prefix_cache_when_memory_is_short
             tested.engine.submit(key, prompt, sampling(20 + 5 * (key % 11)))
             tested.turn()
         tested.run()
-        told.append(tested.told)
+        token_ids.append(tested.token_ids_of)
         assert {end.finish_reason for end in tested.ends.values()} == {"length"}
-    assert told[0] == told[1]
+    assert token_ids[0] == token_ids[1]
     assert (tested.engine.statistics().prefix_hits > 0) or windows != (None,)

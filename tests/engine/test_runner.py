@@ -56,7 +56,7 @@ def test_seeded_texts_are_the_same_alone_and_in_a_batch_of_32(directory, dtype):
         assert alone == [together[row]]
 
 
-def test_step_without_sampling_rows_has_no_picks(loaded):
+def test_step_without_sampling_rows_samples_no_tokens(loaded):
     driver = Driver(loaded, max_batched_tokens=10)
     text = driver.add(prompt_of(25), GREEDY)
     assert len(driver.step().token_ids) == 0
@@ -75,7 +75,7 @@ KINDS = [
 ]
 
 
-def test_picks_are_the_same_when_each_step_is_launched_ahead(loaded):
+def test_sampled_tokens_are_the_same_when_each_step_is_launched_ahead(loaded):
     picks = []
     for ahead in (False, True):
         driver = Driver(loaded, ahead=ahead)
@@ -161,13 +161,13 @@ def test_reused_blocks_do_not_affect_their_next_sequence(directory):
         driver.release(text)
 
 
-@pytest.mark.parametrize("stranger", [VOCABULARY, 2**31 - 2])
+@pytest.mark.parametrize("unknown_token", [VOCABULARY, 2**31 - 2])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_prompt_with_an_unknown_token_id_fails_alone(loaded, stranger, ahead):
+def test_prompt_with_an_unknown_token_id_fails_alone(loaded, unknown_token, ahead):
     [expected] = generate(loaded, [prompt_of(40)], GREEDY)
     driver = Driver(loaded, ahead=ahead, vocab_size=2**31 - 1)
     healthy = driver.add(prompt_of(40), GREEDY)
-    broken = driver.add([1, stranger, *prompt_of(30)], Sampling(max_tokens=9, logprobs=1))
+    broken = driver.add([1, unknown_token, *prompt_of(30)], Sampling(max_tokens=9, logprobs=1))
     driver.run()
     assert expected == healthy.output
     [pick] = broken.picks
@@ -219,7 +219,7 @@ def test_the_defaults_on_a_cpu_are_those_of_the_specification(directory):
     ) == ("cpu", "float32", VOCABULARY, 16)
 
 
-def test_what_the_specification_of_a_worker_says_is_obeyed(directory):
+def test_worker_specification_is_applied(directory):
     loaded = load(
         directory,
         slots=3,
@@ -306,12 +306,13 @@ def test_failed_load_reports_the_reason(directory, options, reason):
 
 
 def test_loading_reports_ascending_progress(directory):
-    told = []
+    progress = []
     load_runner(
-        WorkerSpec(path=str(directory), device="cpu"), lambda fraction, stage: told.append((stage, fraction))
+        WorkerSpec(path=str(directory), device="cpu"),
+        lambda fraction, stage: progress.append((stage, fraction)),
     )
-    assert told[-1] == ("weights", 1.0)
-    assert told == sorted(told)
+    assert progress[-1] == ("weights", 1.0)
+    assert progress == sorted(progress)
 
 
 def test_worker_sets_the_number_of_threads(directory):

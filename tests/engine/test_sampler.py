@@ -41,8 +41,8 @@ def batch_of(sequences):
     )
     for slot, (prompt, _, sampling) in enumerate(sequences):
         small = [token_id for token_id in sampling.stop_token_ids if -(2**31) <= token_id < 2**31]
-        told = msgspec.structs.replace(sampling, stop_token_ids=tuple(small))
-        state = state_of(prompt, told, key=slot, seed=sampling.seed, replaced_by=sampling)
+        changed = msgspec.structs.replace(sampling, stop_token_ids=tuple(small))
+        state = state_of(prompt, changed, key=slot, seed=sampling.seed, replaced_by=sampling)
         batch.add_request(slot, state, ([slot],))
     for index in range(max(len(output) for _, output, _ in sequences)):
         talking = [slot for slot, (_, output, _) in enumerate(sequences) if index < len(output)]
@@ -308,11 +308,11 @@ def test_banned_end_token_stays_banned_with_an_infinite_logit():
     assert pick(logits, sequence(min_tokens=50))[0].token_id not in EOS
 
 
-@pytest.mark.parametrize("stranger", [-1, VOCABULARY, 2**31, 2**63, -(2**70)])
-def test_unknown_token_ids_have_no_effect(stranger):
+@pytest.mark.parametrize("unknown_token", [-1, VOCABULARY, 2**31, 2**63, -(2**70)])
+def test_unknown_token_ids_have_no_effect(unknown_token):
     expected = pick(LOGITS[None], sequence())
-    parameters = {"logit_bias": {stranger: 100.0}, "stop_token_ids": (stranger,), "min_tokens": 2}
-    sampler, rows = sampler_of([sequence(**parameters)], eos=(stranger,))
+    parameters = {"logit_bias": {unknown_token: 100.0}, "stop_token_ids": (unknown_token,), "min_tokens": 2}
+    sampler, rows = sampler_of([sequence(**parameters)], eos=(unknown_token,))
     assert expected == listed(sampler.sample(LOGITS[None], rows))
     penalised = sequence(prompt=[VOCABULARY, 2**31 - 2], output=[], repetition_penalty=1.5)
     assert (
@@ -385,10 +385,10 @@ PENALTIES = {
 def test_uncommitted_token_is_penalized_like_a_committed_one(output, late, prompt):
     # In late rows the last token is only on the device, and not yet committed to the batch.
     told = [sequence(prompt=prompt, output=output, **PENALTIES) for _ in late]
-    untold = [
+    without_penalties = [
         sequence(prompt=prompt, output=output[:-1] if is_late else output, **PENALTIES) for is_late in late
     ]
-    batch = batch_of(untold)
+    batch = batch_of(without_penalties)
     sampler = Sampler(batch, VOCABULARY, EOS)
     sampler.update_state()
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(len(output)))

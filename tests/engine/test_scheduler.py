@@ -10,7 +10,7 @@ from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 
 
-class Says:
+class FixedPrediction:
     """Predicts `tokens` remaining tokens for every sequence, or its limit if that is lower."""
 
     def __init__(self, tokens: int) -> None:
@@ -29,7 +29,9 @@ class Says:
 class Line:
     """A scheduler, with a fake runner that commits one token per sampling row."""
 
-    def __init__(self, *, slots=8, blocks=100, max_batch=8, max_batched_tokens=16, windows=(None,), says=0):
+    def __init__(
+        self, *, slots=8, blocks=100, max_batch=8, max_batched_tokens=16, windows=(None,), predicted=0
+    ):
         self.batch = InputBatch(
             slots=slots,
             max_batched_tokens=max_batched_tokens,
@@ -53,7 +55,7 @@ class Line:
             slots=slots,
             max_batch=max_batch,
             max_batched_tokens=max_batched_tokens,
-            predictor=Says(says),
+            predictor=FixedPrediction(predicted),
         )
 
     def submit(self, key: int, prompt_length: int, max_tokens: int = 4, *, priority: int = 1) -> Sequence:
@@ -180,7 +182,7 @@ def test_a_sequence_waits_while_no_slot_is_free():
 
 
 def test_sequence_waits_while_the_predicted_peak_is_too_high_and_is_not_overtaken():
-    line = Line(blocks=8, says=8)  # the limit is 31 tokens, which is 97 % of 32
+    line = Line(blocks=8, predicted=8)  # the limit is 31 tokens, which is 97 % of 32
     first = line.submit(1, prompt_length=8, max_tokens=50)
     line.submit(2, prompt_length=12, max_tokens=50)  # 8 + 12 tokens, and 8 more for each: 36
     line.submit(3, prompt_length=1, max_tokens=1)
@@ -190,21 +192,21 @@ def test_sequence_waits_while_the_predicted_peak_is_too_high_and_is_not_overtake
 
 
 def test_sequences_that_fit_at_their_longest_need_no_prediction():
-    line = Line(blocks=8, says=1000)
+    line = Line(blocks=8, predicted=1000)
     line.submit(1, prompt_length=8, max_tokens=7)
     line.submit(2, prompt_length=8, max_tokens=8)
     assert line.keys() == [1, 2]
 
 
 def test_prompt_waits_for_free_blocks_regardless_of_the_prediction():
-    line = Line(blocks=6, says=0)
+    line = Line(blocks=6, predicted=0)
     line.submit(1, prompt_length=13, max_tokens=9)  # 4 blocks
     line.submit(2, prompt_length=10, max_tokens=9)  # 3 blocks, of which 2 are free
     assert line.keys() == [1]
 
 
 def test_sequence_alone_is_always_admitted():
-    line = Line(blocks=6, says=1000)
+    line = Line(blocks=6, predicted=1000)
     line.submit(1, prompt_length=20, max_tokens=4)
     assert line.keys() == [1]
 
@@ -217,7 +219,7 @@ def test_admission_is_by_class_and_then_first_come_first_served():
 
 
 def test_a_lower_class_does_not_overtake_a_higher_one_that_does_not_fit():
-    line = Line(blocks=8, says=8)
+    line = Line(blocks=8, predicted=8)
     line.submit(1, prompt_length=8, max_tokens=50)
     line.step()
     line.submit(2, prompt_length=20, max_tokens=50, priority=0)
@@ -262,7 +264,7 @@ def test_removing_a_queued_sequence_keeps_the_others_queued():
 
 def crowded(priorities=(1, 1, 1)) -> tuple[Line, list[Sequence]]:
     """Return three sequences that were predicted to end at once, in a cache filled by their prompts."""
-    line = Line(blocks=6, max_batched_tokens=64, says=0)
+    line = Line(blocks=6, max_batched_tokens=64, predicted=0)
     sequences = [
         line.submit(key, prompt_length=7, max_tokens=12, priority=priority)
         for key, priority in enumerate(priorities)
@@ -293,7 +295,7 @@ def test_the_lowest_class_is_preempted_first():
     assert SequenceStatus.PENDING is sequences[0].state
 
 
-def test_who_was_preempted_keeps_its_tokens_and_computes_them_anew():
+def test_preempted_sequence_keeps_its_tokens_and_recomputes_them():
     line, sequences = crowded()
     while line.scheduler.preemptions == 0:
         line.step()
@@ -306,7 +308,7 @@ def test_who_was_preempted_keeps_its_tokens_and_computes_them_anew():
 
 
 def test_no_sequence_is_preempted_a_fourth_time_and_all_complete():
-    line = Line(blocks=8, max_batched_tokens=64, says=0)
+    line = Line(blocks=8, max_batched_tokens=64, predicted=0)
     sequences = [line.submit(key, prompt_length=3, max_tokens=28) for key in range(6)]
     steps = 0
     while line.scheduler.running or line.scheduler.pending:
@@ -319,7 +321,7 @@ def test_no_sequence_is_preempted_a_fourth_time_and_all_complete():
 
 
 def test_sequence_preempted_three_times_reserves_all_it_can_need():
-    line = Line(blocks=10, says=0)
+    line = Line(blocks=10, predicted=0)
     pinned = line.submit(1, prompt_length=4, max_tokens=12)
     pinned.preemptions = 3
     line.step()
@@ -331,7 +333,7 @@ def test_sequence_preempted_three_times_reserves_all_it_can_need():
 
 
 def test_pinned_sequence_waits_for_all_its_blocks_and_is_never_preempted():
-    line = Line(blocks=10, says=0)
+    line = Line(blocks=10, predicted=0)
     other = line.submit(1, prompt_length=4, max_tokens=30)
     line.step()
     pinned = line.submit(2, prompt_length=4, max_tokens=33)  # 10 blocks
@@ -347,7 +349,7 @@ def test_pinned_sequence_waits_for_all_its_blocks_and_is_never_preempted():
 
 
 def test_another_sequence_takes_the_row_of_a_preempted_one():
-    line = Line(slots=2, blocks=6, max_batch=1, says=0)
+    line = Line(slots=2, blocks=6, max_batch=1, predicted=0)
     pinned = line.submit(1, prompt_length=4, max_tokens=12)
     pinned.preemptions = 3
     other = line.submit(2, prompt_length=7, max_tokens=12)
@@ -372,7 +374,7 @@ def test_blocks_outside_the_window_are_freed_while_the_sequence_runs():
 
 
 def test_prompts_that_together_hold_all_window_blocks_do_not_deadlock():
-    line = Line(blocks=[60, 4], windows=(None, 6), max_batched_tokens=4, says=0)
+    line = Line(blocks=[60, 4], windows=(None, 6), max_batched_tokens=4, predicted=0)
     sequences = [line.submit(key, prompt_length=30, max_tokens=5) for key in range(3)]
     steps = 0
     while line.scheduler.running or line.scheduler.pending:

@@ -6,12 +6,12 @@ import trio
 
 from fairlead.config import HealthConfig
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.fleet import managed_model as resident
+from fairlead.fleet import managed_model
 from fairlead.process import command_process as process
 from fairlead.process.liveness import LivenessProbe
 from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
 from fleet.node_scenario import ask, serve_on_socketpairs, wrap_relaying
-from fleet.running_fleet import Garage, engine, garage, question, sleeper
+from fleet.running_fleet import RunningFleet, engine, question, running_fleet, sleeper
 from fleet.simulated_child import SimulatedProcess, SimulatedProcesses
 from nodes.listening import relayed_job
 from nodes.stub_server import StubServer, text
@@ -38,7 +38,7 @@ async def command_scenario(points: FaultPoints, problems: list[str]) -> None:
         serve_on_socketpairs(points, children, server)
         wrap_relaying(points)
         _wrap(points)
-        async with garage(command, engine("other"), health_check=HEALTH, queue=QUEUE) as opened:
+        async with running_fleet(command, engine("other"), health_check=HEALTH, queue=QUEUE) as opened:
             await opened.fleet.load("other")
             await trio.sleep(1)
             before = held(opened)
@@ -51,17 +51,17 @@ async def command_scenario(points: FaultPoints, problems: list[str]) -> None:
         children.cancel_scope.cancel()
 
 
-async def _load(opened: Garage, _points: FaultPoints, _processes: SimulatedProcesses) -> None:
+async def _load(opened: RunningFleet, _points: FaultPoints, _processes: SimulatedProcesses) -> None:
     await ends(opened.fleet.load, "m")
 
 
-async def _serve(opened: Garage, _points: FaultPoints, _processes: SimulatedProcesses) -> None:
+async def _serve(opened: RunningFleet, _points: FaultPoints, _processes: SimulatedProcesses) -> None:
     async with trio.open_nursery() as clients:
         for number, stream in enumerate((True, False)):
             clients.start_soon(ask, opened, relayed_job(request_id=f"r{number}", stream=stream))
 
 
-async def _die(opened: Garage, points: FaultPoints, processes: SimulatedProcesses) -> None:
+async def _die(opened: RunningFleet, points: FaultPoints, processes: SimulatedProcesses) -> None:
     async with trio.open_nursery() as clients:
         clients.start_soon(ask, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
         await trio.sleep(1)
@@ -70,12 +70,12 @@ async def _die(opened: Garage, points: FaultPoints, processes: SimulatedProcesse
             main.kill()
 
 
-async def _unload(opened: Garage, _points: FaultPoints, _processes: SimulatedProcesses) -> None:
+async def _unload(opened: RunningFleet, _points: FaultPoints, _processes: SimulatedProcesses) -> None:
     await ends(opened.fleet.unload, "m")
 
 
 async def _check(
-    opened: Garage,
+    opened: RunningFleet,
     server: StubServer,
     processes: SimulatedProcesses,
     before: dict[str, int],
@@ -106,9 +106,9 @@ def _wrap(points: FaultPoints) -> None:
     points.wrap(trio.lowlevel.FdStream, "receive_some", "read log")
     points.wrap(trio.lowlevel.FdStream, "aclose", "close pipe")
     points.wrap(process.CommandProcess, "_keep", "log line")
-    points.wrap(resident, "memory_of", "measure")
+    points.wrap(managed_model, "memory_of", "measure")
     for name in ("wait", "kill"):
         points.wrap(SimulatedProcess, name, name)
     for name in ("node_up", "node_down"):
-        points.wrap(Scheduler, name, f"desk {name}", lambda _self, node_id, *_: is_struck(node_id))
+        points.wrap(Scheduler, name, f"scheduler {name}", lambda _self, node_id, *_: is_struck(node_id))
     points.wrap(Scheduler, "stopped", "stopped")

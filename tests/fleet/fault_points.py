@@ -20,7 +20,7 @@ from trio.testing import MockClock
 
 from fairlead.config import QueueConfig
 from fairlead.supervision import FailureBoundary
-from fleet.running_fleet import Garage
+from fleet.running_fleet import RunningFleet
 
 Step = tuple[str, str]
 
@@ -191,7 +191,7 @@ def noting(problems: list[str], what: str) -> Iterator[None]:
         problems.append(f"{what}: {boundary.failure!r}")
 
 
-def held(opened: Garage) -> dict[str, int]:
+def held(opened: RunningFleet) -> dict[str, int]:
     """Return the counts that must return to their earlier values."""
     counts = opened.dispatcher.statistics()
     return {
@@ -206,7 +206,7 @@ def held(opened: Garage) -> dict[str, int]:
     }
 
 
-async def assert_no_more(opened: Garage, before: dict[str, int]) -> None:
+async def assert_no_more(opened: RunningFleet, before: dict[str, int]) -> None:
     """Wait for these counts: tasks end late, and an object whose close failed needs garbage collection."""
     with trio.move_on_after(30):
         while held(opened) != before:

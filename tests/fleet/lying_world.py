@@ -47,7 +47,7 @@ class World:
     """The server under test. `says` maps paths to what `liar` sends; on other paths it acts as `honest`."""
 
     def __init__(self, server: ScriptedServer) -> None:
-        self.says: dict[str, Iterable[bytes | float]] = {}
+        self.responses: dict[str, Iterable[bytes | float]] = {}
         self.server = server
         self.keys = {name: ApiKey(f"sk-{name}", user=name, limits=LIMITS) for name in ("ann", "bob")}
         config = Config(
@@ -87,8 +87,8 @@ class World:
     def _answer(self, request: bytes) -> Iterable[bytes | float]:
         line, _, rest = request.partition(b"\r\n")
         path = line.split(b" ")[1].decode()
-        if b"Host: liar" in rest and path in self.says:
-            return self.says[path]
+        if b"Host: liar" in rest and path in self.responses:
+            return self.responses[path]
         if path == "/v1/models":
             return [whole(b'{"data": [{"id": "lies"}]}')]
         return [whole(b'[{"model": "lies", "seats": 1}]') if path == "/running" else HONEST]
@@ -141,8 +141,8 @@ class World:
 
     def account(self, tenant: str) -> tuple[Any, ...]:
         """Return a tenant's counts except its waiting time: tokens, requests, and its count in the queue."""
-        tally = self.gateway.statistics().tenants.get(tenant)
-        counts = None if tally is None else (tally.jobs, tally.prompt_tokens, tally.generated_tokens)
+        metrics = self.gateway.statistics().tenants.get(tenant)
+        counts = None if metrics is None else (metrics.jobs, metrics.prompt_tokens, metrics.generated_tokens)
         return counts, self.spent(tenant), self.dispatcher.scheduler._queue._kernel.counter(tenant)
 
     def spent(self, tenant: str) -> int:

@@ -8,13 +8,13 @@ import trio
 from fairlead import messages
 from fairlead.answer.sequence import NodeSequence
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.fleet import managed_model as resident
+from fairlead.fleet import managed_model
 from fairlead.nodes import model_process
 from fairlead.worker import client
 from fairlead.worker.client import Worker
 from fairlead.worker.watchdog import Watchdog
 from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
-from fleet.running_fleet import Garage, engine, garage, question
+from fleet.running_fleet import RunningFleet, engine, question, running_fleet
 from fleet.simulated_child import SimulatedProcess, SimulatedProcesses
 
 WATCHDOG_S = 1.0
@@ -37,7 +37,7 @@ async def model_scenario(points: FaultPoints, problems: list[str]) -> None:
         processes = SimulatedProcesses(children, points.aside)
         points.replace(trio.lowlevel, "open_process", processes.open_process)
         _wrap(points)
-        async with garage(*models, queue=QUEUE) as opened:
+        async with running_fleet(*models, queue=QUEUE) as opened:
             opened.fleet._on_progress = lambda *_told: points.reach("progress")
             await opened.fleet.load("other")
             await trio.sleep(1)
@@ -57,7 +57,7 @@ async def model_scenario(points: FaultPoints, problems: list[str]) -> None:
 
 
 async def _serve(
-    opened: Garage, points: FaultPoints, processes: SimulatedProcesses, trouble: str | None
+    opened: RunningFleet, points: FaultPoints, processes: SimulatedProcesses, trouble: str | None
 ) -> None:
     """Run two jobs, and call the method `trouble` of their process meanwhile, if any."""
     async with trio.open_nursery() as clients:
@@ -74,7 +74,7 @@ async def _serve(
 
 
 async def _check(
-    opened: Garage, processes: SimulatedProcesses, before: dict[str, int], problems: list[str]
+    opened: RunningFleet, processes: SimulatedProcesses, before: dict[str, int], problems: list[str]
 ) -> None:
     with noting(problems, "the other model does not serve"):
         await opened.ask(question("other"))
@@ -116,7 +116,7 @@ def _wrap(points: FaultPoints) -> None:
     points.wrap(trio.lowlevel.FdStream, "receive_some", "read log")
     points.wrap(trio.lowlevel.FdStream, "aclose", "close pipe")
     points.wrap(trio.to_thread, "run_sync", "thread")
-    points.wrap(resident, "memory_of", "measure")
+    points.wrap(managed_model, "memory_of", "measure")
     points.wrap(model_process, "worker_spec", "specify")
     points.wrap(Worker, "submit", "submit")
     points.wrap(Worker, "_log_line", "log line")

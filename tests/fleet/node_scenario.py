@@ -18,7 +18,7 @@ from fairlead.job import Job
 from fairlead.nodes import remote_node
 from fairlead.process.health import Breaker
 from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
-from fleet.running_fleet import Garage, engine, garage, question
+from fleet.running_fleet import RunningFleet, engine, question, running_fleet
 from fleet.simulated_child import SimulatedProcesses
 from nodes.listening import relayed_job
 from nodes.stub_server import StubServer, text
@@ -48,7 +48,7 @@ async def node_scenario(points: FaultPoints, problems: list[str]) -> None:
         serve_on_socketpairs(points, children, server)
         points.replace(trio.lowlevel, "open_process", SimulatedProcesses(children).open_process)
         wrap_relaying(points)
-        async with garage(engine("other"), health_check=HEALTH, queue=QUEUE) as opened:
+        async with running_fleet(engine("other"), health_check=HEALTH, queue=QUEUE) as opened:
             await opened.fleet.load("other")
             await trio.sleep(1)
             before = held(opened)
@@ -105,40 +105,40 @@ def wrap_relaying(points: FaultPoints) -> None:
         points.wrap(Scheduler, name, name)
 
 
-async def ask(opened: Garage, job: Job) -> None:
+async def ask(opened: RunningFleet, job: Job) -> None:
     """Relay a job. Any failure must reach its client as a `FairleadError`."""
     error = await ends(opened.ask, job)
     assert error is None or isinstance(error, FairleadError), repr(error)
 
 
-async def _join(opened: Garage, server: StubServer) -> None:
+async def _join(opened: RunningFleet, server: StubServer) -> None:
     await ends(opened.fleet.add_node, NodeConfig(id="far", url=server.url))
 
 
-async def _relay(opened: Garage, _server: StubServer) -> None:
+async def _relay(opened: RunningFleet, _server: StubServer) -> None:
     async with trio.open_nursery() as clients:
         for number, stream in enumerate((True, False, True)):
             clients.start_soon(ask, opened, relayed_job(request_id=f"r{number}", stream=stream))
 
 
-async def _change(_opened: Garage, server: StubServer) -> None:
+async def _change(_opened: RunningFleet, server: StubServer) -> None:
     server.seats = 5
     await trio.sleep(3)
 
 
-async def _go_down(opened: Garage, server: StubServer) -> None:
+async def _go_down(opened: RunningFleet, server: StubServer) -> None:
     async with trio.open_nursery() as clients:
         clients.start_soon(ask, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
         await trio.sleep(1)
         server.healthy = False
 
 
-async def _come_up(_opened: Garage, server: StubServer) -> None:
+async def _come_up(_opened: RunningFleet, server: StubServer) -> None:
     server.healthy = True
     await trio.sleep(3)
 
 
-async def _remove(opened: Garage, _server: StubServer) -> None:
+async def _remove(opened: RunningFleet, _server: StubServer) -> None:
     await ends(opened.fleet.remove_node, "far")
 
 
@@ -153,7 +153,7 @@ _PHASES = {
 
 
 async def _check(
-    opened: Garage, server: StubServer, before: dict[str, int], problems: list[str], struck_in: str
+    opened: RunningFleet, server: StubServer, before: dict[str, int], problems: list[str], struck_in: str
 ) -> None:
     def far() -> list[str]:
         return [status.state for status in opened.fleet.nodes() if status.id == "far"]

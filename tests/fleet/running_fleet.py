@@ -163,7 +163,7 @@ async def read_fake(model: ModelConfig) -> TextModel:
 
 
 @dataclass
-class Garage:
+class RunningFleet:
     """A running fleet and its dispatcher."""
 
     fleet: Fleet
@@ -234,14 +234,14 @@ def question(model: str = "m", *, tokens: int = 3, **options: object) -> Job:
 
 
 @asynccontextmanager
-async def garage(
+async def running_fleet(
     *models: ModelConfig | CommandConfig,
     queue: QueueConfig | None = None,
     waits: bool = True,
     child: Sequence[str] = FAKE_CHILD,
     make_process: ProcessFactory = make_process,
     **settings: object,
-) -> AsyncIterator[Garage]:
+) -> AsyncIterator[RunningFleet]:
     """Run a fleet of these models; with `waits`, wait until it is loaded. Check that no process is left.
 
     `child` is the command line of engine processes.
@@ -260,11 +260,11 @@ async def garage(
     pids: list[int] = []
     async with composition.running(lambda _models: has_loaded.set()), trio.open_nursery() as nursery:
         fleet = composition.fleet
-        opened = Garage(fleet, composition.dispatcher, composition.gateway, nursery)
+        opened = RunningFleet(fleet, composition.dispatcher, composition.gateway, nursery)
         if waits:
             with trio.fail_after(60):
                 await has_loaded.wait()
         yield opened
-        pids = [resident.pid for resident in fleet._local.values() if resident.pid is not None]
+        pids = [managed_model.pid for managed_model in fleet._local.values() if managed_model.pid is not None]
         nursery.cancel_scope.cancel()
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []

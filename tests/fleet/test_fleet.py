@@ -19,7 +19,16 @@ from fairlead.errors import (
     ModelUnloaded,
     NodeFailed,
 )
-from fleet.running_fleet import OpenFiles, command, engine, free_port, garage, memory_bytes, question, sleeper
+from fleet.running_fleet import (
+    OpenFiles,
+    command,
+    engine,
+    free_port,
+    memory_bytes,
+    question,
+    running_fleet,
+    sleeper,
+)
 from nodes.listening import relayed_job
 from nodes.stub_server import text
 
@@ -29,7 +38,7 @@ ONE_AT_A_TIME = LruSwap(max_loaded=1)
 async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_process_is_gone():
     # On one port: the second server could not listen if the first one still ran.
     port = free_port()
-    async with garage(command("x", port), command("y", port), swap=ONE_AT_A_TIME) as opened:
+    async with running_fleet(command("x", port), command("y", port), swap=ONE_AT_A_TIME) as opened:
         assert [status.state for status in opened.fleet.models()] == ["stopped", "stopped"]
         pids = []
         for model in ("x", "y", "x"):
@@ -46,7 +55,7 @@ async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_p
 
 
 async def test_no_model_is_evicted_without_a_swap_section():
-    async with garage(engine("x"), engine("y")) as opened:
+    async with running_fleet(engine("x"), engine("y")) as opened:
         for model in "xyx":
             assert await opened.ask(question(model))
         assert [(status.state, status.counts.loads) for status in opened.fleet.models()] == [
@@ -64,7 +73,7 @@ async def test_failed_load_reports_the_reason_and_the_next_job_retries(tmp_path:
     script = (
         f"import os, sys, time; os.path.exists({str(mark)!r}) or sys.exit('no such file'); time.sleep(99)"
     )
-    async with garage(sleeper("x", cmd=(sys.executable, "-c", script))) as opened:
+    async with running_fleet(sleeper("x", cmd=(sys.executable, "-c", script))) as opened:
         # A model without a health check is ready at once. Use a server, as the load itself must fail.
         opened.fleet._local["x"].config = command("x", free_port(), "--exit-after", "0")
         with pytest.raises(LoadFailed, match="while loading"):
@@ -78,14 +87,14 @@ async def test_failed_load_reports_the_reason_and_the_next_job_retries(tmp_path:
 
 
 async def test_jobs_that_wait_while_it_loads_join_that_load():
-    async with garage(engine(behaviour="slots=8")) as opened, trio.open_nursery() as clients:
+    async with running_fleet(engine(behaviour="slots=8")) as opened, trio.open_nursery() as clients:
         for _ in range(5):
             clients.start_soon(opened.ask, question())
     assert opened.status().counts.loads == 1
 
 
 async def test_preloaded_models_are_loaded_before_the_server_is_ready():
-    async with garage(engine("x", preload=True), engine("y"), waits=False) as opened:
+    async with running_fleet(engine("x", preload=True), engine("y"), waits=False) as opened:
         assert not opened.fleet.is_ready
         await opened.until(lambda: opened.fleet.is_ready)
         assert [status.state for status in opened.fleet.models()] == ["ready", "stopped"]
@@ -93,20 +102,20 @@ async def test_preloaded_models_are_loaded_before_the_server_is_ready():
 
 async def test_start_fails_when_the_only_model_fails_to_preload():
     with pytest.raises(ExceptionGroup) as raised:
-        async with garage(engine(behaviour="fail_load", preload=True)):
+        async with running_fleet(engine(behaviour="fail_load", preload=True)):
             raise AssertionError("it was not ready")
     assert raised.group_contains(LoadFailed, match="no such fake model")
 
 
 async def test_failed_preload_does_not_affect_other_models():
-    async with garage(engine("x", "fail_load", preload=True), engine("y", preload=True)) as opened:
+    async with running_fleet(engine("x", "fail_load", preload=True), engine("y", preload=True)) as opened:
         assert opened.fleet.is_ready
         assert [status.state for status in opened.fleet.models()] == ["failed", "ready"]
         assert opened.fleet.problems == {}
 
 
 async def test_explicit_load_shares_a_load_and_returns_when_the_model_is_ready():
-    async with garage(engine("x"), engine("y"), swap=ONE_AT_A_TIME) as opened:
+    async with running_fleet(engine("x"), engine("y"), swap=ONE_AT_A_TIME) as opened:
         async with trio.open_nursery() as callers:
             for _ in range(3):
                 callers.start_soon(opened.fleet.load, "x")
@@ -118,7 +127,7 @@ async def test_explicit_load_shares_a_load_and_returns_when_the_model_is_ready()
 
 
 async def test_explicit_load_does_not_interrupt_running_jobs():
-    async with garage(engine("x", "delay_ms=2"), engine("y"), swap=ONE_AT_A_TIME) as opened:
+    async with running_fleet(engine("x", "delay_ms=2"), engine("y"), swap=ONE_AT_A_TIME) as opened:
         begun = trio.Event()
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, question("x", tokens=150), begun)
@@ -129,7 +138,7 @@ async def test_explicit_load_does_not_interrupt_running_jobs():
 
 
 async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process_is_gone():
-    async with garage(engine()) as opened:
+    async with running_fleet(engine()) as opened:
         await opened.fleet.load("m")
         pid = opened.pid()
         async with trio.open_nursery() as clients:
@@ -148,7 +157,7 @@ async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process
 
 
 async def test_forced_unload_fails_running_jobs():
-    async with garage(engine(behaviour="delay_ms=2")) as opened:
+    async with running_fleet(engine(behaviour="delay_ms=2")) as opened:
         begun = trio.Event()
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, question(tokens=100_000), begun)
@@ -160,7 +169,7 @@ async def test_forced_unload_fails_running_jobs():
 
 
 async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
-    async with garage(engine("x", "slow_load"), sleeper("y"), swap=ONE_AT_A_TIME) as opened:
+    async with running_fleet(engine("x", "slow_load"), sleeper("y"), swap=ONE_AT_A_TIME) as opened:
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, question("x"))
             clients.start_soon(load_and_keep_error, opened, "x")
@@ -176,7 +185,7 @@ async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
 
 async def test_unload_of_a_model_queued_for_loading_fails_its_jobs():
     models = engine("y", "slow_load"), engine("z")
-    async with garage(*models, swap=ONE_AT_A_TIME) as opened, trio.open_nursery() as clients:
+    async with running_fleet(*models, swap=ONE_AT_A_TIME) as opened, trio.open_nursery() as clients:
         clients.start_soon(opened.ask_and_keep_error, question("y"))
         await opened.state("y", "loading")
         clients.start_soon(opened.ask_and_keep_error, question("z"))
@@ -197,7 +206,7 @@ async def load_and_keep_error(opened, model: str) -> None:
 
 async def test_unload_with_wait_keeps_queued_jobs_and_the_model_loads_again():
     port = free_port()
-    async with garage(command("x", port, "--healthy-after", "1000")) as opened:
+    async with running_fleet(command("x", port, "--healthy-after", "1000")) as opened:
         async with trio.open_nursery() as unloading:
             unloading.start_soon(_unload_when_loading, opened)
             with pytest.raises(LoadFailed, match="unloaded before it was ready"):
@@ -218,7 +227,9 @@ async def _unload_when_loading(opened, next_life=None) -> None:
 
 
 async def test_unused_model_is_unloaded_after_its_ttl():
-    async with garage(engine("x", ttl_s=0.05), engine("y", ttl_s=0.05, preload=True), engine("z")) as opened:
+    async with running_fleet(
+        engine("x", ttl_s=0.05), engine("y", ttl_s=0.05, preload=True), engine("z")
+    ) as opened:
         await opened.ask(question("x"))
         await opened.ask(question("z"))
         await opened.state("x", "stopped")
@@ -227,7 +238,7 @@ async def test_unused_model_is_unloaded_after_its_ttl():
 
 
 async def test_job_rejected_while_loading_still_starts_the_load():
-    async with garage(engine(), while_loading="reject") as opened:
+    async with running_fleet(engine(), while_loading="reject") as opened:
         with pytest.raises(ModelLoading) as refused:
             await opened.ask(question())
         assert refused.value.retry_after_s is not None
@@ -237,7 +248,7 @@ async def test_job_rejected_while_loading_still_starts_the_load():
 
 
 async def test_model_loads_even_without_a_queue():
-    async with garage(engine(), queue=QueueConfig(capacity=0)) as opened:
+    async with running_fleet(engine(), queue=QueueConfig(capacity=0)) as opened:
         await opened.ask_and_keep_error(question())
         assert [error.status for error in opened.errors] == [429]
         await opened.state("m", "ready")
@@ -251,7 +262,7 @@ async def test_groups_swap_within_and_leave_what_is_persistent_alone():
             "kept": GroupConfig(members=("z",), persistent=True, exclusive=False),
         }
     )
-    async with garage(*map(sleeper, "xyz"), swap=groups) as opened:
+    async with running_fleet(*map(sleeper, "xyz"), swap=groups) as opened:
         for model in ("z", "x", "y"):
             await opened.fleet.load(model)
         assert [status.state for status in opened.fleet.models()] == ["stopped", "ready", "ready"]
@@ -259,7 +270,7 @@ async def test_groups_swap_within_and_leave_what_is_persistent_alone():
 
 async def test_matrix_evicts_the_model_with_the_lowest_cost():
     sets = MatrixSwap({"small": "x & y", "large": "x & z"}, evict_costs={"x": 10})
-    async with garage(*map(sleeper, "xyz"), swap=sets) as opened:
+    async with running_fleet(*map(sleeper, "xyz"), swap=sets) as opened:
         for model in "xyz":
             await opened.fleet.load(model)
         assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
@@ -276,7 +287,7 @@ def hungry(name: str, mib: int, **settings: object):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what processes take")
 async def test_as_many_models_stay_as_fit_by_declared_or_measured_memory():
     models = (hungry("x", 60), hungry("y", 60), sleeper("z", memory_mb=100))
-    async with garage(*models, swap=LruSwap(memory_mb=200)) as opened:
+    async with running_fleet(*models, swap=LruSwap(memory_mb=200)) as opened:
         await opened.fleet.load("x")
         await opened.until(lambda: bool(opened.status("x").output))
         await opened.fleet._local["x"].measure()
@@ -289,14 +300,14 @@ async def test_as_many_models_stay_as_fit_by_declared_or_measured_memory():
 
 
 async def test_memory_of_a_model_is_measured_after_its_load():
-    async with garage(engine()) as opened:
+    async with running_fleet(engine()) as opened:
         await opened.fleet.load("m")
         await opened.until(lambda: opened.status().memory_bytes > 2**20)
         assert opened.fleet._local._memory.memory_mb["m"] == opened.status().memory_bytes / 2**20
 
 
 async def test_fast_alternation_of_models_leaks_no_process_file_or_memory():
-    async with garage(*map(sleeper, "xy"), swap=ONE_AT_A_TIME) as opened:
+    async with running_fleet(*map(sleeper, "xy"), swap=ONE_AT_A_TIME) as opened:
         for model in "xyx":  # imports and one-time objects exist after this
             await opened.fleet.load(model)
         files, before_bytes, pids = OpenFiles(), memory_bytes(), set()
@@ -311,15 +322,15 @@ async def test_fast_alternation_of_models_leaks_no_process_file_or_memory():
         assert len(opened.dispatcher.scheduler._nodes) == 1
 
 
-async def test_a_server_that_is_told_to_stop_loads_nothing_more():
-    async with garage(engine()) as opened:
+async def test_stopping_server_starts_no_loads():
+    async with running_fleet(engine()) as opened:
         opened.dispatcher.scheduler.drain()
         with pytest.raises(Draining):
             await opened.fleet.load("m")
 
 
 async def test_reload_keeps_unchanged_models_running():
-    async with garage(*map(sleeper, "xyz"), sleeper("w", aliases=("v",))) as opened:
+    async with running_fleet(*map(sleeper, "xyz"), sleeper("w", aliases=("v",))) as opened:
         for model in "xyz":
             await opened.fleet.load(model)
         x, y = opened.pid("x"), opened.pid("y")
@@ -346,7 +357,7 @@ async def test_reload_keeps_unchanged_models_running():
 
 
 async def test_removed_model_finishes_running_jobs_and_fails_queued_ones():
-    async with garage(engine(behaviour="slots=1")) as opened:
+    async with running_fleet(engine(behaviour="slots=1")) as opened:
         await opened.fleet.load("m")
         pid = opened.pid()
         async with trio.open_nursery() as clients:
@@ -369,7 +380,7 @@ async def test_removed_model_finishes_running_jobs_and_fails_queued_ones():
 
 
 async def test_failed_reload_changes_nothing():
-    async with garage(sleeper("x")) as opened:
+    async with running_fleet(sleeper("x")) as opened:
 
         async def unreadable(_model):
             raise LoadFailed("no tokenizer")
@@ -382,7 +393,7 @@ async def test_failed_reload_changes_nothing():
 
 
 async def test_concurrent_second_reload_is_refused():
-    async with garage(sleeper("x")) as opened:
+    async with running_fleet(sleeper("x")) as opened:
         let_go = trio.Event()
 
         async def slow(_model):

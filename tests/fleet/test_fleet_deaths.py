@@ -14,7 +14,7 @@ from fairlead.fleet.local_models import LocalModels
 from fairlead.job import Sampling
 from fairlead.process.liveness import LivenessProbe
 from fairlead.worker.watchdog import Watchdog
-from fleet.running_fleet import Garage, command, engine, free_port, garage, question, sleeper
+from fleet.running_fleet import RunningFleet, command, engine, free_port, question, running_fleet, sleeper
 from nodes.listening import relayed_job
 from nodes.stub_server import text
 
@@ -26,7 +26,7 @@ def endless():
     )
 
 
-async def begin(opened: Garage, clients: trio.Nursery) -> None:
+async def begin(opened: RunningFleet, clients: trio.Nursery) -> None:
     """Start an endless response, and wait until it has begun."""
     begun = trio.Event()
     clients.start_soon(opened.ask_and_keep_error, endless(), begun)
@@ -47,7 +47,7 @@ def held(monkeypatch, owner: type, name: str) -> trio.Event:
 
 
 async def test_killed_model_fails_jobs_that_cannot_be_replayed_and_restarts():
-    async with garage(engine(behaviour="delay_ms=2", preload=True)) as opened:
+    async with running_fleet(engine(behaviour="delay_ms=2", preload=True)) as opened:
         first = opened.pid()
         async with trio.open_nursery() as clients:
             await begin(opened, clients)
@@ -62,7 +62,7 @@ async def test_killed_model_fails_jobs_that_cannot_be_replayed_and_restarts():
 
 
 async def test_queued_jobs_of_a_killed_model_run_after_its_restart():
-    async with garage(engine(behaviour="delay_ms=2,slots=1")) as opened:
+    async with running_fleet(engine(behaviour="delay_ms=2,slots=1")) as opened:
         answers = []
 
         async def ask() -> None:
@@ -79,7 +79,7 @@ async def test_queued_jobs_of_a_killed_model_run_after_its_restart():
 
 
 async def test_server_with_a_killed_model_is_not_ready_but_has_no_problem():
-    async with garage(engine()) as opened:
+    async with running_fleet(engine()) as opened:
         await opened.ask(question())
         os.kill(opened.pid(), signal.SIGKILL)
         await opened.until(lambda: not opened.fleet.is_ready)
@@ -92,7 +92,7 @@ async def test_stuck_model_is_reported_until_it_is_ready_again(tmp_path: Path, m
     is_stuck = held(monkeypatch, Watchdog, "stuck")
     mark = tmp_path / "mark"
     options = f"stuck_once=3;{mark}"
-    async with garage(engine(behaviour=options, watchdog_s=0.5, preload=True)) as opened:
+    async with running_fleet(engine(behaviour=options, watchdog_s=0.5, preload=True)) as opened:
         first = opened.pid()
         assert opened.fleet.problems == {}
         async with trio.open_nursery() as clients:
@@ -112,7 +112,7 @@ async def test_stuck_model_is_reported_until_it_is_ready_again(tmp_path: Path, m
 async def test_stuck_model_loses_its_seats_before_its_process_ends(monkeypatch):
     monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 1.0)
     is_stuck = held(monkeypatch, Watchdog, "stuck")
-    async with garage(engine(watchdog_s=0.2, preload=True)) as opened:
+    async with running_fleet(engine(watchdog_s=0.2, preload=True)) as opened:
         scheduler = opened.dispatcher.scheduler
         first, node_down, seen = opened.pid(), scheduler.node_down, []
 
@@ -136,7 +136,7 @@ async def test_stuck_model_that_fails_to_load_again_stays_reported(tmp_path: Pat
     is_stuck = held(monkeypatch, Watchdog, "stuck")
     mark = tmp_path / "mark"
     options = f"stuck_once=1,fail_again;{mark}"
-    async with garage(engine(behaviour=options, watchdog_s=0.2, preload=True)) as opened:
+    async with running_fleet(engine(behaviour=options, watchdog_s=0.2, preload=True)) as opened:
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, endless())
             await opened.until(mark.exists)
@@ -152,7 +152,7 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
     job = relayed_job(stub={"delay_s": 0.1})
     job = msgspec.structs.replace(job, sampling=Sampling(max_tokens=10, temperature=0))
     health = HealthConfig(interval_s=0.1, failures=3, timeout_s=0.2)
-    async with garage(command("m", free_port()), health_check=health) as opened:
+    async with running_fleet(command("m", free_port()), health_check=health) as opened:
         await opened.fleet.load("m")
         opened.fleet._local["m"].health = HealthConfig()  # for its next process, which may be slow
         first, answers = opened.pid(), []
@@ -181,7 +181,7 @@ async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, make
     monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.05)
     may_come_back = held(monkeypatch, LocalModels, "_restart")
     swap = LruSwap(max_loaded=1 if makes_room else 2)
-    async with garage(sleeper("x"), sleeper("y"), swap=swap) as opened:
+    async with running_fleet(sleeper("x"), sleeper("y"), swap=swap) as opened:
         await opened.fleet.load("x")
         os.kill(opened.pid("x"), signal.SIGKILL)
         await opened.state("x", "failed")

@@ -5,7 +5,7 @@ import pytest
 
 from fairlead.config import LruSwap, ModelConfig
 from fairlead.errors import LoadFailed
-from fleet.running_fleet import Garage, engine, garage, question
+from fleet.running_fleet import RunningFleet, engine, question, running_fleet
 from worker.fake_gpu import MIB, FakeGpu
 
 LRU = LruSwap()
@@ -22,12 +22,12 @@ def on_gpu(name: str, gpu: FakeGpu, *, weights_mb: int = 1000, **settings: objec
     return engine(name, f"weights_mb={weights_mb};{gpu._file}", **settings)
 
 
-def states(opened: Garage) -> dict[str, str]:
+def states(opened: RunningFleet) -> dict[str, str]:
     return {status.model: status.state for status in opened.fleet.models()}
 
 
 async def test_memory_of_a_model_on_a_gpu_is_its_gpu_memory(gpu):
-    async with garage(on_gpu("m", gpu, gpu_memory=0.4), swap=LRU) as opened:
+    async with running_fleet(on_gpu("m", gpu, gpu_memory=0.4), swap=LRU) as opened:
         assert await opened.ask(question())
         await opened.until(lambda: opened.status().memory_bytes > 0)
         # 1000 MiB of weights, and nine tenths of the remaining 3000 MiB.
@@ -36,7 +36,7 @@ async def test_memory_of_a_model_on_a_gpu_is_its_gpu_memory(gpu):
 
 
 async def test_memory_without_a_configured_limit_is_measured_for_the_next_swap(gpu):
-    async with garage(on_gpu("m", gpu), swap=LRU) as opened:
+    async with running_fleet(on_gpu("m", gpu), swap=LRU) as opened:
         assert await opened.ask(question())
         await opened.until(lambda: "m" in opened.fleet._local._memory.memory_mb)
         assert opened.fleet._local._memory.memory_mb["m"] == 1000 + 0.9 * 9000
@@ -46,7 +46,7 @@ async def test_memory_without_a_configured_limit_is_measured_for_the_next_swap(g
 @pytest.mark.parametrize("share", [0.4, 4000])
 async def test_two_models_whose_shares_fit_stay_loaded_on_one_gpu(gpu, device, share):
     models = [on_gpu(name, gpu, gpu_memory=share, device=device) for name in "xy"]
-    async with garage(*models, swap=LRU) as opened:
+    async with running_fleet(*models, swap=LRU) as opened:
         for name in "xyxy":
             assert await opened.ask(question(name))
         assert states(opened) == {"x": "ready", "y": "ready"}
@@ -67,7 +67,7 @@ async def test_two_models_whose_shares_fit_stay_loaded_on_one_gpu(gpu, device, s
 )
 async def test_two_models_that_do_not_fit_take_turns_by_lru(gpu, settings):
     models = [on_gpu(name, gpu, **settings) for name in "xy"]
-    async with garage(*models, swap=LRU) as opened:
+    async with running_fleet(*models, swap=LRU) as opened:
         for name in "xyxy":
             assert await opened.ask(question(name))
             assert states(opened)[name] == "ready"
@@ -78,7 +78,7 @@ async def test_two_models_that_do_not_fit_take_turns_by_lru(gpu, settings):
 
 async def test_least_recently_used_of_three_models_is_evicted_from_the_gpu(gpu):
     models = [on_gpu(name, gpu, gpu_memory=0.4) for name in "xyz"]
-    async with garage(*models, swap=LRU) as opened:
+    async with running_fleet(*models, swap=LRU) as opened:
         for name in "xyxz":
             assert await opened.ask(question(name))
         assert states(opened) == {"x": "ready", "y": "stopped", "z": "ready"}
@@ -87,7 +87,7 @@ async def test_least_recently_used_of_three_models_is_evicted_from_the_gpu(gpu):
 
 async def test_model_that_is_not_on_the_gpu_is_not_evicted_for_its_memory(gpu):
     models = [engine("cpu"), *(on_gpu(name, gpu, gpu_memory=0.6, device="cuda") for name in "xy")]
-    async with garage(*models, swap=LRU) as opened:
+    async with running_fleet(*models, swap=LRU) as opened:
         for name in ("cpu", "x", "y"):
             assert await opened.ask(question(name))
         assert states(opened) == {"cpu": "ready", "x": "stopped", "y": "ready"}
@@ -96,21 +96,21 @@ async def test_model_that_is_not_on_the_gpu_is_not_evicted_for_its_memory(gpu):
 async def test_without_lru_the_second_model_is_out_of_memory(gpu):
     """The failure that `lru` prevents above: the fake GPU refuses more than it has."""
     models = [on_gpu(name, gpu, gpu_memory=0.6) for name in "xy"]
-    async with garage(*models) as opened:
+    async with running_fleet(*models) as opened:
         assert await opened.ask(question("x"))
         with pytest.raises(LoadFailed, match="gpuMemory: 5000 MiB more are needed, and only 3500 MiB"):
             await opened.ask(question("y"))
 
 
 async def test_share_that_the_weights_exceed_fails_the_load_with_the_reason(gpu):
-    async with garage(on_gpu("m", gpu, weights_mb=5000, gpu_memory=0.5)) as opened:
+    async with running_fleet(on_gpu("m", gpu, weights_mb=5000, gpu_memory=0.5)) as opened:
         with pytest.raises(LoadFailed, match="gpuMemory: 5000 MiB are too few: 5000 MiB are taken"):
             await opened.ask(question())
 
 
 async def test_changed_share_applies_after_the_reload(gpu):
     models = [on_gpu(name, gpu, gpu_memory=0.6) for name in "xy"]
-    async with garage(*models, swap=LRU) as opened:
+    async with running_fleet(*models, swap=LRU) as opened:
         assert await opened.ask(question("x"))
         smaller = [on_gpu(name, gpu, gpu_memory=0.4) for name in "xy"]
         config = opened.fleet._config

@@ -13,7 +13,7 @@ from fairlead.config import Config, HealthConfig, ModelConfig, NodeConfig
 from fairlead.errors import Draining, FairleadError, LoadCancelled, LoadFailed, ModelNotFound, ModelUnloaded
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.local_models import LocalModels
-from fleet.running_fleet import Garage, engine, garage, question, read_fake, sleeper
+from fleet.running_fleet import RunningFleet, engine, question, read_fake, running_fleet, sleeper
 from nodes.listening import stub
 
 NEVER_LOADED = engine(behaviour="slow_load", preload=True)
@@ -28,27 +28,27 @@ MOMENTS = {
 
 
 @asynccontextmanager
-async def loading(moment: str, **settings: object) -> AsyncIterator[Garage]:
+async def loading(moment: str, **settings: object) -> AsyncIterator[RunningFleet]:
     """Run a fleet to that moment in the first load of its only model. If it ended, the test would fail."""
-    async with garage(NEVER_LOADED, waits=False, **settings) as opened:
+    async with running_fleet(NEVER_LOADED, waits=False, **settings) as opened:
         await opened.state("m", "loading")
         await opened.until(lambda: MOMENTS[moment](opened))
         assert not opened.fleet.is_ready
         yield opened
 
 
-async def is_over(opened: Garage) -> None:
+async def is_over(opened: RunningFleet) -> None:
     """Wait until the fleet has finished preloading."""
     await opened.until(lambda: opened.fleet._is_preloaded)
 
 
-async def becomes(opened: Garage, model: ModelConfig) -> None:
+async def becomes(opened: RunningFleet, model: ModelConfig) -> None:
     """Replace the model's configuration from its next load on."""
-    resident = opened.fleet._local["m"]
-    resident.config, resident.text = model, await read_fake(model)
+    managed_model = opened.fleet._local["m"]
+    managed_model.config, managed_model.text = model, await read_fake(model)
 
 
-async def serves_again(opened: Garage) -> None:
+async def serves_again(opened: RunningFleet) -> None:
     """Make the model loadable, load it by a job, and check that the server is ready then."""
     await becomes(opened, LOADED)
     assert await opened.ask(question())
@@ -76,8 +76,8 @@ async def test_server_is_not_ready_after_an_early_unload_and_a_failed_load():
         await serves_again(opened)
 
 
-@pytest.mark.parametrize(("wait", "told"), [(False, (ModelUnloaded, 409)), (True, (LoadCancelled, 502))])
-async def test_caller_that_waits_for_the_load_gets_an_error_after_an_unload(wait, told):
+@pytest.mark.parametrize(("wait", "expected"), [(False, (ModelUnloaded, 409)), (True, (LoadCancelled, 502))])
+async def test_caller_that_waits_for_the_load_gets_an_error_after_an_unload(wait, expected):
     async with loading("its process has started") as opened, trio.open_nursery() as callers:
         errors = []
 
@@ -91,7 +91,7 @@ async def test_caller_that_waits_for_the_load_gets_an_error_after_an_unload(wait
         await trio.testing.wait_all_tasks_blocked()
         await opened.fleet.unload("m", wait=wait)
         await opened.until(lambda: bool(errors))
-        assert [(type(error), error.status) for error in errors] == [told]
+        assert [(type(error), error.status) for error in errors] == [expected]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -181,7 +181,7 @@ async def test_start_still_fails_when_the_only_model_is_killed():
 
 async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
     monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.2)
-    async with garage(sleeper("m")) as opened:
+    async with running_fleet(sleeper("m")) as opened:
         await opened.fleet.load("m")
         first = opened.pid()
         os.kill(first, signal.SIGKILL)
@@ -195,7 +195,7 @@ async def test_killed_model_does_not_restart_after_an_unload(monkeypatch):
 
 async def test_killed_model_stays_unloaded_after_a_later_load_and_unload(monkeypatch):
     monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.2)
-    async with garage(sleeper("m")) as opened:
+    async with running_fleet(sleeper("m")) as opened:
         await opened.fleet.load("m")
         os.kill(opened.pid(), signal.SIGKILL)
         await opened.state("m", "failed")
@@ -223,7 +223,7 @@ async def test_failed_background_task_affects_nothing_else(owner, task, monkeypa
         raise failures[-1]
 
     monkeypatch.setattr(owner, task, fail)
-    async with stub() as server, garage(sleeper("x"), sleeper("y"), health_check=QUICK) as opened:
+    async with stub() as server, running_fleet(sleeper("x"), sleeper("y"), health_check=QUICK) as opened:
         await opened.fleet.load("x")
         os.kill(opened.pid("x"), signal.SIGKILL)
         await opened.until(

@@ -41,7 +41,7 @@ MUTANTS = {
         lambda _upstream, _connection: None,
     ),
     "kept connections outlive their pool": ("fairlead.http.client.Upstream.close", lambda _upstream: None),
-    "a node is lent more jobs than it has seats for": ("simulation.faults.LENT_SEATS", 5),
+    "a node gets more jobs than it has seats": ("simulation.faults.CONFIGURED_SEATS", 5),
 }
 
 

@@ -12,14 +12,14 @@ from fairlead.configfile import read_config
 from fairlead.worker.client import COMMAND
 from fleet.running_fleet import (
     FAKE_CHILD,
-    Garage,
     OpenFiles,
+    RunningFleet,
     children,
     engine,
     free_port,
-    garage,
     memory_bytes,
     question,
+    running_fleet,
 )
 from fleet.tiny_server import TEXT
 from nodes.listening import relayed_job
@@ -42,7 +42,7 @@ async def test_two_servers_that_take_turns_leave_no_process_no_port_and_no_file(
     # On one port: the second server could not listen if the first one still ran.
     port = free_port()
     before_all = children()
-    async with garage(tiny("x", port), tiny("y", port), swap=LruSwap(max_loaded=1)) as opened:
+    async with running_fleet(tiny("x", port), tiny("y", port), swap=LruSwap(max_loaded=1)) as opened:
         for model in "xyx":  # imports and one-time objects exist after this
             assert await opened.ask(relayed_job(model=model)) == TEXT
         files, before_bytes, before = OpenFiles(), memory_bytes(), len(children() - before_all)
@@ -65,7 +65,7 @@ async def test_two_servers_that_take_turns_leave_no_process_no_port_and_no_file(
         await listener.aclose()
 
 
-async def come_and_go(opened: Garage, times: int) -> None:
+async def come_and_go(opened: RunningFleet, times: int) -> None:
     """Load the model by a job and unload it, that many times; its process must end each time."""
     for _ in range(times):
         assert await opened.ask(question())
@@ -96,7 +96,7 @@ async def come_and_go(opened: Garage, times: int) -> None:
 )
 async def test_repeated_load_and_unload_leaks_no_memory(model, child, times):
     before_all = children()
-    async with garage(model, child=child) as opened:
+    async with running_fleet(model, child=child) as opened:
         await come_and_go(opened, 5)
         files, before_bytes = OpenFiles(), memory_bytes()
         await come_and_go(opened, times)
@@ -122,12 +122,12 @@ def from_file(tmp_path: Path):
         text = f"startPort: {free_port(20)}\nmodels:\n{models}{dedent(routing)}"
         file.write_text(text)
         config = read_config(file, {}).config
-        return garage(*config.models, swap=config.swap)
+        return running_fleet(*config.models, swap=config.swap)
 
     return opened
 
 
-async def loaded_after(opened: Garage, model: str) -> str:
+async def loaded_after(opened: RunningFleet, model: str) -> str:
     """Send a job to a model; return the names of the models that are loaded afterwards."""
     with trio.fail_after(60):
         await opened.ask(relayed_job(model=model, stream=False, request_id=model))
@@ -141,7 +141,7 @@ async def test_without_routing_one_model_of_a_llama_swap_file_runs_at_a_time(fro
         assert [await loaded_after(opened, model) for model in "aba"] == ["a", "b", "a"]
 
 
-async def test_groups_of_a_llama_swap_file_evict_what_its_documentation_says(from_file):
+async def test_groups_of_a_llama_swap_file_evict_as_documented(from_file):
     routing = """\
         groups:
           one: {swap: true, exclusive: true, members: [a, b]}
@@ -160,7 +160,7 @@ async def test_groups_of_a_llama_swap_file_evict_what_its_documentation_says(fro
         ]
 
 
-async def test_the_matrix_of_a_llama_swap_file_evicts_what_its_documentation_says(from_file):
+async def test_matrix_of_a_llama_swap_file_evicts_as_documented(from_file):
     routing = """\
         routing:
           router:

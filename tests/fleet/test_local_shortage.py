@@ -15,7 +15,7 @@ from fairlead.http import client as upstream
 from fairlead.http.client import MOST_IDLE, LocalShortage, Upstream, UpstreamFailed
 from fairlead.process.health import HealthCheck
 from fairlead.process.liveness import LivenessProbe
-from fleet.running_fleet import garage
+from fleet.running_fleet import running_fleet
 from nodes.listening import Collected, ready_node, relayed_job, stub, upstream_of
 from nodes.stub_server import text
 
@@ -90,7 +90,7 @@ async def test_job_without_a_descriptor_gets_node_full_and_the_node_stays_up(sho
 async def test_shortage_takes_no_node_down_and_its_jobs_wait(shortage):
     async with stub() as server:
         nodes = (NodeConfig(id="far", url=server.url, seats=4),)
-        async with garage(nodes=nodes, health_check=HEALTH) as opened:
+        async with running_fleet(nodes=nodes, health_check=HEALTH) as opened:
             await opened.until(lambda: opened.fleet.nodes()[0].state == "up")
             shortage.lasts = True
             (far,) = opened.fleet._remote._nodes.values()
@@ -113,7 +113,7 @@ async def test_node_that_could_not_be_probed_is_not_reported_as_up(shortage):
     shortage.lasts = True
     async with stub() as server:
         nodes = (NodeConfig(id="far", url=server.url),)
-        async with garage(nodes=nodes, health_check=HEALTH) as opened:
+        async with running_fleet(nodes=nodes, health_check=HEALTH) as opened:
             await opened.until(lambda: shortage.tried > 3)
             assert opened.fleet.nodes()[0].state == "down"
             shortage.lasts = False

@@ -69,7 +69,7 @@ def test_reported_usage_is_charged_to_its_own_tenant_within_bounds(usages, strea
     async def live(made):
         await made.ask("bob", "truth")
         bob, before = made.account("bob"), made.spent("ann")
-        made.says = {CHAT: [answer]}
+        made.responses = {CHAT: [answer]}
         await made.ask("ann", "lies", stream=streams)
         # At most the allowed tokens, or one for each byte; plus the estimate for the bytes of the prompt.
         assert 0 <= made.spent("ann") - before <= max(10, len(answer)) + 20
@@ -98,13 +98,13 @@ def test_reports_of_a_node_about_itself_do_not_affect_others(health, running, mo
     async def live(made):
         await made.ask("bob", "truth")
         bob = made.account("bob")
-        said = {"/health": health, "/running": running, "/v1/models": models}
-        made.says = {path: [whole(json.dumps(value).encode())] for path, value in said.items()}
+        probes = {"/health": health, "/running": running, "/v1/models": models}
+        made.responses = {path: [whole(json.dumps(value).encode())] for path, value in probes.items()}
         await trio.sleep(11)  # two probes
         made.check()
         await made.ask("ann", "lies")
         assert made.account("bob") == bob
-        made.says = {}
+        made.responses = {}
         await trio.sleep(11)
         made.check()
         assert next(node.state for node in made.fleet.nodes() if node.id == "liar") == "up"
@@ -137,11 +137,11 @@ PROBES = {
 @pytest.mark.parametrize("name", PROBES)
 def test_invalid_probe_response_has_no_lasting_effect(name):
     async def live(made):
-        made.says = {path: [whole(body)] for path, body in PROBES[name].items()}
+        made.responses = {path: [whole(body)] for path, body in PROBES[name].items()}
         await trio.sleep(11)
         made.check()
         assert (await made.ask("bob", "truth")).status == 200
-        made.says = {}
+        made.responses = {}
         await trio.sleep(11)
         made.check()
         assert (await made.ask("ann", "lies")).status == 200
@@ -151,7 +151,7 @@ def test_invalid_probe_response_has_no_lasting_effect(name):
 
 def test_at_most_a_thousand_models_of_a_node_are_accepted():
     async def live(made):
-        made.says = {"/v1/models": [whole(PROBES["many models"]["/v1/models"])]}
+        made.responses = {"/v1/models": [whole(PROBES["many models"]["/v1/models"])]}
         await trio.sleep(6)
         (liar,) = (node for node in made.fleet.nodes() if node.id == "liar")
         assert len(liar.models) == 1000
@@ -163,7 +163,7 @@ def test_at_most_a_thousand_models_of_a_node_are_accepted():
 def test_model_names_that_no_request_could_have_are_left_out():
     async def live(made):
         for probe in ("a long name", "odd names"):
-            made.says = {"/v1/models": [whole(PROBES[probe]["/v1/models"])]}
+            made.responses = {"/v1/models": [whole(PROBES[probe]["/v1/models"])]}
             await trio.sleep(6)
             (liar,) = (node for node in made.fleet.nodes() if node.id == "liar")
             assert liar.models == ("lies",)
@@ -172,18 +172,18 @@ def test_model_names_that_no_request_could_have_are_left_out():
 
 
 @pytest.mark.parametrize("retry_after", ["0", "-5", "1" + "0" * 30, "NaN", "Wed, 21 Oct 2026 07:28:00 GMT"])
-def test_full_node_is_retried_in_time_whatever_retry_after_says(retry_after):
+def test_full_node_is_retried_in_time_for_any_retry_after(retry_after):
     async def live(made):
         refusal = b'{"error": {"code": "draining"}}'
         lines = ("application/json", f"Retry-After: {retry_after}")
-        made.says = {CHAT: [whole(refusal, *lines, status="503 Stopping")]}
+        made.responses = {CHAT: [whole(refusal, *lines, status="503 Stopping")]}
         reply = await made.ask("ann", "lies")
         assert reply.status == 504
         assert 1 <= int(reply.headers.get("retry-after", "1")) <= 60
         # At most once a second, and at least every ten seconds.
         asked = sum(b"POST" in request for request in made.server.requests)
         assert 5 <= asked <= 65
-        made.says = {}
+        made.responses = {}
         assert (await made.ask("ann", "lies")).status == 200
 
     lived(live)
@@ -206,7 +206,7 @@ DRIPS = {
 def test_slow_trickle_of_bytes_does_not_extend_the_timeouts(name):
     async def live(made):
         begin, drip = DRIPS[name]
-        made.says = {CHAT: chain(begin, cycle([1.0, drip]))}
+        made.responses = {CHAT: chain(begin, cycle([1.0, drip]))}
         began = trio.current_time()
         reply = await made.ask("ann", "lies", stream=STREAM_HEAD in begin)
         # The first token of a stream has the queue timeout; a whole response has the request timeout.
@@ -216,7 +216,7 @@ def test_slow_trickle_of_bytes_does_not_extend_the_timeouts(name):
         assert code in reply.body
         assert made.server.open_links <= 2  # the connections of probes
         made.check()
-        made.says = {}
+        made.responses = {}
         assert (await made.ask("ann", "lies")).status == 200
 
     lived(live)
@@ -270,7 +270,7 @@ def test_no_header_of_a_node_is_relayed(status, streams):
     async def live(made):
         kind = "text/event-stream" if streams and status == "200 OK" else "application/json"
         body = b"data: [DONE]\n\n" if kind != "application/json" else b'{"choices": []}'
-        made.says = {CHAT: [head(kind, *THEIRS, f"Content-Length: {len(body)}", status=status) + body]}
+        made.responses = {CHAT: [head(kind, *THEIRS, f"Content-Length: {len(body)}", status=status) + body]}
         reply = await made.ask("ann", "lies", stream=streams)
         assert (f"{reply.status}", reply.body) == (status[:3], body)
         assert reply.headers["content-type"] == kind
@@ -289,7 +289,9 @@ def test_html_page_of_a_node_is_never_relayed(status, streams):
     page = b"<script>alert(document.domain)</script>"
 
     async def live(made):
-        made.says = {CHAT: [whole(page, "text/html", "Location: https://elsewhere.example", status=status)]}
+        made.responses = {
+            CHAT: [whole(page, "text/html", "Location: https://elsewhere.example", status=status)]
+        }
         reply = await made.ask("ann", "lies", stream=streams)
         assert reply.status == (int(status[:3]) if status.startswith("4") else 502)
         assert reply.headers["content-type"] == "application/json"

@@ -9,7 +9,7 @@ from fairlead.errors import LoadFailed
 from fairlead.fleet.instance import FIRST_BACKOFF_S, HEALTHY_AFTER_S, LONGEST_BACKOFF_S, Restarts
 from fairlead.fleet.managed_model import TRANSITIONS, ManagedModel
 from fairlead.nodes.node import ModelState
-from fleet.running_fleet import garage, sleeper
+from fleet.running_fleet import running_fleet, sleeper
 
 # A model that is draining is "ready" here: only the dispatcher knows that it gets no more jobs.
 STATES = tuple(state for state in get_args(ModelState) if state != "draining")
@@ -62,7 +62,7 @@ async def test_states_of_a_model_from_its_load_to_its_unload(monkeypatch):
         seen.append(state)
 
     monkeypatch.setattr(ManagedModel, "_become", recorded)
-    async with garage(sleeper("m"), sleeper("broken", cmd=("/no/such/file",))) as opened:
+    async with running_fleet(sleeper("m"), sleeper("broken", cmd=("/no/such/file",))) as opened:
         await opened.fleet.load("m")
         assert opened.status().load.duration_s >= 0
         await opened.fleet.unload("m")

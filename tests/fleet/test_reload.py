@@ -43,12 +43,12 @@ class Writing:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.says: Config | Exception = FIRST
+        self.outcome: Config | Exception = FIRST
 
     def read(self) -> Config:
-        if isinstance(self.says, Exception):
-            raise self.says
-        return self.says
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ async def test_sighup_reloads_the_file(writing, nursery):
     nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     assert server.configs == []
-    writing.says = CHANGED
+    writing.outcome = CHANGED
     await read_again(lambda: server.configs)
-    assert [writing.says] == server.configs
+    assert [writing.outcome] == server.configs
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ async def test_wrong_file_changes_nothing_and_the_reason_is_logged(writing, nurs
     server = Server()
     nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
-    writing.says = wrong
+    writing.outcome = wrong
     with structlog.testing.capture_logs() as logs:
         await read_again(lambda: logs)
     assert str(wrong).splitlines() == [line["reason"] for line in logs]
     assert server.configs == []
-    writing.says = FIRST
+    writing.outcome = FIRST
     await read_again(lambda: server.configs)
     assert server.configs == [FIRST]
 
@@ -101,7 +101,7 @@ async def test_wrong_file_changes_nothing_and_the_reason_is_logged(writing, nurs
 async def test_missing_file_is_logged_with_a_readable_reason(writing, nursery):
     nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, Server().change)
     await wait_all_tasks_blocked()
-    writing.says = FileNotFoundError(2, "No such file or directory", str(writing.file))
+    writing.outcome = FileNotFoundError(2, "No such file or directory", str(writing.file))
     with structlog.testing.capture_logs() as logs:
         await read_again(lambda: logs)
     assert [(str(writing.file), "No such file or directory")] == [
@@ -129,7 +129,7 @@ async def test_reload_works_after_any_failure_of_the_one_before(writing, nursery
     nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     if where == "read":
-        writing.says = bug
+        writing.outcome = bug
     else:
         server.refusing = bug
     with structlog.testing.capture_logs() as logs:
@@ -137,16 +137,16 @@ async def test_reload_works_after_any_failure_of_the_one_before(writing, nursery
     (line,) = logs
     assert (line["event"], line["file"]) == ("configuration not reloaded", str(writing.file))
     assert line["exc_info"] is not None
-    writing.says, server.refusing = CHANGED, None
+    writing.outcome, server.refusing = CHANGED, None
     await read_again(lambda: server.configs)
-    assert server.configs == [writing.says]
+    assert server.configs == [writing.outcome]
 
 
 async def test_settings_that_need_a_restart_are_named_each_time_they_change(writing, nursery):
     server = Server()
     nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
-    writing.says = Config(models=(), port=2, queue=QueueConfig(capacity=3), request_timeout_s=5)
+    writing.outcome = Config(models=(), port=2, queue=QueueConfig(capacity=3), request_timeout_s=5)
     with structlog.testing.capture_logs() as logs:
         await read_again(lambda: server.configs)
         await read_again(lambda: len(server.configs) == 2)
@@ -160,7 +160,7 @@ async def test_setting_restored_to_its_first_value_needs_no_restart(writing, nur
     await wait_all_tasks_blocked()
     with structlog.testing.capture_logs() as logs:
         for count, config in enumerate((Config(models=(), port=2), FIRST), start=1):
-            writing.says = config
+            writing.outcome = config
             await read_again(lambda count=count: len(server.configs) == count)
     assert [line["settings"] for line in logs if line["log_level"] == "warning"] == [["port"]]
 
@@ -170,7 +170,7 @@ async def test_setting_that_needs_a_restart_keeps_its_first_value(writing, nurse
     nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     for port in (2, 3):
-        writing.says = Config(models=(), port=port, priorities={"m": port})
+        writing.outcome = Config(models=(), port=port, priorities={"m": port})
         await read_again(lambda count=port - 1: len(server.configs) == count)
     assert server.configs == [Config(models=(), port=1, priorities={"m": port}) for port in (2, 3)]
 
@@ -180,7 +180,7 @@ async def test_a_key_of_a_class_that_only_a_restart_would_add_is_refused_by_name
     nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     queue = QueueConfig(classes=("vip", "usual"))
-    writing.says = Config(models=(), port=1, queue=queue, api_keys=(ApiKey("k", priority="vip"),))
+    writing.outcome = Config(models=(), port=1, queue=queue, api_keys=(ApiKey("k", priority="vip"),))
     with structlog.testing.capture_logs() as logs:
         await read_again(lambda: logs)
     assert [line["reason"] for line in logs] == ["apiKeys[0].priority: must be one of high, normal, low"]

@@ -12,7 +12,7 @@ import trio
 from fairlead.config import Config, HealthConfig, NodeConfig, QueueConfig
 from fairlead.errors import FairleadError, InvalidRequest, NotFound
 from fairlead.job import Job, Sampling
-from fleet.running_fleet import STUB, Garage, OpenFiles, engine, free_port, garage
+from fleet.running_fleet import STUB, OpenFiles, RunningFleet, engine, free_port, running_fleet
 from nodes.listening import relayed_job, stub
 from nodes.stub_server import StubServer, text
 
@@ -26,13 +26,13 @@ def node(url: str, name: str = "far", **settings: object) -> NodeConfig:
     return NodeConfig(id=name, url=url, **settings)
 
 
-def state(opened: Garage, node_id: str = "far") -> str:
+def state(opened: RunningFleet, node_id: str = "far") -> str:
     (found,) = [status.state for status in opened.fleet.nodes() if status.id == node_id]
     return found
 
 
 async def test_removed_node_finishes_its_jobs_and_can_be_added_again():
-    async with stub() as server, garage(health_check=QUICK) as opened:
+    async with stub() as server, running_fleet(health_check=QUICK) as opened:
         assert not opened.fleet.has("m")
         await opened.fleet.add_node(node(server.url))
         await opened.until(lambda: opened.fleet.has("m") and state(opened) == "up")
@@ -54,7 +54,7 @@ async def test_removed_node_finishes_its_jobs_and_can_be_added_again():
 
 
 async def test_model_of_several_nodes_is_listed_with_a_node_that_is_up():
-    async with stub() as far, stub() as near, garage(engine("ours"), health_check=QUICK) as opened:
+    async with stub() as far, stub() as near, running_fleet(engine("ours"), health_check=QUICK) as opened:
         for name, server in (("far", far), ("near", near)):
             await opened.fleet.add_node(node(server.url, name))
         await opened.until(lambda: (state(opened), state(opened, "near")) == ("up", "up"))
@@ -72,7 +72,7 @@ async def test_model_of_several_nodes_is_listed_with_a_node_that_is_up():
 
 
 async def test_drained_node_stays_listed_and_gets_no_job_even_after_recovery():
-    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+    async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")
         opened.fleet.drain_node("far")
         assert state(opened) == "draining"
@@ -85,9 +85,9 @@ async def test_drained_node_stays_listed_and_gets_no_job_even_after_recovery():
 
 
 @asynccontextmanager
-async def busy_node(how: str = "well") -> AsyncIterator[tuple[Garage, trio.Nursery, StubServer]]:
+async def busy_node(how: str = "well") -> AsyncIterator[tuple[RunningFleet, trio.Nursery, StubServer]]:
     """Run a fleet whose remote node runs one job until its server is released, while another job waits."""
-    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+    async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.ask_and_keep_error, slow_job(how))
@@ -161,7 +161,7 @@ async def test_job_for_a_changed_node_waits_until_the_node_is_added_again():
 
 
 async def test_duplicate_and_unknown_node_ids_are_refused():
-    async with stub() as server, garage(engine(), health_check=QUICK) as opened:
+    async with stub() as server, running_fleet(engine(), health_check=QUICK) as opened:
         await opened.fleet.add_node(node(server.url))
         for taken in ("far", "engine:m"):
             with pytest.raises(InvalidRequest, match="already"):
@@ -177,20 +177,20 @@ async def test_duplicate_and_unknown_node_ids_are_refused():
 
 
 async def test_adding_this_server_as_its_own_node_is_refused():
-    async with stub() as server, garage(health_check=QUICK) as opened:
-        server.says = {"status": "ok", "instance": opened.fleet.instance}
+    async with stub() as server, running_fleet(health_check=QUICK) as opened:
+        server.health_body = {"status": "ok", "instance": opened.fleet.instance}
         with pytest.raises(InvalidRequest, match="this server itself") as refused:
             await opened.fleet.add_node(node(server.url))
         assert (refused.value.param, opened.fleet.nodes()) == ("url", [])
         # Its id is free again for a different server.
-        server.says = {"status": "ok", "instance": "0" * 32}
+        server.health_body = {"status": "ok", "instance": "0" * 32}
         await opened.fleet.add_node(node(server.url))
         assert state(opened) == "up"
 
 
 async def test_configured_node_that_is_this_server_stays_down_with_a_reason():
-    async with stub() as server, garage(health_check=QUICK) as opened:
-        server.says = {"instance": opened.fleet.instance}
+    async with stub() as server, running_fleet(health_check=QUICK) as opened:
+        server.health_body = {"instance": opened.fleet.instance}
         nodes = (node(server.url, models=("m",)),)
         await opened.fleet.reload(Config(models=(), nodes=nodes, health_check=QUICK))
         await opened.until(lambda: len(server.requests) > QUICK.failures)
@@ -199,18 +199,20 @@ async def test_configured_node_that_is_this_server_stays_down_with_a_reason():
         assert status.problem == "it is this server itself"
 
 
-@pytest.mark.parametrize("says", [None, [], "ok", {"instance": None}, {"instance": 7}, {"instance": "other"}])
-async def test_other_contents_of_a_health_response_are_ignored(says):
-    async with stub() as server, garage(health_check=QUICK) as opened:
-        server.says = says
+@pytest.mark.parametrize(
+    "health", [None, [], "ok", {"instance": None}, {"instance": 7}, {"instance": "other"}]
+)
+async def test_other_contents_of_a_health_response_are_ignored(health):
+    async with stub() as server, running_fleet(health_check=QUICK) as opened:
+        server.health_body = health
         await opened.fleet.add_node(node(server.url))
         assert state(opened) == "up"
 
 
 async def test_node_that_becomes_this_server_goes_down():
-    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+    async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")
-        server.says = {"instance": opened.fleet.instance}
+        server.health_body = {"instance": opened.fleet.instance}
         await opened.until(lambda: state(opened) == "down")
         assert opened.dispatcher.statistics().seats == 0
 
@@ -219,7 +221,7 @@ async def test_reload_adds_changes_and_removes_nodes():
     async with stub() as one, stub() as two, stub() as three:
         before = (node(one.url, "same"), node(one.url, "other"), node(one.url, "old"))
         after = (node(one.url, "same"), node(two.url, "other"), node(three.url, "new"))
-        async with garage(health_check=QUICK, nodes=before) as opened:
+        async with running_fleet(health_check=QUICK, nodes=before) as opened:
             await opened.until(lambda: all(status.state == "up" for status in opened.fleet.nodes()))
             changes = await opened.fleet.reload(Config(models=(), nodes=after, health_check=QUICK))
             assert (
@@ -239,7 +241,7 @@ async def test_reload_adds_changes_and_removes_nodes():
 
 
 async def test_model_of_a_remote_node_cannot_be_loaded():
-    async with stub() as server, garage(health_check=QUICK, nodes=(node(server.url),)) as opened:
+    async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")
         with pytest.raises(InvalidRequest, match="another server"):
             await opened.fleet.load("m")
@@ -288,7 +290,7 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
             node(slow_url, "slow", seats=8),
         )
         queue = QueueConfig(capacity=500, timeout_s=60)
-        async with garage(health_check=IMPATIENT, nodes=nodes, queue=queue) as opened:
+        async with running_fleet(health_check=IMPATIENT, nodes=nodes, queue=queue) as opened:
             await opened.until(lambda: all(status.state == "up" for status in opened.fleet.nodes()))
             texts: dict[int, str] = {}
             errors: list[FairleadError] = []

@@ -25,7 +25,7 @@ from fairlead.dispatch.dispatcher import FULL_FOR_S, Dispatcher
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
 from fairlead.gateway import ATTEMPTS, spec_of
-from fuzz.mortal_node import History, MortalNode
+from fuzz.crashing_node import CrashingNode, History
 from fuzz.plan import Plan, Visit
 from fuzz.world import World
 
@@ -64,7 +64,7 @@ class Parts(NamedTuple):
     """The parts under test: the real ones, or mutants."""
 
     dispatcher_type: type[Dispatcher] = Dispatcher
-    node_type: type[MortalNode] = MortalNode
+    node_type: type[CrashingNode] = CrashingNode
     retry_sink: Callable[..., Sink | None] = retry_sink
 
 

@@ -81,7 +81,7 @@ def every_return(seed: int, parts: Parts = REAL) -> Iterator[Run]:
 LAYERS = (every_cut, every_fault, every_swap, every_return)
 
 
-class Tally(NamedTuple):
+class Strikes(NamedTuple):
     """The number of runs with strikes, of all runs and of their steps; and the first with a problem."""
 
     struck: int
@@ -90,7 +90,7 @@ class Tally(NamedTuple):
     failure: Run | None
 
 
-def tally(task: tuple[int, int]) -> Tally:
+def count_strikes(task: tuple[int, int]) -> Strikes:
     """Make all runs of a layer (its number) and a seed, until one has a problem.
 
     Runs in a separate process, where pytest does not see errors in destructors, so it collects them.
@@ -106,10 +106,10 @@ def tally(task: tuple[int, int]) -> Tally:
                 struck, runs, steps = struck + bool(done.strikes), runs + 1, steps + done.steps
                 done.problems += unheard
                 if done.problems:
-                    return Tally(struck, runs, steps, done)
+                    return Strikes(struck, runs, steps, done)
     finally:
         sys.unraisablehook = hook
-    return Tally(struck, runs, steps, None)
+    return Strikes(struck, runs, steps, None)
 
 
 def _pairs(random: Random, unstruck: Run, parts: Parts) -> Iterator[Run]:

@@ -21,7 +21,7 @@ from fairlead.errors import FairleadError
 from fairlead.nodes.limits import NodeLimits
 from fairlead.upstream_events import UpstreamReader
 from fuzz.cancellation import Parts
-from fuzz.mortal_node import MortalNode
+from fuzz.crashing_node import CrashingNode
 
 
 class _Wrapped(Dispatcher):
@@ -245,7 +245,7 @@ def never_again(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | 
     return None
 
 
-class DeafNode(MortalNode):
+class DeafNode(CrashingNode):
     """An abort is not sent, so the node continues to work on jobs that are over."""
 
     def abort(self, work: trio.CancelScope) -> None:

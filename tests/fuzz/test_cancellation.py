@@ -11,7 +11,7 @@ import pytest
 
 from fairlead.errors import QueueTimeout
 from fuzz.cancellation import REAL, Parts, Run, Strike, run
-from fuzz.layers import ENDS, LAYERS, every_cut, every_fault, every_return, every_swap, tally
+from fuzz.layers import ENDS, LAYERS, count_strikes, every_cut, every_fault, every_return, every_swap
 from fuzz.mutants import FOUR, MORE, OF_FAILOVER, OF_SWAPS, Honest
 from fuzz.plan import Plan, Visit, draw_plan
 
@@ -57,7 +57,7 @@ def test_steps_before_a_strike_are_the_same_as_without_it():
         assert unstruck.trace[: strike.step] == struck.trace[: strike.step]
 
 
-def test_whoever_leaves_at_whatever_step_leaves_nothing_behind(fuzz_seconds):
+def test_cancellation_at_any_step_releases_everything(fuzz_seconds):
     deadline = time.monotonic() + SHARE * fuzz_seconds
     assert failures(until(deadline, all_runs(every_cut))) == []
 
@@ -120,7 +120,7 @@ def test_correct_hand_off_passes_the_runs_that_catch_the_mutants(parts, ends):
 
 
 @pytest.mark.timeout(0)
-def test_nothing_is_left_behind_after_as_many_steps_as_were_asked_for(pytestconfig, capsys):
+def test_cancellation_releases_everything_over_the_requested_number_of_steps(pytestconfig, capsys):
     asked = pytestconfig.getoption("--fuzz-steps")
     if not asked:
         pytest.skip("give --fuzz-steps")
@@ -130,7 +130,7 @@ def test_nothing_is_left_behind_after_as_many_steps_as_were_asked_for(pytestconf
     with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         # In batches, because the tasks have no end.
         while struck < asked:
-            for done in pool.imap_unordered(tally, islice(tasks, SEEDS_AT_ONCE * len(LAYERS))):
+            for done in pool.imap_unordered(count_strikes, islice(tasks, SEEDS_AT_ONCE * len(LAYERS))):
                 assert done.failure is None
                 struck, runs, steps = struck + done.struck, runs + done.runs, steps + done.steps
                 if struck - told >= TELL_EVERY:

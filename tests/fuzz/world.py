@@ -24,7 +24,7 @@ from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.job import Delta
 from fairlead.swap.lru import LruPolicy
-from fuzz.mortal_node import History, MortalNode
+from fuzz.crashing_node import CrashingNode, History
 from fuzz.plan import MODEL, OTHER_MODEL, Plan, Visit
 
 
@@ -42,7 +42,7 @@ class World:
         plan: Plan,
         problems: list[str],
         dispatcher_type: type[Dispatcher] = Dispatcher,
-        node_type: type[MortalNode] = MortalNode,
+        node_type: type[CrashingNode] = CrashingNode,
     ) -> None:
         self.plan = plan
         self.outcomes: dict[str, str | type[FairleadError]] = {}

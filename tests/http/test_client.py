@@ -9,7 +9,7 @@ from fairlead.http.client import Upstream, UpstreamFailed
 from nodes.listening import CHAT, stub, upstream_of
 
 
-async def asked(upstream, how="well", *, stream=False, **stub_options):
+async def fetch(upstream, how="well", *, stream=False, **stub_options):
     """Return the status and the whole body of one response."""
     import json
 
@@ -22,7 +22,7 @@ async def test_connection_is_reused():
     async with stub() as server:
         upstream = upstream_of(server)
         for stream in (False, True, False):
-            assert (await asked(upstream, stream=stream))[0] == 200
+            assert (await fetch(upstream, stream=stream))[0] == 200
         counts = upstream.statistics()
         assert (counts.busy, counts.idle, counts.waiting, counts.opened, counts.reused) == (0, 1, 0, 1, 2)
         assert server.accepted == 1
@@ -33,7 +33,7 @@ async def test_open_connections_are_bounded_and_waiters_are_served_in_order():
         upstream = upstream_of(server, capacity=2)
 
         async def visitor(number):
-            await asked(upstream, waits=True, number=number)
+            await fetch(upstream, waits=True, number=number)
 
         async with trio.open_nursery() as nursery:
             for number in range(8):
@@ -55,8 +55,8 @@ async def test_larger_capacity_admits_waiters():
     async with stub() as server:
         upstream = upstream_of(server, capacity=1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(asked, upstream, "silent")
-            nursery.start_soon(asked, upstream, "silent")
+            nursery.start_soon(fetch, upstream, "silent")
+            nursery.start_soon(fetch, upstream, "silent")
             await trio.testing.wait_all_tasks_blocked()
             assert (upstream.statistics().busy, upstream.statistics().waiting) == (1, 1)
             upstream.resize(2)
@@ -73,17 +73,17 @@ async def test_connection_for_a_cancelled_waiter_goes_to_the_next():
 
         async def leaver():
             with leaving:
-                await asked(upstream)
+                await fetch(upstream)
 
         async def stayer():
-            got.append(await asked(upstream))
+            got.append(await fetch(upstream))
 
         async with trio.open_nursery() as nursery:
             holder = trio.CancelScope()
 
             async def hold():
                 with holder:
-                    await asked(upstream, "silent")
+                    await fetch(upstream, "silent")
 
             nursery.start_soon(hold)
             await trio.testing.wait_all_tasks_blocked()
@@ -100,9 +100,9 @@ async def test_connection_for_a_cancelled_waiter_goes_to_the_next():
 async def test_connection_closed_by_the_server_is_not_reused():
     async with stub() as server:
         upstream = upstream_of(server)
-        await asked(upstream, "close")
+        await fetch(upstream, "close")
         assert upstream.statistics().idle == 0
-        await asked(upstream)
+        await fetch(upstream)
         assert server.accepted == 2
 
 
@@ -125,7 +125,7 @@ async def test_request_is_retried_once_when_a_reused_connection_closes():
         nursery.start_soon(trio.serve_listeners, serve, listeners)
         upstream = Upstream(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}", name="closing")
         for _ in range(3):
-            assert await asked(upstream) == (200, b"{}")
+            assert await fetch(upstream) == (200, b"{}")
         assert upstream.statistics().opened == 3
         assert len(requests) == 5
         upstream.close()
@@ -136,23 +136,23 @@ async def test_request_on_a_new_connection_is_not_retried():
     async with stub() as server:
         upstream = upstream_of(server)
         with pytest.raises(UpstreamFailed, match="closed the connection without a response"):
-            await asked(upstream, "gone")
+            await fetch(upstream, "gone")
         assert len(server.jobs) == 1
 
 
 async def test_request_is_not_retried_after_its_response_has_begun():
     async with stub() as server:
         upstream = upstream_of(server)
-        await asked(upstream)
+        await fetch(upstream)
         with pytest.raises(UpstreamFailed, match=r"reset|in the middle of a response"):
-            await asked(upstream, "reset", after=2, stream=True)
+            await fetch(upstream, "reset", after=2, stream=True)
         assert len(server.jobs) == 2
 
 
 async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
     async with stub() as server:
         upstream = upstream_of(server, idle_s=10.0)
-        await asked(upstream)
+        await fetch(upstream)
         mock_clock.jump(9)
         upstream.close_stale()
         assert upstream.statistics().idle == 1
@@ -164,9 +164,9 @@ async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
 async def test_connection_that_was_idle_too_long_is_not_reused(mock_clock):
     async with stub() as server:
         upstream = upstream_of(server, idle_s=10.0)
-        await asked(upstream)
+        await fetch(upstream)
         mock_clock.jump(11)
-        await asked(upstream)
+        await fetch(upstream)
         assert server.accepted == 2
 
 
@@ -256,12 +256,12 @@ async def test_tls_connections_are_reused_and_an_unknown_certificate_is_refused(
         url = f"https://localhost:{listeners[0].socket.getsockname()[1]}"
         known = Upstream(url, name="known", tls=client_side)
         for _ in range(3):
-            assert await asked(known) == (200, b"{}")
+            assert await fetch(known) == (200, b"{}")
         assert (known.statistics().opened, known.statistics().idle) == (1, 1)
         known.close()
-        stranger = Upstream(url, name="stranger")
+        other = Upstream(url, name="stranger")
         with pytest.raises(UpstreamFailed, match=r"(?i)certificate"):
-            await asked(stranger)
+            await fetch(other)
         nursery.cancel_scope.cancel()
 
 

@@ -130,11 +130,11 @@ def test_compiled_step_refuses_nan_weights_at_load(spoilt):
     assert "model.embed_tokens.weight" in caught.value.message
 
 
-@pytest.mark.parametrize("stranger", [-1, VOCABULARY, VOCABULARY + 5, 2**31 - 1])
-def test_logit_bias_outside_the_vocabulary_fails_alone(stranger, sound):
+@pytest.mark.parametrize("unknown_token", [-1, VOCABULARY, VOCABULARY + 5, 2**31 - 1])
+def test_logit_bias_outside_the_vocabulary_fails_alone(unknown_token, sound):
     loaded = load(sound, kv_cache_bytes=1 << 19)
     plain = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0})
-    biased = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0, stranger: 50.0})
+    biased = Sampling(max_tokens=20, seed=1, logit_bias={POISON: -1000.0, unknown_token: 50.0})
     [expected], _ = serve(loaded, [(innocent(20, 1), plain)])
     texts, errors = serve(loaded, [(innocent(20, 1), biased), (innocent(20, 1), plain)])
     assert expected == texts[1]

@@ -287,7 +287,7 @@ def test_window_in_the_config_but_not_in_the_layers_is_refused(olmo, monkeypatch
     assert "sliding_window" in failure(olmo)
 
 
-def test_error_without_the_hf_extra_says_what_to_install(olmo, monkeypatch):
+def test_error_without_the_hf_extra_names_what_to_install(olmo, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     message = failure(olmo)
     assert "fairlead[hf]" in message

@@ -186,10 +186,10 @@ def spoil_index(directory, index, **places):
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize("stranger", ["/etc/passwd", "../x", "a/../b", "", ".", "..", "sub/x", "nul\0byte"])
-def test_index_may_name_only_files_beside_it(shards, stranger):
+@pytest.mark.parametrize("outside", ["/etc/passwd", "../x", "a/../b", "", ".", "..", "sub/x", "nul\0byte"])
+def test_index_may_name_only_files_beside_it(shards, outside):
     directory, index = shards
-    spoil_index(directory, index, **{"model.norm.weight": stranger})
+    spoil_index(directory, index, **{"model.norm.weight": outside})
     assert str(directory) in failure(directory)
 
 

@@ -77,7 +77,7 @@ class StubServer:
         self.behaviour: dict[str, Any] = {}
         self.healthy = True
         self.health = True
-        self.says: Any = {}
+        self.health_body: Any = {}
         self.stalls_probes = False
         self.refuses = False
         self.seats: int | None = None
@@ -143,7 +143,7 @@ class StubServer:
             await trio.sleep_forever()
         status, answer = 404, {"error": "no such route"}
         if path == "/health" and self.health:
-            status, answer = (200, self.says) if self.healthy else (503, {"error": "loading"})
+            status, answer = (200, self.health_body) if self.healthy else (503, {"error": "loading"})
         elif path == "/v1/models":
             status, answer = 200, {"object": "list", "data": [{"id": name} for name in self.models]}
         elif path == "/running" and self.seats is not None:

@@ -8,7 +8,7 @@ import trio
 from fairlead.config import CommandConfig, ConfigError
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.progress import fraction_reader
-from fleet.running_fleet import free_port, garage, sleeper
+from fleet.running_fleet import free_port, running_fleet, sleeper
 from nodes.listening import Listening
 
 VLLM = "Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:01<00:01,  1.20it/s]"
@@ -107,7 +107,9 @@ async def test_progress_without_a_pattern_stays_unknown(mock_clock):
 
 
 async def test_status_has_the_progress_of_a_loading_command_and_one_when_ready():
-    async with garage(printing("print('at 30')", progress_pattern=r"at (\d+)"), sleeper("y")) as opened:
+    async with running_fleet(
+        printing("print('at 30')", progress_pattern=r"at (\d+)"), sleeper("y")
+    ) as opened:
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.fleet.load, "m")
             await opened.until(lambda: opened.status().load.progress == 0.3)

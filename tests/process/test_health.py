@@ -42,7 +42,7 @@ def account(story, limit):
     return changes
 
 
-def told(breaker, story):
+def changes_of(breaker, story):
     """Return the changes that the breaker reports."""
     return [
         breaker.probed(succeeded=succeeded) if is_probe else breaker.requested(succeeded=succeeded)
@@ -54,7 +54,7 @@ def told(breaker, story):
 @settings(max_examples=400)
 def test_breaker_follows_its_rules(story, limit):
     breaker = Breaker(limit)
-    changes = told(breaker, story)
+    changes = changes_of(breaker, story)
     assert account(story, limit) == changes
     assert breaker.is_up == (([change for change in changes if change] or ["down"])[-1] == "up")
 
@@ -122,7 +122,7 @@ def test_breaker_that_violates_a_rule_is_detected(mutant):
         suppress_health_check=list(HealthCheck),
     )
     def check(story):
-        assert account(story, LIMIT) == told(mutant(LIMIT), story)
+        assert account(story, LIMIT) == changes_of(mutant(LIMIT), story)
 
     with pytest.raises(AssertionError):
         check()

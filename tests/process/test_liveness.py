@@ -27,7 +27,7 @@ class Server:
         self.answers_every = answers_every
         self.works = works
         self.last_received_at = -float("inf")
-        self.asked = 0
+        self.probes = 0
         monkeypatch.setattr("fairlead.process.liveness.computed_s", self.computed_s)
 
     def computed_s(self, group):
@@ -37,8 +37,8 @@ class Server:
     @asynccontextmanager
     async def exchange(self, method, path):
         assert (method, path) == ("GET", "/health")
-        self.asked += 1
-        answers = self.answers_every is not None and not self.asked % self.answers_every
+        self.probes += 1
+        answers = self.answers_every is not None and not self.probes % self.answers_every
         if self.answer is None and not answers:
             await trio.sleep_forever()
         if self.answer == "refused":
@@ -66,7 +66,7 @@ async def stopped_after_s(server, health=HEALTH, within_s=LONG_S):
 async def test_server_that_answers_is_alive_whatever_it_sends(server, autojump_clock):
     answering = server(b"I am busy")
     assert await stopped_after_s(answering) is None
-    assert answering.asked >= 10
+    assert answering.probes >= 10
 
 
 @pytest.mark.parametrize("works", [0.0, 0.09, None])
@@ -101,7 +101,7 @@ async def test_server_that_sends_a_long_response_is_alive(server, autojump_clock
 async def test_answer_between_missed_probes_resets_the_count(server, autojump_clock):
     wavering = server(answers_every=HEALTH.failures)
     assert await stopped_after_s(wavering) is None
-    assert wavering.asked >= 2 * HEALTH.failures
+    assert wavering.probes >= 2 * HEALTH.failures
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

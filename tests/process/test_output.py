@@ -10,7 +10,7 @@ from fairlead.config import NodeConfig
 from fairlead.errors import InvalidRequest, LoadFailed, ModelNotFound
 from fairlead.process import output
 from fairlead.process.output import CHARACTERS_KEPT, LINES_KEPT, ProcessOutput
-from fleet.running_fleet import engine, garage, sleeper
+from fleet.running_fleet import engine, running_fleet, sleeper
 
 
 def test_lines_are_numbered_and_returned_from_a_number_on():
@@ -52,7 +52,7 @@ def test_output_is_the_end_of_all_lines_and_within_its_bounds(lines):
 
 async def test_output_of_a_command_is_kept_across_restarts():
     script = "import time; print('serving', flush=True); time.sleep(1000)"
-    async with garage(sleeper("m", cmd=(sys.executable, "-c", script))) as opened:
+    async with running_fleet(sleeper("m", cmd=(sys.executable, "-c", script))) as opened:
         await opened.fleet.load("m")
         await opened.until(lambda: opened.fleet.output("m").end == 1)
         await opened.fleet.unload("m")
@@ -62,7 +62,7 @@ async def test_output_of_a_command_is_kept_across_restarts():
 
 
 async def test_output_of_an_engines_child_is_kept_after_a_failed_load():
-    async with garage(engine("m", "die_in_load")) as opened:
+    async with running_fleet(engine("m", "die_in_load")) as opened:
         with pytest.raises(LoadFailed):
             await opened.fleet.load("m")
         assert opened.fleet.output("m").since(0) == ["about to die"]
@@ -70,7 +70,7 @@ async def test_output_of_an_engines_child_is_kept_after_a_failed_load():
 
 async def test_unknown_and_remote_models_have_no_output():
     node = NodeConfig(id="a", url="http://127.0.0.1:1", models=("far",))
-    async with garage(engine("m"), nodes=(node,)) as opened:
+    async with running_fleet(engine("m"), nodes=(node,)) as opened:
         with pytest.raises(ModelNotFound):
             opened.fleet.output("none")
         with pytest.raises(InvalidRequest, match="on another server"):

@@ -65,7 +65,7 @@ class Pending:
         self._over.set()
 
 
-class Settled(Parent):
+class EngineParent(Parent):
     """The server with the real engine in its children, and some environment variables."""
 
     environment: Mapping[str, str] = {}
@@ -85,7 +85,7 @@ class Served:
 
     clients: trio.Nursery
 
-    def __init__(self, system: System, parent: Settled, engine: EnginePlan) -> None:
+    def __init__(self, system: System, parent: EngineParent, engine: EnginePlan) -> None:
         self.system = system
         self.parent = parent
         self.engine = engine
@@ -240,7 +240,7 @@ def serve(
         entropy.use(entropy.Source(0, clock.current_time))
         system = System(0)
         engine = EnginePlan()
-        parent = Settled(system, document, plan_of=lambda _: ChildPlan(), servers={}, is_watched=True)
+        parent = EngineParent(system, document, plan_of=lambda _: ChildPlan(), servers={}, is_watched=True)
         parent.environment = environment or {}
         if arguments is not None:
             parent.arguments = arguments

@@ -64,7 +64,7 @@ _ADDRESSED = f"{_LOOKING}the_address_and_the_key_are_options_of_each_command"
 TESTS = {
     "serve MODEL": "tests/e2e/test_likelihoods.py::test_lm_evals_requests_give_torchs_sums",
     "serve --config": f"{_LOGS}log_json",
-    "serve --watch-config": "tests/e2e/test_reload.py::test_nobody_notices_that_the_configuration_changes",
+    "serve --watch-config": "tests/e2e/test_reload.py::test_reload_does_not_disturb_clients",
     "serve --served-model-name": "tests/settings/test_options.py::test_a_model_is_served_by_another_name",
     "serve --log-json": f"{_LOGS}log_json",
     "serve --lifeline": "tests/cli/test_serve.py::test_a_server_on_a_lifeline_ends_with_its_standard_input",

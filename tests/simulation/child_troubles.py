@@ -11,7 +11,7 @@ from simulation.processes import Process
 from simulation.troubles import ENDS_OF_JOBS, Stage, Trouble, Undo
 
 EXCUSES = ENDS_OF_JOBS | {"engine_failed"}
-FATES: tuple[Fate, ...] = ("die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error")
+FATES: tuple[Fate, ...] = ("die", "exit", "stop", "garbage", "half", "huge", "close", "unknown", "error")
 WAYS_TO_LOAD: tuple[Loading, ...] = ("fails", "dies", "closes", "hangs")
 
 

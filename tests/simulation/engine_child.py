@@ -20,7 +20,7 @@ from fairlead.text.model import TextModel
 from simulation import words
 from simulation.processes import Process
 
-Fate = Literal["die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error"]
+Fate = Literal["die", "exit", "stop", "garbage", "half", "huge", "close", "unknown", "error"]
 Loading = Literal["well", "fails", "dies", "hangs", "closes"]
 
 ENDS = frozenset({"die", "exit", "half", "close"})  # fates after which it sends nothing
@@ -100,14 +100,14 @@ class EngineChild:
                 kv_cache_bytes=1,
             )
         )
-        self._obey(frames[1:])
+        self._handle(frames[1:])
         while True:
             if self._sequences or self._owes:
                 await self._process.pause(self._plan.step_s)
-                self._obey(self._read_now())
+                self._handle(self._read_now())
                 await self._step()
             else:
-                self._obey(await self._read())
+                self._handle(await self._read())
 
     async def _load(self) -> int | None:
         plan = self._plan
@@ -148,7 +148,7 @@ class EngineChild:
             raise BrokenPipeError
         return list(self._splitter.feed(data))
 
-    def _obey(self, frames: Sequence[bytes]) -> None:
+    def _handle(self, frames: Sequence[bytes]) -> None:
         for message in frames:
             self._owes = True
             match messages.to_child_decoder.decode(message):
@@ -199,8 +199,8 @@ class EngineChild:
         """Send a frame, or apply the fault that is planned for it."""
         self._frames += 1
         fate = self._plan.fates.pop(self._frames, None)
-        if fate == "strangers":
-            message = self._with_strangers(message)
+        if fate == "unknown":
+            message = self._with_unknown_sequences(message)
         elif fate == "error":
             message = self._with_errors(message)
         data = messages.encode_frame(message)
@@ -228,7 +228,7 @@ class EngineChild:
             self._process.die(KILLED)
         await trio.sleep_forever()
 
-    def _with_strangers(self, message: messages.ToParent) -> messages.ToParent:
+    def _with_unknown_sequences(self, message: messages.ToParent) -> messages.ToParent:
         """Add output of sequences that the parent does not know."""
         if not isinstance(message, messages.StepOutputs):
             return message

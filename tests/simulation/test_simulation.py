@@ -16,7 +16,7 @@ from simulation import workers
 from simulation.verdict import Verdict
 
 SWEEPS = ("descriptors", "full disk", "broken disk", "no memory", "no memory in Python")
-OF_CHILDREN = ("die", "exit", "stop", "garbage", "half", "huge", "close", "strangers", "error")
+OF_CHILDREN = ("die", "exit", "stop", "garbage", "half", "huge", "close", "unknown", "error")
 OF_NODES = (
     *("500", "502", "503", "429", "loading", "draining", "html", "reset", "silent", "garbage", "big head"),
     *("cut", "stuck", "no end", "bad chunk", "error event", "long length", "short length", "not json"),
@@ -48,7 +48,7 @@ def test_random_hours_leave_the_server_healthy(simulators, pytestconfig, capsys)
     hours = pytestconfig.getoption("--simulation-hours")
     first = pytestconfig.getoption("--simulation-seed") or 0
     verdicts = in_parallel(simulators, hours, first)
-    assert failures(told(verdicts, hours, capsys)) == []
+    assert failures(printed_progress(verdicts, hours, capsys)) == []
 
 
 @pytest.mark.timeout(0)
@@ -60,7 +60,7 @@ def test_a_fault_at_any_place_leaves_the_server_healthy(sweep, simulators, pytes
     step = 1 if pytestconfig.getoption("--simulation-thorough") else min(THINNED, places)
     chosen = range(1 + len(sweep) % step, places + 1, step)
     assert chosen
-    runs = [simulators.submit(workers.run_errand, sweep, place) for place in chosen]
+    runs = [simulators.submit(workers.run_scenario, sweep, place) for place in chosen]
     assert failures(run.result() for run in runs) == []
 
 
@@ -95,7 +95,7 @@ def test_replay(simulators, pytestconfig, capsys):
         pytest.skip("give --simulation-seed or --simulation-sweep")
     if place:
         sweep, _, at = place.rpartition(":")
-        verdict = simulators.submit(workers.run_errand, sweep, int(at), keeps_trace=True).result()
+        verdict = simulators.submit(workers.run_scenario, sweep, int(at), keeps_trace=True).result()
     else:
         verdict = simulators.submit(workers.run_hour, seed, keeps_trace=True).result()
     with capsys.disabled():
@@ -116,7 +116,9 @@ def in_parallel(simulators: ProcessPoolExecutor, hours: int, first: int) -> Iter
         yield done.result()
 
 
-def told(verdicts: Iterable[Verdict], hours: int, capsys: pytest.CaptureFixture[str]) -> Iterator[Verdict]:
+def printed_progress(
+    verdicts: Iterable[Verdict], hours: int, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Verdict]:
     """Yield the verdicts; print each one with problems at once, and the progress at intervals."""
     outcomes: Counter[str] = Counter()
     cpu_s = 0.0

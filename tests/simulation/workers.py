@@ -54,11 +54,11 @@ def run_hour(
     return Hour(seed, kinds=kinds, broken=_broken(broken), keeps_trace=keeps_trace).run()
 
 
-def run_errand(sweep: str, at: int, *, broken: str | None = None, keeps_trace: bool = False) -> Verdict:
-    """Run an errand with its fault at this place; see `errand`."""
-    from simulation.errand import Errand
+def run_scenario(sweep: str, at: int, *, broken: str | None = None, keeps_trace: bool = False) -> Verdict:
+    """Run the scenario with its fault at this place; see `scenario`."""
+    from simulation.scenario import Scenario
 
-    return Errand(sweep, at, broken=_broken(broken), keeps_trace=keeps_trace).run()
+    return Scenario(sweep, at, broken=_broken(broken), keeps_trace=keeps_trace).run()
 
 
 def run_turns(seed: int) -> Verdict:
@@ -72,12 +72,12 @@ def what_lies_change(seed: int) -> list[str]:
     """Run an hour with correctly and one with falsely reported usage; return the differences."""
     from simulation.hour import Hour
 
-    told: list[list[str]] = []
+    outcomes: list[list[str]] = []
     for lies in (False, True):
         hour = Hour(seed, kinds=(), lies=lies)
         problems = hour.run().problems
-        told.append([*problems, *map(str, hour.drawer.visits)])
-    honest, lied = told
+        outcomes.append([*problems, *map(str, hour.drawer.visits)])
+    honest, lied = outcomes
     if len(honest) != len(lied):
         return [f"hour {seed}: {len(honest)} requests and problems became {len(lied)}"]
     return [
@@ -97,11 +97,11 @@ def caught_after(mistake: str, hours: int) -> int | None:
 
 def places_of(sweep: str) -> int:
     """Return at how many places the fault of a sweep can occur."""
-    from simulation.errand import FRAMES, REQUESTS, SWEEPS
+    from simulation.scenario import FRAMES, REQUESTS, SWEEPS
 
     if sweep not in SWEEPS:
         return FRAMES if sweep.startswith("child") else REQUESTS
-    calls = run_errand(sweep, 0).calls
+    calls = run_scenario(sweep, 0).calls
     return sum(calls[call] for call in SWEEPS[sweep].calls)
 
 

@@ -8,12 +8,12 @@ from fairlead.errors import ModelUnloaded, NodeFailed
 from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import KeepEverything
 from fake_nodes import LIMITS, TimedNode
-from stories.desk import Desk
+from stories.simulated_server import SimulatedServer
 
 ELSEWHERE = NodeLimits(seats=1, max_model_len=LIMITS.max_model_len, evictable=False)
 
 
-def make_m_local(desk: Desk) -> None:
+def make_m_local(server: SimulatedServer) -> None:
     """Let swaps load "m", but start and stop nothing: each story adds its nodes itself."""
 
     def start_swap(model: str, evict: frozenset[str]) -> None:
@@ -22,7 +22,7 @@ def make_m_local(desk: Desk) -> None:
     def stop_model(model: str) -> None:
         """Do nothing: the model counts as stopped at once."""
 
-    desk.dispatcher.models.configure(
+    server.dispatcher.models.configure(
         KeepEverything(), {"m": 0.0}, start_swap=start_swap, stop_model=stop_model
     )
 
@@ -37,25 +37,25 @@ def virtual_time(autojump_clock):
 
 async def test_story_1_three_requests_to_one_node_are_all_answered_in_their_order(autojump_clock, nursery):
     node = TimedNode(service_s=2)
-    desk = Desk(nursery, node)
-    replies = await desk.come("A", "B", "C")
+    server = SimulatedServer(nursery, node)
+    replies = await server.come("A", "B", "C")
     await trio.sleep(7)
     assert [reply.status for reply in replies] == [200, 200, 200]
-    assert desk.answered == ["A", "B", "C"]
+    assert server.answered == ["A", "B", "C"]
     assert node.most_running == 1
 
 
 async def test_story_1_a_request_to_a_busy_node_is_served_after_the_one_before(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=5))
-    await desk.come("A", "B")
-    assert ((await desk.queue())["running"], (await desk.queue())["waiting"]) == (1, 1)
+    server = SimulatedServer(nursery, TimedNode(service_s=5))
+    await server.come("A", "B")
+    assert ((await server.queue())["running"], (await server.queue())["waiting"]) == (1, 1)
     await trio.sleep(11)
-    assert desk.answered == ["A", "B"]
+    assert server.answered == ["A", "B"]
 
 
 async def test_story_1_answer_to_a_queued_request_has_a_header(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=5))
-    first, second = await finished(desk, "A", "B")
+    server = SimulatedServer(nursery, TimedNode(service_s=5))
+    first, second = await finished(server, "A", "B")
     assert "x-estimated-wait" not in first.headers
     assert second.headers["x-queue-position"] == "1"
     assert int(second.headers["x-estimated-wait"]) >= 1
@@ -67,11 +67,11 @@ async def test_story_1_answer_to_a_queued_request_has_a_header(autojump_clock, n
 async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come_back(
     autojump_clock, nursery
 ):
-    desk = Desk(nursery, TimedNode(service_s=50))
-    await desk.come(*101 * "A")
-    assert (await desk.queue())["waiting"] == 100
+    server = SimulatedServer(nursery, TimedNode(service_s=50))
+    await server.come(*101 * "A")
+    assert (await server.queue())["waiting"] == 100
     started = trio.current_time()
-    refused = await desk.ask("A")
+    refused = await server.ask("A")
     assert started == trio.current_time()
     assert (refused.status, refused.error["code"]) == (429, "queue_full")
     assert "queue is full" in refused.error["message"]
@@ -84,10 +84,10 @@ async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come
 
 
 async def test_story_3_thirty_seconds_in_the_queue_end_in_504(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=50), timeout_s=30)
-    await desk.come("A")
+    server = SimulatedServer(nursery, TimedNode(service_s=50), timeout_s=30)
+    await server.come("A")
     started = trio.current_time()
-    late = await desk.ask("B")
+    late = await server.ask("B")
     assert pytest.approx(30.0, abs=0.1) == trio.current_time() - started
     assert (late.status, late.error["code"]) == (504, "queue_timeout")
     assert late.headers["x-should-retry"] == "false"
@@ -96,15 +96,15 @@ async def test_story_3_thirty_seconds_in_the_queue_end_in_504(autojump_clock, nu
 
 
 async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=50))
-    await desk.come("A")
+    server = SimulatedServer(nursery, TimedNode(service_s=50))
+    await server.come("A")
     left = trio.Event()
-    nursery.start_soon(lambda: desk.ask("B", left=left))
+    nursery.start_soon(lambda: server.ask("B", left=left))
     await trio.testing.wait_all_tasks_blocked()
-    assert (await desk.queue())["waiting"] == 1
+    assert (await server.queue())["waiting"] == 1
     left.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert (await desk.queue())["waiting"] == 0
+    assert (await server.queue())["waiting"] == 0
 
 
 # Story 4: one job a node ---------------------------------------------------------------------------
@@ -112,13 +112,13 @@ async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autoj
 
 async def test_story_4_jobs_beyond_the_seats_of_a_node_are_reported_as_waiting(autojump_clock, nursery):
     node = TimedNode(service_s=5)
-    desk = Desk(nursery, node)
-    await desk.come("A", "B", "C")
-    totals = await desk.queue()
+    server = SimulatedServer(nursery, node)
+    await server.come("A", "B", "C")
+    totals = await server.queue()
     assert (totals["running"], totals["waiting"]) == (1, 2)
     assert set(totals) == {"waiting", "running", "capacity", "seats", "mean_wait_s", "mean_service_s"}
     await trio.sleep(5.5)
-    assert ((await desk.queue())["running"], (await desk.queue())["waiting"]) == (1, 1)
+    assert ((await server.queue())["running"], (await server.queue())["waiting"]) == (1, 1)
     assert node.most_running == 1
 
 
@@ -127,15 +127,15 @@ async def test_story_4_jobs_beyond_the_seats_of_a_node_are_reported_as_waiting(a
 
 async def test_story_5_a_request_goes_to_the_idle_node(autojump_clock, nursery):
     first, second = TimedNode(service_s=5), TimedNode(service_s=5)
-    desk = Desk(nursery, first, second)
-    await desk.come("A", "B")
+    server = SimulatedServer(nursery, first, second)
+    await server.come("A", "B")
     assert (first.running, second.running) == (1, 1)
 
 
 async def test_story_5_all_nodes_busy_and_the_queue_full_is_429(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=50), TimedNode(service_s=50), capacity=1)
-    await desk.come("A", "A", "A")
-    refused = await desk.ask("A")
+    server = SimulatedServer(nursery, TimedNode(service_s=50), TimedNode(service_s=50), capacity=1)
+    await server.come("A", "A", "A")
+    refused = await server.ask("A")
     assert (refused.status, refused.error["code"]) == (429, "queue_full")
     retry = refused.headers["retry-after"]
     assert refused.error["message"] == (
@@ -148,37 +148,39 @@ async def test_story_5_all_nodes_busy_and_the_queue_full_is_429(autojump_clock, 
 
 
 async def test_story_6_estimate_for_three_waiting_jobs_of_ten_seconds_is_thirty(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=10), estimate="mean")
-    await finished(desk, "A")
-    await desk.come("A", "A", "A", "A")
+    server = SimulatedServer(nursery, TimedNode(service_s=10), estimate="mean")
+    await finished(server, "A")
+    await server.come("A", "A", "A", "A")
     mine = {"X-OpenWebUI-User-Id": "A"}
-    estimate = (await desk.client.get("/queue/estimate?model=m", headers=mine)).json
+    estimate = (await server.client.get("/queue/estimate?model=m", headers=mine)).json
     assert estimate == {"position": 4, "estimated_wait_s": 30, "estimated_wait_p90_s": None}
-    reply = await desk.ask("A")
+    reply = await server.ask("A")
     assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("30", "4")
 
 
 async def test_story_6_answer_without_a_wait_has_no_estimate_header(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=10))
-    (reply,) = await finished(desk, "A")
+    server = SimulatedServer(nursery, TimedNode(service_s=10))
+    (reply,) = await finished(server, "A")
     assert "x-estimated-wait" not in reply.headers
 
 
 async def test_story_6_job_with_too_long_an_estimate_is_refused_at_once_and_displaces_no_job(
     autojump_clock, nursery
 ):
-    desk = Desk(nursery, TimedNode(service_s=10), capacity=3, max_estimated_wait_s=20, estimate="mean")
-    await finished(desk, "A")
-    await desk.come("A", "A", "A", "A")
-    too_long = await desk.ask("A")
+    server = SimulatedServer(
+        nursery, TimedNode(service_s=10), capacity=3, max_estimated_wait_s=20, estimate="mean"
+    )
+    await finished(server, "A")
+    await server.come("A", "A", "A", "A")
+    too_long = await server.ask("A")
     assert (too_long.status, too_long.error["code"]) == (429, "queue_full")
     assert "the wait would be about 30 s" in too_long.error["message"]
     assert too_long.headers["x-estimated-wait"] == "30"
     assert 15 <= int(too_long.headers["retry-after"]) <= 30
-    assert (await desk.queue())["waiting"] == 3
-    await desk.come("B")  # B's turn is next, so the full queue displaces a job of A
+    assert (await server.queue())["waiting"] == 3
+    await server.come("B")  # B's turn is next, so the full queue displaces a job of A
     await trio.sleep(20.5)
-    assert desk.answered == ["A", "A", "A", "A", "B"], "served, refused, displaced, served, served"
+    assert server.answered == ["A", "A", "A", "A", "B"], "served, refused, displaced, served, served"
 
 
 # Story 7: fairness between users -------------------------------------------------------------------
@@ -188,27 +190,27 @@ async def test_story_6_job_with_too_long_an_estimate_is_refused_at_once_and_disp
 async def test_story_7_five_requests_of_a_and_two_of_b_are_answered_a_b_a_b_a_a_a(
     autojump_clock, nursery, fairness
 ):
-    desk = Desk(nursery, TimedNode(service_s=1), fairness=fairness)
-    await finished(desk, *"AAAAABB", max_tokens=2)  # as many tokens as the node sends: equal costs
-    assert "".join(desk.answered) == "ABABAAA"
+    server = SimulatedServer(nursery, TimedNode(service_s=1), fairness=fairness)
+    await finished(server, *"AAAAABB", max_tokens=2)  # as many tokens as the node sends: equal costs
+    assert "".join(server.answered) == "ABABAAA"
 
 
 # Edge cases ----------------------------------------------------------------------------------------
 
 
 async def test_edge_node_that_becomes_free_before_the_timeout_serves_the_waiting_job(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=29), timeout_s=30)
-    replies = await finished(desk, "A", "B")
+    server = SimulatedServer(nursery, TimedNode(service_s=29), timeout_s=30)
+    replies = await finished(server, "A", "B")
     assert [reply.status for reply in replies] == [200, 200]
 
 
 async def test_edge_running_and_waiting_jobs_of_a_lost_node_run_elsewhere(autojump_clock, nursery):
     dying, other = TimedNode(service_s=20, fails=NodeFailed("the node went away")), TimedNode(service_s=50)
-    desk = Desk(nursery, dying)
-    replies = await desk.come("A", "B")
+    server = SimulatedServer(nursery, dying)
+    replies = await server.come("A", "B")
     await trio.sleep(10)
-    desk.nodes.report(dying, None)
-    desk.nodes.report(other, LIMITS)
+    server.nodes.report(dying, None)
+    server.nodes.report(other, LIMITS)
     await trio.sleep(101)
     assert [reply.status for reply in replies] == [200, 200]
     assert [tenant[-1] for tenant in other.served] == ["B", "A"]
@@ -219,15 +221,18 @@ async def test_edge_drained_node_finishes_its_jobs_and_its_waiting_jobs_run_else
 ):
     draining, other = TimedNode(service_s=20), TimedNode(service_s=30)
     other.id = "other"
-    desk = Desk(nursery)
+    server = SimulatedServer(nursery)
     for node in (draining, other):
-        desk.nodes.report(node, ELSEWHERE)
-    replies = await desk.come("A", "B", "C")
+        server.nodes.report(node, ELSEWHERE)
+    replies = await server.come("A", "B", "C")
     assert (draining.running, other.running) == (1, 1)
-    drained = desk.dispatcher.close_node(draining.id)
+    drained = server.dispatcher.close_node(draining.id)
     await trio.sleep(25)
     assert drained.is_set()
-    assert (len(replies), (await desk.queue())["waiting"]) == (1, 1)  # C may not take the drained node's seat
+    assert (len(replies), (await server.queue())["waiting"]) == (
+        1,
+        1,
+    )  # C may not take the drained node's seat
     await trio.sleep(40)
     assert [reply.status for reply in replies] == [200, 200, 200]
     assert (len(draining.served), len(other.served)) == (1, 2)
@@ -237,29 +242,29 @@ async def test_edge_running_jobs_of_a_stopped_node_fail_and_its_waiting_jobs_run
     autojump_clock, nursery
 ):
     stopped, other = TimedNode(service_s=20), TimedNode(service_s=30)
-    desk = Desk(nursery, stopped)
-    make_m_local(desk)
-    replies = await desk.come("A", "B")
-    desk.nodes.report(other, ELSEWHERE)
-    await desk.come("C")
+    server = SimulatedServer(nursery, stopped)
+    make_m_local(server)
+    replies = await server.come("A", "B")
+    server.nodes.report(other, ELSEWHERE)
+    await server.come("C")
     assert (stopped.running, other.running) == (1, 1)
     error = NodeFailed("m was unloaded")
-    desk.dispatcher.unload(
+    server.dispatcher.unload(
         "m", error, waiting=ModelUnloaded("m was unloaded while the request waited for it")
     )
     await trio.sleep(65)
     assert [(reply.status, reply.error["code"]) for reply in replies[:1]] == [(502, "node_failed")]
-    assert sorted(desk.answered) == ["A", "B", "C"]
+    assert sorted(server.answered) == ["A", "B", "C"]
     assert len(other.served) == 2
 
 
 async def test_edge_jobs_waiting_for_a_stopped_model_without_another_node_fail_at_once(
     autojump_clock, nursery
 ):
-    desk = Desk(nursery, TimedNode(service_s=20))
-    make_m_local(desk)
-    replies = await desk.come("A", "B")
-    desk.dispatcher.unload("m", waiting=ModelUnloaded("m was unloaded while the request waited for it"))
+    server = SimulatedServer(nursery, TimedNode(service_s=20))
+    make_m_local(server)
+    replies = await server.come("A", "B")
+    server.dispatcher.unload("m", waiting=ModelUnloaded("m was unloaded while the request waited for it"))
     await trio.testing.wait_all_tasks_blocked()
     (refused,) = replies
     assert (refused.status, refused.error["code"]) == (409, "unloaded")
@@ -272,11 +277,11 @@ async def test_edge_jobs_waiting_for_a_stopped_model_without_another_node_fail_a
 async def test_edge_stopping_server_finishes_running_jobs_and_refuses_waiting_and_new_ones(
     autojump_clock, nursery
 ):
-    desk = Desk(nursery, TimedNode(service_s=20))
-    replies = await desk.come("A", "B")
-    desk.dispatcher.scheduler.drain()
+    server = SimulatedServer(nursery, TimedNode(service_s=20))
+    replies = await server.come("A", "B")
+    server.dispatcher.scheduler.drain()
     await trio.testing.wait_all_tasks_blocked()
-    late = await desk.ask("C")
+    late = await server.ask("C")
     for refused in (replies[0], late):
         assert (refused.status, refused.error["code"]) == (503, "draining")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
@@ -287,29 +292,29 @@ async def test_edge_stopping_server_finishes_running_jobs_and_refuses_waiting_an
 async def test_edge_a_stream_waits_for_its_first_chunk_no_longer_than_the_queue_timeout(
     autojump_clock, nursery
 ):
-    desk = Desk(nursery, TimedNode(service_s=90, first_s=80), timeout_s=30, keep_alive_s=0)
-    late = await desk.ask("A", stream=True)
+    server = SimulatedServer(nursery, TimedNode(service_s=90, first_s=80), timeout_s=30, keep_alive_s=0)
+    late = await server.ask("A", stream=True)
     assert (late.status, late.error["code"]) == (504, "queue_timeout")
-    assert (await desk.queue())["running"] == 0
+    assert (await server.queue())["running"] == 0
 
 
 # Success criteria ----------------------------------------------------------------------------------
 
 
 async def test_criterion_1_ten_requests_in_a_row_are_all_served_by_one_node(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=1))
-    replies = await finished(desk, *10 * "A")
+    server = SimulatedServer(nursery, TimedNode(service_s=1))
+    replies = await finished(server, *10 * "A")
     assert [reply.status for reply in replies] == 10 * [200]
 
 
 async def test_criteria_2_and_3_refusals_are_at_once_and_timeouts_on_time(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=500), capacity=1, timeout_s=60)
-    await desk.come("A")
+    server = SimulatedServer(nursery, TimedNode(service_s=500), capacity=1, timeout_s=60)
+    await server.come("A")
     times: dict[int, float] = {}
     started = trio.current_time()
 
     async def one(tenant: str) -> None:
-        reply = await desk.ask(tenant)
+        reply = await server.ask(tenant)
         times[reply.status] = trio.current_time() - started
 
     nursery.start_soon(one, "A")
@@ -321,26 +326,26 @@ async def test_criteria_2_and_3_refusals_are_at_once_and_timeouts_on_time(autoju
 
 async def test_criterion_4_an_idle_node_is_chosen_whenever_there_is_one(autojump_clock, nursery):
     nodes = [TimedNode(service_s=7) for _ in range(4)]
-    desk = Desk(nursery, *nodes, seats=2)
+    server = SimulatedServer(nursery, *nodes, seats=2)
     for _ in range(50):
         idle = [node for node in nodes if not node.running]
-        await desk.come("A")
+        await server.come("A")
         if idle:
             assert any(node.running for node in idle)
         await trio.sleep(1.5)
 
 
 async def test_criterion_5_the_totals_are_those_of_this_moment(autojump_clock, nursery):
-    desk = Desk(nursery, TimedNode(service_s=5))
+    server = SimulatedServer(nursery, TimedNode(service_s=5))
     for expected in [(1, 0), (1, 1), (1, 2)]:
-        await desk.come("A")
-        totals = await desk.queue()
+        await server.come("A")
+        totals = await server.queue()
         assert expected == (totals["running"], totals["waiting"])
 
 
-async def finished(desk: Desk, *tenants: str, **body: object) -> list[Reply]:
+async def finished(server: SimulatedServer, *tenants: str, **body: object) -> list[Reply]:
     """Send one request per tenant with `come`, and wait for all replies."""
-    replies = await desk.come(*tenants, **body)
+    replies = await server.come(*tenants, **body)
     with trio.fail_after(1000):
         while len(replies) < len(tenants):  # noqa: ASYNC110  # the clock is virtual
             await trio.sleep(0.5)

@@ -268,7 +268,7 @@ def test_an_output_has_at_most_2048_tokens():
     server.now_s = -1000.0
     for _ in range(2048):
         server.turn(0.001)
-    assert len(server.told[key]) == 2048
+    assert len(server.token_ids_of[key]) == 2048
     assert server.ends[key].finish_reason == "length"
 
 
@@ -279,7 +279,7 @@ def test_when_one_of_a_batch_is_complete_the_others_go_on():
         server.turn()
     assert (server.state(short), server.state(long)) == (None, SequenceStatus.PROCESSING)
     server.run()
-    assert answer([4, 5, 6], Sampling(max_tokens=9, ignore_eos=True), 2176)[0] == server.told[long]
+    assert answer([4, 5, 6], Sampling(max_tokens=9, ignore_eos=True), 2176)[0] == server.token_ids_of[long]
 
 
 def test_the_next_request_flows_in_as_soon_as_one_is_released():
@@ -411,7 +411,7 @@ def test_running_request_is_never_evicted():
         server.turn(2.0)
         assert SequenceStatus.PROCESSING is server.state(key)
     server.run()
-    assert answer([1] * 128, Sampling(max_tokens=120, ignore_eos=True), 2176)[0] == server.told[key]
+    assert answer([1] * 128, Sampling(max_tokens=120, ignore_eos=True), 2176)[0] == server.token_ids_of[key]
     assert server.runner.computed == 128 + 120 - 1 + 6 * 100  # nothing of it was computed twice
 
 

@@ -9,7 +9,7 @@ from fairlead.swap.group import Group, GroupPolicy
 from fairlead.swap.lru import LruPolicy
 from fairlead.swap.matrix import MatrixPolicy
 from fairlead.swap.policy import EvictionPolicy, KeepEverything
-from fleet.running_fleet import garage, sleeper
+from fleet.running_fleet import running_fleet, sleeper
 
 POLICIES = [
     GroupPolicy({"pair": Group(("a", "b"))}),
@@ -29,9 +29,9 @@ def test_eviction_is_a_decision_that_logs_nothing_and_changes_nothing(policy: Ev
     assert logs == []
 
 
-async def test_swap_is_logged_once_although_the_policy_is_asked_often():
+async def test_swap_is_logged_once_despite_repeated_policy_calls():
     models = [sleeper(name) for name in "xyz"]
-    async with garage(*models, swap=LruSwap(max_loaded=1)) as opened:
+    async with running_fleet(*models, swap=LruSwap(max_loaded=1)) as opened:
         with structlog.testing.capture_logs() as logs:
             for model in ("x", "y", "x", "x"):
                 await opened.fleet.load(model)
@@ -49,7 +49,7 @@ class Asked(EvictionPolicy):
         return frozenset(running)
 
 
-def test_policy_is_asked_with_the_models_that_are_being_loaded_among_the_running_ones():
+def test_policy_receives_loading_models_among_the_running_ones():
     policy = Asked()
     subject, effects = scheduler(policy=policy, loadable=frozenset("xy"))
     submit(subject, job(model="x"))

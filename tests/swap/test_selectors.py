@@ -24,8 +24,8 @@ HUNT = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
 
 def chosen(strategy: str, *targets: Target, selection: Selection | None = None, limit: int = 1) -> str:
     """Return the name of the chosen target; count the job in `selection` if one is given."""
-    told = SelectorConfig(strategy, ("?",), SelectorSettings(limit))
-    target = (selection or Selection()).choose("s", told, targets)
+    config = SelectorConfig(strategy, ("?",), SelectorSettings(limit))
+    target = (selection or Selection()).choose("s", config, targets)
     if selection is not None:
         selection.take("s", target.model)
     return target.name
@@ -77,18 +77,18 @@ def test_warm_skips_a_ready_target_that_is_unhealthy():
 def test_jobs_spill_over_when_a_target_reaches_its_limit():
     selection = Selection()
     targets = [ours("a"), ours("b"), theirs("c")]
-    told = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(8)]
-    assert told[:6] == ["a", "a", "b", "b", "c", "c"]
-    assert {"a", "b", "c"} >= set(told[6:])  # all are full: further jobs are spread evenly
-    assert len(set(told[6:])) == 2
+    choices = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(8)]
+    assert choices[:6] == ["a", "a", "b", "b", "c", "c"]
+    assert {"a", "b", "c"} >= set(choices[6:])  # all are full: further jobs are spread evenly
+    assert len(set(choices[6:])) == 2
 
 
 def test_loaded_targets_are_filled_before_another_is_used():
     selection = Selection()
     targets = [ours("a"), ours("b", "ready"), ours("c", "loading")]
-    told = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(5)]
-    assert Counter("bbcca") == Counter(told)
-    assert told[-1] == "a"
+    choices = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(5)]
+    assert Counter("bbcca") == Counter(choices)
+    assert choices[-1] == "a"
 
 
 def test_ended_job_frees_its_place_in_the_target():
@@ -179,7 +179,7 @@ class SelectionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.subject = Selection()
-        self.told = SelectorConfig("spillover", ("a", "b", "c"), SelectorSettings(2))
+        self.config = SelectorConfig("spillover", ("a", "b", "c"), SelectorSettings(2))
         self.targets = [ours("a"), ours("b"), theirs("c")]
         self.jobs: list[str] = []
 
@@ -189,7 +189,7 @@ class SelectionMachine(RuleBasedStateMachine):
 
     @rule()
     def choose(self) -> None:
-        target = self.subject.choose("s", self.told, self.targets)
+        target = self.subject.choose("s", self.config, self.targets)
         self.subject.take("s", target.model)
         count = Counter(self.jobs)
         good = [each for each in self.targets if each.state in ("ready", "loading", "stopped")]

@@ -27,13 +27,13 @@ def _as_before():
 def write(monkeypatch, capsys):
     """Return a function that configures the log, logs a timeline or runs a call, and returns the output."""
 
-    def write(told=None, *, config: Config | None = None, call=None, **options) -> str:
+    def write(job_timeline=None, *, config: Config | None = None, call=None, **options) -> str:
         structlog.reset_defaults()
         logs.configure(**{"json": False, **options})
         monkeypatch.setattr("fairlead.telemetry.request_log.logger", structlog.get_logger("test"))
-        if told is not None:
+        if job_timeline is not None:
             log = RequestLog(TenantNames(config or Config(models=())))
-            log.add(told, None)
+            log.add(job_timeline, None)
             log.flush()
         if call is not None:
             call(structlog.get_logger("test"))
@@ -45,9 +45,9 @@ def write(monkeypatch, capsys):
 def test_request_is_logged_as_one_line_with_all_its_fields(write):
     line = write(timeline("ana"), json=True, config=Config(models=(), tenant_names="plain"))
     assert line.count("\n") == 1
-    said = json.loads(line)
-    assert said.pop("timestamp").endswith("Z")
-    assert said == {
+    entry = json.loads(line)
+    assert entry.pop("timestamp").endswith("Z")
+    assert entry == {
         "event": "request",
         "level": "info",
         "request_id": "r-1",
@@ -92,22 +92,24 @@ def test_refused_job_is_a_warning_and_failed_job_an_error(write, outcome, level)
 
 @pytest.mark.parametrize("outcome", ["queue_full", "displaced", "queue_timeout", "request_timeout"])
 def test_refused_job_is_logged_with_method_path_and_client(write, outcome):
-    told = timeline(outcome=outcome, path="/v1/chat/completions", client="192.0.2.7")
-    said = json.loads(write(told, json=True))
-    assert (said["method"], said["path"], said["client"]) == ("POST", "/v1/chat/completions", "192.0.2.7")
+    job_timeline = timeline(outcome=outcome, path="/v1/chat/completions", client="192.0.2.7")
+    entry = json.loads(write(job_timeline, json=True))
+    assert (entry["method"], entry["path"], entry["client"]) == ("POST", "/v1/chat/completions", "192.0.2.7")
 
 
 def test_refused_job_below_upstream_is_logged_with_its_own_method(write):
     relay = Relay("/x", b"", passthrough=Passthrough("DELETE", ()))
-    told = timeline(outcome="queue_full", path="/upstream/m/x", relay=relay)
-    said = json.loads(write(told, json=True))
-    assert (said["method"], said["path"]) == ("DELETE", "/upstream/m/x")
+    job_timeline = timeline(outcome="queue_full", path="/upstream/m/x", relay=relay)
+    entry = json.loads(write(job_timeline, json=True))
+    assert (entry["method"], entry["path"]) == ("DELETE", "/upstream/m/x")
 
 
 def test_job_without_a_seat_waited_all_its_time_and_has_no_node(write):
-    told = timeline(outcome="queue_timeout", granted_s=None, first_delta_s=None, node=None, attempts=0)
-    said = json.loads(write(told, json=True))
-    assert (said["waited_s"], said["first_token_s"], said["node"]) == (7.0, None, None)
+    job_timeline = timeline(
+        outcome="queue_timeout", granted_s=None, first_delta_s=None, node=None, attempts=0
+    )
+    entry = json.loads(write(job_timeline, json=True))
+    assert (entry["waited_s"], entry["first_token_s"], entry["node"]) == (7.0, None, None)
 
 
 def test_attempts_are_logged_only_if_more_than_one(write):
@@ -131,8 +133,8 @@ def test_only_events_of_at_least_the_level_are_written(write, level):
 
 @pytest.mark.parametrize("json_lines", [False, True])
 def test_client_text_can_neither_begin_a_line_nor_control_a_terminal(write, json_lines):
-    told = timeline("a\nb\x1b[2J", request_id="x\x9b31m\r")
-    line = write(told, json=json_lines, config=Config(models=(), tenant_names="plain"))
+    job_timeline = timeline("a\nb\x1b[2J", request_id="x\x9b31m\r")
+    line = write(job_timeline, json=json_lines, config=Config(models=(), tenant_names="plain"))
     assert (line.count("\n"), line.endswith("\n")) == (1, True)
     assert not any(sign in line for sign in ("\x1b", "\x9b", "\r"))
 

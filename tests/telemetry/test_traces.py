@@ -127,11 +127,11 @@ def test_attributes_have_the_names_of_the_genai_convention():
     sampling = Sampling(max_tokens=10, temperature=0.5, top_p=0.9, seed=7)
     collector.add(timeline("ana", sampling=sampling, n=2, id="chatcmpl-9"))
     request = collector.spans()["request"]
-    told = dict(request.attributes)
+    attributes = dict(request.attributes)
     assert request.name == "chat m"
-    tenant = told.pop("fairlead.tenant")
+    tenant = attributes.pop("fairlead.tenant")
     assert "ana" not in tenant
-    assert told == {
+    assert attributes == {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "fairlead",
         "gen_ai.request.model": "m",

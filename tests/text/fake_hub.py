@@ -19,7 +19,7 @@ class FakeHub:
     def __init__(self, files):
         self.files = files
         self.private, self.gated, self.broken = set(), set(), set()
-        self.asked = []
+        self.requests = []
         hub = self
 
         class Answer(BaseHTTPRequestHandler):
@@ -49,7 +49,7 @@ class FakeHub:
 
     def answer(self, request):
         path = request.path.split("?")[0]
-        self.asked.append((request.command, request.path, request.headers.get("Authorization")))
+        self.requests.append((request.command, request.path, request.headers.get("Authorization")))
         kind, repository, rest = self._route(path)
         if repository not in self.files:
             return self._send(request, 404, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})

@@ -98,12 +98,12 @@ def test_answer_pushed_token_by_token_is_the_text_before_the_first_stop_string(n
     text = tokenizer.decode(ids)
     start = data.draw(st.integers(0, max(0, len(text) - 1)))
     stop = text[start : start + data.draw(st.integers(1, 4))] or "none"
-    answer, shown, told = ChoiceText(tokenizer, (stop,), 0), "", []
+    answer, shown, reasons = ChoiceText(tokenizer, (stop,), 0), "", []
     for place, token_id in enumerate(ids):
         last = place == len(ids) - 1
         if (delta := answer.push(Output(0, [token_id], [], "length" if last else None))) is not None:
             shown += delta.text
-            told.append(delta.finish_reason)
+            reasons.append(delta.finish_reason)
     assert text.partition(stop)[0] == shown
-    assert (["stop" if stop in text else "length"] if ids else []) == told[-1:]
-    assert all(reason is None for reason in told[:-1])
+    assert (["stop" if stop in text else "length"] if ids else []) == reasons[-1:]
+    assert all(reason is None for reason in reasons[:-1])

@@ -50,7 +50,7 @@ TOOLS = [
     }
 ]
 CALL = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": {"a": "x < y", "n": 1.5}}}
-ERRAND = [
+TOOL_CHAT = [
     {"role": "user", "content": "What is < 5?"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "content": '{"a": "<p>&</p>"}'},
@@ -62,8 +62,8 @@ WITH_TOOLS = [name for name, chat in CHATS.items() if chat.takes_tools]
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_tools_and_calls_have_the_same_ids_as_from_transformers(name):
-    expected = by_transformers(name, ERRAND, tools=TOOLS, add_generation_prompt=True)
-    assert MODELS[name].encode_chat(ERRAND, tools=TOOLS) == expected
+    expected = by_transformers(name, TOOL_CHAT, tools=TOOLS, add_generation_prompt=True)
+    assert MODELS[name].encode_chat(TOOL_CHAT, tools=TOOLS) == expected
 
 
 # Text with control tokens -----------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_names_arguments_results_and_tools_have_no_control_tokens(name, texts):
     tools = copy.deepcopy(TOOLS)
     tools[0]["function"] |= {"name": texts[4], "description": texts[5]}
     tools[0]["function"]["parameters"]["properties"] = {texts[6]: {"type": "string", "enum": texts}}
-    messages = copy.deepcopy(ERRAND)
+    messages = copy.deepcopy(TOOL_CHAT)
     messages[1]["tool_calls"] = [call]
     messages[2] |= {"content": texts[7], "name": texts[0]}
     expected = by_oracle(name, messages, tools=tools, add_generation_prompt=True)
@@ -198,7 +198,7 @@ def test_breaks_in_client_text_are_ordinary_text(text):
 
 @pytest.mark.parametrize("name", CHATS)
 @given(text=hostile.filter(bool))
-def test_a_raw_prompt_is_parsed_unless_the_request_says_text(name, text):
+def test_raw_prompt_is_parsed_unless_the_request_selects_text(name, text):
     model = MODELS[name]
     assert chat_library(name).encode(text).ids == model.encode_prompt(text)
     assert control_ids(name, model.encode_prompt(text, special_tokens="text")) == []

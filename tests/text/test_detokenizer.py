@@ -30,7 +30,7 @@ def in_chunks(data, ids):
     return chunks
 
 
-def told(detokenizer, chunks):
+def detokenized(detokenizer, chunks):
     return [*map(detokenizer.push, chunks), detokenizer.flush()]
 
 
@@ -58,7 +58,7 @@ def test_the_pieces_add_up_to_the_text_of_all_ids(name, skip, data):
     chunks = in_chunks(data, ids)
     known = [token_id for token_id in ids if 0 <= token_id < loaded(name).vocab_size]
     expected = library(name).decode(known, skip_special_tokens=skip)
-    assert expected == "".join(told(Detokenizer(loaded(name), skip_special_tokens=skip), chunks))
+    assert expected == "".join(detokenized(Detokenizer(loaded(name), skip_special_tokens=skip), chunks))
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -75,7 +75,7 @@ def test_returned_text_is_never_changed_by_later_ids(name, data):
 def test_real_text_is_decoded_token_by_token(name, text):
     tokenizer = loaded(name)
     ids = tokenizer.encode(text)
-    pieces = told(Detokenizer(tokenizer), [[token_id] for token_id in ids])
+    pieces = detokenized(Detokenizer(tokenizer), [[token_id] for token_id in ids])
     assert tokenizer.decode(ids) == "".join(pieces)
 
 
@@ -85,37 +85,37 @@ def test_character_is_returned_with_its_last_byte():
         next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([b]))
         for b in "é".encode()
     ]
-    assert told(Detokenizer(tokenizer), [[token_id] for token_id in ids]) == ["", "é", ""]
+    assert detokenized(Detokenizer(tokenizer), [[token_id] for token_id in ids]) == ["", "é", ""]
 
 
 def test_run_of_byte_tokens_is_held_back_until_it_ends():
     tokenizer = loaded("llama")
     run = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
     the = tokenizer.token_id("▁the")
-    assert told(Detokenizer(tokenizer), [run, [the]]) == ["", "€ the", ""]
+    assert detokenized(Detokenizer(tokenizer), [run, [the]]) == ["", "€ the", ""]
     spoilt = [*run, tokenizer.token_id("<0x80>")]
-    assert told(Detokenizer(tokenizer), [spoilt, [the]]) == ["", "\ufffd" * 4 + " the", ""]
+    assert detokenized(Detokenizer(tokenizer), [spoilt, [the]]) == ["", "\ufffd" * 4 + " the", ""]
 
 
 def test_text_before_a_run_of_byte_tokens_is_returned_at_once():
     tokenizer = loaded("llama")
     the, byte = tokenizer.token_id("▁the"), tokenizer.token_id("<0xE2>")
-    assert told(Detokenizer(tokenizer), [[the], [the, byte]]) == ["the", " the", "\ufffd"]
+    assert detokenized(Detokenizer(tokenizer), [[the], [the, byte]]) == ["the", " the", "\ufffd"]
 
 
 @pytest.mark.parametrize("name", ["llama", "unigram"])
 def test_only_the_beginning_of_a_text_loses_its_blank(name):
     tokenizer = loaded(name)
     the = tokenizer.token_id("▁the")
-    assert told(Detokenizer(tokenizer), [[the], [the]]) == ["the", " the", ""]
-    assert told(Detokenizer(tokenizer, context=[the]), [[the], [the]]) == [" the", " the", ""]
+    assert detokenized(Detokenizer(tokenizer), [[the], [the]]) == ["the", " the", ""]
+    assert detokenized(Detokenizer(tokenizer, context=[the]), [[the], [the]]) == [" the", " the", ""]
 
 
 @given(context=id_lists("llama"))
 def test_context_is_never_in_the_text(context):
     tokenizer = loaded("llama")
     ids = tokenizer.encode("a dog 日本 😀", add_special_tokens=False)
-    text = "".join(told(Detokenizer(tokenizer, context=context), [ids]))
+    text = "".join(detokenized(Detokenizer(tokenizer, context=context), [ids]))
     assert text.removeprefix(" ") == "a dog 日本 😀"
 
 
@@ -136,6 +136,6 @@ def test_invalid_bytes_take_linear_time(name, byte):
 def assert_linear(tokenizer, ids):
     """Push the ids one by one. Quadratic work would take minutes, so a loose bound suffices."""
     begin = time.process_time()
-    pieces = told(Detokenizer(tokenizer), [[token_id] for token_id in ids])
+    pieces = detokenized(Detokenizer(tokenizer), [[token_id] for token_id in ids])
     assert time.process_time() - begin < 5
     return pieces

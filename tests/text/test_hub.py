@@ -82,19 +82,19 @@ def test_hub_model_is_downloaded_once_and_only_the_files_that_are_read(hub, tmp_
     assert told[-1] == 1
     assert len(told) > 2
     assert path.startswith(str(tmp_path))
-    hub.asked.clear()
+    hub.requests.clear()
     assert find("org/model", hub, tmp_path)[:2] == ["found", path]
-    assert not [path for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path]
+    assert not [path for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path]
 
 
 def test_offline_only_downloaded_models_are_found(hub, tmp_path):
     _, path, _ = find("org/model", hub, tmp_path)
-    hub.asked.clear()
+    hub.requests.clear()
     assert find("org/model", hub, tmp_path, HF_HUB_OFFLINE="1")[:2] == ["found", path]
     outcome, message, _ = find("org/other", hub, tmp_path, HF_HUB_OFFLINE="1")
     assert outcome == "failed"
     assert message.startswith("org/other: not in the cache")
-    assert not hub.asked
+    assert not hub.requests
 
 
 def test_unreachable_hub_is_reported_as_the_reason(hub, tmp_path):
@@ -109,7 +109,7 @@ def test_private_model_needs_a_token(hub, tmp_path):
     assert outcome == "failed"
     assert "HF_TOKEN" in message
     assert find("org/model", hub, tmp_path, HF_TOKEN="secret")[0] == "found"
-    assert "Bearer secret" in {authorization for *_, authorization in hub.asked}
+    assert "Bearer secret" in {authorization for *_, authorization in hub.requests}
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_private_model_needs_a_token(hub, tmp_path):
         ("org/model@v9", "no revision 'v9'"),
     ],
 )
-def test_error_says_what_the_hub_does_not_have(hub, tmp_path, name, said):
+def test_error_names_what_the_hub_lacks(hub, tmp_path, name, said):
     outcome, message, _ = find(name, hub, tmp_path)
     assert outcome == "failed"
     assert said in message
     assert message.startswith(name.split("@")[0])
 
 
-def test_error_for_a_gated_model_says_that_access_must_be_granted(hub, tmp_path):
+def test_error_for_a_gated_model_names_the_missing_access(hub, tmp_path):
     hub.gated.add("org/model")
     outcome, message, _ = find("org/model", hub, tmp_path, HF_TOKEN="secret")
     assert (outcome, "grant access" in message) == ("failed", True)
@@ -158,7 +158,7 @@ def test_existing_directory_is_returned(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["small.gguf", "small.GGUF", "folder"])
 @pytest.mark.parametrize("is_there", [True, False])
-def test_error_for_gguf_says_what_to_use_instead(tmp_path, name, is_there):
+def test_error_for_gguf_names_an_alternative(tmp_path, name, is_there):
     path = tmp_path / name
     if name == "folder":
         path.mkdir()

@@ -50,7 +50,7 @@ async def test_ready_has_the_limits_and_progress_is_reported():
     tested = Worker(
         messages.WorkerSpec(path="fake:slots=3"),
         command=COMMAND,
-        on_progress=lambda *told: progress.append(told),
+        on_progress=lambda *stage: progress.append(stage),
     )
     async with running(tested) as ready:
         assert (ready.slots, ready.max_model_len) == (3, 1_000_000)
@@ -326,7 +326,7 @@ async def test_messages_that_arrive_byte_by_byte_are_decoded():
             connection.sendall(bytes([byte]))
     """)
     progress = []
-    tested.on_progress = lambda *told: progress.append(told)
+    tested.on_progress = lambda *stage: progress.append(stage)
     async with dying(tested) as errors:
         pass
     assert progress == [(0.5, "weights")]

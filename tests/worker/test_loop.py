@@ -138,15 +138,15 @@ def test_output_does_not_depend_on_overlap(overlaps):
     world.submit(1, Sampling(max_tokens=3))
     world.submit(2, Sampling(max_tokens=5))
     world.until_blocked()
-    told: dict[int, int] = {1: 0, 2: 0}
+    received: dict[int, int] = {1: 0, 2: 0}
     ends = {}
     for frame in world.frames:
         for key, _ in frame.plain():
-            told[key] += 1
+            received[key] += 1
         for output in frame.outputs:
-            told[output.key] += len(output.token_ids)
+            received[output.key] += len(output.token_ids)
             ends[output.key] = output.finish_reason
-    assert (told, ends) == ({1: 3, 2: 5}, {1: "length", 2: "length"})
+    assert (received, ends) == ({1: 3, 2: 5}, {1: "length", 2: "length"})
 
 
 @both
@@ -334,39 +334,39 @@ def test_each_answer_equals_that_of_the_sequence_alone_whenever_messages_arrive(
         draw_seed=lambda: 1,
     )
     loop = Loop(engine, device, world, clock=lambda: world.now_s)
-    asked: dict[int, tuple[list[int], Sampling]] = {}
+    submitted: dict[int, tuple[list[int], Sampling]] = {}
     aborted: set[int] = set()
     for key in range(1, 400):
         if choose.random() < 0.4:
             prompt = [choose.randrange(1, fake_model.VOCABULARY) for _ in range(choose.randint(1, 20))]
             sampling = Sampling(max_tokens=choose.randint(1, 30), temperature=0.0)
-            asked[key] = prompt, sampling
+            submitted[key] = prompt, sampling
             world.submit(key, sampling, prompt)
-        if choose.random() < 0.1 and asked:
-            aborted.add(choose.choice(list(asked)))
+        if choose.random() < 0.1 and submitted:
+            aborted.add(choose.choice(list(submitted)))
             world.inbox += [messages.Abort(key) for key in aborted]
         if not (engine.idle and not world.inbox):
             loop.turn()
     with pytest.raises(ParentGone):
         loop.run()
 
-    told: dict[int, list[int]] = {key: [] for key in asked}
+    received: dict[int, list[int]] = {key: [] for key in submitted}
     ends: dict[int, str | None] = {}
     for frame in world.frames:
         for key, token_id in frame.plain():
             assert key not in ends
-            told[key].append(token_id)
+            received[key].append(token_id)
         for output in frame.outputs:
             assert output.key not in ends
-            told[output.key] += output.token_ids
+            received[output.key] += output.token_ids
             ends[output.key] = output.finish_reason
-    for key, (prompt, sampling) in asked.items():
+    for key, (prompt, sampling) in submitted.items():
         expected, reason = fake_model.answer(prompt, sampling, 40)
         if key in ends:
-            assert (expected, reason) == (told[key], ends[key])
+            assert (expected, reason) == (received[key], ends[key])
         else:
             assert key in aborted
-            assert expected[: len(told[key])] == told[key]
+            assert expected[: len(received[key])] == received[key]
     last = world.frames[-1].statistics
     assert (last.running, last.pending, last.slots_free, last.blocks_free) == (0, 0, 3, 14)
 

@@ -86,7 +86,7 @@ def test_a_step_is_one_message_for_all_sequences_together():
         parent.send(
             *(messages.Submit(key, messages.pack_tokens(prompt), GREEDY) for key, prompt in prompts.items())
         )
-        told: dict[int, list[int]] = {1: [], 2: []}
+        received: dict[int, list[int]] = {1: [], 2: []}
         for number in range(1, 4):
             message = step(parent)
             plain = dict(message.plain())
@@ -94,10 +94,10 @@ def test_a_step_is_one_message_for_all_sequences_together():
             assert ((sorted(plain), [*last]) if number < 3 else (sorted(last), [*plain])) == ([1, 2], [])
             assert message.statistics.steps == number
             for key, token_id in plain.items():
-                told[key].append(token_id)
+                received[key].append(token_id)
             for key, token_ids in last.items():
-                told[key] += token_ids
-        assert {key: fake_child.answer(prompt, 3) for key, prompt in prompts.items()} == told
+                received[key] += token_ids
+        assert {key: fake_child.answer(prompt, 3) for key, prompt in prompts.items()} == received
         assert [output.finish_reason for output in message.outputs] == ["length", "length"]
         assert message.statistics.running == 0
 
@@ -123,9 +123,13 @@ def test_resources_freed_by_an_abort_are_reported_before_the_next_step():
         while (before := step(parent)).statistics.running < 2:
             pass
         parent.send(messages.Abort(1))
-        while (told := step(parent)).statistics.slots_free == 0:
-            before = told
-        assert (told.keys, told.outputs, told.statistics.steps) == (b"", [], before.statistics.steps)
+        while (received := step(parent)).statistics.slots_free == 0:
+            before = received
+        assert (received.keys, received.outputs, received.statistics.steps) == (
+            b"",
+            [],
+            before.statistics.steps,
+        )
         assert [key for key, _ in step(parent).plain()] == [2]
 
 

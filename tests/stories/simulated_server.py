@@ -17,7 +17,7 @@ from fake_nodes import LIMITS, TimedNode
 MODEL = TextModel.load(demonstration_model(), name="m")
 
 
-class Desk:
+class SimulatedServer:
     """A server with some nodes; `ask` sends it an HTTP request (over ASGI) as a tenant."""
 
     def __init__(

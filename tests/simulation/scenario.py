@@ -66,10 +66,10 @@ SWEEPS = {
 }
 
 
-class Errand(Run):
+class Scenario(Run):
     """The scenario, with a fault at the `at`-th call, frame or request of the sweep."""
 
-    name = "errand"
+    name = "scenario"
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class Errand(Run):
         keeps_trace: bool = False,
     ) -> None:
         super().__init__(0, _world(), broken=broken, keeps_trace=keeps_trace)
-        self.name = f"errand {sweep}:{at}"  # type: ignore[misc]
+        self.name = f"scenario {sweep}:{at}"  # type: ignore[misc]
         self._sweep = sweep
         self._at = at
         self._made = 0
 
     @property
     def replay(self) -> str:
-        """The command that repeats this errand."""
+        """The command that repeats this run."""
         return f"python -m pytest tests/simulation -k replay --simulation-sweep '{self._sweep}:{self._at}'"
 
     async def story(self) -> None:

@@ -1,6 +1,6 @@
 """The clients of queue_live.py, in their own process so that their work does not affect the measurements.
 
-    python bench/queue_live_crowd.py PORT
+    python bench/queue_live_clients.py PORT
 
 Reads commands from standard input, one a line, and answers each with a line. Uses only sockets and epoll.
 
@@ -25,7 +25,7 @@ TOKENS, SIGMA = 20, 0.6  # lognormal lengths of all other answers: median, and s
 FLOOD_ADDRESS = "127.0.2.1"
 
 
-class Crowd:
+class Clients:
     """All clients, by descriptor."""
 
     def __init__(self, port: int) -> None:
@@ -125,4 +125,4 @@ def write(line: str) -> None:
 
 
 if __name__ == "__main__":
-    Crowd(int(sys.argv[1])).run()
+    Clients(int(sys.argv[1])).run()

@@ -33,7 +33,7 @@ class History:
         self.lost = self.lost or self.has_begun
 
 
-class MortalNode:
+class CrashingNode:
     """Answers from its own task, as the engine does. At any step it can die, swap its model, turn jobs away
     or drop them.
 

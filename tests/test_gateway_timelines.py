@@ -38,7 +38,7 @@ class World:
                 pass
 
     def outcomes(self) -> list[str]:
-        return [journey.outcome for journey in self.timelines]
+        return [timeline.outcome for timeline in self.timelines]
 
 
 async def test_a_job_that_waited_is_stamped_at_each_moment(autojump_clock, nursery):
@@ -82,7 +82,7 @@ async def test_client_that_disconnects_is_recorded_as_having_left(
         clients.start_soon(world.ask)
         await trio.testing.wait_all_tasks_blocked()
         clients.start_soon(lambda: world.ask(tenant="B", left_after_s=left_after_s))
-    (left,) = [journey for journey in world.timelines if journey.job.tenant == "B"]
+    (left,) = [timeline for timeline in world.timelines if timeline.job.tenant == "B"]
     assert (LEFT, had_seat, tokens) == (left.outcome, left.granted_s is not None, left.tokens)
     assert world.gateway.statistics().models["m"].outcomes == {SUCCESS: 1, LEFT: 1}
 
