@@ -299,6 +299,19 @@ async def test_events_route_reports_the_queue_statistics(watchable, autojump_clo
     } == {(5, 3)}
 
 
+async def test_events_have_the_content_type_that_browsers_require(watchable, autojump_clock):
+    client, left, replies = watchable(), trio.Event(), []
+
+    async def watch() -> None:
+        replies.append(await client.get("/events", left=left))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        await trio.sleep(1.5)
+        left.set()
+    assert [reply.headers["content-type"] for reply in replies] == ["text/event-stream"]
+
+
 async def test_watchers_are_bounded_and_a_disconnect_frees_a_place(watchable, autojump_clock):
     client = watchable()
     leaving = [trio.Event() for _ in range(MAX_CLIENTS)]

@@ -80,7 +80,7 @@ def test_an_address_without_a_scheme_is_bad_usage(capsys):
         ("please refuse", "no: 429"),
         ("please break", "no: 500"),
         ("please fail", "the node failed"),
-        ("please cut", "the server cut the answer off"),
+        ("please cut", "the server ended the answer before its end"),
     ],
 )
 def test_a_servers_error_is_one_line_and_exit_code_1(server, capsys, prompt, message):

@@ -166,5 +166,11 @@ PLACEMENT = (
         "play",
         "nodes[].seats",
     ),
-    Mutant(f"{_NODES}.assign", "node.used = self._grants", "pass", "play", "models.ENGINE.ttl"),
+    Mutant(
+        "fairlead.dispatch.model_lifecycle:ModelLifecycle.idle",
+        "trio.current_time() + ttl_s",
+        "trio.current_time() + 60 * ttl_s",
+        "play",
+        "models.ENGINE.ttl",
+    ),
 )

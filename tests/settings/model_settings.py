@@ -117,7 +117,7 @@ async def stuck_model_is_restarted(server: Served) -> None:
     server.engine.is_stuck = False
     await trio.sleep(9)
     assert job.is_over, job
-    assert (await running(server))["stuck"] == 1
+    assert (await running(server))["counts"]["stuck"] == 1
 
 
 @setting("models.ENGINE.threads", model(threads=2))

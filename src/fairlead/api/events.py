@@ -17,6 +17,7 @@ import trio
 
 from fairlead.api.history import INTERVAL_S, History
 from fairlead.api.request import Request, Response
+from fairlead.api.route import EVENTS
 from fairlead.api.sse import HEADERS
 from fairlead.config import ApiKey
 from fairlead.errors import RateLimited
@@ -69,7 +70,7 @@ class Events:
         self._clients += 1
         request.nursery.start_soon(self._count)
         stream = SnapshotStream(self.snapshots.of(request.api_key), self.history, self._draining)
-        return Response(stream, 200, HEADERS)
+        return Response(stream, 200, {"Content-Type": EVENTS, **HEADERS})
 
     async def _count(self) -> None:
         """Count a client, as long as its request lasts."""

@@ -4,7 +4,7 @@ A node that has just run a prompt with the same beginning need not compute that 
 since, so what is remembered here is worth a preference, never a wait.
 """
 
-import zlib
+import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -31,8 +31,7 @@ def prefix_hashes(prompt: Sequence[int] | bytes) -> Prefixes:
         if len(prompt) < end:
             break
         piece = prompt[begin:end]
-        # Python's hash of bytes differs between processes.
-        earlier = zlib.crc32(piece, earlier) if isinstance(piece, bytes) else hash((earlier, tuple(piece)))
+        earlier = _hash(piece, earlier) if isinstance(piece, bytes) else hash((earlier, tuple(piece)))
         hashes.append(earlier)
         begin = end
     return tuple(hashes)
@@ -60,3 +59,9 @@ class RecentPrefixes:
             if (prefixes[index], tenant) in self._seen:
                 return LENGTHS[index] / LENGTHS[len(prefixes) - 1]
         return 0.0
+
+
+def _hash(piece: bytes, earlier: int) -> int:
+    """Return the same hash in every process, which Python's own of bytes is not."""
+    hashed = hashlib.blake2b(piece, digest_size=8, salt=earlier.to_bytes(8))
+    return int.from_bytes(hashed.digest())

@@ -104,7 +104,7 @@ def _ambiguous(request: h11.Request, values: _Values) -> Objection | None:
 
 def _unsupported(request: h11.Request, values: _Values) -> Objection | None:
     if request.http_version not in {b"1.0", b"1.1"}:
-        return 505, "only HTTP/1.0 and HTTP/1.1 are supported"
+        return 505, "only HTTP 1.0 and 1.1 are supported"
     if request.method == b"CONNECT":
         return 405, "this server is not a proxy"
     if request.method != request.method.upper():  # h11 and the app could read it differently
