@@ -183,7 +183,7 @@ class Committed(NamedTuple):
     `keys` (int64), `tokens` and `samples` (int32) [n]: the sequences' keys, their tokens, and the indices of
     these among the step's samples, ascending. `finished`: (slot, reason, index among the n); reason 1: an
     end-of-sequence or stop id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the
-    id was no token. `filled` (int32): slots whose committed tokens filled another block, by row of the step.
+    id was no token. `filled` (int32): slots in which the commit filled another block, by row of the step.
     Only sequences still in the batch are named; they stay in it.
     """
 

@@ -141,7 +141,7 @@ bool move_last_row(Batch *batch, int32_t *source, int32_t *target);
  * part by admission, and those of the first whose blocks are full by row. Both lists have room for all slots. */
 int32_t survey_rows(Batch *batch, int32_t max_rows, int32_t *prefills, int32_t *prefill_count, int32_t *full,
                     int32_t *full_count);
-/* List the slots whose sequence was removed or added after version `since`; return how many were added. */
+/* List the slots that lost or got a sequence after version `since`; return how many got one. */
 int32_t list_changes(const Batch *batch, int64_t since, int32_t *removed, int32_t *removed_count, int32_t *added);
 
 /* tables.c */

@@ -30,7 +30,7 @@ from fairlead.errors import quoted
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.text.model import TextModel
 
-# The assumed length of an answer whose client sets no limit: the other server's limit is unknown.
+# The assumed length of an answer without a limit in its request: the other server's limit is unknown.
 USUAL_TOKENS = 256
 
 

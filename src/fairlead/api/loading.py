@@ -63,7 +63,7 @@ class LoadingProgress:
 
 
 def loading_progress(services: Services, dialect: RelayDialect, job: Job) -> LoadingProgress | None:
-    """Return the events for an answer whose model no node has loaded; None where none are configured."""
+    """Return the events that report a model's load; None if it is loaded, or none are configured."""
     fleet = services.fleet
     if not isinstance(dialect, Dialect) or not dialect.shows_loading:
         return None

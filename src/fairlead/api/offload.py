@@ -1,4 +1,4 @@
-"""Threads for work whose time grows with a request's or a response's size, so that streams keep their pace.
+"""Threads for work that takes longer for larger requests and responses, so that it delays no stream.
 
 Tenants use the threads in turn (`turns`). Small work is done at once, in the event loop's thread.
 """

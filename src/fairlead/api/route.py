@@ -1,4 +1,4 @@
-"""A row of the route table: a method and a path, who may use them, the view, and the documentation."""
+"""A row of the route table: a method, a path, the permission, the view and the documentation."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,9 +19,9 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 class Permission(Enum):
     """Who may use a route. `origin` describes the check of `Host` and `Origin`.
 
-    - `PROBE`: everybody, with any `Host` and `Origin`
-    - `OPEN`: everybody
-    - `KEY`: holders of an API key; everybody if no keys are configured
+    - `PROBE`: no key is needed, and any `Host` and `Origin` are accepted
+    - `OPEN`: no key is needed
+    - `KEY`: an API key is needed, if any are configured
     - `OPERATOR`: as `KEY`, but `Host` and `Origin` are checked strictly, and no page of another server may
     - `ALL_MODELS`: as `OPERATOR`, but no key that is limited to some models
     """

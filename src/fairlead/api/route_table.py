@@ -1,4 +1,4 @@
-"""The route table: every method and path that the server has, and the objects whose methods are their views.
+"""The route table: every method and path that the server has, and the objects that have their views.
 
 Quart's rules, the routes that are handled without it, authentication, the check of paths and the OpenAPI
 document come from this table. A new dialect is its module in `dialects`, and its row here.
@@ -299,7 +299,7 @@ _SERVER = (
 
 
 def _without_version(routes: tuple[Route, ...]) -> Iterator[Route]:
-    """Yield OpenAI's routes under the same paths without `/v1`, for clients whose base URL lacks it."""
+    """Yield OpenAI's routes under the same paths without `/v1`, for clients with a base URL that lacks it."""
     for route in routes:
         if route.is_versionless:
             summary = f"The same as {route.method} {route.path}."

@@ -145,7 +145,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             views.events.stop()
 
     async def _enter(self) -> QuartResponse | None:
-        """Check a request before routing errors are raised: which routes exist is not for everybody."""
+        """Check a request before routing errors are raised, because they show which routes exist."""
         current = cast(FairleadRequest, request_ctx.request)
         match: Match = current.scope["match"]
         request = g.request = Request(current.scope, partial(read_body, current))

@@ -27,7 +27,7 @@ class Swaps:
     A busy model is never evicted: it serves the jobs that wait for it, so that swaps are few. Once a job
     starves for another model, the busy one gets no more jobs, and is evicted when it is idle.
 
-    `nodes` are the scheduler's, local and remote; a swap removes the nodes whose models it evicts.
+    `nodes` are the scheduler's, local and remote; a swap removes the nodes of the models that it evicts.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ ONE_THREAD_BYTES = 64 * _MIB
 
 
 class _LoadedWeights(msgspec.Struct, frozen=True):
-    """A model whose KV cache is not allocated yet.
+    """A model before its KV cache is allocated.
 
     `block_bytes`: the size of a block, by group. `with_cache` takes the number of blocks of each group, and
     returns what runs the model and the size of its cache in bytes.

@@ -1,4 +1,4 @@
-"""One instance of a local model, and when a model whose instance died is started again."""
+"""One instance of a local model, and when a model is started again after its death."""
 
 import trio
 

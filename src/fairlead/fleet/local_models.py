@@ -37,7 +37,7 @@ class LocalModels(dict[str, ManagedModel]):
         self._spawn = spawn
         self._make_model = make_model
         self._memory = ModelMemory()
-        self._unloaded_early: set[str] = set()  # models whose preloading was ended by an unload
+        self._unloaded_early: set[str] = set()  # models that were unloaded during preloading
 
     @property
     def are_ready(self) -> bool:

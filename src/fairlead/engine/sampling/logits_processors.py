@@ -103,7 +103,7 @@ class Penalties(LogitsProcessor):
             upload(self._columns[name][rows.slots], device)
             for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
         ]
-        # Rows whose last token is still being computed on the device, so that it is not counted yet.
+        # Rows with a last token that the device still computes, so that it is not counted yet.
         late_rows = penalised[np.array(lengths) < rows.positions[penalised]]
         if not len(late_rows):
             logits[row_indices, ids] = _penalised(logits[row_indices, ids], row_indices, counts, penalties)

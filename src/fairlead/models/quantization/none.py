@@ -1,4 +1,4 @@
-"""Linear layers whose weights are kept as they are."""
+"""Linear layers with unchanged weights."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
