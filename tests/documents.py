@@ -199,6 +199,7 @@ def _metrics() -> str:
             *_families(metrics.TENANTS, ("tenant",)),
             *_families((metrics.STATE,), ("model", "state")),
             *_families(metrics.MODELS, ("model",)),
+            *_families(metrics.ENGINES, ("model",)),
             *_families(metrics.NODES, ("node", "kind")),
             *_families(vllm.JOBS, of_vllm),
             *_families(vllm.ENGINES, of_vllm),

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fairlead.config import ApiKey, Config
 from fairlead.fleet.status import LifetimeCounts, NodeStatus, RemoteDetails
-from fairlead.telemetry.metrics import Pulled, ServerMetrics
+from fairlead.telemetry.metrics import CollectedMetrics, ServerMetrics
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.tenants import TenantNames
 from telemetry.sources import FakeSources, engine, engine_status, timeline
@@ -26,7 +26,7 @@ VLLM_HISTOGRAMS = (
 )
 
 
-def pulled(sources: FakeSources, scope: Scope = Scope(), **config) -> Pulled:  # noqa: B008 — it is frozen
+def pulled(sources: FakeSources, scope: Scope = Scope(), **config) -> CollectedMetrics:  # noqa: B008 — it is frozen
     tenants = TenantNames(Config(models=(), **config))
     overview = sources.overview()
     return ServerMetrics(overview, refusals=sources.refusals, tenants=tenants).pull(scope)

@@ -228,7 +228,7 @@ def collector_server():
 
 
 def test_remaining_telemetry_is_sent_to_the_collector_at_the_end(monkeypatch):
-    for patience in ("EXPORT_S", "CLOSE_S"):
+    for patience in ("EXPORT_TIMEOUT_S", "CLOSE_TIMEOUT_S"):
         monkeypatch.setattr(traces, patience, 60)
     before = set(threading.enumerate())
     with collector_server() as (url, posted):
@@ -268,7 +268,7 @@ def test_endpoint_without_the_otel_extra_is_refused_by_its_key(monkeypatch):
 
 
 def test_unresponsive_collector_does_not_block_shutdown(monkeypatch):
-    monkeypatch.setattr(traces, "CLOSE_S", 0.05)
+    monkeypatch.setattr(traces, "CLOSE_TIMEOUT_S", 0.05)
     answered = threading.Event()
     collector = Collector()
     collector.traces._providers[0].shutdown = answered.wait
@@ -278,8 +278,8 @@ def test_unresponsive_collector_does_not_block_shutdown(monkeypatch):
 
 
 def test_sdk_errors_are_logged_but_not_for_every_retry():
-    complaints = traces._Complaints()
+    warnings = traces._SdkWarnings()
     with structlog.testing.capture_logs() as said:
         for _ in range(3):
-            complaints.handle(logging.LogRecord("x", logging.ERROR, "", 1, "no answer", None, None))
+            warnings.handle(logging.LogRecord("x", logging.ERROR, "", 1, "no answer", None, None))
     assert [(line["event"], line["reason"]) for line in said] == [("telemetry not sent", "no answer")]

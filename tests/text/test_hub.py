@@ -143,7 +143,7 @@ def test_failed_download_is_reported_and_retried_by_the_next_call(hub, tmp_path)
     hub.broken.add("model.safetensors")
     outcome, message, _ = find("org/model", hub, tmp_path)
     assert outcome == "failed"
-    assert "org/model: cannot be fetched from the hub" in message
+    assert "org/model: cannot be downloaded from the hub" in message
     hub.broken.clear()
     outcome, path, _ = find("org/model", hub, tmp_path)
     assert (outcome, Path(path, "model.safetensors").read_bytes()) == ("found", WEIGHTS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.errors import InvalidRequest, LoadFailed
-from fairlead.text.tokenizer import MANY_IDS, Tokenizer
+from fairlead.text.tokenizer import BATCH_DECODE_IDS, Tokenizer
 from text.vocabularies import MAKES, library, loaded
 
 
@@ -164,9 +164,9 @@ def test_may_fit_is_true_for_text_that_fits_when_it_is_cut(name, text):
     tokenizer = loaded(name)
     most = len(tokenizer.encode(text, add_special_tokens=False))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fairlead.text.tokenizer.SURE_BYTES_A_TOKEN", 0)
+        patch.setattr("fairlead.text.tokenizer.UNCOUNTED_BYTES_PER_TOKEN", 0)
         patch.setattr("fairlead.text.tokenizer.PIECE_CHARS", 60)
-        patch.setattr("fairlead.text.tokenizer.TOKENS_A_CUT", 8)
+        patch.setattr("fairlead.text.tokenizer.TOKENS_PER_CUT", 8)
         if len(text) <= most * tokenizer.longest_token_chars:  # else a normalizer removed most of it
             assert tokenizer.may_fit(text, most)
 
@@ -198,7 +198,7 @@ def test_may_fit_answers_for_a_short_text_without_encoding_it(monkeypatch):
 def test_many_ids_are_decoded_like_few(name):
     tokenizer = loaded(name)
     ids = tokenizer.encode("The quick brown fox, naïve 日本語 😀 </s> " * 50)
-    assert len(ids) > MANY_IDS
+    assert len(ids) > BATCH_DECODE_IDS
     for skip in (True, False):
         expected = library(name).decode(ids, skip_special_tokens=skip)
         assert tokenizer.decode(ids, skip_special_tokens=skip) == expected

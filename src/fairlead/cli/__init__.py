@@ -1,4 +1,4 @@
-"""The command line. Importing it is cheap: a command imports what it needs when it runs."""
+"""The command line. It is fast to import: a command imports what it needs when it runs."""
 
 from fairlead.cli.program import main
 

@@ -69,7 +69,7 @@ def run(
 
     `fairlead run "Why is the sky blue?"` asks the first model, `fairlead run MODEL PROMPT` another one.
     Connects to the server at --url. Without --url, and without a server at http://127.0.0.1:8000, a server is
-    started for the duration of the chat. There is no --json: `POST /v1/chat/completions` answers in JSON.
+    started for the duration of the chat. There is no --json; `POST /v1/chat/completions` returns JSON.
 
     Parameters
     ----------

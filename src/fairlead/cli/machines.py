@@ -68,8 +68,8 @@ def deploy(
     Parameters
     ----------
     target
-        systemd: a unit. docker: Dockerfiles for the CPU and for CUDA. compose: Fairlead with Open WebUI,
-        whose users get fair shares. grafana: a dashboard of /metrics.
+        systemd: a unit. docker: Dockerfiles for the CPU and for CUDA. compose: Fairlead with Open WebUI, for
+        which each user is a tenant. grafana: a dashboard of /metrics.
     folder
         Folder to write to.
     force

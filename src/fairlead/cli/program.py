@@ -1,7 +1,7 @@
 """The `fairlead` program: registers the commands and maps outcomes to exit codes.
 
-The commands are functions in three modules: `servers` run a server, `clients` connect to one, `machines`
-check files and the machine. Serving itself is in `app`, printing in `console`.
+The commands are functions in three modules: those in `servers` run a server, those in `clients` connect to
+one, and those in `machines` check files and the machine. The server is in `app`, the output in `console`.
 
 Exit codes: 0 success, 1 failure, 2 bad usage or configuration, 130 interrupted.
 """
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(words)
     from fairlead.telemetry.logs import log_streams
 
-    # From the first line on, output must not block the server, and with --log-json every line is JSON.
+    # Output must never block the server, and with --log-json every line is JSON, from the first one on.
     with log_streams(json="--log-json" in words):
         try:
             return _run(words)
@@ -73,7 +73,7 @@ def _run(words: list[str]) -> int:
         report_error(f"{error}\nTry 'fairlead --help'.")
         return 2
     except BrokenPipeError:
-        # The reader of our output is gone. The interpreter must not fail again when it flushes the rest.
+        # The reader of the output has closed it. Flushing the rest at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

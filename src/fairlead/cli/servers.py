@@ -33,7 +33,7 @@ def serve(
     """
     if watch_config and config is None:
         raise ConfigError("--watch-config: needs --config")
-    given = Config(models=())
+    file_config = Config(models=())
     source = None
     if config is not None:
         from fairlead.console.configuration import read, source_of
@@ -41,9 +41,9 @@ def serve(
         reading = read(config)
         if reading is None:
             return 2
-        given = reading.config
+        file_config = reading.config
         source = source_of(config, model, options, is_watched=watch_config)
-    return _serve(options.config(model, given), source, lifeline=options.lifeline)
+    return _serve(options.config(model, file_config), source, lifeline=options.lifeline)
 
 
 def node(
@@ -52,9 +52,9 @@ def node(
     *,
     options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Serve a model for another Fairlead server. A job without a free seat is refused at once, not queued.
+    """Serve a model to another Fairlead server. A job without a free seat is refused at once, not queued.
 
-    The same as `serve` with --queue-capacity 0, because the server in front of it has the queue.
+    The same as `serve` with --queue-capacity 0; the other server has the queue.
 
     Parameters
     ----------

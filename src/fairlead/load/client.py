@@ -1,7 +1,7 @@
 """A connection to an OpenAI-compatible server, and the timing of its streamed answers.
 
-Uses the client to nodes, without its time limits. On a machine shared with the server under test, the
-generator's CPU time reduces what it measures, and httpx costs several times as much.
+Uses the client of remote nodes, without its time limits. The generator often shares a machine with the server
+under test, so its CPU time reduces the measured throughput; httpx costs several times as much.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _NO_LIMITS = UpstreamTimeouts(connect_s=float("inf"), between_bytes_s=float("inf
 
 
 class RequestFailedError(Exception):
-    """A request failed. `kind` is how it is counted: a status, `connection` or `stream`."""
+    """A request failed. `kind` is the name under which it is counted: a status, `connection` or `stream`."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -34,7 +34,7 @@ class LoadConnection:
     async def request(
         self, method: str, path: str, body: object = None, *, on_data: Callable[[bytes], None] | None = None
     ) -> bytes:
-        """Send a request; pass the response to `on_data` as it arrives, or return it whole.
+        """Send a request; pass the response to `on_data` as it arrives, or return all of it.
 
         Raises `RequestFailedError` for a status other than 200 and for a broken connection.
         """
@@ -132,14 +132,14 @@ class _EventReader:
             raise RequestFailedError("stream", str(error)) from error
         for event in split_events(events):
             if (payload := event_data(event)) is not None:
-                self._take(payload)
+                self._read_event(payload)
 
     def finish(self) -> None:
         """Raise `RequestFailedError` unless the stream is complete."""
         if not self._done:
             raise RequestFailedError("stream", "ended without a finish_reason or [DONE]")
 
-    def _take(self, data: bytes) -> None:
+    def _read_event(self, data: bytes) -> None:
         if data == b"[DONE]":
             self._done = True
             return

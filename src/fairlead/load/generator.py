@@ -1,7 +1,7 @@
 """The load generator: concurrent clients, each of which sends its next request after an answer.
 
-Prompts share no prefix, and a seed always gives the same words. Requests, duration and the time for each
-answer are bounded. Independent of the terminal.
+Prompts share no prefix, and the same seed gives the same words. The number of requests, the duration and the
+time of each answer are bounded. Independent of the terminal.
 """
 
 import random
@@ -32,10 +32,10 @@ OnAnswer = Callable[[], None]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The load: which requests, how many, and how many at a time. `with_model` fills in an empty `model`.
+    """The load: the requests, their number, and their concurrency. `with_model` fills in an empty `model`.
 
-    `requests` is their number per level, by default four per stream. `warmup` requests before each level are
-    not measured, by default one per stream. A level starts no more requests after `duration_s`.
+    A level has one number of concurrent streams and `requests` requests, by default four per stream. `warmup`
+    requests before it, by default one per stream, are not measured. It starts none after `duration_s`.
     """
 
     url: str
@@ -66,7 +66,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return streams if self.warmup is None else self.warmup
 
     def prompt(self, text: str) -> dict[str, object]:
-        """Return the part of a request's body that has the prompt."""
+        """Return the fields of a request's body for a prompt."""
         if self.endpoint == "chat":
             return {"messages": [{"role": "user", "content": text}]}
         return {"prompt": text}
@@ -165,7 +165,7 @@ async def _first_model(connection: LoadConnection) -> str:
 async def _make_prompts(
     options: Options, connection: LoadConnection, count: int, rng: random.Random
 ) -> list[str]:
-    """Return prompts of the requested length. Each begins its search at the last one's number of words."""
+    """Return prompts of the requested length. The first guess for each is the last one's number of words."""
     prompts = []
     words = max(1, round(options.prompt_tokens / TOKENS_PER_WORD))
     counts = True

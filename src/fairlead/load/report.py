@@ -32,7 +32,7 @@ class Level(msgspec.Struct, frozen=True):
     """The results with one number of streams. Rates are over the time from first request to last answer.
 
     `inter_token_ms` is the time between pieces of text as they arrive. `per_token_ms` is each request's time
-    after its first piece, divided by its further tokens. `generator_cpu` is this program's share of one core.
+    after its first piece, divided by its further tokens. `generator_cpu`: CPU time of this program, in cores.
     """
 
     streams: int
@@ -113,7 +113,7 @@ def plot(path: Path, title: str, results: Sequence[tuple[Level, Sequence[TimedAn
     """Plot the distributions of both latencies, and the throughput over time."""
     import matplotlib as mpl
 
-    mpl.set_loglevel("error")  # otherwise it reports a search for fonts that takes long
+    mpl.set_loglevel("error")  # otherwise it logs slow searches for fonts
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

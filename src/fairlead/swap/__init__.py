@@ -1,1 +1,1 @@
-"""Eviction policies: which models are unloaded for which. Pure."""
+"""Eviction policies: which models are unloaded so that another can be loaded. Pure."""

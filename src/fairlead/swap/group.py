@@ -21,9 +21,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class GroupPolicy(EvictionPolicy):
-    """Decides by the groups alone. Models of no group form a group: one at a time, exclusive.
+    """Decides by the groups. As in llama-swap, models without a group form one: one at a time, exclusive.
 
-    llama-swap does the same. A model in two groups is a `ValueError`.
+    Raises `ValueError` for a model in two groups.
     """
 
     def __init__(self, groups: Mapping[str, Group]) -> None:

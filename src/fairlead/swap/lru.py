@@ -9,10 +9,10 @@ from fairlead.swap.policy import EvictionPolicy
 class LruPolicy(EvictionPolicy):
     """At most `max_loaded` models, and no more memory than `capacity_mb` (MiB); None: no such limit.
 
-    The models on one GPU may not exceed its memory, as `gpus` says; models that are not on it stay.
+    The models on one GPU may not exceed its memory, which `gpus` has; models that are not on it stay.
 
     `memory_mb` has each model's memory, as declared or as measured when it last ran. It may change, so each
-    decision reads it. A model that is not in it counts as all memory: it is loaded alone, and measured then.
+    decision reads it. A model that is not in it counts as all memory: it is loaded alone, and then measured.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LruPolicy(EvictionPolicy):
         return frozenset(evicted)
 
     def _over_limit(self, target: str, kept: Sequence[str]) -> Sequence[str]:
-        """Return the models one of which has to go, least recently used first; none if there is room."""
+        """Return the models of which one must be evicted, least recently used first; [] if there is room."""
         if self._max_loaded is not None and len(kept) + 1 > self._max_loaded:
             return kept
         if self._capacity_mb is not None and not self._fit(target, kept, self._capacity_mb):

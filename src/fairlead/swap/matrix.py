@@ -10,8 +10,8 @@ from itertools import product
 
 from fairlead.swap.policy import EvictionPolicy, SwapReason
 
-COMBINATIONS_AT_MOST = 10_000
-DEPTH_AT_MOST = 50
+MAX_COMBINATIONS = 10_000
+MAX_DEPTH = 50
 _TOKEN = re.compile(r"\s*(?:(?P<sign>[&|()])|(?P<reference>\+)?(?P<name>[^\s&|()+][^\s&|()]*))")
 
 Combination = frozenset[str]
@@ -22,7 +22,7 @@ class MatrixError(ValueError):
 
 
 class MatrixPolicy(EvictionPolicy):
-    """Chooses the combination with the target that costs least; ties in the order of definition.
+    """Chooses the cheapest combination that has the target; the first defined of several equal ones.
 
     A combination costs the sum of `evict_costs` (1 by default) of the running models outside it. All its
     subsets are allowed too. A model that is in no combination runs alone. Raises `MatrixError`.
@@ -56,7 +56,7 @@ class MatrixPolicy(EvictionPolicy):
         )
 
     def _best(self, target: str, running: Sequence[str]) -> Combination:
-        """Return the combination with the target that costs least; the target alone if it is in none."""
+        """Return the cheapest combination that has the target; the target alone if it is in none."""
         everything = frozenset(running)
         choices = [allowed for allowed in self.combinations if target in allowed]
         return min(choices, key=lambda allowed: self._cost(everything - allowed), default=frozenset({target}))
@@ -100,25 +100,25 @@ class _Expansion:
 
     def _either(self, tokens: "_Tokens", depth: int) -> list[Combination]:
         combinations = self._all(tokens, depth)
-        while tokens.take("|"):
+        while tokens.accept("|"):
             combinations += self._all(tokens, depth)
-            self._bound(tokens, len(combinations))
+            self._check_number(tokens, len(combinations))
         return combinations
 
     def _all(self, tokens: "_Tokens", depth: int) -> list[Combination]:
         combinations = self._one(tokens, depth)
-        while tokens.take("&"):
+        while tokens.accept("&"):
             others = self._one(tokens, depth)
-            self._bound(tokens, len(combinations) * len(others))
+            self._check_number(tokens, len(combinations) * len(others))
             combinations = [one | other for one, other in product(combinations, others)]
         return combinations
 
     def _one(self, tokens: "_Tokens", depth: int) -> list[Combination]:
-        if depth > DEPTH_AT_MOST:
-            raise MatrixError(f"sets.{tokens.set_name}: is nested deeper than {DEPTH_AT_MOST}")
-        if tokens.take("("):
+        if depth > MAX_DEPTH:
+            raise MatrixError(f"sets.{tokens.set_name}: is nested deeper than {MAX_DEPTH}")
+        if tokens.accept("("):
             combinations = self._either(tokens, depth + 1)
-            if not tokens.take(")"):
+            if not tokens.accept(")"):
                 raise MatrixError(f"sets.{tokens.set_name}: a parenthesis is not closed")
             return combinations
         name = tokens.next
@@ -131,9 +131,9 @@ class _Expansion:
             raise MatrixError(f"sets.{tokens.set_name}: there is no set {name[1:]!r}")
         return self.of(name[1:])
 
-    def _bound(self, tokens: "_Tokens", count: int) -> None:
-        if count > COMBINATIONS_AT_MOST:
-            raise MatrixError(f"sets.{tokens.set_name}: is more than {COMBINATIONS_AT_MOST} combinations")
+    def _check_number(self, tokens: "_Tokens", count: int) -> None:
+        if count > MAX_COMBINATIONS:
+            raise MatrixError(f"sets.{tokens.set_name}: has more than {MAX_COMBINATIONS} combinations")
 
 
 class _Tokens:
@@ -147,7 +147,7 @@ class _Tokens:
     def advance(self) -> None:
         self.next = next(self._rest, None)
 
-    def take(self, sign: str) -> bool:
+    def accept(self, sign: str) -> bool:
         found = self.next == sign
         if found:
             self.advance()

@@ -11,14 +11,14 @@ from fairlead.swap.lru import LruPolicy
 from fairlead.swap.matrix import MatrixPolicy
 from fairlead.swap.policy import EvictionPolicy, KeepEverything
 
-# Arguments: the settings, memory in MiB by model, and the GPUs. Each decision reads the latter two anew.
+# Arguments: the settings, memory in MiB by model, and the GPUs. The latter two change between decisions.
 PolicyFactory = Callable[[Any, Mapping[str, float], Gpus], EvictionPolicy]
 
 
 def policy_for(swap: SwapConfig, memory_mb: Mapping[str, float], gpus: Gpus | None = None) -> EvictionPolicy:
     """Return the policy. `memory_mb` has each model's memory, and `gpus` its GPU; both change in place.
 
-    Raises `ConfigError` if there is no policy of that name, or whatever the policy raises for its settings.
+    Raises `ConfigError` if there is no policy of that name, and the errors of the policy for its settings.
     """
     gpus = Gpus() if gpus is None else gpus
     if isinstance(swap, NamedSwap):

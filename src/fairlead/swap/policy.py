@@ -1,4 +1,4 @@
-"""The interface of an eviction policy: a pure decision, called far more often than models are swapped."""
+"""The interface of an eviction policy: a pure function, called far more often than models are swapped."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,11 +7,11 @@ import msgspec
 
 
 class SwapReason(msgspec.Struct, frozen=True):
-    """What is logged about a swap besides the evicted models.
+    """The facts about a swap that are logged besides the evicted models.
 
-    `chosen`: the models that may be loaded together from then on. `cost`: what the evictions cost, by which
-    the policy chose; 1 for each model unless the policy has its own costs. `rule`: the rule of the
-    configuration that allows these models together; "" if there is none.
+    `chosen`: the models that may be loaded together after it. `cost`: the cost of the evictions, by which the
+    policy chose; 1 for each model unless the policy has its own costs. `rule`: the rule of the configuration
+    that allows these models together; "" if there is none.
     """
 
     chosen: tuple[str, ...]
@@ -20,7 +20,7 @@ class SwapReason(msgspec.Struct, frozen=True):
 
 
 class EvictionPolicy(Protocol):
-    """Knows no queue, process or clock. Must not log, because most of its answers are never executed.
+    """Depends on no queue, process or clock. Must not log, because most of its decisions are not executed.
 
     A subclass needs `eviction_for` only.
     """

@@ -13,8 +13,8 @@ from fairlead.config.spelling import KeyPath
 from fairlead.nodes.node import ModelState
 from fairlead.swap.policy import EvictionPolicy
 
-# How long an answer would take, as a rank.
-_COLDNESS: dict[ModelState, int] = {
+# By the state of a target's model: how long an answer would be delayed, from 0 for least.
+_DELAY_RANKS: dict[ModelState, int] = {
     "ready": 0,
     "loading": 1,
     "stopped": 2,
@@ -34,14 +34,14 @@ class Target(NamedTuple):
     is_healthy: bool = True
 
     @property
-    def coldness(self) -> int:
-        """How long an answer would take, as a rank from 0."""
-        return _COLDNESS[self.state if self.is_healthy else "failed"]
+    def delay_rank(self) -> int:
+        """How long an answer would be delayed, from 0 for least."""
+        return _DELAY_RANKS[self.state if self.is_healthy else "failed"]
 
     @property
     def is_avoided(self) -> bool:
-        """Whether others come first: it has failed, or is being evicted."""
-        return self.coldness > _COLDNESS["stopped"]
+        """Whether all others are preferred: it has failed, or is being evicted."""
+        return self.delay_rank > _DELAY_RANKS["stopped"]
 
 
 class Selection:
@@ -57,7 +57,7 @@ class Selection:
             case "pin":
                 return targets[0]
             case "warm":
-                return min(targets, key=lambda target: target.coldness)
+                return min(targets, key=lambda target: target.delay_rank)
             case "spillover":
                 return self._spill_over(selector, config.settings.spillover, targets)
 
@@ -79,16 +79,16 @@ class Selection:
     def _spill_over(self, selector: str, limit: int, targets: Sequence[Target]) -> Target:
         """Fill the targets in use evenly, up to the limit; then use the next one, if there is one."""
         active = [target for target in targets if self._is_active(selector, target)]
-        spare = [target for target in targets if target not in active and not target.is_avoided]
+        idle = [target for target in targets if target not in active and not target.is_avoided]
         least = min((self.taken(selector, target.model) for target in active), default=limit)
-        if active and (least < limit or not spare):
+        if active and (least < limit or not idle):
             tied = [target for target in active if self.taken(selector, target.model) == least]
             self._turn += 1
             return tied[self._turn % len(tied)]
-        return (spare or targets)[0]
+        return (idle or targets)[0]
 
     def _is_active(self, selector: str, target: Target) -> bool:
-        """Return whether it is in use. Whether a remote server has loaded it does not count."""
+        """Return whether it is in use. A model that a remote server has loaded is not, unless it has jobs."""
         if target.is_avoided:
             return False
         is_loaded = target.state in ("ready", "loading") and not target.is_remote
@@ -120,7 +120,7 @@ def faults_of_spilling(
 ) -> Iterator[Fault]:
     """Yield the targets whose load would evict the selector's other targets, as `policy` says.
 
-    `local` maps names and aliases of our models to their names. Each overflow there would cost a swap.
+    `local` maps names and aliases of local models to their names. Each such overflow would cost a swap.
     """
     for name, selector in selectors.items():
         if selector.strategy != "spillover":

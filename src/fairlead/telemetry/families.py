@@ -1,6 +1,6 @@
-"""Metric families as rows of a table: a name, a help text, and a function that reads the value of a thing.
+"""Metric families as rows of a table: a name, a help text, and a function that reads the value of a source.
 
-A thing whose value is unknown (None) has no sample, which differs from 0.
+A source is a model, a node, a tenant or the server. A value of None (unknown) has no sample, unlike 0.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from fairlead.job_metrics import HistogramStatistics
 
 Labels = tuple[str, ...]
 T = TypeVar("T")
-Things = Sequence[tuple[Labels, T]]
+Sources = Sequence[tuple[Labels, T]]
 
 
 class Gauge(NamedTuple, Generic[T]):
@@ -23,9 +23,9 @@ class Gauge(NamedTuple, Generic[T]):
     text: str
     read: Callable[[T], float | None]
 
-    def family(self, labels: Labels, things: Things[T]) -> Metric:
-        """Return the samples of all things, by their label values."""
-        return _filled(GaugeMetricFamily(self.name, self.text, labels=labels), self.read, things)
+    def family(self, labels: Labels, sources: Sources[T]) -> Metric:
+        """Return the samples of all sources, by their label values."""
+        return _filled(GaugeMetricFamily(self.name, self.text, labels=labels), self.read, sources)
 
 
 class Counter(NamedTuple, Generic[T]):
@@ -35,9 +35,9 @@ class Counter(NamedTuple, Generic[T]):
     text: str
     read: Callable[[T], float | None]
 
-    def family(self, labels: Labels, things: Things[T]) -> Metric:
-        """Return the samples of all things, by their label values."""
-        return _filled(CounterMetricFamily(self.name, self.text, labels=labels), self.read, things)
+    def family(self, labels: Labels, sources: Sources[T]) -> Metric:
+        """Return the samples of all sources, by their label values."""
+        return _filled(CounterMetricFamily(self.name, self.text, labels=labels), self.read, sources)
 
 
 class Histogram(NamedTuple, Generic[T]):
@@ -47,11 +47,11 @@ class Histogram(NamedTuple, Generic[T]):
     text: str
     read: Callable[[T], HistogramStatistics]
 
-    def family(self, labels: Labels, things: Things[T]) -> Metric:
-        """Return the samples of all things, by their label values."""
+    def family(self, labels: Labels, sources: Sources[T]) -> Metric:
+        """Return the samples of all sources, by their label values."""
         family = HistogramMetricFamily(self.name, self.text, labels=labels)
-        for values, thing in things:
-            histogram = self.read(thing)
+        for values, source in sources:
+            histogram = self.read(source)
             bounds = (*map(repr, histogram.bounds), "+Inf")
             buckets = list(zip(bounds, accumulate(map(float, histogram.counts)), strict=True))
             family.add_metric(values, buckets, histogram.total)
@@ -61,21 +61,21 @@ class Histogram(NamedTuple, Generic[T]):
 Row = Gauge[T] | Counter[T] | Histogram[T]
 
 
-def families(rows: tuple[Row[T], ...], labels: Labels, things: Things[T]) -> Iterator[Metric]:
-    """Yield a family for each row, with a sample for each thing."""
+def families(rows: tuple[Row[T], ...], labels: Labels, sources: Sources[T]) -> Iterator[Metric]:
+    """Yield a family for each row, with a sample for each source."""
     for row in rows:
-        yield row.family(labels, things)
+        yield row.family(labels, sources)
 
 
-def itself(value: float) -> float:
-    """Return the value: the reader for things that are their own value."""
+def identity(value: float) -> float:
+    """Return the value: the reader for sources that are numbers."""
     return value
 
 
 def _filled(
-    family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[T], float | None], things: Things[T]
+    family: GaugeMetricFamily | CounterMetricFamily, read: Callable[[T], float | None], sources: Sources[T]
 ) -> Metric:
-    for values, thing in things:
-        if (value := read(thing)) is not None:
+    for values, source in sources:
+        if (value := read(source)) is not None:
             family.add_metric(values, float(value))
     return family

@@ -1,6 +1,6 @@
-"""The Grafana dashboard that ships as `grafana.json`, from a table of its panels. Pure.
+"""Makes the Grafana dashboard that ships as `grafana.json` from a table of its panels. Pure.
 
-It queries our own metric names; the vLLM names are for existing dashboards. Clients' waiting times come
+It queries the `fairlead_*` metrics; the vLLM names are for existing dashboards. Clients' waiting times come
 first, then the models and nodes, then the tenants.
 """
 
@@ -77,7 +77,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 ((_rate("fairlead_jobs_total", "outcome"), "{{outcome}}"),),
             ),
             Panel(
-                "Requests refused before they became jobs",
+                "Refused requests, by error code",
                 "reqps",
                 ((_rate("fairlead_requests_refused_total", "code"), "{{code}}"),),
             ),
@@ -164,7 +164,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def _panels() -> Iterator[dict[str, Any]]:
-    """Lay the panels out from left to right, row by row."""
+    """Yield the panels, placed from left to right and row by row."""
     y = number = 0
     for title, panels in ROWS:
         number += 1

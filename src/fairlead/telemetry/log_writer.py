@@ -1,8 +1,8 @@
 """A bounded buffer of output and the thread that writes it, so that no caller ever waits for a stream.
 
 A stream without a reader, a full disk or a closed pipe loses lines but takes no time: `LogWriter.put` neither
-blocks nor raises. Lines keep their order. Lines that do not fit are dropped and counted, and a notice in
-their place says how many. A failed write is retried until it succeeds. Knows no format.
+blocks nor raises. Lines keep their order. Lines that do not fit are dropped, and a notice with their number
+is written in their place. A failed write is retried until it succeeds. Independent of the lines' format.
 """
 
 import threading
@@ -15,11 +15,10 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 RETRY_S = 0.1
-# After a quiet time, a line is written at once; in a busy time, lines are written together. Each time the
-# thread wakes, it takes the GIL from the event loop. Waking for every line cost a short request 30 % more
-# processor time.
+# The minimum time between two wake-ups of the thread, each of which takes the GIL from the event loop. Waking
+# for every line cost a short request 30 % more CPU time.
 PAUSE_S = 0.05
-# One system call writes many lines, because each releases the GIL and must wait to get it back.
+# One system call writes many lines, because each call releases the GIL and must wait to acquire it again.
 BATCH_BYTES = 64 * 1024
 BATCH_ENTRIES = 1000
 
@@ -92,7 +91,7 @@ class LogBuffer:
         return Batch(b"".join(parts), entries, reported) if parts else None
 
     def remove(self, batch: Batch) -> None:
-        """Remove what `peek` returned, which is written."""
+        """Remove the entries of a batch that `peek` returned and that was written."""
         with self._lock:
             for _ in range(batch.entries):
                 entry = self._entries.popleft()
@@ -102,12 +101,12 @@ class LogBuffer:
 
 
 class LogWriter:
-    """Writes what is put into the buffer to `sink`, on a daemon thread of its own, until it is closed."""
+    """Writes the contents of the buffer to `sink` on a daemon thread, until it is closed."""
 
     def __init__(self, sink: OutputTarget, buffer: LogBuffer) -> None:
         self._sink = sink
         self._buffer = buffer
-        # The thread waits on it. A `SimpleQueue`'s `put` is safe in destructors, an `Event`'s `set` is not.
+        # A queue, because `SimpleQueue.put` is safe in destructors and `Event.set` is not.
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._is_awake = False  # whether the thread was woken and has not read the buffer yet
         self._closing = threading.Event()
@@ -116,7 +115,7 @@ class LogWriter:
 
     @property
     def dropped(self) -> int:
-        """Lines that were dropped so far."""
+        """The number of lines that were dropped so far."""
         return self._buffer.dropped
 
     def put(self, text: str) -> None:
@@ -128,10 +127,10 @@ class LogWriter:
                 self._wake.put(None)
 
     def close(self, within_s: float) -> bool:
-        """Stop once everything is written; return whether that was so within the time.
+        """Stop once everything is written; return whether that happened within the time.
 
-        A stream that fails during this is given up at once. If the result is False, the thread may still be
-        blocked in the sink; it does not keep the process alive.
+        A write that fails meanwhile is not retried. If the result is False, the thread may still be blocked
+        in the sink; it does not keep the process alive.
         """
         self._closing.set()
         self._wake.put(None)
@@ -169,7 +168,7 @@ class LogWriter:
                 written = self._sink(rest)
             except BlockingIOError:  # another process made the pipe non-blocking, and it is full
                 written = 0
-            # Python ignores SIGPIPE and SIGXFSZ, so these are errors, too. `ValueError`: the file is closed.
+            # Python ignores SIGPIPE and SIGXFSZ, so they are OSErrors here. `ValueError`: the file is closed.
             except (OSError, ValueError):
                 if self._closing.is_set():
                     return False

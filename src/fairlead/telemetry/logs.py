@@ -1,8 +1,8 @@
-"""Structured logs on stderr, one line an event: readable on a terminal, or JSON.
+"""Structured logs on stderr, one line per event: formatted for a terminal, or JSON.
 
 A value from a client can neither begin a new line nor control a terminal. A traceback shows where an error
-is, but no values of variables. Within `log_streams`, no print waits for the reader of a stream, and with JSON
-every line is an object.
+is, but no values of variables. Within `log_streams`, printing never blocks, and with JSON every line
+is an object.
 """
 
 import json as json_module
@@ -33,13 +33,13 @@ _processors: list[structlog.typing.Processor] = []
 
 
 def configure(*, json: bool, level: Level = "info") -> None:
-    """Set up structlog, and what is printed by other means, for the whole process."""
+    """Configure structlog, and the form of lines printed by other means, for the whole process."""
     _wrap_lines(json=json)
     colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if json
-        # The default formatter shows variables of every frame: API keys of other servers, and users' texts.
+        # The default formatter prints the variables of each frame: API keys of other servers, users' texts.
         else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     )
     _processors[:] = [
@@ -59,7 +59,7 @@ def configure(*, json: bool, level: Level = "info") -> None:
 
 @contextmanager
 def log_streams(*, json: bool = False) -> Iterator[None]:
-    """Write what this process prints from threads until the block ends; see `streams.redirected`.
+    """Write the output of this process from threads until the block ends; see `streams.redirected`.
 
     With `json`, until `configure` changes it, every line is an object. A nested block changes nothing.
     """
@@ -127,7 +127,7 @@ def _now() -> str:
 def _printable(
     _logger: structlog.typing.WrappedLogger, _name: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Escape unprintable characters. Tracebacks are no values yet here, and JSON escapes all by itself."""
+    """Escape unprintable characters, for the terminal only: JSON escapes them. Tracebacks are added later."""
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable():
             event[name] = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)

@@ -14,7 +14,7 @@ from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.job_metrics import LABELS_AT_MOST, OTHER, JobStatistics, ModelCounts, TenantCounts
 from fairlead.nodes.node import ModelState
 from fairlead.nodes.status import EngineStatus
-from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, itself
+from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, identity
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview, Snapshot
 from fairlead.telemetry.streams import lines_dropped
@@ -27,7 +27,7 @@ Refusals = Callable[[], Mapping[str, int]]
 SERVER: tuple[Row[Snapshot], ...] = (
     Gauge("fairlead_ready", "1 if no job would wait for a model to be loaded.", lambda now: now.ready),
     Gauge("fairlead_queue_waiting_jobs", "Jobs that wait for a seat.", lambda now: now.queue.waiting),
-    Gauge("fairlead_queue_capacity_jobs", "Jobs that may wait.", lambda now: now.queue.capacity),
+    Gauge("fairlead_queue_capacity_jobs", "Maximum number of waiting jobs.", lambda now: now.queue.capacity),
     Gauge("fairlead_running_jobs", "Jobs that hold a seat.", lambda now: now.queue.running),
     Gauge("fairlead_seats", "Seats of all nodes that are up.", lambda now: now.queue.seats),
     Gauge(
@@ -61,7 +61,7 @@ JOBS: tuple[Row[ModelCounts], ...] = (
     ),
     Histogram(
         "fairlead_token_gap_seconds",
-        "From a token to the next; those of one answer with their mean.",
+        "Time between tokens; each gap of an answer counts with their mean.",
         lambda t: t.durations.token_gap,
     ),
 )
@@ -90,10 +90,10 @@ MODELS: tuple[Row[ModelStatus], ...] = (
     ),
     Counter(
         "fairlead_model_restarts",
-        "How often it was restarted after a death.",
+        "How often it was restarted after its process had ended unexpectedly.",
         lambda m: m.counts.restarts,
     ),
-    Counter("fairlead_model_stuck", "How often it was given up as stuck.", lambda m: m.counts.stuck),
+    Counter("fairlead_model_stuck", "How often a step did not finish in time.", lambda m: m.counts.stuck),
 )
 
 ENGINES: tuple[Row[EngineStatus], ...] = (
@@ -104,31 +104,31 @@ ENGINES: tuple[Row[EngineStatus], ...] = (
         "fairlead_model_preemptions", "Sequences preempted because memory was short.", lambda e: e.preemptions
     ),
     Counter(
-        "fairlead_model_prefix_queries", "Prompt tokens looked up for reuse.", lambda e: e.prefix_queries
+        "fairlead_model_prefix_queries", "Prompt tokens looked up in the cache.", lambda e: e.prefix_queries
     ),
-    Counter("fairlead_model_prefix_hits", "Prompt tokens found.", lambda e: e.prefix_hits),
+    Counter("fairlead_model_prefix_hits", "Prompt tokens found in the cache.", lambda e: e.prefix_hits),
 )
 
 NODES: tuple[Row[NodeStatus], ...] = (
-    Gauge("fairlead_node_up", "1 if it takes jobs.", lambda n: n.state == "up"),
+    Gauge("fairlead_node_up", "1 if it accepts jobs.", lambda n: n.state == "up"),
     Gauge("fairlead_node_seats", "Jobs that it runs at once.", lambda n: n.seats),
     Gauge("fairlead_node_busy_seats", "Jobs that it runs.", lambda n: n.busy),
     Counter("fairlead_node_ups", "How often it came up.", lambda n: n.ups),
     Counter("fairlead_node_downs", "How often it went down.", lambda n: n.downs),
 )
 
-BUILD: Row[float] = Gauge("fairlead_build_info", "The version that runs.", itself)
+BUILD: Row[float] = Gauge("fairlead_build_info", "1, with the version of the server.", identity)
 STATE: Row[float] = Gauge(
-    "fairlead_model_state", "1 for the current state of the model, 0 for others.", itself
+    "fairlead_model_state", "1 for the current state of the model, 0 for others.", identity
 )
 DROPPED: Row[float] = Counter(
-    "fairlead_log_lines_dropped", "Log lines dropped because they were not read in time.", itself
+    "fairlead_log_lines_dropped", "Log lines dropped because they could not be written in time.", identity
 )
 REFUSED: Row[float] = Counter(
-    "fairlead_requests_refused", "Requests refused before they became jobs, by error code.", itself
+    "fairlead_requests_refused", "Requests refused before they became jobs, by error code.", identity
 )
 OUTCOMES: Row[float] = Counter(
-    "fairlead_jobs", "Finished jobs: success, client_left, or the error's code.", itself
+    "fairlead_jobs", "Finished jobs: success, client_left, or the error's code.", identity
 )
 
 
@@ -140,15 +140,15 @@ class ServerMetrics:
         self._refusals = refusals
         self._tenants = tenants
 
-    def pull(self, scope: Scope) -> "Pulled":
+    def pull(self, scope: Scope) -> "CollectedMetrics":
         """Return the current values that `scope` allows."""
         jobs = scope.of_jobs(self._overview.jobs())
         now = scope.of_snapshot(self._overview.snapshot())
-        return Pulled(now, jobs, self._refusals(), self._tenants, lines_dropped=lines_dropped())
+        return CollectedMetrics(now, jobs, self._refusals(), self._tenants, lines_dropped=lines_dropped())
 
 
-class Pulled(Collector):
-    """The values at one moment, which never change. They can be rendered at any time."""
+class CollectedMetrics(Collector):
+    """The values at one moment, as families of metrics."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Pulled(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all families: the server's, and those of its process."""
         now, jobs = self._now, self._jobs
-        models = now.models[:LABELS_AT_MOST]  # ours come first; a remote node may report any number
+        models = now.models[:LABELS_AT_MOST]  # local ones come first; a node may report any number
         yield BUILD.family(("version",), [((VERSION,), 1.0)])
         yield from families(SERVER, (), [((), now)])
         yield DROPPED.family((), [((), self._lines_dropped)])

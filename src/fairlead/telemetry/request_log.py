@@ -1,8 +1,8 @@
 """Logs and traces each finished job: one log line, and a trace if an OpenTelemetry collector is configured.
 
-A log line costs more than sending a short answer. So it is written in a later turn of the event loop, after
-the job's task has sent what it had. Each job is recorded once and in order, the last ones when `run` ends.
-An error in recording ends nothing else. The API logs the requests that are refused before they become jobs.
+A log line costs more time than sending a short answer. So it is written in a later turn of the event loop,
+after the response has been sent. Each job is logged once and in order, the last ones when `run` ends. An
+error in logging affects nothing else. The API logs requests that are refused before they become jobs.
 """
 
 from collections import deque
@@ -17,19 +17,16 @@ from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 from fairlead.telemetry.tenants import TenantNames
 from fairlead.telemetry.traces import LoadTimes, Traces, open_traces
 
-# Neither an error of ours nor a refusal.
+# Logged as information.
 _EXPECTED = frozenset({SUCCESS, LEFT, "cancelled"})
-# Errors of ours.
+# Logged as errors; all other outcomes are refusals, which are warnings.
 _FAILURES = frozenset({"internal_error", "engine_failed", "node_failed", "load_failed"})
 
 logger = structlog.get_logger("fairlead.requests")
 
 
 class RequestLog:
-    """Collects finished jobs, synchronously; `run` logs and traces them.
-
-    All that arrived in one turn is recorded in the next one, so nothing piles up.
-    """
+    """Collects finished jobs, synchronously. `run` logs and traces them soon after."""
 
     def __init__(self, tenants: TenantNames, traces: Traces | None = None) -> None:
         self._tenants = tenants
@@ -38,12 +35,12 @@ class RequestLog:
         self._added = trio.Event()
 
     def add(self, timeline: RequestTimeline, load: LoadTimes) -> None:
-        """Record a job soon; `load` is when the load of its model began and ended."""
+        """Add a finished job; `load` has the times at which the load of its model began and ended."""
         self._pending.append((timeline, load))
         self._added.set()
 
     async def run(self) -> None:
-        """Record jobs until cancelled, then those that are left."""
+        """Log jobs until cancelled, then the remaining ones."""
         try:
             while True:
                 await self._added.wait()
@@ -53,7 +50,7 @@ class RequestLog:
             self.flush()
 
     def flush(self) -> None:
-        """Record all jobs that were added."""
+        """Log and trace all jobs that were added."""
         while self._pending:
             timeline, load = self._pending.popleft()
             try:
@@ -64,7 +61,7 @@ class RequestLog:
                 logger.exception("request not logged", request_id=timeline.job.request_id)
 
     def _log(self, timeline: RequestTimeline) -> None:
-        """Log the job: a warning if it was refused, an error if something of ours failed."""
+        """Log the job, at the level of its outcome."""
         job = timeline.job
         line = {
             "request_id": job.request_id,
@@ -72,7 +69,7 @@ class RequestLog:
             "model": job.model,
             "tenant": self._tenants.shown(job.tenant),
             "node": timeline.node,
-            "waited_s": _ms(timeline.waited_s),
+            "waited_s": _rounded(timeline.waited_s),
             "first_token_s": _since(timeline.arrived_s, timeline.first_delta_s),
             "took_s": _since(timeline.arrived_s, timeline.ended_s),
             "prompt_tokens": job.prompt_tokens,
@@ -90,7 +87,7 @@ class RequestLog:
 
 @contextmanager
 def open_request_log(config: Config) -> Iterator[RequestLog]:
-    """Yield a request log; afterwards send the traces that are left, for some seconds at most.
+    """Yield a request log; afterwards send the remaining traces, for some seconds at most.
 
     Raises `ConfigError` if traces are configured and OpenTelemetry is not installed.
     """
@@ -104,9 +101,9 @@ def open_request_log(config: Config) -> Iterator[RequestLog]:
 
 
 def _since(began_s: float, then_s: float | None) -> float | None:
-    return None if then_s is None else _ms(then_s - began_s)
+    return None if then_s is None else _rounded(then_s - began_s)
 
 
-def _ms(duration_s: float) -> float:
-    """Round to milliseconds, which is precise enough to read."""
+def _rounded(duration_s: float) -> float:
+    """Round seconds to milliseconds."""
     return round(duration_s, 3)

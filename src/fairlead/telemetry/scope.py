@@ -1,9 +1,9 @@
-"""What an API key for some models only may see of the server's state.
+"""The part of the server's state that an API key may read.
 
-It may see its models, the nodes that have one of them (without other models in their lists), and its own
-tenants. Totals are those of the whole server: waiting and running jobs, seats, mean times, tokens, cache
-usage, errors by code. They reveal how busy the server is with other models, but not which models these are,
-who uses them, or where they run.
+A key that is limited to some models reads those models, the nodes that have one of them (without other models
+in their lists), and its own tenants. Totals are those of the whole server: waiting and running jobs, seats,
+mean times, tokens, cache usage, errors by code. They reveal how busy the server is with other models, but not
+their names, their users or their nodes.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """The server's state at one moment, as one frozen value, pulled from all components that have state.
 
-The dashboard shows it and `/metrics` is made from it. No component pushes values here. Only what a rate needs
-is kept: the token counts of the last snapshots.
+The dashboard shows it and `/metrics` is made from it. No component pushes values here. Only the token counts
+of the last snapshots are kept, from which rates are computed.
 """
 
 import time
@@ -19,15 +19,15 @@ from fairlead.job_metrics import JobStatistics
 from fairlead.request_timeline import LEFT, SUCCESS
 from fairlead.telemetry.totals import QueueTotals, TokenTotals
 
-# Error codes for missing capacity: the job may be retried. The dashboard calls them rejected.
+# Error codes for missing capacity; the client may retry the request. The dashboard's total «Rejected».
 REJECTIONS = (
     *("queue_full", "displaced", "no_queue", "bodies_full", "rate_limited"),
     *("queue_timeout", "model_loading", "no_node", "draining"),
 )
 # The window of a rate. If there was no snapshot within it, the rate is since the one before.
-RATE_OVER_S = 3.0
-# Samples closer together than this are not kept, however often snapshots are taken.
-SAMPLES_APART_S = 0.1
+RATE_WINDOW_S = 3.0
+# The minimum time between two kept samples, however often snapshots are taken.
+SAMPLE_INTERVAL_S = 0.1
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +51,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview:
-    """Takes snapshots. One for each server, shared by all readers; each snapshot reads everything anew.
+    """Takes snapshots. There is one per server; each snapshot reads everything again.
 
     `ready` returns whether no job would wait for a model to be loaded, `queue_statistics` the values of
-    `QueueTotals`, and `refusals` how many requests were refused before they became jobs, by code. A snapshot
+    `QueueTotals`, and `refusals` the number of requests refused before they became jobs, by code. A snapshot
     takes some tens of microseconds, and one microsecond for each running job.
     """
 
@@ -75,7 +75,7 @@ class Overview:
         self._rates = _Rates()
 
     def jobs(self) -> JobStatistics:
-        """Return the counts of all jobs, with what running jobs have generated so far."""
+        """Return the counts of all jobs, including the tokens that running jobs have generated so far."""
         return self._gateway.statistics()
 
     def snapshot(self) -> Snapshot:
@@ -110,12 +110,12 @@ class _Rates:
         self._samples: deque[tuple[float, int, int]] = deque()
 
     def add(self, now_s: float, prompt: int, generated: int) -> tuple[float, float]:
-        """Add a sample; return how much each count grows in a second, 0 at the first sample."""
+        """Add a sample; return the rate of each count per second, 0 at the first sample."""
         samples = self._samples
-        while len(samples) > 1 and samples[1][0] <= now_s - RATE_OVER_S:
+        while len(samples) > 1 and samples[1][0] <= now_s - RATE_WINDOW_S:
             samples.popleft()
         then_s, prompt_then, generated_then = samples[0] if samples else (now_s, prompt, generated)
-        if not samples or now_s - samples[-1][0] >= SAMPLES_APART_S:
+        if not samples or now_s - samples[-1][0] >= SAMPLE_INTERVAL_S:
             samples.append((now_s, prompt, generated))
         past_s = now_s - then_s
         if past_s <= 0:

@@ -1,9 +1,9 @@
-"""Standard output and standard error of a server: every line goes through a `LogWriter`.
+"""Standard output and standard error of a server: every line is written by a `LogWriter`.
 
 While `redirected` is entered, `sys.stdout` and `sys.stderr` are `LogStream`s. A thread writes whatever Python
 code prints (events, progress bars, warnings, tracebacks, lines of child processes), in order. So a file that
-blocks or fails cannot delay or end the server. Only output of C libraries bypasses this. Cheap to import:
-depends on neither events nor their format.
+blocks or fails cannot delay or end the server. Only the output of C libraries bypasses this. Fast to import;
+independent of events and their format.
 """
 
 import io
@@ -17,21 +17,21 @@ from typing import TextIO
 
 from fairlead.telemetry.log_writer import LogBuffer, LogWriter, OutputTarget
 
-# A request logs one line of some 300 bytes: enough for ten thousand requests while a terminal is stopped.
+# Enough for the lines of ten thousand requests, about 300 bytes each, while a terminal is stopped.
 MAX_LINES = 10_000
 MAX_BYTES = 4 * 1024 * 1024
 CLOSE_S = 1.0
-# A line without an end is written in parts of about this size.
+# A line longer than this is written in parts of about this size.
 PARTIAL_CHARACTERS = 16 * 1024
 
 Wrap = Callable[[str], str]
 
 
 class LogStream(io.TextIOBase):
-    """A text stream that passes whole lines, or what is flushed, to a writer.
+    """A text stream that passes complete lines to a writer.
 
-    `wrap` renders each printed line; None: lines are written as they are, and flushing writes a part of a
-    line. `like` is the stream that it replaces.
+    `wrap` renders each printed line. If it is None, lines are written unchanged, and flushing writes an
+    incomplete line, too. `like` is the stream that it replaces.
     """
 
     def __init__(self, writer: LogWriter, like: TextIO | None) -> None:
@@ -50,7 +50,7 @@ class LogStream(io.TextIOBase):
         self._writer.put(f"{line}\n")
 
     def write(self, text: str) -> int:
-        """Pass on whole lines and keep the beginning of the next one."""
+        """Write complete lines and keep the beginning of the next one."""
         with self._lock:
             lines, newline, self._partial = (self._partial + text).rpartition("\n")
             if newline:
@@ -60,12 +60,12 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Pass on the beginning of a line, unless lines are wrapped."""
+        """Write the beginning of a line, unless lines are wrapped."""
         if self.wrap is None:
             self.finish()
 
     def finish(self) -> None:
-        """Pass on the beginning of a line as if it were whole."""
+        """Write the beginning of a line as if it were complete."""
         with self._lock:
             text, self._partial = self._partial, ""
             if text:
@@ -111,17 +111,17 @@ class LogStreams:
 
     @property
     def dropped(self) -> int:
-        """Lines that were dropped so far."""
+        """The number of lines that were dropped so far."""
         return sum(writer.dropped for writer in self._writers)
 
     def close(self) -> bool:
-        """Write what is left, for at most `CLOSE_S` per file; return whether all is written."""
+        """Write the remaining lines, for at most `CLOSE_S` per file; return whether all are written."""
         self.stdout.finish()
         self.stderr.finish()
         is_written = True
         for writer in self._writers:
             is_written &= writer.close(CLOSE_S)
-        if is_written:  # a blocked thread still uses its descriptor, whose number must not be reused
+        if is_written:  # a blocked thread still uses its descriptor; the number must not be reused
             for descriptor in self._descriptors:
                 os.close(descriptor)
         return is_written
@@ -136,7 +136,7 @@ class LogStreams:
         if stream is None:
             return len
         try:
-            descriptor = os.dup(stream.fileno())  # our own copy, which only we close
+            descriptor = os.dup(stream.fileno())  # a copy that nothing else closes
         except (OSError, ValueError):
             return partial(_write_text, stream)
         self._descriptors.append(descriptor)
@@ -164,9 +164,9 @@ def lines_dropped() -> int:
 
 @contextmanager
 def redirected(notice: Callable[[int], str]) -> Iterator[LogStreams]:
-    """Write the output of this process from threads until the block ends, and the rest for a bounded time.
+    """Write the output of this process from threads until the block ends.
 
-    What cannot be written by then is lost.
+    Then write the remaining lines for a bounded time; lines that cannot be written by then are lost.
     """
     global _current  # noqa: PLW0603
     _open_missing_descriptors()
@@ -179,13 +179,13 @@ def redirected(notice: Callable[[int], str]) -> Iterator[LogStreams]:
         is_written = _current.close()
         _current = None
         # A file that blocks would also delay what the interpreter prints when it exits.
-        sys.stdout, sys.stderr = replaced if is_written else (_nowhere(), _nowhere())
+        sys.stdout, sys.stderr = replaced if is_written else (_null_stream(), _null_stream())
 
 
 def _open_missing_descriptors() -> None:
     """Open /dev/null as each of the descriptors 0, 1 and 2 that is closed.
 
-    Otherwise a socket would take the number, and what a library prints would be sent to a client.
+    Otherwise a socket would get the number, and output of a library would be sent to a client.
     """
     for descriptor in range(3):
         try:
@@ -210,5 +210,5 @@ def _write_text(stream: TextIO, data: memoryview) -> int:
     return len(data)
 
 
-def _nowhere() -> TextIO:
+def _null_stream() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # open until the process ends

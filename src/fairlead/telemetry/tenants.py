@@ -1,7 +1,7 @@
 """The names of tenants in logs, metrics and traces.
 
-A tenant is a user's name or a client's address. Unless the configuration says `tenantNames: plain`, it is
-shown as a keyed hash. Without the key, an address could be found by hashing all of them.
+A tenant is a user's name or a client's address. Unless the configuration has `tenantNames: plain`, it is
+shown as a keyed hash. From a hash without a key, an address could be found by hashing all addresses.
 """
 
 import hashlib
@@ -11,22 +11,22 @@ from functools import lru_cache
 from fairlead.config import Config
 
 HASH_BYTES = 6
-REMEMBERED = 4096
+CACHE_SIZE = 4096
 
 
 class TenantNames:
-    """Maps tenants to shown names, each to the same one as long as the server runs.
+    """Maps tenants to shown names, which stay the same as long as the server runs.
 
-    With API keys the names also survive restarts, because the hash is keyed with them.
+    With API keys they also stay the same after a restart, because the hash is keyed with the API keys.
     """
 
     def __init__(self, config: Config) -> None:
         keys = "\0".join(sorted(api_key.key for api_key in config.api_keys))
         self._key = hashlib.blake2b(keys.encode()).digest() if keys else secrets.token_bytes(32)
-        self._shown = lru_cache(REMEMBERED)(self._plain if config.tenant_names == "plain" else self._hashed)
+        self._shown = lru_cache(CACHE_SIZE)(self._plain if config.tenant_names == "plain" else self._hashed)
 
     def shown(self, tenant: str) -> str:
-        """Return the shown name. It has no characters that could end a line or control a terminal."""
+        """Return the shown name, without characters that could end a line or control a terminal."""
         return self._shown(tenant)
 
     def _hashed(self, tenant: str) -> str:

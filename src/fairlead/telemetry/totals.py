@@ -1,4 +1,4 @@
-"""The totals of a server: its queue and its tokens. Commands that show a snapshot read them, too."""
+"""The totals of a server's queue and tokens. A module of its own, so that commands can import it fast."""
 
 import msgspec
 
@@ -17,8 +17,7 @@ class QueueTotals(msgspec.Struct, frozen=True):
 class TokenTotals(msgspec.Struct, frozen=True):
     """Tokens since the server started, also those of running jobs, and tokens per second now.
 
-    A prompt's tokens count when its answer begins; they are a guess if only a remote server has read the
-    prompt.
+    A prompt's tokens are counted when its answer begins; they are an estimate if the prompt was only relayed.
     """
 
     prompt: int = 0

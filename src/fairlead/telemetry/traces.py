@@ -1,7 +1,7 @@
 """OpenTelemetry: one trace per request with its phases, and histograms, by the GenAI conventions.
 
-Both are made from the times in a job's `RequestTimeline` when it is over, so a token costs nothing. Threads
-of the SDK send them. Needs the extra `otel`; without it nothing here is imported.
+Both are made from the times in a job's `RequestTimeline` when it has finished, without any work per token.
+Threads of the SDK send them. Needs the extra `otel`, which is imported only if an endpoint is configured.
 
 Conventions: https://opentelemetry.io/docs/specs/semconv/gen-ai/ (spans and server metrics). The SDK reads the
 environment variables (headers, sampler, resource).
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
     from opentelemetry.util.types import AttributeValue
 
-# When the load of a model began and ended, on the clock of the timelines; None if it is not loaded.
+# Begin and end of a model's load, on the clock of the timelines; None if it is not loaded.
 LoadTimes = tuple[float, float] | None
 
-# A collector that does not answer delays nothing for longer than this, not even the shutdown.
-EXPORT_S = 5
-CLOSE_S = 3.0
-# A missing collector is logged, but not at every attempt.
-COMPLAIN_EVERY_S = 60.0
+# The time limits of one export, and of the last one at the shutdown.
+EXPORT_TIMEOUT_S = 5
+CLOSE_TIMEOUT_S = 3.0
+# The minimum time between two log lines about failed exports.
+WARNING_INTERVAL_S = 60.0
 
 logger = structlog.get_logger("fairlead.telemetry")
 
@@ -49,7 +49,7 @@ _RELAYED = {
 
 
 class Traces:
-    """Makes spans and histogram values of each job when it is over. `close` sends what is left."""
+    """Makes spans and histogram values of each finished job. `close` sends the remaining data."""
 
     def __init__(
         self,
@@ -65,26 +65,26 @@ class Traces:
         self._tracer = tracer_provider.get_tracer("fairlead", VERSION)
         self._extract = TraceContextTextMapPropagator().extract
         meter = meter_provider.get_meter("fairlead", VERSION)
-        self._duration = meter.create_histogram("gen_ai.server.request.duration", "s", "Of a whole request.")
+        self._duration = meter.create_histogram("gen_ai.server.request.duration", "s", "Whole request.")
         self._first_token = meter.create_histogram(
-            "gen_ai.server.time_to_first_token", "s", "From the arrival to the first token."
+            "gen_ai.server.time_to_first_token", "s", "Time from the arrival to the first token."
         )
         self._per_token = meter.create_histogram(
-            "gen_ai.server.time_per_output_token", "s", "From a token to the next, after the first."
+            "gen_ai.server.time_per_output_token", "s", "Mean time between the tokens of an answer."
         )
         self._usage = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Tokens of a request.")
 
     def __call__(self, timeline: RequestTimeline, load: LoadTimes) -> None:
-        """Make the job's spans and add it to the histograms. `load` is the load of its model."""
+        """Make the job's spans and add it to the histograms."""
         self._trace(timeline, load)
         self._measure(timeline)
 
     def close(self) -> None:
-        """Send what is left and end the threads, for at most `CLOSE_S`."""
+        """Send the remaining data and end the threads, for at most `CLOSE_TIMEOUT_S`."""
         closing = [threading.Thread(target=each.shutdown, daemon=True) for each in self._providers]
         for thread in closing:
             thread.start()
-        ends_at = time.monotonic() + CLOSE_S
+        ends_at = time.monotonic() + CLOSE_TIMEOUT_S
         for thread in closing:
             thread.join(max(0.0, ends_at - time.monotonic()))
 
@@ -151,7 +151,7 @@ class Traces:
 
 
 def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
-    """Return what exports to a collector at `endpoint` over HTTP. Raises `ConfigError` without the extra."""
+    """Return an exporter to a collector at `endpoint`, over HTTP. Raises `ConfigError` without the extra."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -162,14 +162,14 @@ def open_traces(endpoint: str, *, tenants: TenantNames) -> Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ConfigError("otlpEndpoint: needs OpenTelemetry: pip install 'fairlead[otel]'") from error
-    _listen_to_the_sdk()
+    _log_sdk_warnings()
     base = endpoint.rstrip("/")
     resource = Resource.create({"service.name": "fairlead", "service.version": VERSION})
     tracer_provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     tracer_provider.add_span_processor(
-        BatchSpanProcessor(OTLPSpanExporter(f"{base}/v1/traces", timeout=EXPORT_S))
+        BatchSpanProcessor(OTLPSpanExporter(f"{base}/v1/traces", timeout=EXPORT_TIMEOUT_S))
     )
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter(f"{base}/v1/metrics", timeout=EXPORT_S))
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(f"{base}/v1/metrics", timeout=EXPORT_TIMEOUT_S))
     meter_provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
     return Traces(tracer_provider, meter_provider, tenants=tenants)
 
@@ -192,8 +192,8 @@ def _phases(timeline: RequestTimeline, load: LoadTimes) -> Iterator[tuple[str, f
         yield "decode", first_s, ended_s
 
 
-class _Complaints(logging.Handler):
-    """Copies the SDK's warnings to our log, at most one a minute. They may come from any thread."""
+class _SdkWarnings(logging.Handler):
+    """Copies the SDK's warnings to the server's log, at most one per minute. Any thread may call it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -201,14 +201,14 @@ class _Complaints(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if time.monotonic() >= self._next_at:
-            self._next_at = time.monotonic() + COMPLAIN_EVERY_S
+            self._next_at = time.monotonic() + WARNING_INTERVAL_S
             logger.warning("telemetry not sent", reason=record.getMessage())
 
 
-def _listen_to_the_sdk() -> None:
+def _log_sdk_warnings() -> None:
     sdk = logging.getLogger("opentelemetry")
     sdk.propagate = False
-    sdk.handlers = [_Complaints()]
+    sdk.handlers = [_SdkWarnings()]
 
 
 def _identity(job: Job) -> "dict[str, AttributeValue]":

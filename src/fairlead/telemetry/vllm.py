@@ -1,6 +1,6 @@
-"""Our counts under vLLM's metric names, so that dashboards for vLLM show them. `engine` is always 0 here.
+"""The counts of jobs and caches under vLLM's metric names, for existing dashboards. `engine` is always 0.
 
-The names and what each means: https://docs.vllm.ai/en/stable/usage/metrics/.
+Names and meanings: https://docs.vllm.ai/en/stable/usage/metrics/.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ from prometheus_client.core import Metric
 from fairlead.fleet.status import ModelStatus
 from fairlead.job_metrics import ModelCounts
 from fairlead.nodes.status import EngineStatus
-from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, itself
+from fairlead.telemetry.families import Counter, Gauge, Histogram, Row, families, identity
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-# Dashboards sum over these, so they exist from the start.
+# Dashboards sum over these, so each has a sample from the beginning.
 FINISH_REASONS = ("stop", "length", "abort")
 
 
@@ -27,22 +27,22 @@ JOBS: tuple[Row[ModelCounts], ...] = (
         "vllm:time_to_first_token_seconds", "Time to the first token.", lambda t: t.durations.first_token
     ),
     Histogram("vllm:inter_token_latency_seconds", "Time between tokens.", lambda t: t.durations.token_gap),
-    Histogram("vllm:e2e_request_latency_seconds", "Whole requests.", lambda t: t.durations.end_to_end),
+    Histogram("vllm:e2e_request_latency_seconds", "Whole request.", lambda t: t.durations.end_to_end),
     Histogram("vllm:request_queue_time_seconds", "Time in the queue.", lambda t: t.durations.queue),
     Histogram("vllm:request_prefill_time_seconds", "Time in prefill.", lambda t: t.durations.prefill),
     Histogram("vllm:request_decode_time_seconds", "Time in decode.", lambda t: t.durations.decode),
 )
 ENGINES: tuple[Row[EngineStatus], ...] = (
-    Gauge("vllm:kv_cache_usage_perc", "Part of the cache in use: 1 is all.", lambda m: m.cache_usage),
+    Gauge("vllm:kv_cache_usage_perc", "Fraction of cache blocks in use, 0 to 1.", lambda m: m.cache_usage),
     Counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda m: m.prefix_queries),
     Counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda m: m.prefix_hits),
     Counter("vllm:num_preemptions", "Sequences that were preempted.", lambda m: m.preemptions),
 )
-SUCCESS: Row[float] = Counter("vllm:request_success", "Answers by the reason of their end.", itself)
+SUCCESS: Row[float] = Counter("vllm:request_success", "Finished answers, by finish reason.", identity)
 
 
 def as_vllm(counts: Mapping[str, ModelCounts], models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
-    """Yield the families: of jobs from a model's first job on, of caches while the model is loaded."""
+    """Yield the families: of jobs from a model's first job on, of its cache while it is loaded."""
     jobs = [((name, ENGINE), of_model) for name, of_model in counts.items()]
     yield from families(JOBS, LABELS, jobs)
     engines = [((model.model, ENGINE), model.engine) for model in models if model.engine is not None]

@@ -1,4 +1,4 @@
-"""Authentication and authorization: API keys, tenants, priorities. Does not know routes or the queue.
+"""Authentication and authorization: API keys, tenants, priorities. Independent of routes and the queue.
 
 The queue is fair between tenants. The tenant of a request is, in this order:
 
@@ -24,19 +24,19 @@ from fairlead.http.headers import Headers
 # Tenants are kept in the queue and written to the log: longer names become hashes.
 MAX_TENANT_LENGTH = 128
 USER_HEADER = "X-OpenWebUI-User-Id"
-ADDRESSES_REMEMBERED = 1024
+NETWORK_CACHE_SIZE = 1024
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
 
 
 class Authenticator:
-    """The configured keys. Without any, every client may call."""
+    """The configured keys. Without any, every client is accepted."""
 
     def __init__(self, api_keys: Iterable[ApiKey]) -> None:
         self.change(api_keys)
 
     def change(self, api_keys: Iterable[ApiKey]) -> None:
-        """Replace the keys. Requests that are authenticated already continue."""
+        """Replace the keys. Requests that were authenticated before continue."""
         # Digests have equal lengths, so comparing them does not reveal the length of a key.
         self._keys = tuple((_digest(api_key.key.encode()), api_key) for api_key in api_keys)
 
@@ -54,11 +54,11 @@ class Authenticator:
             raise InvalidApiKey("an API key is needed, as `Authorization: Bearer KEY`")
         digest = _digest(presented.encode("latin-1"))  # header bytes were decoded as Latin-1
         found = None
-        for known, api_key in self._keys:  # no early exit: the time must not reveal which one matches
-            if compare_digest(known, digest):
+        for configured, api_key in self._keys:  # no early exit: the time must not reveal which key matches
+            if compare_digest(configured, digest):
                 found = api_key
         if found is None:
-            raise InvalidApiKey("this API key is not known here")
+            raise InvalidApiKey("this API key is not valid here")
         return found
 
 
@@ -84,16 +84,16 @@ def identity_of(api_key: ApiKey) -> str:
 
 
 def owner_of(api_key: ApiKey | None) -> str:
-    """Return an identity of a key that does not reveal it; empty without a key. No two keys share one."""
+    """Return an identifier of a key, a hash that does not reveal it; "" without a key."""
     return f"key-{_digest(api_key.key.encode()).hex()[:16]}" if api_key is not None else ""
 
 
 def priority_of(api_key: ApiKey | None, requested: str | int | None, queue: QueueConfig) -> int:
     """Return the priority class of a job, an index into `queue.classes`; `requested` is the job's.
 
-    A whole number is read as in vLLM, lower is earlier: 0 is the default class, -1 the class before it, 1 the
-    one after it. Numbers beyond the classes mean the first or last one. Tenants share a class fairly
-    whichever number they send.
+    A whole number is read as in vLLM, where lower means earlier: 0 is the default class, -1 the class before
+    it, 1 the one after it. Numbers beyond the classes mean the first or last one. Within a
+    class, tenants take turns, whichever number they send.
 
     A job that requests no class gets the default class, or the highest one its key allows if that is lower.
     Without keys, any class may be requested. Raises `InvalidRequest` and `Forbidden`.
@@ -139,7 +139,7 @@ def _presented_key(headers: Headers) -> str | None:
     return headers.get("x-api-key") or None
 
 
-@lru_cache(ADDRESSES_REMEMBERED)
+@lru_cache(NETWORK_CACHE_SIZE)
 def _network(address: str | None) -> str:
     """Return the address; for IPv6 its /64 network, or one client could be a new tenant with each address."""
     try:

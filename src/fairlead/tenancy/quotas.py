@@ -1,10 +1,10 @@
 """Limits of one API key: requests and tokens in any minute, and concurrent jobs.
 
-Pure: the time is an argument, in seconds of any monotonic clock. A refused request is not charged, and the
-error says when to retry.
+Pure: the time is an argument, in seconds of any monotonic clock. A refused request is not charged; its error
+has the time after which to retry.
 
 The window slides: an amount counts until a minute after it was spent, so no minute, wherever it begins, has
-more than the limit. Only the tokens of answers can exceed it, because their number is not known before. They
+more than the limit. Only the tokens of answers can exceed it, because their number is unknown before. They
 count when the answer ends, and their excess delays the key's next requests.
 """
 
@@ -16,10 +16,10 @@ from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import InvalidRequest, RateLimited
 
 WINDOW_S = 60.0
-# Amounts spent within this time share a bucket and leave the window together, with the last of them. Bounds
-# the window's memory.
+# Amounts spent within this time share a bucket, which expires a minute after the last of them. Bounds the
+# window's memory.
 BUCKET_S = 1.0
-# The end of a key's running jobs is unknown, so it is asked to retry soon.
+# A short time, because the end of a key's running jobs is unknown.
 CONCURRENT_RETRY_S = 2
 
 
@@ -66,7 +66,7 @@ class QuotaWindow:
         return 0.0 if latest_s is None else latest_s + WINDOW_S - now_s
 
     def spend(self, amount: int, now_s: float) -> _Bucket:
-        """Spend an amount, even beyond the limit; return the receipt for `refund`."""
+        """Spend an amount, even beyond the limit; return its bucket, for `refund`."""
         self._expire(now_s)
         if not self._buckets or now_s - self._buckets[-1].began_s >= BUCKET_S:
             self._buckets.append(_Bucket(now_s))
@@ -77,7 +77,7 @@ class QuotaWindow:
         return bucket
 
     def refund(self, bucket: _Bucket, amount: int) -> None:
-        """Refund an amount; nothing if it has left the window."""
+        """Refund an amount, or nothing if it has expired."""
         amount = min(amount, bucket.amount)
         bucket.amount -= amount
         self._spent -= amount
@@ -101,7 +101,7 @@ class Quota:
     def admit(
         self, *, prompt_tokens: int, now_s: float, is_estimate: bool = False, param: str = "prompt"
     ) -> "Charge":
-        """Charge a job for itself and its prompt, or charge nothing and raise.
+        """Charge one request and the tokens of its prompt, or charge nothing and raise.
 
         Raises `RateLimited` with the time to retry, and `InvalidRequest` for a prompt with more tokens than
         the limit for a minute. An estimate above that limit is reduced to it.
@@ -145,7 +145,7 @@ class Quota:
 
 
 class Charge:
-    """The cost of one job for its key. It ends once, with the job."""
+    """What one job costs its key. `end` is called once, when the job ends."""
 
     def __init__(self, quota: Quota, prompt_tokens: int, now_s: float) -> None:
         self._quota = quota
@@ -190,10 +190,10 @@ class Quotas:
         self.change(api_keys)
 
     def change(self, api_keys: Iterable[ApiKey]) -> None:
-        """Replace the configured keys. A key whose limits are the same keeps its usage."""
-        known = self._by_key
+        """Replace the configured keys. A key with unchanged limits keeps its usage."""
+        earlier = self._by_key
         names = [(api_key.key, api_key.limits) for api_key in api_keys]
-        self._by_key = {name: known.get(name) or Quota(name[1]) for name in names}
+        self._by_key = {name: earlier.get(name) or Quota(name[1]) for name in names}
 
     def of(self, api_key: ApiKey | None) -> Quota:
         """Return a key's quota; without a key, one without limits."""

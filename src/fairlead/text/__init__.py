@@ -1,1 +1,1 @@
-"""Text to tokens and back."""
+"""Conversion of text to tokens and back: tokenizer, chat template, detokenizer, stop strings."""

@@ -36,14 +36,14 @@ class ChoiceText:
 
     @property
     def ended(self) -> bool:
-        """Whether the last delta was returned. After a stop string, the engine does not know that yet."""
+        """Whether the last delta was returned. After a stop string, the engine still runs the sequence."""
         return self._ended
 
     def push(self, output: Output) -> Delta | None:
-        """Return what the output adds to the answer, None if nothing. The caller handles its `error`.
+        """Return the output's delta of the answer, None if it adds nothing. The caller handles its `error`.
 
         The token that ended the sequence is in `token_ids` but never in the text, special or not.
-        Log-probabilities of the prompt are kept for the first delta, with which the answer begins.
+        Log-probabilities of the prompt are kept for the first delta.
         """
         self._prompt_logprobs += output.prompt_logprobs
         if self._ended or not (output.token_ids or output.finish_reason):
@@ -72,7 +72,7 @@ class ChoiceText:
         return delta
 
     def push_token(self, token_id: int) -> Delta | None:
-        """Return the same for an output that is a single token, as most are."""
+        """Return the delta of an output that is a single token: a fast path for the usual case."""
         if self._ended:
             return None
         text, hit = self._stops.push(self._detokenizer.push((token_id,)))

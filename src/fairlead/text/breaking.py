@@ -13,8 +13,8 @@ from fairlead.text.control_tokens import BREAK
 
 # Some models do not mark such tokens as special.
 _IN_BARS = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
-# Replacements of a break, the first possible one is used: nothing, unless the vocabulary also has control
-# tokens as words (Unigram) and would find them in the remaining text.
+# The replacements of a break, of which the first possible one is used: nothing, unless the model also has
+# control tokens as words (Unigram) and would find them in the remaining text.
 _SEPARATORS = ("", "\u200b", " ")
 
 
@@ -69,7 +69,7 @@ def _unnormalized(token: AddedToken, control: Container[str]) -> AddedToken:
 
 
 def _words(tokenizer: tokenizers.Tokenizer, control: dict[str, int]) -> set[int]:
-    """Return the control tokens that result even from spellings with a break, but for the unknown token."""
+    """Return the control tokens that result even from spellings with a break, except the unknown token."""
     broken = (token[0] + BREAK + token[1:] for token in control)
     text = " ".join(f"{spelling} x{spelling}x" for spelling in broken)
     try:

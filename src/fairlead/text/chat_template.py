@@ -1,11 +1,11 @@
 """Renders a chat to text with the model's Jinja template.
 
-Agrees with transformers' `apply_chat_template`. Every failure in rendering is an `InvalidRequest`. Handles
-tokens only by their spelling: see `control_tokens`.
+Renders the same text as transformers' `apply_chat_template`. Every failure in rendering is an
+`InvalidRequest`. Handles tokens only by their spelling: see `control_tokens`.
 
-Which form of message content a template accepts is detected when it is loaded, by rendering a probe. If it
-shows the text of `[{"type": "text", "text": ...}]`, and not its notation, it gets lists as lists. Any other
-gets the texts joined by line breaks. A template that accepts only lists gets strings as lists.
+The form of message content that a template accepts is detected when it is loaded, by rendering a probe. If it
+renders the text of `[{"type": "text", "text": ...}]`, and not the list's notation, it gets lists. Any other
+template gets the texts joined by line breaks. A template that accepts only lists gets strings as lists.
 """
 
 import json
@@ -51,8 +51,8 @@ class ChatTemplate:
         self._tool_template = environment.from_string(tool_source) if tool_source else self._template
         self._special_tokens = dict(special_tokens or {})
         self.literals = frozenset(_literals(source)) | frozenset(_literals(tool_source or ""))
-        self._takes_parts = self._shows([{"type": "text", "text": _PROBE}])
-        self._takes_strings = self._shows(_PROBE) or not self._takes_parts
+        self._accepts_parts = self._shows([{"type": "text", "text": _PROBE}])
+        self._accepts_strings = self._shows(_PROBE) or not self._accepts_parts
 
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate | None":
@@ -118,12 +118,12 @@ class ChatTemplate:
         except Refusal as error:
             reason = f"the model's chat template refuses these messages: {error}"
         except SecurityError as error:
-            reason = f"the model's chat template does what it may not: {error}"
+            reason = f"the model's chat template uses something that is not allowed: {error}"
         except RecursionError:
             reason = "the messages are nested too deeply for the model's chat template"
         except Exception as error:  # noqa: BLE001 — an expression in a template can raise anything
-            reason = f"the model's chat template fails over these messages: {type(error).__name__}: {error}"
-        # A reason may quote text of the client that no response can contain (half a surrogate pair).
+            reason = f"the model's chat template fails for these messages: {type(error).__name__}: {error}"
+        # A reason may quote the client's text with half of a surrogate pair, which no response can contain.
         shown = reason.replace(BREAK, "")[:_MAX_REASON_CHARS]
         printable = shown.encode(errors="replace").decode()
         raise InvalidRequest(printable, param="messages")
@@ -139,9 +139,9 @@ class ChatTemplate:
         if content is None:
             content = ""  # an assistant's message with tool calls only
         if isinstance(content, str):
-            return content if self._takes_strings else [{"type": "text", "text": content}]
+            return content if self._accepts_strings else [{"type": "text", "text": content}]
         texts = _texts(content)
-        return [{"type": "text", "text": text} for text in texts] if self._takes_parts else "\n".join(texts)
+        return [{"type": "text", "text": text} for text in texts] if self._accepts_parts else "\n".join(texts)
 
     def _shows(self, content: Any) -> bool:
         """Return whether the template renders the probe's text without the notation around it."""
@@ -194,7 +194,7 @@ def _texts(parts: Any) -> list[str]:
             case str(text) | {"type": "text", "text": str(text)}:
                 texts.append(text)
             case _:
-                raise InvalidRequest("this model takes text only, in parts of type text", param="messages")
+                raise InvalidRequest("this model accepts text only, in parts of type text", param="messages")
     return texts
 
 
@@ -223,7 +223,7 @@ def _with_parsed_arguments(call: Any) -> Any:
             try:
                 arguments = json.loads(text)
             except (ValueError, RecursionError):
-                return call  # the model wrote invalid JSON, which the template gets as text
+                return call  # invalid JSON that the model has generated: the template gets it as text
             return {**call, "function": {**function, "arguments": arguments}}
         case _:
             return call
@@ -235,7 +235,7 @@ def _bounded_text(pieces: Iterator[str]) -> str:
         length += len(piece)
         if length > MAX_RENDERED_CHARS:
             raise InvalidRequest(
-                "the model's chat template makes too long a text of these messages", param="messages"
+                "the model's chat template renders too long a text for these messages", param="messages"
             )
         text.append(piece)
     return "".join(text)

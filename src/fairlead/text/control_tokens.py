@@ -1,16 +1,16 @@
-"""Keeps control tokens out of text that clients write: `<|im_end|>` in a message stays text.
+"""Prevents control tokens in clients' text: `<|im_end|>` in a message stays text.
 
 Control tokens separate the messages of a chat. A tokenizer finds them by their spelling, anywhere in a text.
 So a client that spells one could end its own message and begin a system message.
 
-A `BREAK` after the first character of a spelling prevents that. The tokenizer does not find the control
-token. Then it removes the break and encodes the text as usual, also across the ends of the client's text.
-A template sees the client's text, with breaks only in spellings of control tokens.
+A `BREAK` is inserted after the first character of a spelling, so that the tokenizer does not find the control
+token. Then the tokenizer removes the break and encodes the text as usual, also across the ends of the
+client's text. A template gets the client's text with breaks only in spellings of control tokens.
 
 A control token could also be assembled from parts: from two texts that a template writes next to each
 other, or from a template's `<|` and a client's `im_end|>`. So there is also a break after a text that ends
 with the beginning of a spelling, and before a text that completes what the template began. A template that
-deletes from the middle of a text could still join two parts of a spelling; we know of none.
+deletes from the middle of a text could still join two parts of a spelling; no such template is known.
 
 Independent of templates and vocabularies.
 """
@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 
-# Two Anatolian hieroglyphs that form no word. They are letters without case, which no filter of a template
-# changes and `repr` does not escape.
+# Two Anatolian hieroglyphs that form no word. They are letters without case: no filter of a template changes
+# them, and `repr` does not escape them.
 BREAK = "\U00014646\U00014400"
 
-# Values that templates compare with, by key. They get no breaks: a client only chooses among these.
+# Values that templates compare with, by key. They get no breaks: a client can only choose one of these.
 _FIXED = {
     "role": frozenset({"system", "developer", "user", "assistant", "tool"}),
     "type": frozenset(
@@ -71,11 +71,11 @@ class ControlTokens:
     def may_be_in(self, value: Any) -> bool:
         """Return whether any text in `value`, a JSON value, may need a break.
 
-        Rarely true if none does. Takes a small fraction of the time of rendering.
+        May be true although none does, but rarely is. Takes a small fraction of the time of rendering.
         """
         try:
             written = msgspec.json.encode(value)
-        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):  # half a surrogate pair, say
+        except (TypeError, ValueError, OverflowError, msgspec.MsgspecError):  # such as a lone surrogate
             return True
         return any(
             pattern.search(written, begin, begin + _PIECE_CHARS + _OVERLAP)

@@ -1,8 +1,8 @@
-"""Decodes token ids incrementally. The pieces add up to the text of all ids decoded at once.
+"""Decodes token ids incrementally. The pieces together are the text of all ids decoded at once.
 
-Text is returned once no later token can change it. Held back are an incomplete character and, with
-vocabularies that fall back to single bytes, a whole run of bytes: the library replaces *every* byte of a run
-with an error by U+FFFD. (Its own `DecodeStream` returns text too early there or raises, and takes quadratic
+Text is returned as soon as no later token can change it. An incomplete character is held back. So is, with
+vocabularies that have tokens of single bytes, a whole run of these: the library replaces *every* byte of an
+invalid run by U+FFFD. (Its own `DecodeStream` returns text too early there or raises, and takes quadratic
 time for bytes that never become a character.) Independent of stop strings and sequences.
 """
 
@@ -61,10 +61,10 @@ class _Bytes:
 
 
 class _Window:
-    """Decodes any other vocabulary: new tokens after the last returned one, and returns the added text.
+    """Decodes any other vocabulary: new tokens together with the last returned one, as context.
 
-    Decoders look only at a token's neighbors (the first of a text loses its space, words are joined), so the
-    last token whose text was returned is enough context. `_run`: byte tokens whose run may continue.
+    One token of context is enough, because a decoder's output for a token depends only on its neighbors: the
+    first token of a text loses its space, and words are joined. `_run`: the last byte tokens.
     """
 
     __slots__ = ("_returned_chars", "_run", "_skipped", "_tokenizer", "_window")
@@ -91,13 +91,13 @@ class _Window:
             else:
                 self._end_run()
                 self._window.append(token_id)
-        return self._take_new_text() if len(self._window) > before else ""
+        return self._emit_new_text() if len(self._window) > before else ""
 
     def flush(self) -> str:
         self._end_run()
         return self._decoded()[self._returned_chars :]
 
-    def _take_new_text(self) -> str:
+    def _emit_new_text(self) -> str:
         text = self._decoded()
         added = text[self._returned_chars :]
         undecided = not added or added.endswith("\N{REPLACEMENT CHARACTER}")

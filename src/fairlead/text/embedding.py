@@ -1,6 +1,6 @@
-"""Reads from a model's files, in the parent process, whether it makes embeddings and in which form.
+"""Reads from a model's files whether it makes embeddings, and in which form. Used in the parent process.
 
-`models/pooling.py` computes them in the model's process, which reads the same files.
+`models/pooling.py` computes them in the model's process, and reads the same files.
 """
 
 from pathlib import Path
@@ -44,5 +44,5 @@ def read_embedding(path: Path) -> EmbeddingSettings | None:
     config = read_json(path / "config.json", _Config)
     width = (config.text_config or config).hidden_size
     if width is None or width < 1:
-        raise LoadFailed(f"{path / 'config.json'}: hidden_size is missing: how long are the vectors?")
+        raise LoadFailed(f"{path / 'config.json'}: hidden_size, the length of the vectors, is missing")
     return EmbeddingSettings(width, any(module.type.endswith(".Normalize") for module in modules))

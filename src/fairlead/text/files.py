@@ -1,6 +1,6 @@
 """Reads the JSON files of a model's directory. Every error is a `LoadFailed` that names the file.
 
-Defines which fields the package needs, not what they are for.
+Defines the fields that the package reads, not their use.
 """
 
 import json

@@ -55,7 +55,7 @@ def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -
     """Return a model's directory: a local one, or the download of a hub id (`org/name`, `org/name@revision`).
 
     Blocks while it downloads; other threads call `report` with the fraction done. An existing path is never
-    looked up on the hub. Raises `LoadFailed`, which says what is missing: the directory, the repository, the
+    looked up on the hub. Raises `LoadFailed`, which names what is missing: the directory, the repository, the
     permission or the network.
     """
     path = Path(model)
@@ -95,7 +95,7 @@ def _fetch(name: str, revision: str | None, report: Report) -> Path:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise LoadFailed(
-            f"{name}: no such directory, and no such model on the hub, or not for everybody (HF_TOKEN)"
+            f"{name}: no such directory, and no such model on the hub, or only with a token (HF_TOKEN)"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise LoadFailed(f"{name}: the hub has no revision {revision!r} of it") from error
@@ -104,7 +104,7 @@ def _fetch(name: str, revision: str | None, report: Report) -> Path:
             f"{name}: not in the cache, and the hub cannot be reached: {_brief(error)}"
         ) from error
     except Exception as error:  # a network, a disk and three libraries can raise anything
-        raise LoadFailed(f"{name}: cannot be fetched from the hub: {_brief(error)}") from error
+        raise LoadFailed(f"{name}: cannot be downloaded from the hub: {_brief(error)}") from error
     report(1.0)
     return Path(directory)
 
@@ -115,7 +115,7 @@ def _total_bytes(name: str, revision: str | None) -> int | None:
 
     try:
         information = huggingface_hub.HfApi().model_info(name, revision=revision, files_metadata=True)
-    except Exception:  # noqa: BLE001  the download raises it again, or needs only the cache
+    except Exception:  # noqa: BLE001  the download raises it again, or only reads the cache
         return None
     sizes = {file.rfilename: file.size or 0 for file in information.siblings or ()}
     files = {file: size for file, size in sizes.items() if _matches(file, _ALLOW_PATTERNS)}
@@ -123,7 +123,7 @@ def _total_bytes(name: str, revision: str | None) -> int | None:
     if not any(file.endswith(".safetensors") for file in files):
         if any(file.lower().endswith(".gguf") for file in sizes):
             raise LoadFailed(gguf_advice(name))
-        raise LoadFailed(f"{name}: it has no weights as safetensors, and pickled ones are never read")
+        raise LoadFailed(f"{name}: it has no weights as safetensors, and pickled weights are never read")
     return sum(files.values())
 
 
@@ -135,13 +135,13 @@ def _bar(report: Report, total_bytes: int | None) -> type[Any]:
     """Return a `tqdm` class that only calls `report`: the library has no other way to get the progress."""
     tqdm: Any = import_module("tqdm.std").tqdm  # a dependency of the library, without type hints
     reached = 0.0
-    one_at_a_time = threading.Lock()  # else the reported fraction could decrease
+    lock = threading.Lock()  # else the reported fraction could decrease
 
     class Bar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             self._counts_bytes = options.get("unit") == "B"
-            options.pop("name", None)  # an option of the library that tqdm does not know
-            super().__init__(*args, **{**options, "file": _NOWHERE, "disable": False})
+            options.pop("name", None)  # an option of the library, not of tqdm
+            super().__init__(*args, **{**options, "file": _NULL_FILE, "disable": False})
 
         def update(self, n: float | None = 1) -> bool | None:
             nonlocal reached
@@ -149,7 +149,7 @@ def _bar(report: Report, total_bytes: int | None) -> type[Any]:
             total = total_bytes or self.total
             if self._counts_bytes and total:
                 # Retries count twice, and a library that counts received and written bytes has two bars.
-                with one_at_a_time:
+                with lock:
                     reached = max(reached, min(1.0, self.n / total))
                     report(reached)
             return shown
@@ -157,7 +157,7 @@ def _bar(report: Report, total_bytes: int | None) -> type[Any]:
     return Bar
 
 
-class _Nowhere:
+class _NullFile:
     """A file that discards everything."""
 
     def write(self, _text: str) -> None: ...
@@ -165,7 +165,7 @@ class _Nowhere:
     def flush(self) -> None: ...
 
 
-_NOWHERE = _Nowhere()
+_NULL_FILE = _NullFile()
 
 
 def _brief(error: Exception) -> str:

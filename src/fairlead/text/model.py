@@ -1,6 +1,6 @@
-"""The parent process's data of a model: vocabulary, chat template, limits and sampling defaults.
+"""The text side of a model, for the parent process: vocabulary, chat template, limits, sampling defaults.
 
-Read once from a local Hugging Face directory, never changed. Does not read the weights.
+Read once from a local Hugging Face directory, and immutable. Does not read the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from fairlead.text.embedding import EmbeddingSettings, read_embedding
 from fairlead.text.files import read_json, read_special_tokens
 from fairlead.text.tokenizer import Tokenizer
 
-_OURS = frozenset({"messages", "tools", "add_generation_prompt"})
+_RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
@@ -113,8 +113,8 @@ class TextModel:
 
     def longest_answer(self, prompt_tokens: int) -> int:
         """Return the maximum number of tokens of an answer to a prompt of `prompt_tokens`."""
-        room = self.max_model_len - prompt_tokens
-        return room if self.max_output_tokens is None else min(room, self.max_output_tokens)
+        remaining = self.max_model_len - prompt_tokens
+        return remaining if self.max_output_tokens is None else min(remaining, self.max_output_tokens)
 
     def encode_prompt(
         self, text: str, *, special_tokens: SpecialTokens = "parse", param: str = "prompt"
@@ -164,10 +164,8 @@ class TextModel:
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
         variables = variables or {}
-        if taken := _OURS & variables.keys():
-            raise InvalidRequest(
-                f"{min(taken)} is not a variable of the template's own", param="chat_template_kwargs"
-            )
+        if reserved := _RESERVED_VARIABLES & variables.keys():
+            raise InvalidRequest(f"{min(reserved)} cannot be set", param="chat_template_kwargs")
         is_text = self.special_tokens == "text"
         text = self.chat_template.render(
             messages,
@@ -261,7 +259,7 @@ def _max_model_len(path: Path, config: _Config, requested: int | None) -> int:
         )
     limits = [limit for limit in (own, requested) if limit is not None]
     if not limits:
-        raise LoadFailed(f"{path} has no max_position_embeddings: say how long a text the model takes")
+        raise LoadFailed(f"{path} has no max_position_embeddings: set maxModelLen (--max-model-len)")
     if min(limits) < 2:
-        raise LoadFailed(f"{path}: a model of {min(limits)} tokens has no room for a prompt and an answer")
+        raise LoadFailed(f"{path}: a limit of {min(limits)} tokens leaves no room for a prompt and an answer")
     return min(limits)

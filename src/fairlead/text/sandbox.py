@@ -1,6 +1,6 @@
 """The Jinja sandbox in which chat templates are rendered, with the names that transformers defines.
 
-The template comes with the model, the messages from a client; neither may escape.
+Neither the template, which is part of the model, nor a client's messages are trusted.
 """
 
 import json
@@ -60,7 +60,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _new_dict(*arguments: Any, **items: Any) -> dict[Any, Any]:
-    """Return a `dict`. Templates cannot use the class, whose methods change any dictionary passed to them."""
+    """Return a `dict`. Templates cannot use the class: its methods would change any given dictionary."""
     return dict(*arguments, **items)
 
 
@@ -71,7 +71,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON. Jinja's own `tojson` escapes for HTML, which a model never saw in training."""
+    """Return JSON. Jinja's own `tojson` escapes for HTML, unlike the texts that models are trained on."""
     written = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,7 +1,7 @@
 """Finds stop strings in text that arrives in pieces. Independent of tokens.
 
-Guarantees that the boundaries of the pieces make no difference. The stop string that is complete first wins;
-of two that are complete at the same character, the longer. Text from its beginning on is never returned.
+The result does not depend on the boundaries of the pieces. The stop string that is complete first is used; of
+two that are complete at the same character, the longer. Text from its beginning on is never returned.
 """
 
 import re
@@ -21,7 +21,7 @@ class StopStrings:
     def push(self, text: str) -> tuple[str, str | None]:
         """Add text; return what is safe to send, and the stop string that was found, if any.
 
-        After a match all text before it has been returned, and the text behind it is discarded.
+        After a match, all text before it has been returned, and the text after it is discarded.
         """
         if not self._stops:
             return text, None

@@ -1,7 +1,7 @@
 """A model's vocabulary: text to token ids and back. Wraps the Rust `tokenizers` library.
 
-Guarantees that no text and no id from a client makes it panic: text that cannot be encoded is an
-`InvalidRequest`, an unknown id decodes to nothing. Independent of chats, streams and limits.
+No text and no id from a client makes the library panic: text that cannot be encoded is an `InvalidRequest`,
+and an unknown id decodes to nothing. Independent of chats, streams and limits.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,13 +19,13 @@ from fairlead.text.files import read_special_tokens
 
 FILE = "tokenizer.json"
 
-# The encoding of a text takes a few hundred bytes per token. Up to this many bytes of text for each token
-# that a prompt may have, counting the tokens first is not worth the time.
-SURE_BYTES_A_TOKEN = 4
+# The encoding of a text takes a few hundred bytes of memory per token. Up to this many bytes of text for each
+# token that a prompt may have, counting the tokens first is not worth the time.
+UNCOUNTED_BYTES_PER_TOKEN = 4
 PIECE_CHARS = 32 * 1024
-# An upper bound of the tokens that splitting a text adds.
-TOKENS_A_CUT = 32
-MANY_IDS = 256
+# An upper bound of the tokens that splitting a text adds at one place.
+TOKENS_PER_CUT = 32
+BATCH_DECODE_IDS = 256  # from this many ids on, decoding releases the GIL
 
 
 class Tokenizer:
@@ -111,7 +111,7 @@ class Tokenizer:
             (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
             raise InvalidRequest(
-                "the text is not Unicode: it holds half of a surrogate pair", param=param
+                "the text is not Unicode: it has half of a surrogate pair", param=param
             ) from None
         except Exception as error:  # the library raises nothing narrower
             raise InvalidRequest(f"the text cannot be tokenized: {error}", param=param) from error
@@ -123,7 +123,7 @@ class Tokenizer:
         size = self.vocab_size
         known = [token_id for token_id in ids if 0 <= token_id < size]
         text: str
-        if len(known) < MANY_IDS:
+        if len(known) < BATCH_DECODE_IDS:
             text = self._tokenizer.decode(known, skip_special_tokens=skip_special_tokens)
         else:  # as in `encode`, only the batch method releases the GIL
             (text,) = self._tokenizer.decode_batch([known], skip_special_tokens=skip_special_tokens)
@@ -143,7 +143,7 @@ class Tokenizer:
             token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
             if token is None:
                 return b""  # not cached: clients can send any number of unknown ids
-            found = self._bytes_by_id[token_id] = self._work_out_bytes(token_id, token)
+            found = self._bytes_by_id[token_id] = self._compute_bytes(token_id, token)
         return found
 
     def token_id(self, token: str) -> int | None:
@@ -152,15 +152,15 @@ class Tokenizer:
         return found
 
     def may_fit(self, text: str, max_tokens: int) -> bool:
-        """Return whether a text may have at most `max_tokens` tokens, without the memory of its encoding.
+        """Return whether a text may have at most `max_tokens` tokens, without encoding it as a whole.
 
         A text that may be too long is encoded in pieces, and the tokens are counted until there are too many.
-        Too strict only if a normalizer discards most of a text, such as a megabyte of spaces.
+        Wrongly False only if a normalizer discards most of a text, such as a megabyte of spaces.
         """
         if len(text) > max_tokens * self.longest_token_chars:
             return False
         most_bytes = len(text) if text.isascii() else 4 * len(text)
-        if most_bytes <= SURE_BYTES_A_TOKEN * max_tokens:
+        if most_bytes <= UNCOUNTED_BYTES_PER_TOKEN * max_tokens:
             return True
         tokens = 0
         for begin in range(0, len(text), PIECE_CHARS):
@@ -170,12 +170,12 @@ class Tokenizer:
                 )
             except Exception:  # noqa: BLE001  # `encode` reports the error
                 return True
-            tokens += max(0, len(encoding) - TOKENS_A_CUT)
+            tokens += max(0, len(encoding) - TOKENS_PER_CUT)
             if tokens > max_tokens:
                 return False
         return True
 
-    def _work_out_bytes(self, token_id: int, token: str) -> bytes:
+    def _compute_bytes(self, token_id: int, token: str) -> bytes:
         if self.byte_level:
             return _spelled_bytes(token)
         if (byte := self._bytes_by_fallback_id.get(token_id)) is not None:
