@@ -182,9 +182,11 @@ def test_no_other_language_has_untranslated_english_texts(language):
 def test_every_text_that_is_used_exists():
     used = set(Page().words)
     for name in OUR_SCRIPTS:
-        used |= set(re.findall(r'\bsay\("(\w+)"', source(name)))
+        used |= set(re.findall(r'\btranslate\("(\w+)"', source(name)))
         used |= {
-            word for pair in re.findall(r'say\(\w[\w.]* \? "(\w+)" : "(\w+)"', source(name)) for word in pair
+            word
+            for pair in re.findall(r'translate\(\w[\w.]* \? "(\w+)" : "(\w+)"', source(name))
+            for word in pair
         }
     assert len(used) > 40
     assert used <= words("en").keys()

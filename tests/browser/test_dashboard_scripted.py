@@ -169,7 +169,7 @@ def test_server_with_keys_asks_for_one_which_is_kept_in_the_tab(chromium):
         chromium.save_screenshot(page, "key")
         page.keyboard.type("open")
         page.keyboard.press("Enter")
-        expect(page.locator("#key-problem")).to_have_text("This server does not know that key.")
+        expect(page.locator("#key-problem")).to_have_text("This key is not valid here.")
         page.keyboard.type("sesame")
         page.keyboard.press("Enter")
         live(page)
@@ -206,8 +206,8 @@ def test_draining_a_node_needs_confirmation_and_a_refusal_is_shown(chromium):
         button.focus()
         page.evaluate("globalThis.setTimeout = () => 0")  # so that the confirmation does not expire
         page.keyboard.press("Enter")
-        expect(button).to_have_text("Really?")
-        expect(page.locator("#fleet-status")).to_contain_text("Really drain big/one?")
+        expect(button).to_have_text("Confirm")
+        expect(page.locator("#fleet-status")).to_contain_text("Drain big/one?")
         assert fleet.calls == []
         page.keyboard.press("Enter")
         expect(button).to_have_text("Drain")

@@ -1,17 +1,17 @@
-// The chat: one question at a time, its position in the queue, and the streamed answer. Stopping disconnects,
-// which frees the place in the queue or the seat at once.
+// The chat: one question at a time, its position in the queue, and the streamed answer. Stopping an answer
+// disconnects, which frees its place in the queue or its seat at once.
 
-import { element, put } from "./element.js";
+import { element, setText } from "./element.js";
 import { askForKey } from "./key.js";
 import { elementsOf } from "./markdown.js";
 import { Refusal, server } from "./server.js";
 import { eventsOf } from "./sse.js";
-import { count, knows, percent, say, time, wait } from "./words.js";
+import { count, hasText, percent, translate, time, wait } from "./words.js";
 
 const QUEUED = /^queued position=(\d+) estimated_wait=(\d+)$/;
-const ANNOUNCED_APART_MS = 10_000;
-const READ_OUT = 1500; // characters of a finished answer that are read out
-const NEAR_END = 48;
+const ANNOUNCEMENT_INTERVAL_MS = 10_000;
+const ANNOUNCED_CHARS = 1500; // of a finished answer, for screen readers
+const NEAR_END_PX = 48;
 
 const form = document.querySelector("#chat-form");
 const question = document.querySelector("#question");
@@ -21,7 +21,7 @@ const transcript = document.querySelector("#transcript");
 const status = document.querySelector("#chat-status");
 
 let messages = [];
-let underWay = null;
+let current = null;
 
 // One answer ------------------------------------------------------------------------------------------
 
@@ -36,16 +36,16 @@ class Turn {
     this.usage = null;
     this.body = element("div", { class: "text" });
     this.note = element("p", { class: "note" });
-    this.line = element("li", { class: "turn under-way" }, element("h3", {}, model), this.body, this.note);
+    this.line = element("li", { class: "turn running" }, element("h3", {}, model), this.body, this.note);
     this.announced = -Infinity;
     this.place = null;
-    put(this.note, say("sending"));
+    setText(this.note, translate("sending"));
   }
 
-  /** Show the state; read it out if `place` has changed, but not queue positions in quick succession. */
-  stand(words, place) {
-    put(this.note, words);
-    const soon = performance.now() - this.announced < ANNOUNCED_APART_MS;
+  /** Show the state, and announce it to screen readers if `place` has changed, but not too often. */
+  showState(words, place) {
+    setText(this.note, words);
+    const soon = performance.now() - this.announced < ANNOUNCEMENT_INTERVAL_MS;
     if (place === this.place || (soon && place > 0)) return;
     this.place = place;
     this.announced = performance.now();
@@ -58,8 +58,8 @@ class Turn {
     const until = performance.now() + 1000 * seconds;
     const show = () => {
       const left = Math.ceil((until - performance.now()) / 1000);
-      if (left < 0) this.stand(say("overdue"), -2);
-      else this.stand(say("queued", { position: count(position), wait: wait(Math.max(1, left)) }), position);
+      if (left < 0) this.showState(translate("overdue"), -2);
+      else this.showState(translate("queued", { position: count(position), wait: wait(Math.max(1, left)) }), position);
     };
     show();
     this.clock = setInterval(show, 1000);
@@ -69,8 +69,8 @@ class Turn {
   awaitModel(progress) {
     if (this.first !== null) return;
     this.leaveQueue();
-    const far = progress === null ? ["awaitingLoad", {}] : ["awaiting", { n: percent(progress) }];
-    this.stand(say(far[0], { name: this.model, ...far[1] }), -1);
+    const [key, values] = progress === null ? ["awaitingLoad", {}] : ["awaiting", { n: percent(progress) }];
+    this.showState(translate(key, { name: this.model, ...values }), -1);
   }
 
   leaveQueue() {
@@ -82,7 +82,7 @@ class Turn {
     if (this.first === null) {
       this.first = performance.now();
       this.leaveQueue();
-      put(this.note, say("answering"));
+      setText(this.note, translate("answering"));
     }
     this.text += text;
     this.frame ??= requestAnimationFrame(() => this.draw());
@@ -93,28 +93,28 @@ class Turn {
     following(() => this.body.replaceChildren(...elementsOf(this.text)));
   }
 
-  /** End the turn: draw the answer, then show the outcome and read it out. */
+  /** End the turn: draw the answer, then show the outcome and announce it. */
   end(words, { problem = false } = {}) {
     this.leaveQueue();
     cancelAnimationFrame(this.frame);
     this.draw();
-    this.line.classList.remove("under-way");
+    this.line.classList.remove("running");
     this.note.classList.toggle("problem", problem);
-    put(this.note, words);
-    status.textContent = problem || !this.text ? words : `${this.text.slice(0, READ_OUT)}\n${words}`;
+    setText(this.note, words);
+    status.textContent = problem || !this.text ? words : `${this.text.slice(0, ANNOUNCED_CHARS)}\n${words}`;
   }
 
   summary(finish) {
     const now = performance.now();
-    if (!this.text) return say("empty");
+    if (!this.text) return translate("empty");
     const tokens = this.usage?.completion_tokens;
     if (tokens === undefined || this.first === null) return "";
-    const words = say("done", {
+    const words = translate("done", {
       tokens: count(tokens),
       time: time((now - this.began) / 1000),
       first: time((this.first - this.began) / 1000),
     });
-    return finish === "length" ? `${words}. ${say("cutOff")}` : words;
+    return finish === "length" ? `${words}. ${translate("cutOff")}` : words;
   }
 }
 
@@ -123,31 +123,31 @@ class Turn {
 async function ask(text) {
   const model = picker.value;
   const turn = new Turn(model);
-  const hangUp = new AbortController();
-  const mine = { turn, hangUp };
-  underWay = mine;
+  const controller = new AbortController();
+  const mine = { turn, controller };
+  current = mine;
   const asked = messages; // a new chat has other messages; an answer in progress belongs to the old ones
   asked.push({ role: "user", content: text });
   transcript.querySelector(".welcome")?.remove();
   transcript.append(
-    element("li", { class: "turn mine" }, element("h3", {}, say("you")), element("div", { class: "text" }, text)),
+    element("li", { class: "turn mine" }, element("h3", {}, translate("you")), element("div", { class: "text" }, text)),
     turn.line,
   );
   transcript.scrollTop = transcript.scrollHeight;
-  name();
+  labelButton();
   try {
-    const finish = await answer(model, asked, turn, hangUp.signal);
+    const finish = await answer(model, asked, turn, controller.signal);
     turn.end(turn.summary(finish));
   } catch (error) {
     turn.end(...explain(error, turn));
     if (error instanceof Refusal && error.status === 401) askForKey();
     if (!turn.text && !question.value && asked === messages) question.value = text; // to be sent again
   } finally {
-    hangUp.abort();
+    controller.abort();
     if (turn.text) asked.push({ role: "assistant", content: turn.text });
     else asked.pop();
-    if (underWay === mine) underWay = null;
-    name();
+    if (current === mine) current = null;
+    labelButton();
   }
 }
 
@@ -155,9 +155,9 @@ async function ask(text) {
 async function answer(model, asked, turn, signal) {
   // Until the server reports on this request, show its estimate for a new one.
   const path = `queue/estimate?model=${encodeURIComponent(model)}`;
-  const told = await server.call(path, { signal }).then((response) => response.json()).catch(() => null);
+  const estimate = await server.call(path, { signal }).then((response) => response.json()).catch(() => null);
   signal.throwIfAborted();
-  if (told?.position > 0) turn.queue(told.position, told.estimated_wait_s);
+  if (estimate?.position > 0) turn.queue(estimate.position, estimate.estimated_wait_s);
   const response = await server.call("v1/chat/completions", {
     method: "POST",
     json: { model, messages: asked, stream: true, stream_options: { include_usage: true } },
@@ -171,7 +171,7 @@ async function answer(model, asked, turn, signal) {
       if (place) turn.queue(Number(place[1]), Number(place[2]));
       else if (turn.first === null) {
         turn.leaveQueue();
-        turn.stand(say("begun"), 0);
+        turn.showState(translate("begun"), 0);
       }
       continue;
     }
@@ -183,46 +183,46 @@ async function answer(model, asked, turn, signal) {
     turn.add(choice?.delta?.content ?? "");
     finish = choice?.finish_reason ?? finish;
   }
-  throw new Refusal(0, { message: say("broken") });
+  throw new Refusal(0, { message: translate("broken") });
 }
 
 /** Return the words for an answer that is incomplete. */
 function explain(error, turn) {
-  if (error.name === "AbortError") return [say("halted")];
-  if (!(error instanceof Refusal || error instanceof TypeError)) reportError(error); // our own bug
-  if (!(error instanceof Refusal)) return [say(turn.begun ? "broken" : "unreachable"), { problem: true }];
+  if (error.name === "AbortError") return [translate("halted")];
+  if (!(error instanceof Refusal || error instanceof TypeError)) reportError(error); // a bug of this page
+  if (!(error instanceof Refusal)) return [translate(turn.begun ? "broken" : "unreachable"), { problem: true }];
   const code = error.code === "draining" ? "draining_server" : error.code;
-  const words = knows(code) ? say(code, { wait: wait(error.retryAfter ?? 2), reason: error.message }) : error.message;
-  return [words || say("broken"), { problem: true }];
+  const words = hasText(code) ? translate(code, { wait: wait(error.retryAfter ?? 2), reason: error.message }) : error.message;
+  return [words || translate("broken"), { problem: true }];
 }
 
-const stop = () => underWay?.hangUp.abort();
+const stop = () => current?.controller.abort();
 
 // The page --------------------------------------------------------------------------------------------
 
 /** Change the transcript, and keep it scrolled to its end if it was. */
 function following(change) {
-  const atEnd = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR_END;
+  const atEnd = transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR_END_PX;
   change();
   if (atEnd) transcript.scrollTop = transcript.scrollHeight;
 }
 
-/** Label the button with what it does now. */
-function name() {
-  put(button, say(underWay ? "stop" : "send"));
-  button.classList.toggle("stops", underWay !== null);
+/** Label the button with its current action. */
+function labelButton() {
+  setText(button, translate(current ? "stop" : "send"));
+  button.classList.toggle("stops", current !== null);
 }
 
 function welcome() {
   if (messages.length) return;
-  transcript.replaceChildren(element("li", { class: "welcome" }, element("p", {}, say("welcome")), element("p", {}, say("keys"))));
+  transcript.replaceChildren(element("li", { class: "welcome" }, element("p", {}, translate("welcome")), element("p", {}, translate("keys"))));
 }
 
 /** Handle a snapshot: offer its models, and show the load progress of the one that the chat waits for. */
 export function showModels({ models }) {
   offer(models);
-  const wanted = underWay && models.find(({ model }) => model === underWay.turn.model);
-  if (wanted?.state === "loading") underWay.turn.awaitModel(wanted.load.progress);
+  const wanted = current && models.find(({ model }) => model === current.turn.model);
+  if (wanted?.state === "loading") current.turn.awaitModel(wanted.load.progress);
 }
 
 /** Offer these models, and keep the selected one. */
@@ -236,16 +236,16 @@ function offer(models) {
 }
 
 /** Redraw everything, in another language. The messages stay as they are. */
-export function sayChatAgain() {
-  name();
+export function redrawChat() {
+  labelButton();
   welcome();
 }
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   const text = question.value.trim();
-  if (underWay) stop();
-  else if (text && !picker.value) status.textContent = say("noModel");
+  if (current) stop();
+  else if (text && !picker.value) status.textContent = translate("noModel");
   else if (text) {
     question.value = "";
     ask(text);
@@ -257,11 +257,11 @@ question.addEventListener("keydown", (event) => {
   // While characters are being composed (Japanese, Chinese), Enter ends the composition. 229 is for Safari.
   if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
   event.preventDefault();
-  if (!underWay) form.requestSubmit();
+  if (!current) form.requestSubmit();
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && underWay && !event.isComposing && !document.querySelector("dialog[open]")) {
+  if (event.key === "Escape" && current && !event.isComposing && !document.querySelector("dialog[open]")) {
     event.preventDefault();
     stop();
   }
@@ -269,7 +269,7 @@ document.addEventListener("keydown", (event) => {
 
 document.querySelector("#chat-new").addEventListener("click", () => {
   stop();
-  underWay = null;
+  current = null;
   messages = [];
   transcript.replaceChildren();
   welcome();

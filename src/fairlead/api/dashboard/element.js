@@ -9,12 +9,12 @@ export function element(name, attributes = {}, ...children) {
 }
 
 /** Set an element's text if it differs: an untouched element is not drawn or read out again. */
-export function put(target, text) {
+export function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
 /** Set an attribute if it differs; null removes it. */
-export function mark(target, attribute, value) {
+export function setAttribute(target, attribute, value) {
   if (value === null) target.removeAttribute(attribute);
   else if (target.getAttribute(attribute) !== String(value)) target.setAttribute(attribute, value);
 }

@@ -1,14 +1,14 @@
 // Models and nodes: a line each, updated in place, so that the focus and the scroll position are kept.
 
-import { element, mark, put } from "./element.js";
+import { element, setAttribute, setText } from "./element.js";
 import { server } from "./server.js";
-import { bytes, count, percent, say } from "./words.js";
+import { bytes, count, percent, translate } from "./words.js";
 
-const MOST_PIPS = 16;
-const SURE_MS = 5000;
+const MAX_PIPS = 16;
+const CONFIRM_MS = 5000;
 
 const announcer = document.querySelector("#fleet-status");
-const underWay = new Set(); // actions in progress: "load qwen"
+const runningActions = new Set(); // for example "load qwen"
 const problems = new Map(); // errors of the last actions, by line
 let latest = null;
 
@@ -40,22 +40,22 @@ class Rows {
       if (parts.line !== wanted) this.list.insertBefore(parts.line, wanted);
       before = parts.line;
     }
-    put(this.empty, say(this.emptyWords));
+    setText(this.empty, translate(this.emptyWords));
     if (statuses.length) this.empty.remove();
     else if (!this.empty.isConnected) this.list.append(this.empty);
   }
 }
 
-/** Add to a line a short text for the eye and words for screen readers. */
-function twoWays(line) {
-  const [seen, heard] = [element("span", { "aria-hidden": "true" }), element("span", { class: "unseen" })];
-  line.append(seen, heard);
-  return { line, seen, heard };
+/** Add to a line a short text that is shown, and a longer one for screen readers. */
+function addShownAndSpoken(line) {
+  const [shown, spoken] = [element("span", { "aria-hidden": "true" }), element("span", { class: "visually-hidden" })];
+  line.append(shown, spoken);
+  return { line, shown, spoken };
 }
 
-function putTwoWays({ seen, heard }, [short, words]) {
-  put(seen, short);
-  put(heard, words);
+function setShownAndSpoken({ shown, spoken }, [short, words]) {
+  setText(shown, short);
+  setText(spoken, words);
 }
 
 function makeLine(kind, name) {
@@ -63,15 +63,15 @@ function makeLine(kind, name) {
     words: element("span"),
     more: element("span"),
     pips: element("span", { class: "pips", "aria-hidden": "true" }),
-    seats: twoWays(element("p", { class: "seats" })),
-    amount: twoWays(element("p", { class: "amount" })),
+    seats: addShownAndSpoken(element("p", { class: "seats" })),
+    amount: addShownAndSpoken(element("p", { class: "amount" })),
     button: element("button", { class: "action", type: "button" }),
     problem: element("p", { class: "problem", hidden: "" }),
   };
   parts.state = element("p", { class: "state" }, element("span", { class: "dot", "aria-hidden": "true" }), parts.words, parts.more);
   parts.line = element(
     "li", { class: "row", [`data-${kind}`]: name },
-    element("div", { class: "who" }, element("p", { class: "name" }, name), parts.state),
+    element("div", { class: "identity" }, element("p", { class: "name" }, name), parts.state),
     parts.seats.line, parts.amount.line, parts.button, parts.problem,
   );
   parts.seats.line.prepend(parts.pips);
@@ -80,18 +80,18 @@ function makeLine(kind, name) {
 
 function fillLine(parts, { state, seats, busy, problem }, id) {
   parts.status = state;
-  mark(parts.state, "data-state", state);
-  put(parts.words, say(state));
+  setAttribute(parts.state, "data-state", state);
+  setText(parts.words, translate(state));
   fillPips(parts.pips, busy, seats);
   const taken = { busy: count(busy), seats: count(seats) };
-  putTwoWays(parts.seats, seats ? [`${taken.busy} / ${taken.seats}`, say("seatsTaken", taken)] : ["", ""]);
+  setShownAndSpoken(parts.seats, seats ? [`${taken.busy} / ${taken.seats}`, translate("seatsTaken", taken)] : ["", ""]);
   const wrong = problems.get(id) ?? problem ?? "";
-  put(parts.problem, wrong);
+  setText(parts.problem, wrong);
   parts.problem.hidden = !wrong;
 }
 
 function fillPips(pips, busy, seats) {
-  const shown = seats <= MOST_PIPS ? seats : 0;
+  const shown = seats <= MAX_PIPS ? seats : 0;
   while (pips.children.length > shown) pips.lastChild.remove();
   while (pips.children.length < shown) pips.append(element("i"));
   [...pips.children].forEach((pip, index) => pip.classList.toggle("busy", index < busy));
@@ -99,15 +99,15 @@ function fillPips(pips, busy, seats) {
 
 /** Set a button's words; `label` has the name, too, for screen readers. */
 function fillButton(button, { words, label, waits }) {
-  put(button, words);
-  mark(button, "aria-label", label);
-  mark(button, "aria-disabled", waits ? "true" : null); // a disabled button would lose the focus
+  setText(button, words);
+  setAttribute(button, "aria-label", label);
+  setAttribute(button, "aria-disabled", waits ? "true" : null); // a disabled button would lose the focus
 }
 
 // Models ---------------------------------------------------------------------------------------------
 
 const LOADED = new Set(["ready", "draining"]);
-const BETWEEN = new Set(["loading", "stopping"]);
+const IN_TRANSITION = new Set(["loading", "stopping"]);
 
 const models = new Rows(document.querySelector("#models"), {
   empty: "noModels",
@@ -123,19 +123,19 @@ const models = new Rows(document.querySelector("#models"), {
     fillLine(parts, status, `model ${status.model}`);
     const { model: name, kind, state, load: { progress, stage }, memory_bytes: memory } = status;
     const loading = state === "loading";
-    const far = progress === null ? "" : `${percent(progress)}% `;
-    put(parts.more, loading ? far + stage : say(kind));
-    putTwoWays(parts.amount, memory ? [bytes(memory), say("memory", { n: bytes(memory) })] : ["", ""]);
+    const progressText = progress === null ? "" : `${percent(progress)}% `;
+    setText(parts.more, loading ? progressText + stage : translate(kind));
+    setShownAndSpoken(parts.amount, memory ? [bytes(memory), translate("memory", { n: bytes(memory) })] : ["", ""]);
     parts.progress.hidden = !loading;
     if (progress === null) parts.progress.removeAttribute("value"); // indeterminate
     else parts.progress.value = progress;
-    mark(parts.progress, "aria-label", say("loadProgress", { name }));
+    setAttribute(parts.progress, "aria-label", translate("loadProgress", { name }));
     parts.button.hidden = kind === "remote";
     const unloads = LOADED.has(state) || state === "stopping";
     fillButton(parts.button, {
-      words: say(unloads ? "unload" : "load"),
-      label: say(unloads ? "unloadOf" : "loadOf", { name }),
-      waits: BETWEEN.has(state) || underWay.has(`load ${name}`) || underWay.has(`unload ${name}`),
+      words: translate(unloads ? "unload" : "load"),
+      label: translate(unloads ? "unloadOf" : "loadOf", { name }),
+      waits: IN_TRANSITION.has(state) || runningActions.has(`load ${name}`) || runningActions.has(`unload ${name}`),
     });
   },
 });
@@ -157,49 +157,49 @@ const nodes = new Rows(document.querySelector("#nodes"), {
   },
   fill(parts, status) {
     const { id: name, kind, models: served, remote } = status;
-    // A local node is down whenever its model is not loaded, and the model's line says why.
+    // A local node is down whenever its model is not loaded, and the model's line shows the reason.
     const ours = kind !== "remote";
     const state = ours && status.state === "down" ? "stopped" : status.state;
     fillLine(parts, { ...status, state, problem: ours ? null : status.problem }, `node ${name}`);
-    put(parts.more, [remote?.url ?? say(kind), served.length ? say("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
+    setText(parts.more, [remote?.url ?? translate(kind), served.length ? translate("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
     const load = remote?.load ?? null;
-    putTwoWays(parts.amount, load === null ? ["", ""] : [`${percent(load)}%`, say("loadIs", { n: percent(load) })]);
+    setShownAndSpoken(parts.amount, load === null ? ["", ""] : [`${percent(load)}%`, translate("loadIs", { n: percent(load) })]);
     parts.button.hidden = ours || state === "draining" || state === "down"; // local ones are unloaded
     fillButton(parts.button, {
-      words: say(parts.sure ? "drainSure" : "drain"),
-      label: say(parts.sure ? "drainSureOf" : "drainOf", { name }),
-      waits: underWay.has(`drain ${name}`),
+      words: translate(parts.isConfirming ? "drainConfirm" : "drain"),
+      label: translate(parts.isConfirming ? "drainConfirmOf" : "drainOf", { name }),
+      waits: runningActions.has(`drain ${name}`),
     });
   },
 });
 
-/** Drain a node on the second click: no click can undo it. */
+/** Drain a node on the second click, because draining cannot be undone. */
 function drain(name, parts) {
   if (parts.button.getAttribute("aria-disabled")) return;
-  if (!parts.sure) {
-    parts.sure = true;
-    announcer.textContent = say("drainSureOf", { name });
-    setTimeout(() => { parts.sure = false; draw(); }, SURE_MS);
+  if (!parts.isConfirming) {
+    parts.isConfirming = true;
+    announcer.textContent = translate("drainConfirmOf", { name });
+    setTimeout(() => { parts.isConfirming = false; draw(); }, CONFIRM_MS);
     draw();
     return;
   }
-  parts.sure = false;
+  parts.isConfirming = false;
   ask(`drain ${name}`, `node ${name}`, `nodes/${encodeURIComponent(name)}/drain`);
 }
 
 // Both -----------------------------------------------------------------------------------------------
 
 async function ask(what, id, path, json) {
-  underWay.add(what);
+  runningActions.add(what);
   problems.delete(id);
   draw();
   try {
     await server.call(path, { method: "POST", json });
   } catch (error) {
-    problems.set(id, error.message || say("unreachable"));
+    problems.set(id, error.message || translate("unreachable"));
     announcer.textContent = problems.get(id);
   } finally {
-    underWay.delete(what);
+    runningActions.delete(what);
     draw();
   }
 }
@@ -211,12 +211,12 @@ export function showFleet(snapshot) {
   latest = snapshot;
   draw();
   if (changed.length) {
-    announcer.textContent = changed.map(({ model, state }) => say("stateOf", { name: model, state: say(state) })).join(". ");
+    announcer.textContent = changed.map(({ model, state }) => translate("stateOf", { name: model, state: translate(state) })).join(". ");
   }
 }
 
 /** Redraw everything, in another language. */
-export const sayFleetAgain = () => draw();
+export const redrawFleet = () => draw();
 
 function draw() {
   if (!latest) return;

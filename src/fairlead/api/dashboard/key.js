@@ -1,17 +1,17 @@
 // The dialog for the API key. It is stored in this tab and sent in the header of each request, nowhere else.
 
 import { server } from "./server.js";
-import { say } from "./words.js";
+import { translate } from "./words.js";
 
 const dialog = document.querySelector("#key-dialog");
 const input = document.querySelector("#key");
 const problem = document.querySelector("#key-problem");
 const button = document.querySelector("#key-button");
 
-/** Ask for a key: the server requires one, or another than the current one. */
+/** Ask for a key: the server requires one, or has refused the current one. */
 export function askForKey() {
   button.hidden = false;
-  if (!dialog.open) open(server.key ? say("keyWrong") : "");
+  if (!dialog.open) open(server.key ? translate("keyWrong") : "");
 }
 
 function open(words) {

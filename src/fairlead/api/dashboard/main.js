@@ -1,19 +1,19 @@
 // The dashboard's entry point: passes the server's data to the modules that show it.
 
-import { sayChatAgain, showModels } from "./chat.js";
-import { mark, put } from "./element.js";
-import { sayFleetAgain, showFleet } from "./fleet.js";
+import { redrawChat, showModels } from "./chat.js";
+import { setAttribute, setText } from "./element.js";
+import { redrawFleet, showFleet } from "./fleet.js";
 import { askForKey } from "./key.js";
 import { server } from "./server.js";
-import { sayTotalsAgain, showHistory, showTotals } from "./totals.js";
-import { chooseFirstLanguage, chooseLanguage, currentLanguage, say } from "./words.js";
+import { redrawTotals, showHistory, showTotals } from "./totals.js";
+import { chooseFirstLanguage, chooseLanguage, currentLanguage, translate } from "./words.js";
 
 const link = document.querySelector("#link");
 const LINK_WORDS = { connecting: "linkConnecting", live: "linkLive", lost: "linkLost", key: "linkKey" };
 
 function showLink(state = link.dataset.state) {
-  mark(link, "data-state", state);
-  put(document.querySelector("#link-words"), say(LINK_WORDS[state]));
+  setAttribute(link, "data-state", state);
+  setText(document.querySelector("#link-words"), translate(LINK_WORDS[state]));
   if (state === "key") askForKey();
 }
 
@@ -24,15 +24,15 @@ theme.addEventListener("change", () => globalThis.fairleadTheme.choose(theme.val
 language.addEventListener("change", () => chooseLanguage(language.value));
 document.addEventListener("languagechange", () => {
   showLink();
-  sayTotalsAgain();
-  sayFleetAgain();
-  sayChatAgain();
+  redrawTotals();
+  redrawFleet();
+  redrawChat();
 });
 
 chooseFirstLanguage();
 language.value = currentLanguage();
-sayTotalsAgain();
-sayChatAgain();
+redrawTotals();
+redrawChat();
 showLink();
 server.follow({
   history: showHistory,

@@ -1,10 +1,10 @@
-// The server: its calls, the API key, and the stream of its events. Does not know the page.
+// Requests to the server, the API key, and the stream of events. Independent of the page's elements.
 
 import { eventsOf } from "./sse.js";
 
-const STORED = "fairlead-key";
-const AGAIN_AFTER_MS = [500, 1000, 2000, 4000];
-const SILENT_MS = 8000; // it sends an event every second
+const STORAGE_NAME = "fairlead-key";
+const RETRY_DELAYS_MS = [500, 1000, 2000, 4000];
+const SILENCE_TIMEOUT_MS = 8000; // it sends an event every second
 
 /** An error response: its `status`, and the server's description. */
 export class Refusal extends Error {
@@ -18,7 +18,7 @@ export class Refusal extends Error {
 
 function keyOfThisTab() {
   try {
-    return sessionStorage.getItem(STORED) ?? "";
+    return sessionStorage.getItem(STORAGE_NAME) ?? "";
   } catch { // storage can be disabled; then a key is kept as long as the page
     return "";
   }
@@ -34,8 +34,8 @@ export const server = Object.assign(new EventTarget(), {
   useKey(key) {
     server.key = key;
     try {
-      if (key) sessionStorage.setItem(STORED, key);
-      else sessionStorage.removeItem(STORED);
+      if (key) sessionStorage.setItem(STORAGE_NAME, key);
+      else sessionStorage.removeItem(STORAGE_NAME);
     } catch { /* as above */ }
     server.dispatchEvent(new Event("key"));
   },
@@ -60,22 +60,22 @@ export const server = Object.assign(new EventTarget(), {
     let failures = 0;
     for (;;) {
       const attempt = new AbortController();
-      const hangUp = () => attempt.abort();
+      const abort = () => attempt.abort();
       let silence = 0;
-      server.addEventListener("key", hangUp, { once: true });
+      server.addEventListener("key", abort, { once: true });
       try {
-        silence = setTimeout(hangUp, SILENT_MS);
+        silence = setTimeout(abort, SILENCE_TIMEOUT_MS);
         const response = await server.call("events", { signal: attempt.signal });
         for await (const { event, data } of eventsOf(response)) {
           clearTimeout(silence);
-          silence = setTimeout(hangUp, SILENT_MS);
+          silence = setTimeout(abort, SILENCE_TIMEOUT_MS);
           if (!(event in on)) continue;
           failures = 0;
           onState("live");
           try {
             on[event](JSON.parse(data));
           } catch (error) {
-            reportError(error); // our own bug is no reason to reconnect
+            reportError(error); // a bug of this page, so reconnecting would not help
           }
         }
       } catch (error) {
@@ -88,11 +88,11 @@ export const server = Object.assign(new EventTarget(), {
         if (!(error instanceof TypeError || error instanceof Refusal || error.name === "AbortError")) throw error;
       } finally {
         clearTimeout(silence);
-        server.removeEventListener("key", hangUp);
+        server.removeEventListener("key", abort);
         attempt.abort();
       }
       onState("lost");
-      const pause = AGAIN_AFTER_MS[Math.min(failures, AGAIN_AFTER_MS.length - 1)];
+      const pause = RETRY_DELAYS_MS[Math.min(failures, RETRY_DELAYS_MS.length - 1)];
       failures += 1;
       await new Promise((resolve) => { setTimeout(resolve, pause * (0.75 + Math.random() / 2)); });
     }

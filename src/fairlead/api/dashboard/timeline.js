@@ -1,8 +1,8 @@
 // The totals of the last ten minutes: columns of equal length, as uPlot needs them, oldest first.
 
 const SPAN_S = 600;
-const LEAST_SPAN_S = 60;
-const APART_S = 1;
+const MIN_SPAN_S = 60;
+const INTERVAL_S = 1;
 const NAMES = ["at_s", "waiting", "running", "mean_wait_s", "rejected", "tokens_per_s", "cache_usage"];
 
 let columns = Object.fromEntries(NAMES.map((name) => [name, []]));
@@ -29,7 +29,7 @@ export function totalsOf({ at_s, queue, rejected, tokens, cache_usage }) {
 export function add(totals) {
   const times = columns.at_s;
   if (times.length && totals.at_s <= times.at(-1)) return; // the clock was set back, or these are stored
-  const replaces = times.length > 1 && totals.at_s - times.at(-2) < APART_S;
+  const replaces = times.length > 1 && totals.at_s - times.at(-2) < INTERVAL_S;
   const old = times.findIndex((at) => at > totals.at_s - SPAN_S);
   for (const name of NAMES) {
     if (replaces) columns[name].pop();
@@ -43,7 +43,7 @@ export const times = () => columns.at_s;
 /** Return the span to show, in seconds since 1970: up to ten minutes, but one minute at least. */
 export function span() {
   const to = columns.at_s.at(-1) ?? 0;
-  const from = Math.min(columns.at_s[0] ?? 0, to - LEAST_SPAN_S);
+  const from = Math.min(columns.at_s[0] ?? 0, to - MIN_SPAN_S);
   return [Math.max(from, to - SPAN_S), to];
 }
 
@@ -59,10 +59,10 @@ export function column(name) {
 }
 
 /** Return the number of rejections in the whole timeline. */
-export const rejectedLately = () => (columns.rejected.at(-1) ?? 0) - (columns.rejected[0] ?? 0);
+export const recentlyRejected = () => (columns.rejected.at(-1) ?? 0) - (columns.rejected[0] ?? 0);
 
 /** Return the index of the totals that many seconds before the last; -1 if there are none. */
 export function indexBefore(seconds) {
   const wanted = columns.at_s.at(-1) - seconds;
-  return columns.at_s.findLastIndex((at) => at <= wanted + APART_S / 2);
+  return columns.at_s.findLastIndex((at) => at <= wanted + INTERVAL_S / 2);
 }

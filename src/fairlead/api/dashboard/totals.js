@@ -1,26 +1,26 @@
 // The six totals, each with a plot of the last ten minutes, and a table for people who do not use plots.
 
-import { element, mark, put } from "./element.js";
+import { element, setAttribute, setText } from "./element.js";
 import { plotIn } from "./plot.js";
-import { add, begin, column, indexBefore, rejectedLately, span, times, totalsOf } from "./timeline.js";
-import { count, percent, rate, say, time } from "./words.js";
+import { add, begin, column, indexBefore, recentlyRejected, span, times, totalsOf } from "./timeline.js";
+import { count, percent, rate, translate, time } from "./words.js";
 
 const SUMMARY_EVERY_MS = 10_000;
 const MINUTES = 10;
 
-// `column` of the timeline; `show` and `unit` format its values; `beside` returns the text next to them.
+// `column` of the timeline; `show` and `unit` format its values; `detail` returns the text next to them.
 const TOTALS = [
   { id: "waiting", column: "waiting", show: count, floor: 4, stepped: true,
-    beside: ({ queue }) => say("roomFor", { n: count(queue.capacity) }) },
+    detail: ({ queue }) => translate("roomFor", { n: count(queue.capacity) }) },
   { id: "running", column: "running", show: count, floor: 4, stepped: true,
-    beside: ({ queue }) => say("ofSeats", { n: count(queue.seats) }) },
+    detail: ({ queue }) => translate("ofSeats", { n: count(queue.seats) }) },
   { id: "meanWait", column: "mean_wait_s", show: time, floor: 1,
-    beside: ({ queue }) => (queue.mean_service_s ? say("service", { time: time(queue.mean_service_s) }) : "") },
+    detail: ({ queue }) => (queue.mean_service_s ? translate("service", { time: time(queue.mean_service_s) }) : "") },
   { id: "tokens", column: "tokens_per_s", show: rate, floor: 10,
-    beside: ({ tokens }) => say("inAll", { n: count(tokens.generated) }) },
-  { id: "cache", column: "cache_usage", show: percent, unit: "%", floor: 0.05, beside: () => "" },
+    detail: ({ tokens }) => translate("inAll", { n: count(tokens.generated) }) },
+  { id: "cache", column: "cache_usage", show: percent, unit: "%", floor: 0.05, detail: () => "" },
   { id: "rejected", column: "rejected", show: count, floor: 4, stepped: true,
-    beside: () => say("lately", { n: count(rejectedLately()) }) },
+    detail: () => translate("recent", { n: count(recentlyRejected()) }) },
 ];
 
 let latest = null;
@@ -33,12 +33,12 @@ const tiles = TOTALS.map((total) => {
     heading: element("h3"),
     number: element("span", { class: "number" }),
     unitLabel: element("span", { class: "unit" }),
-    besideLabel: element("span", { class: "of" }),
+    detailLabel: element("span", { class: "detail" }),
     host: element("div", { class: "plot", role: "img" }),
     left: element("span"),
     right: element("span"),
   };
-  const figure = element("p", { class: "figure" }, tile.number, tile.unitLabel, tile.besideLabel);
+  const figure = element("p", { class: "figure" }, tile.number, tile.unitLabel, tile.detailLabel);
   const below = element("p", { class: "span", "aria-hidden": "true" }, tile.left, tile.right);
   document.querySelector("#totals").append(
     element("li", { class: "total", "data-total": total.id }, tile.heading, figure, tile.host, below),
@@ -47,10 +47,10 @@ const tiles = TOTALS.map((total) => {
   return tile;
 });
 
-const written = (tile, value) => (value === null || value === undefined ? say("none") : tile.show(value) + (tile.unit ?? ""));
+const formatted = (tile, value) => (value === null || value === undefined ? translate("none") : tile.show(value) + (tile.unit ?? ""));
 
 /** Return a number and its unit; the whole text if it is not one number with one unit. */
-function apart(words) {
+function splitUnit(words) {
   const found = /^([\d.,\u00a0\u202f]+)\s*(\D*)$/.exec(words);
   return found ? found.slice(1) : [words, ""];
 }
@@ -68,12 +68,12 @@ export function showTotals(snapshot) {
 }
 
 /** Redraw everything, in another language. */
-export function sayTotalsAgain() {
+export function redrawTotals() {
   summarized = -Infinity;
   if (latest) draw();
   else for (const tile of tiles) {
-    put(tile.heading, say(tile.id));
-    put(tile.number, say("none"));
+    setText(tile.heading, translate(tile.id));
+    setText(tile.number, translate("none"));
   }
 }
 
@@ -84,15 +84,15 @@ function draw() {
     const values = column(tile.column);
     const now = latest.totals[tile.column];
     const peak = values.reduce((most, value) => Math.max(most, value ?? 0), 0);
-    put(tile.heading, say(tile.id));
-    const [number, unit] = apart(written(tile, now));
-    put(tile.number, number);
-    put(tile.unitLabel, unit);
-    put(tile.besideLabel, tile.beside(latest.snapshot));
-    tile.peak = say("peak", { n: written(tile, peak) });
+    setText(tile.heading, translate(tile.id));
+    const [number, unit] = splitUnit(formatted(tile, now));
+    setText(tile.number, number);
+    setText(tile.unitLabel, unit);
+    setText(tile.detailLabel, tile.detail(latest.snapshot));
+    tile.peak = translate("peak", { n: formatted(tile, peak) });
     tile.values = values;
     tile.plot.draw(values);
-    if (summarize) mark(tile.host, "aria-label", say("plot", { name: say(tile.id), now: written(tile, now), peak: written(tile, peak) }));
+    if (summarize) setAttribute(tile.host, "aria-label", translate("plot", { name: translate(tile.id), now: formatted(tile, now), peak: formatted(tile, peak) }));
     caption(tile);
   }
   if (document.querySelector("#minutes").open) tabulate();
@@ -107,19 +107,19 @@ function point(index) {
 function caption(tile) {
   const at = pointed === null ? undefined : times()[pointed];
   const [from, to] = span();
-  put(tile.left, say("ago", { time: at === undefined ? time(60 * Math.round((to - from) / 60)) : time(to - at) }));
-  put(tile.right, at === undefined ? (tile.peak ?? "") : written(tile, tile.values?.[pointed]));
+  setText(tile.left, translate("ago", { time: at === undefined ? time(60 * Math.round((to - from) / 60)) : time(to - at) }));
+  setText(tile.right, at === undefined ? (tile.peak ?? "") : formatted(tile, tile.values?.[pointed]));
 }
 
 function tabulate() {
   const table = document.querySelector("#minutes table");
-  const heads = [say("minutesAgo"), ...TOTALS.map(({ id }) => say(id))];
+  const heads = [translate("minutesAgo"), ...TOTALS.map(({ id }) => translate(id))];
   table.tHead.replaceChildren(element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head))));
   const rows = [];
   for (let minute = 0; minute < MINUTES; minute += 1) {
     const index = indexBefore(60 * minute);
     if (index < 0) break;
-    const cells = tiles.map((tile) => element("td", {}, written(tile, tile.values[index])));
+    const cells = tiles.map((tile) => element("td", {}, formatted(tile, tile.values[index])));
     rows.push(element("tr", {}, element("th", { scope: "row" }, count(minute)), ...cells));
   }
   table.tBodies[0].replaceChildren(...rows);

@@ -5,17 +5,17 @@ import ja from "./words/ja.js";
 import zh from "./words/zh.js";
 
 const languages = { en, ja, zh };
-const STORED = "fairlead-language";
+const STORAGE_NAME = "fairlead-language";
 let language = "en";
 
 /** Return the text for a key, with `{name}` filled in from `values`. */
-export function say(key, values = {}) {
+export function translate(key, values = {}) {
   const words = languages[language][key] ?? en[key] ?? key;
   return words.replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
 }
 
 /** Return whether there is a text for this key, which may be anything that a server sent. */
-export const knows = (key) => Object.hasOwn(en, key);
+export const hasText = (key) => Object.hasOwn(en, key);
 
 export const currentLanguage = () => language;
 
@@ -23,7 +23,7 @@ export const currentLanguage = () => language;
 export function chooseFirstLanguage() {
   let stored = null;
   try {
-    stored = localStorage.getItem(STORED);
+    stored = localStorage.getItem(STORAGE_NAME);
   } catch { /* storage can be disabled */ }
   const wanted = [stored, ...navigator.languages].map((tag) => String(tag).slice(0, 2).toLowerCase());
   setLanguage(wanted.find((tag) => Object.hasOwn(languages, tag)) ?? "en");
@@ -32,7 +32,7 @@ export function chooseFirstLanguage() {
 /** Change the language: translate the marked elements, and dispatch `languagechange`. */
 export function chooseLanguage(tag) {
   try {
-    localStorage.setItem(STORED, tag);
+    localStorage.setItem(STORAGE_NAME, tag);
   } catch { /* then it holds until the page is closed */ }
   setLanguage(tag);
   document.dispatchEvent(new Event("languagechange"));
@@ -41,8 +41,8 @@ export function chooseLanguage(tag) {
 function setLanguage(tag) {
   language = tag;
   document.documentElement.lang = tag === "zh" ? "zh-Hans" : tag;
-  for (const element of document.querySelectorAll("[data-words]")) element.textContent = say(element.dataset.words);
-  for (const element of document.querySelectorAll("[data-placeholder]")) element.placeholder = say(element.dataset.placeholder);
+  for (const element of document.querySelectorAll("[data-words]")) element.textContent = translate(element.dataset.words);
+  for (const element of document.querySelectorAll("[data-placeholder]")) element.placeholder = translate(element.dataset.placeholder);
 }
 
 // Numbers --------------------------------------------------------------------------------------------
