@@ -46,8 +46,8 @@ class LruPolicy(EvictionPolicy):
             return kept
         if self._capacity_mb is not None and not self._fit(target, kept, self._capacity_mb):
             return kept
-        beside, gpu_mb = self._gpus.sharing(target, kept), self._gpus.capacity_mb(target)
-        return [] if gpu_mb and self._fit(target, beside, gpu_mb) else beside
+        sharing, gpu_mb = self._gpus.sharing(target, kept), self._gpus.capacity_mb(target)
+        return [] if gpu_mb and self._fit(target, sharing, gpu_mb) else sharing
 
     def _fit(self, target: str, others: Sequence[str], capacity_mb: float) -> bool:
         return capacity_mb >= sum(self._memory_mb.get(model, capacity_mb) for model in (target, *others))

@@ -1,7 +1,7 @@
 """Chooses one of a selector's models for a job. Pure: takes the models' states and returns a choice.
 
-The three strategies are llama-swap's. Two rules are ours. An unhealthy target (its last load failed, or its
-node is down) comes after all healthy ones. A target that is stopping comes after those that are not loaded.
+The three strategies are llama-swap's. Fairlead adds two rules: an unhealthy target (its last load failed, or
+its node is down) comes after all healthy ones, and a target that is stopping after those that are not loaded.
 """
 
 from collections import Counter
@@ -118,7 +118,7 @@ def without_targets(selectors: Mapping[str, SelectorConfig], known: Iterable[str
 def faults_of_spilling(
     selectors: Mapping[str, SelectorConfig], local: Mapping[str, str], policy: EvictionPolicy
 ) -> Iterator[Fault]:
-    """Yield the targets whose load would evict the selector's other targets, as `policy` says.
+    """Yield the targets that `policy` cannot load without evicting the selector's other targets.
 
     `local` maps names and aliases of local models to their names. Each such overflow would cost a swap.
     """
@@ -132,5 +132,5 @@ def faults_of_spilling(
             if models.count(model) > 1 or selector.targets.count(target) > 1:
                 yield Fault((name, "targets", index), f"{model} occurs twice")
             elif target in local and (evicted := policy.eviction_for(model, others)):
-                beside = ", ".join(sorted(evicted))
-                yield Fault((name, "targets", index), f"{model} cannot be loaded together with {beside}")
+                names = ", ".join(sorted(evicted))
+                yield Fault((name, "targets", index), f"{model} cannot be loaded together with {names}")

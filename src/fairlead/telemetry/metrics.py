@@ -43,9 +43,7 @@ SERVER: tuple[Row[Snapshot], ...] = (
 )
 
 JOBS: tuple[Row[ModelCounts], ...] = (
-    Counter(
-        "fairlead_prompt_tokens", "Prompt tokens of jobs whose answer has begun.", lambda t: t.prompt_tokens
-    ),
+    Counter("fairlead_prompt_tokens", "Prompt tokens of jobs with a first token.", lambda t: t.prompt_tokens),
     Counter("fairlead_generated_tokens", "Generated tokens.", lambda t: t.generated_tokens),
     Counter("fairlead_retries", "Attempts after the first one of a job.", lambda t: t.retries),
     Histogram("fairlead_queue_seconds", "From the arrival to the seat.", lambda t: t.durations.queue),

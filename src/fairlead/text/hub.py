@@ -18,7 +18,7 @@ from fairlead.errors import LoadFailed
 
 _ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _ALLOW_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*tokenizer*"]
-# Other formats of the same weights, and original layouts beside or below the one that is read here.
+# Other formats of the same weights, and the original layouts that some repositories also have.
 _IGNORE_PATTERNS = [
     "*/*.safetensors",
     "consolidated*",

@@ -85,9 +85,9 @@ function fillLine(parts, { state, seats, busy, problem }, id) {
   fillPips(parts.pips, busy, seats);
   const taken = { busy: count(busy), seats: count(seats) };
   setShownAndSpoken(parts.seats, seats ? [`${taken.busy} / ${taken.seats}`, translate("seatsTaken", taken)] : ["", ""]);
-  const wrong = problems.get(id) ?? problem ?? "";
-  setText(parts.problem, wrong);
-  parts.problem.hidden = !wrong;
+  const shownProblem = problems.get(id) ?? problem ?? "";
+  setText(parts.problem, shownProblem);
+  parts.problem.hidden = !shownProblem;
 }
 
 function fillPips(pips, busy, seats) {
@@ -158,13 +158,13 @@ const nodes = new Rows(document.querySelector("#nodes"), {
   fill(parts, status) {
     const { id: name, kind, models: served, remote } = status;
     // A local node is down whenever its model is not loaded, and the model's line shows the reason.
-    const ours = kind !== "remote";
-    const state = ours && status.state === "down" ? "stopped" : status.state;
-    fillLine(parts, { ...status, state, problem: ours ? null : status.problem }, `node ${name}`);
+    const isLocal = kind !== "remote";
+    const state = isLocal && status.state === "down" ? "stopped" : status.state;
+    fillLine(parts, { ...status, state, problem: isLocal ? null : status.problem }, `node ${name}`);
     setText(parts.more, [remote?.url ?? translate(kind), served.length ? translate("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
     const load = remote?.load ?? null;
     setShownAndSpoken(parts.amount, load === null ? ["", ""] : [`${percent(load)}%`, translate("loadIs", { n: percent(load) })]);
-    parts.button.hidden = ours || state === "draining" || state === "down"; // local ones are unloaded
+    parts.button.hidden = isLocal || state === "draining" || state === "down"; // local ones are unloaded
     fillButton(parts.button, {
       words: translate(parts.isConfirming ? "drainConfirm" : "drain"),
       label: translate(parts.isConfirming ? "drainConfirmOf" : "drainOf", { name }),
@@ -204,7 +204,7 @@ async function ask(what, id, path, json) {
   }
 }
 
-/** Show a snapshot, and announce the models whose state has changed. */
+/** Show a snapshot, and announce the models with a new state. */
 export function showFleet(snapshot) {
   const earlier = new Map(latest?.models.map(({ model, state }) => [model, state]));
   const changed = latest ? snapshot.models.filter(({ model, state }) => earlier.get(model) !== state) : [];

@@ -1,4 +1,4 @@
-// Light or dark theme. A classic script in the head, so that the page never shows the wrong one first.
+// Light or dark theme. A classic script in the head, so that the page is never drawn in the other theme first.
 "use strict";
 
 const theme = {
