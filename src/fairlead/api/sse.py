@@ -79,7 +79,7 @@ class EventStream:
                 return events
         except Exception as error:  # noqa: BLE001  # even our own bugs must not look like a complete answer
             self._failed = True
-            return self.dialect.error_event(public_error(error))
+            return self._writer.fail(public_error(error))
         raise StopAsyncIteration
 
     async def _waiting_event(self) -> bytes:

@@ -82,6 +82,9 @@ class StreamWriter(Protocol):
     def end(self) -> bytes:
         """Return the events that end a complete answer; empty if it has ended already."""
 
+    def fail(self, error: FairleadError) -> bytes:
+        """Return the events that end an incomplete answer, of which nothing may have been written yet."""
+
 
 class AnswerWriter(StreamWriter, Protocol):
     """A `StreamWriter` for an answer of our own engine, which may continue another server's."""
@@ -100,6 +103,13 @@ class WaitingEvents(Protocol):
 
     def end(self) -> bytes:
         """Return the end of these events when the answer begins. Not called if none were written."""
+
+
+class ReasoningEvents(Protocol):
+    """The events that show text as the model's reasoning, before an answer of any server."""
+
+    def write(self, job: Job, created: int, text: str) -> bytes:
+        """Return the event for this text. `created`: when, in seconds since 1970."""
 
 
 class WaitingComments:
@@ -129,7 +139,8 @@ class RelayDialect(ABC):
     """A dialect for requests that are relayed: to a node that serves the same `path`, in the same bytes.
 
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
-    request may ask for a stream, of type `stream_type`. `waiting_events` fill it until the answer begins.
+    request may ask for a stream, of type `stream_type`. Until the answer begins, the stream has
+    `waiting_events`, and `reasoning_events` about the load of the model; None: the dialect has none.
     `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents.
     """
 
@@ -142,26 +153,23 @@ class RelayDialect(ABC):
     read_envelope: ClassVar[BodyParser[Any]] = BodyParser(Envelope)
     reader: ClassVar[UpstreamReader]
     waiting_events: ClassVar[WaitingEvents] = WaitingComments()
+    reasoning_events: ClassVar[ReasoningEvents | None] = None
 
     @abstractmethod
     def error_body(self, error: FairleadError) -> bytes:
         """Return the body of an error response."""
 
     def error_event(self, error: FairleadError) -> bytes:
-        """Return the event that ends a stream. The error of another server is passed on in its own form."""
+        """Return the event that ends a relayed stream. Another server's error keeps its own form."""
         data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or self.error_body(error)
         return encode_event(data)
 
 
 class Dialect(RelayDialect):
-    """A dialect that our own models answer, too.
-
-    `job_prefix` begins the ids of its answers. `shows_loading`: it has `reasoning_event`, in which a stream
-    reports the progress of loading its model.
-    """
+    """A dialect that our own models answer, too: as a whole. `job_prefix` begins the ids of its answers."""
 
     job_prefix: ClassVar[str]
-    shows_loading: ClassVar[bool] = False
+    streams = False
 
     @abstractmethod
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
@@ -171,13 +179,15 @@ class Dialect(RelayDialect):
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""
 
-    def stream_writer(self, context: AnswerContext) -> AnswerWriter:
-        """Return the writer of a streamed response, if the dialect `streams`."""
-        raise NotImplementedError
 
-    def reasoning_event(self, job: Job, created: int, text: str) -> bytes:
-        """Return an event that shows `text` as the model's reasoning."""
-        raise NotImplementedError
+class StreamingDialect(Dialect):
+    """A dialect that our own models answer as a whole or in a stream."""
+
+    streams = True
+
+    @abstractmethod
+    def stream_writer(self, context: AnswerContext) -> AnswerWriter:
+        """Return the writer of a streamed response."""
 
 
 def _in_one_line(body: bytes) -> bytes:

@@ -5,10 +5,12 @@ only the text is encoded. That makes a chunk ten times cheaper, and there is one
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.api.dialects.openai import StreamOptions, cached_tokens, encode, identity, usage
+from fairlead.errors import FairleadError
 from fairlead.job import Delta
 
 DONE = b"data: [DONE]\n\n"
@@ -17,7 +19,7 @@ DONE = b"data: [DONE]\n\n"
 class Chunks(ABC):
     """A writer of deltas as server-sent events, which counts their tokens. One object per answer.
 
-    The `options` in the context are `StreamOptions` or None.
+    The `options` in the context are `StreamOptions` or None. `fail` returns the event for an error.
     """
 
     # The object's name, and the JSON before and after a choice's text.
@@ -25,7 +27,8 @@ class Chunks(ABC):
     opening: ClassVar[bytes]
     closing: ClassVar[bytes]
 
-    def __init__(self, context: AnswerContext) -> None:
+    def __init__(self, context: AnswerContext, fail: Callable[[FairleadError], bytes]) -> None:
+        self.fail = fail
         job = context.job
         options = context.options or StreamOptions()
         self._job = job
