@@ -25,8 +25,9 @@ from fairlead.api.paths import Paths, without_root
 from fairlead.api.request import Request, Response, View
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.route import OPERATORS, Permission, Route
-from fairlead.api.route_table import ROUTES, Views, dialects_of
+from fairlead.api.route_table import ROUTES, dialects_of
 from fairlead.api.services import Services
+from fairlead.api.views import Views
 from fairlead.config import ApiKey
 from fairlead.tenancy.access import Authenticator
 
