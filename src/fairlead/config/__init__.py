@@ -3,6 +3,7 @@
 Names here are snake_case; a configuration file spells them in camelCase (`configfile` reads one).
 """
 
+from fairlead.config.access import ApiKey, CorsConfig, KeyLimits, is_loopback
 from fairlead.config.fleet import (
     GroupConfig,
     GroupSwap,
@@ -27,15 +28,11 @@ from fairlead.config.models import (
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
 from fairlead.config.server import (
     AnyModelConfig,
-    ApiKey,
     Config,
-    CorsConfig,
-    KeyLimits,
     Limits,
     QueueConfig,
     ServerConfig,
     UpstreamConfig,
-    is_loopback,
 )
 from fairlead.config.spelling import ConfigError, Fault
 

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from fairlead.config import CommandConfig, FiltersConfig, ModelConfig
+from fairlead.config.access import read_key
 from fairlead.config.documentation import documentation_of, summary_of
-from fairlead.config.server import read_key
 from fairlead.config.spelling import (
     Setting,
     Shape,
