@@ -14,7 +14,7 @@ from typing import NamedTuple
 import structlog
 
 from fairlead.config import Config, ModelConfig
-from fairlead.http.client import MOST_IDLE
+from fairlead.http.idle_connections import MOST_IDLE
 from fairlead.http.listener import REFUSALS
 from fairlead.nodes.remote_node import SPARE_CONNECTIONS
 

@@ -12,7 +12,8 @@ import trio
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.errors import NodeFull
 from fairlead.http import client as upstream
-from fairlead.http.client import MOST_IDLE, LocalShortage, Upstream, UpstreamFailed
+from fairlead.http.client import LocalShortage, Upstream, UpstreamFailed
+from fairlead.http.idle_connections import MOST_IDLE
 from fairlead.process.health import HealthCheck
 from fairlead.process.liveness import LivenessProbe
 from fleet.running_fleet import running_fleet

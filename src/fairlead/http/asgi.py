@@ -23,7 +23,7 @@ class ClientDisconnected(OSError):
 
 
 class RequestBodyChannel:
-    """Received messages that the app has not read yet. A disconnect overtakes the body."""
+    """Received messages that the app has not read yet. A disconnect discards the body."""
 
     def __init__(self, on_space: Callable[[], None]) -> None:
         self._messages: deque[dict[str, Any]] = deque()
@@ -35,7 +35,7 @@ class RequestBodyChannel:
 
     @property
     def full(self) -> bool:
-        """Whether the app has so much to read that it must not get more."""
+        """Whether the app has so much to read that no more may be added."""
         return self._bytes >= UNREAD_BYTES
 
     async def put(self, message: dict[str, Any]) -> None:

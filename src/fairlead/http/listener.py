@@ -1,8 +1,8 @@
 """The listener: accepts a bounded number of connections, and drains them on shutdown.
 
 No client can end it: connections are isolated from each other (`connection`). On shutdown, listening stops
-and idle connections end at once. Running responses have `limits.drain_s` to finish. Connections that are left
-then are closed, whether their clients read or not, and `serve_http` returns.
+and idle connections end at once. Running responses have `limits.drain_s` to finish. Then all remaining
+connections are closed, and `serve_http` returns.
 
 Does not know routes: it serves any ASGI app, and runs the app's lifespan. It uses Hypercorn's protocol and
 lifespan, but not its accept loop, timers and logs.
