@@ -1,4 +1,4 @@
-"""The way of every request that a model answers, in any dialect: from its body to a job, and to the response.
+"""The pipeline of all requests that a model answers, in any dialect: from the body to a job and the response.
 
 A request for a model of another server is relayed as it is, and its response is streamed back as it arrives.
 Only its envelope is read: the model, the user, the size, and whether an answer is repeatable. The rest of its

@@ -1,4 +1,4 @@
-"""The generating and tokenizing routes, handled without Quart: the same contract for a third of the time.
+"""The generating and tokenizing routes, handled without Quart: the same contract at a third of the cost.
 
 In a flood of requests, the cost of each delays all others. So a request is one task, which reads the body,
 runs the job and responds. Only a stream needs a second task. A refusal is sent in the same event-loop turn in

@@ -170,9 +170,7 @@ class JobService:
     def _admit(self, request: Request, job: Job) -> tuple[Job, Charge, PendingAnswer]:
         """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
         charge = self.quotas.of(request.api_key).admit(
-            prompt_tokens=job.prompt_tokens,
-            is_estimate=not job.prompts,
-            now_s=trio.current_time(),
+            prompt_tokens=job.prompt_tokens, is_estimate=not job.prompts, now_s=trio.current_time()
         )
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
@@ -225,11 +223,7 @@ def waiting_headers(answer: Answer) -> dict[str, str]:
 
 
 def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -> dict[str, str]:
-    headers = {
-        "X-Estimated-Wait": wait_s,
-        "X-Queue-Position": position,
-        "X-Estimated-Wait-P90": wait_p90_s,
-    }
+    headers = {"X-Estimated-Wait": wait_s, "X-Queue-Position": position, "X-Estimated-Wait-P90": wait_p90_s}
     return {name: str(value) for name, value in headers.items() if value is not None}
 
 

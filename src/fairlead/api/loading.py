@@ -1,4 +1,4 @@
-"""The load progress in a streamed answer: shown as reasoning, which chat clients show apart.
+"""The load progress in a streamed answer: shown as reasoning, which chat clients show separately.
 
 Only where the configuration enables it (`sendLoadingState`). A client that joins the content of an answer
 does not see it.

@@ -123,7 +123,7 @@ _MODELS = _group(
         Route(
             method=method,
             path="/upstream/{upstream_path}",
-            view=UpstreamRoute.pass_on,
+            view=UpstreamRoute.relay,
             summary="Relay any request to a command's own server: the model's name, then the path there.",
             media="*/*",
             errors=_OF_JOBS,

@@ -28,12 +28,7 @@ class Views:
     """The objects whose methods are the views of the routes."""
 
     def __init__(
-        self,
-        services: Services,
-        routes: Sequence[Route],
-        jobs: JobService,
-        auth: RequestAuth,
-        cors: Cors,
+        self, services: Services, routes: Sequence[Route], jobs: JobService, auth: RequestAuth, cors: Cors
     ) -> None:
         self._pipeline = GenerationPipeline(jobs)
         overview = Overview(

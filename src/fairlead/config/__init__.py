@@ -26,14 +26,7 @@ from fairlead.config.models import (
     demonstration_model,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
-from fairlead.config.server import (
-    AnyModelConfig,
-    Config,
-    Limits,
-    QueueConfig,
-    ServerConfig,
-    UpstreamConfig,
-)
+from fairlead.config.server import AnyModelConfig, Config, Limits, QueueConfig, ServerConfig, UpstreamConfig
 from fairlead.config.spelling import ConfigError, Fault
 
 __all__ = [

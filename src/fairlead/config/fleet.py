@@ -112,13 +112,12 @@ class MatrixSwap(msgspec.Struct, frozen=True, tag="matrix"):
 
 
 class LruSwap(msgspec.Struct, frozen=True, tag="lru", rename=spelled):
-    """At most `max_loaded` models, in at most `memory_mb` MiB together. Evicts the least recently used.
-
-    None: no such limit. Without any limit, no model is evicted.
-    """
+    """Eviction of the least recently used models, above these limits. Not in llama-swap."""
 
     max_loaded: AtLeastOne | None = None
+    """Maximum number of models that are loaded at the same time."""
     memory_mb: AtLeastOne | None = None
+    """Maximum memory in MiB of all loaded models together."""
 
 
 class NamedSwap(msgspec.Struct, frozen=True, tag="named"):

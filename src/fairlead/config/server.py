@@ -12,8 +12,8 @@ from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.models import HTTP_URL, CommandConfig, ModelConfig, is_http_url
 from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
-    AtLeastNone,
     AtLeastOne,
+    AtLeastZero,
     Fault,
     Seconds,
     SecondsOrNone,
@@ -29,7 +29,7 @@ _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
     """The queue: its limits, its timeouts and its order."""
 
-    capacity: AtLeastNone = 100
+    capacity: AtLeastZero = 100
     """Maximum number of queued jobs, over all tenants and models; further ones are refused with 429."""
     waiting_bytes: AtLeastOne = 256 * 1024 * 1024
     """Maximum bytes of queued requests for remote servers; further large ones are refused with 429."""

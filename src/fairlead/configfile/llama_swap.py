@@ -27,7 +27,7 @@ N = TypeVar("N", CommandConfig, NodeConfig)
 
 READY_WITHIN_AT_LEAST_S = 15.0  # a shorter healthCheckTimeout counts as this, as in llama-swap
 
-# `*` is any key. True: dropped without a check. False: kept, to be shown one day.
+# `*` is any key. True: dropped without a check. False: kept, because the list of models shows it.
 WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("logToStdout",): True,
     ("logTimeFormat",): True,
@@ -37,7 +37,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("store",): True,
     ("ui",): True,
     ("performance",): True,
-    ("profiles",): True,  # none is in use at the start, and there is no way to choose one
+    ("profiles",): True,  # no profile is active at the start, and none can be chosen
     ("routing", "scheduler", "use"): True,  # there is only one
     ("models", "*", "timeouts", "keepalive"): True,
     ("models", "*", "timeouts", "tlsHandshake"): True,
@@ -45,7 +45,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("peers", "*", "timeouts", "keepalive"): True,
     ("peers", "*", "timeouts", "tlsHandshake"): True,
     ("peers", "*", "timeouts", "expectContinue"): True,
-    ("models", "*", "compat", "ignoreWebsockets"): True,  # we have none that could load a model
+    ("models", "*", "compat", "ignoreWebsockets"): True,  # there are no WebSockets that could load a model
     ("models", "*", "name"): False,
     ("models", "*", "description"): False,
     ("models", "*", "metadata"): False,

@@ -2,8 +2,8 @@
 
 Follows llama-swap. Macros are substituted from the last one defined to the first, so each may use earlier
 ones. A model's macros override those of the file. A value that is only a macro takes the macro's type. Models
-that ask for a port get one, in the order of their names. `${PID}` stays in `cmdStop`, for the code that stops
-a process.
+that use a port get one, in the order of their names. `${PID}` stays in `cmdStop`, for the code that stops a
+process.
 
 One difference: llama-swap refuses a command with neither `${PORT}` nor a `proxy`. Here, such a command gets
 its port in its environment.
@@ -194,9 +194,9 @@ def _merged(model: str, everywhere: Macros, own: Macros) -> Macros:
 
 def _wrong_with(name: Key, value: object) -> str | None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return "the name of a macro is of letters, digits, - and _, at most 63"
+        return "the name of a macro must be 1 to 63 letters, digits, - and _"
     if name in _RESERVED:
-        return f"is not a name to give: {', '.join(_RESERVED)} are there already"
+        return f"is reserved, as are all of {', '.join(_RESERVED)}"
     if not isinstance(value, str | int | float):  # a bool is an int
         return "must be text, a number, true or false"
     if isinstance(value, str) and f"${{{name}}}" in value:

@@ -74,14 +74,12 @@ def _page(url: str, past: "deque[ServerView]", *, bars: int) -> "RenderableType"
     shown = list(past)[-max(1, bars) :]
     queue = now.queue
     return Group(
-        Text.assemble(("Fairlead ", "bold"), url, ("   q ends", "dim")),
+        Text.assemble(("Fairlead ", "bold"), url, ("   q quits", "dim")),
         Text(),
         _trend("waiting", f"{queue.waiting} of {queue.capacity}", [each.queue.waiting for each in shown]),
         _trend("running", f"{queue.running} of {queue.seats}", [each.queue.running for each in shown]),
         _trend(
-            "tokens/s",
-            f"{now.tokens.generated_per_s:.0f}",
-            [each.tokens.generated_per_s for each in shown],
+            "tokens/s", f"{now.tokens.generated_per_s:.0f}", [each.tokens.generated_per_s for each in shown]
         ),
         Text(totals(now)),
         Text(),

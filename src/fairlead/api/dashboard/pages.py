@@ -1,8 +1,7 @@
 """The dashboard's files over HTTP: `GET /` is the page, `GET /dashboard/…` its files.
 
-They have no secrets and are served without a key: the page asks for one and sends it with its requests.
-Ensures that the page exchanges no data with other servers, and that only its own files are ever run. Does not
-know what the page shows.
+They contain no secrets and are served without a key: the user enters one in the page, which sends it with its
+requests. The headers ensure that the page exchanges no data with other servers, and runs only its own files.
 """
 
 from functools import cache

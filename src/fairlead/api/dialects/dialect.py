@@ -1,6 +1,6 @@
 """What a dialect is: how a client's request is read, and how its answer and its errors are written.
 
-`generate` serves the requests of every dialect, and knows none. To add one, write its class in a module of
+`generate` serves the requests of all dialects and depends on none. To add one, write its class in a module of
 this package, and give it a row in the route table. A `RelayDialect` is for models of other servers only.
 """
 
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of our own models is to do, in the terms of no dialect.
+    """A request to one of our own models, in the terms of no dialect.
 
     It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them; or
     `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
@@ -61,7 +61,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerContext(NamedTuple):
-    """What the writers of an answer know. `created`: when, in seconds since 1970.
+    """What the writers of an answer need. `created`: its time, in seconds since 1970.
 
     `options` are the request's. `prompt_texts`: the texts of the prompts, if the request has `echo`.
     """
@@ -109,7 +109,7 @@ class ReasoningEvents(Protocol):
     """The events that show text as the model's reasoning, before an answer of any server."""
 
     def write(self, job: Job, created: int, text: str) -> bytes:
-        """Return the event for this text. `created`: when, in seconds since 1970."""
+        """Return the event for this text. `created`: the answer's time, in seconds since 1970."""
 
 
 class WaitingComments:

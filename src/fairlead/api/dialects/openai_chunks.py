@@ -44,7 +44,7 @@ class Chunks(ABC):
         self._tail = self.closing + b',"logprobs":null,"finish_reason":null}]' + no_usage + b"}\n\n"
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """Return the events for these deltas; none for those whose text is still held back."""
+        """Return the events for these deltas; none for a delta without text, unless it ends a choice."""
         events = []
         for delta in deltas:
             index = delta.index

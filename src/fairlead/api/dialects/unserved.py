@@ -168,7 +168,7 @@ TOKENIZE: Fields = {
 # Ignored fields, by the reason why that does no harm.
 _HARMLESS = {
     "concerns the records that a provider keeps": "metadata store service_tier custom_labels",
-    "says where, when or how fast an answer is computed": (
+    "concerns where, when or how fast an answer is computed": (
         "prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt n_cache_reuse n_keep"
         " n_discard id_slot request_id rid session_id data_parallel_rank routed_dp_rank"
         " disagg_prefill_dp_rank kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port"
@@ -184,14 +184,14 @@ _HARMLESS = {
         " mirostat_eta dynatemp_exponent adaptive_decay spaces_between_special_tokens"
         " routed_experts_start_len routed_experts_prompt_start"
     ),
-    "asks for figures about the work, not about the answer": (
+    "requests measurements of the work, which do not change the answer": (
         "timings_per_token return_progress return_meta_info return_cached_tokens_details return_token_offsets"
         " verbose"
     ),
-    "is a hint at how long to think or to write, which no answer violates": (
+    "is a hint at the length of the reasoning or the answer, which any answer satisfies": (
         "reasoning_effort reasoning verbosity"
     ),
-    "says where thoughts are shown; here they are part of the text": "separate_reasoning stream_reasoning",
+    "chooses where reasoning is shown; here it is part of the text": "separate_reasoning stream_reasoning",
 }
 IGNORED = {name: reason for reason, names in _HARMLESS.items() for name in names.split()}
 
