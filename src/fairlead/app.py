@@ -88,10 +88,10 @@ async def serve(
 ) -> None:
     """Bind, load, serve, drain. Calls `started()` with the server's address when preloading is over.
 
-    The listener answers before models are loaded, but after their files are fetched from a hub: `/health`
-    succeeds, `/ready` does not yet, and jobs are queued until their models are loaded. The configuration is
-    read again from its `source`, if it has one. `request_log` records each job at its end. Raises
-    `ConfigError`, `LoadFailed` or `OSError` if it cannot start.
+    The listener answers when the models' files have been fetched from a hub, before the models are loaded.
+    Until they are, `/health` succeeds, `/ready` does not, and jobs are queued. The configuration is read
+    again from its `source`, if it has one. `request_log` records each job at its end. Raises `ConfigError`,
+    `LoadFailed` or `OSError` if it cannot start.
     """
     with ExitStack() as listening:
         sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]

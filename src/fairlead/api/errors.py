@@ -2,7 +2,7 @@
 
 Every exception becomes JSON in the dialect of the route that raised it, with its status and headers. The
 error of another server that a request was relayed to is passed on unchanged. An exception that is neither a
-`FairleadError` nor an HTTP error of Quart's is our own bug: it is logged once, and the client gets only the
+`FairleadError` nor an HTTP error of Quart's is our own bug. It is logged once, and the client gets only the
 request id, which the log has too.
 """
 

@@ -1,7 +1,7 @@
 """The adapter to Quart: one request and its response, and the lifetime that all work for it belongs to.
 
 An `Exchange` gives its request a nursery. It is cancelled when the client disconnects and when the response
-has been sent, so a route can start a task there and need not stop it. Once a status has been sent, an error
+has been sent. So a route can start a task there and need not stop it. Once a status has been sent, an error
 cannot change it. The exchange then returns or raises with its response unfinished, and the listener closes
 the connection.
 

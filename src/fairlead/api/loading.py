@@ -16,9 +16,9 @@ from fairlead.fleet.status import ModelStatus
 from fairlead.job import Job
 
 # Until then, a stream can begin with its answer, and a refused job can have an error status.
-LOADING_AFTER_S = 0.25
+LOADING_DELAY_S = 0.25
 # The interval of progress reports.
-REPORT_EVERY_S = 1.0
+REPORT_INTERVAL_S = 1.0
 
 
 class LoadingProgress:
@@ -27,7 +27,7 @@ class LoadingProgress:
     `status` returns the model's state. Once it is loaded, the dialect's own `waiting_events` follow.
     """
 
-    interval_s = REPORT_EVERY_S
+    interval_s = REPORT_INTERVAL_S
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Match:
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     """Quart with the rules of the route table, our own exchange and request. Holds nothing to be closed.
 
-    With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart: a flood
+    With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart. A flood
     of them would cost more in Quart, which has all rules in any case.
     """
 

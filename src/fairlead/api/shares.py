@@ -2,7 +2,7 @@
 
 A holder's share is the total divided by the number of holders. A holder may have more as long as no other
 needs it. When the holdings exceed the total, the largest holder's newest holding is revoked, and so on until
-the rest fits. A holder within its share loses nothing because of another, with one exception: a holding that
+the rest fits. A holder within its share loses nothing because of another, with one exception. A holding that
 is `kept` is not revoked, even if its holder exceeds its share.
 """
 

@@ -22,7 +22,7 @@ PREFIX = "/upstream/"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 # Longer paths are not a model server's, and would take long to compare with `ignorePaths`.
-PATH_LETTERS = 2048
+MAX_PATH_CHARS = 2048
 
 
 class UpstreamRoute:
@@ -75,8 +75,8 @@ class UpstreamRoute:
             raise Forbidden(message, param="Sec-Fetch-Site")
 
     def _check_ignored(self, name: str, model: str, path: str) -> None:
-        if len(path) > PATH_LETTERS:
-            raise InvalidRequest(f"the path must have at most {PATH_LETTERS} characters")
+        if len(path) > MAX_PATH_CHARS:
+            raise InvalidRequest(f"the path must have at most {MAX_PATH_CHARS} characters")
         status = self._services.fleet.model(model)
         if (status is None or status.state != "ready") and any(each.search(path) for each in self._ignored):
             raise ModelUnloaded(

@@ -166,8 +166,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """Names that stand for several models each."""
     health_check: HealthConfig = HealthConfig()
     scheduler: str = "default"
-    """The scheduler, which decides where jobs run and which models are loaded: default, or the name of an
-    entry point in the group `fairlead.schedulers` of an installed package.
+    """The scheduler, which decides where jobs run and which models are loaded. It is default, or the name of
+    an entry point in the group `fairlead.schedulers` of an installed package.
     """
     while_loading: Literal["wait", "reject"] = "wait"
     """Whether a job for a model that is not loaded is queued, or refused with 503 while the model loads."""

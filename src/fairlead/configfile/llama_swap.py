@@ -25,7 +25,7 @@ from fairlead.swap.matrix import MatrixError, expand
 
 N = TypeVar("N", CommandConfig, NodeConfig)
 
-READY_WITHIN_AT_LEAST_S = 15.0  # a shorter healthCheckTimeout counts as this, as in llama-swap
+MIN_READY_TIMEOUT_S = 15.0  # a shorter healthCheckTimeout counts as this, as in llama-swap
 
 # `*` is any key. True: dropped without a check. False: kept, because the list of models shows it.
 WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {

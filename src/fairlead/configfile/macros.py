@@ -17,8 +17,8 @@ from fairlead.config.spelling import Fault, Key, KeyPath, written
 
 DEFAULT_PROXY = "http://localhost:${PORT}"
 DEFAULT_START_PORT = 5800
-LETTERS_AT_MOST = 100_000
-LETTERS_IN_ALL = 4_000_000
+MAX_TEXT_CHARS = 100_000
+MAX_EXPANDED_CHARS = 4_000_000
 
 Macro = str | int | float | bool
 Macros = list[tuple[str, Macro]]
@@ -138,7 +138,7 @@ class Expansion:
         return value
 
     def _substitute_in_text(self, text: str, macros: Macros, path: KeyPath) -> Macro:
-        if self._letters > LETTERS_IN_ALL:
+        if self._letters > MAX_EXPANDED_CHARS:
             return ""
         for name, macro in reversed(macros):
             use = f"${{{name}}}"
@@ -148,13 +148,13 @@ class Expansion:
                 text = macro
             elif use in text:
                 put = written(macro)
-                if len(text) + text.count(use) * len(put) > LETTERS_AT_MOST:
-                    self.faults.append(Fault(path, f"would have more than {LETTERS_AT_MOST} characters"))
+                if len(text) + text.count(use) * len(put) > MAX_TEXT_CHARS:
+                    self.faults.append(Fault(path, f"would have more than {MAX_TEXT_CHARS} characters"))
                     return ""
                 text = text.replace(use, put)
                 self._letters += len(text)
-        if self._letters > LETTERS_IN_ALL:
-            self.faults.append(Fault(path, f"expands to more than {LETTERS_IN_ALL} characters in all"))
+        if self._letters > MAX_EXPANDED_CHARS:
+            self.faults.append(Fault(path, f"expands to more than {MAX_EXPANDED_CHARS} characters in all"))
         return text
 
     def _refuse_unknown(self, value: Any, path: KeyPath) -> None:

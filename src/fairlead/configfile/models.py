@@ -116,7 +116,7 @@ def _with_defaults(raw: dict[str, Any], common: FileSettings, kind: type[AnyMode
 
 
 def _with_minimum_timeout(model: CommandConfig) -> CommandConfig:
-    timeout_s = max(model.health_check_timeout_s, llama_swap.READY_WITHIN_AT_LEAST_S)
+    timeout_s = max(model.health_check_timeout_s, llama_swap.MIN_READY_TIMEOUT_S)
     return msgspec.structs.replace(model, health_check_timeout_s=timeout_s)
 
 

@@ -13,7 +13,7 @@ from fairlead.config import AnyModelConfig, CommandConfig, Config, ConfigError, 
 from fairlead.config.spelling import KeyPath, dotted
 from fairlead.configfile import llama_swap
 from fairlead.configfile.convert import Conversion
-from fairlead.configfile.document import BYTES_AT_MOST, Document, UnreadableError
+from fairlead.configfile.document import MAX_FILE_BYTES, Document, UnreadableError
 from fairlead.configfile.literal_keys import has_literal_keys
 from fairlead.configfile.macros import Expansion
 from fairlead.configfile.models import ModelReader
@@ -22,8 +22,8 @@ from fairlead.dispatch.schedulers import SCHEDULERS
 from fairlead.swap.policies import policy_for
 from fairlead.swap.selectors import faults_of_spilling, unknown_targets, without_targets
 
-FAULTS_AT_MOST = 100
-LETTERS_AT_MOST = 500
+MAX_FAULTS = 100
+MAX_MESSAGE_CHARS = 500
 HAS_MODES = os.name == "posix"
 
 
@@ -48,8 +48,8 @@ class ConfigFileError(ConfigError):
             _on_one_line(": ".join(part for part in (f"{file}:{line}", key, text) if part))
             for line, key, text in self.found
         ]
-        if len(lines) > FAULTS_AT_MOST:
-            lines[FAULTS_AT_MOST:] = [f"{file}: and {len(lines) - FAULTS_AT_MOST} more"]
+        if len(lines) > MAX_FAULTS:
+            lines[MAX_FAULTS:] = [f"{file}: and {len(lines) - MAX_FAULTS} more"]
         super().__init__("\n".join(lines))
 
 
@@ -67,7 +67,7 @@ class Reading(NamedTuple):
 def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
     """Read a file, which may use variables of `environment`. Raises `ConfigFileError` or `OSError`."""
     with file.open("rb") as source:
-        content = source.read(BYTES_AT_MOST + 1)
+        content = source.read(MAX_FILE_BYTES + 1)
         mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
     try:
         document = Document(content, environment)
@@ -186,4 +186,4 @@ def _names_of(models: Iterable[AnyModelConfig]) -> dict[str, str]:
 def _on_one_line(text: str) -> str:
     """Escape and truncate a message, so that quoted text cannot begin a line or control a terminal."""
     shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-    return shown if len(shown) <= LETTERS_AT_MOST else f"{shown[:LETTERS_AT_MOST]}…"
+    return shown if len(shown) <= MAX_MESSAGE_CHARS else f"{shown[:MAX_MESSAGE_CHARS]}…"

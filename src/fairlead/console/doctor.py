@@ -23,9 +23,9 @@ from fairlead.configfile import Reading, read_config
 
 Verdict = Literal["good", "warning", "bad"]
 
-LEAST_MEMORY_GIB = 2
-LEAST_DISK_GIB = 2
-LEAST_FILES = 4096
+MIN_MEMORY_GIB = 2
+MIN_DISK_GIB = 2
+MIN_FILES = 4096
 GIB = 1024**3
 CHILD_TIMEOUT_S = 120
 NAME = 14  # characters, the minimum width of the column of names
@@ -145,7 +145,7 @@ def _memory() -> Iterator[Finding]:
     except (ValueError, OSError):
         yield Finding("memory", "warning", "this system does not report how much is free")
         return
-    if free_gib < LEAST_MEMORY_GIB:
+    if free_gib < MIN_MEMORY_GIB:
         yield Finding(
             "memory", "warning", f"{free_gib:.1f} GiB free", "Only small models will fit. Free some memory."
         )
@@ -158,7 +158,7 @@ def _disk() -> Iterator[Finding]:
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free_gib = shutil.disk_usage(existing).free / GIB
     advice = (
-        "Models are downloaded there: free some space, or set HF_HOME." if free_gib < LEAST_DISK_GIB else ""
+        "Models are downloaded there: free some space, or set HF_HOME." if free_gib < MIN_DISK_GIB else ""
     )
     yield Finding("disk", "warning" if advice else "good", f"{free_gib:.0f} GiB free for {cache}", advice)
 
@@ -169,12 +169,12 @@ def _files() -> Iterator[Finding]:
     except ImportError:  # not Unix
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the server raises its soft limit to this
-    if 0 <= most < LEAST_FILES:
+    if 0 <= most < MIN_FILES:
         yield Finding(
             "open files",
             "warning",
             f"at most {most}",
-            f"Each connection takes up to three: raise the hard limit, as with `ulimit -Hn {LEAST_FILES}`.",
+            f"Each connection takes up to three: raise the hard limit, as with `ulimit -Hn {MIN_FILES}`.",
         )
     else:
         yield Finding("open files", "good", f"at most {most}" if most >= 0 else "no limit")

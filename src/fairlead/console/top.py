@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BARS = " ▁▂▃▄▅▆▇█"
 BAR_S = 1.0
-MOST_BARS = 600
+MAX_BARS = 600
 LABEL = 23  # characters before the bars
 
 
@@ -48,7 +48,7 @@ def _live(url: str, views: Iterator[ServerView]) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    past: deque[ServerView] = deque(maxlen=MOST_BARS)
+    past: deque[ServerView] = deque(maxlen=MAX_BARS)
     console = Console()
     with _keys() as quit_pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         for view in views:

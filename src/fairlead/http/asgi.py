@@ -15,7 +15,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 # when a client sends its body in chunks of one byte.
 UNREAD_BYTES = 64 * 1024
 MESSAGE_BYTES = 512
-SENDS_A_TURN = 8
+SENDS_PER_TURN = 8
 
 
 class ClientDisconnected(OSError):
@@ -105,5 +105,5 @@ class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not fol
             raise ClientDisconnected
         await super().app_send(message)
         self._sends += 1
-        if self._sends % SENDS_A_TURN == 0:
+        if self._sends % SENDS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()

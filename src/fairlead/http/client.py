@@ -1,8 +1,8 @@
 """An HTTP client: requests to one server over a bounded pool of connections, responses as they arrive.
 
-Promises: an exchange that is cancelled, fails or is left early closes its connection, at once and without
-waiting; one that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded.
-Independent of jobs and API formats.
+An exchange that is cancelled, fails or is left early closes its connection, at once and without waiting. One
+that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded. Independent of jobs
+and API formats.
 """
 
 import re

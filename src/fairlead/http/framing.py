@@ -1,7 +1,7 @@
 """Strict line parsing for h11, which accepts what another server on a request's path may read differently.
 
-Servers that disagree about where a line or a request ends enable request smuggling: a part of one client's
-body is taken for another client's request. So only CRLF ends a line, in a head, between chunks and in
+Servers that disagree about where a line or a request ends enable request smuggling. A part of one client's
+body is then taken for another client's request. So only CRLF ends a line, in a head, between chunks and in
 trailers (RFC 9112, 2.2, leaves this to the server). A header folded over several lines is refused (5.2).
 There is one `Content-Length` with one number (6.3 lets a server refuse several equal ones). Each byte is
 examined once, in whatever pieces a head arrives.
@@ -17,7 +17,7 @@ import h11
 from h11._receivebuffer import ReceiveBuffer
 
 # A body may have this many chunks, and one more for each `CHUNK_BYTES` in it.
-MOST_SMALL_CHUNKS = 1000
+MAX_SMALL_CHUNKS = 1000
 CHUNK_BYTES = 64
 
 _LENGTH = b"\ncontent-length:"
@@ -55,7 +55,7 @@ class StrictConnection(h11.Connection):
         if type(event) is h11.Data:
             self._chunks += event.chunk_start
             self._body_bytes += len(event.data)
-            if self._chunks > MOST_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
+            if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
                 raise h11.RemoteProtocolError(f"the body comes in chunks of fewer than {CHUNK_BYTES} bytes")
         elif type(event) is h11.Request:
             self._chunks = self._body_bytes = 0

@@ -7,7 +7,7 @@ import trio
 from fairlead.http.client_connection import ClientConnection
 
 # Each takes a descriptor on both sides.
-MOST_IDLE = 32
+MAX_IDLE = 32
 
 
 class IdleConnections:
@@ -25,7 +25,7 @@ class IdleConnections:
         parser = connection.parser
         is_good = parser.head is not None and parser.head.keep_alive and not parser.surplus
         is_reusable = is_good and parser.is_complete and not connection.is_closed
-        if is_reusable and len(self._connections) < MOST_IDLE:
+        if is_reusable and len(self._connections) < MAX_IDLE:
             connection.idle_since = trio.current_time()
             self._connections.append(connection)
         else:

@@ -23,7 +23,7 @@ from fairlead.upstream_events import UpstreamReader
 
 EVENTS = "text/event-stream"
 # The interval of comments in a stream that has no answer yet.
-COMMENT_EVERY_S = 5.0
+COMMENT_INTERVAL_S = 5.0
 
 Prompt = str | list[int]
 
@@ -115,7 +115,7 @@ class ReasoningEvents(Protocol):
 class WaitingComments:
     """`WaitingEvents` as comments, which clients skip: the queue position and the estimated wait."""
 
-    interval_s = COMMENT_EVERY_S
+    interval_s = COMMENT_INTERVAL_S
 
     def write(self, waiting: WaitEstimate | None) -> bytes:
         """See `WaitingEvents`."""

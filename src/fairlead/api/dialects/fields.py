@@ -35,7 +35,7 @@ OF_ONE_KIND = {"anyOf": [{"items": {"type": kind}} for kind in ("string", "integ
 class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that the server itself reads, even of relayed requests.
 
-    `priority`: the name of a class, or vLLM's number: 0 is the default class, and each step below or above
+    `priority`: the name of a class, or vLLM's number. 0 is the default class, and each step below or above
     it is one class earlier or later.
     """
 

@@ -1,6 +1,6 @@
 """Streamed responses in OpenAI's dialect, as chunks. Does not know sockets.
 
-Chunks are assembled by hand: everything but the text is the same in all of them, so it is prepared once and
+Chunks are assembled by hand. Everything but the text is the same in all of them, so it is prepared once, and
 only the text is encoded. That makes a chunk ten times cheaper, and there is one for every token.
 """
 

@@ -1,6 +1,6 @@
 """Fields of OpenAI's, vLLM's, SGLang's, llama.cpp's and TGI's requests that our engine does not serve.
 
-A field that constrains an answer or its content is refused until it is served: a client that asks for JSON
+A field that constrains an answer or its content is refused until it is served. A client that requests JSON
 must not get anything else. Only null and the values that mean "off" pass. A field that changes no answer is
 ignored, and listed here with the reason. Unknown fields are ignored, because clients send more of them every
 month.
@@ -19,7 +19,7 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 _ABSENT = msgspec.Raw()
 # No value that means "off" is longer in JSON.
-_LONGEST_OFF = 16
+_MAX_OFF_LENGTH = 16
 
 
 class Unserved(NamedTuple):
@@ -226,7 +226,7 @@ def notes(fields: Fields) -> str:
 
 def _is_off(value: msgspec.Raw, off: tuple[Any, ...]) -> bool:
     written = bytes(value)
-    if len(written) > _LONGEST_OFF:
+    if len(written) > _MAX_OFF_LENGTH:
         return False
     try:
         decoded = msgspec.json.decode(written)
