@@ -9,7 +9,6 @@ Knows ASGI and Quart, not sockets or routes. The limits are in the ASGI scope (`
 them, as under a test client, the defaults hold.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import trio
@@ -127,9 +126,7 @@ def unwrap(error: BaseException) -> BaseException:
     return errors[0] if len(errors) == 1 else error
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
-            yield from _leaves(member)
-    else:
-        yield error
+        return [leaf for member in error.exceptions for leaf in _leaves(member)]
+    return [error]

@@ -135,10 +135,7 @@ _MODELS = _group(
 _QUEUE = _group(
     "queue",
     _get(
-        path="/queue",
-        view=QueueRoutes.queue,
-        summary="Return the queue's totals.",
-        answer=DispatchStatistics,
+        path="/queue", view=QueueRoutes.queue, summary="Return the queue's totals.", answer=DispatchStatistics
     ),
     _get(
         path="/queue/estimate",
@@ -240,12 +237,7 @@ _SERVER = _group(
         answer=shapes.ServerState,
         states=(503,),
     ),
-    _get(
-        path="/version",
-        view=Admin.version,
-        summary="Return the program's version.",
-        answer=shapes.Version,
-    ),
+    _get(path="/version", view=Admin.version, summary="Return the program's version.", answer=shapes.Version),
     _get(
         path="/metrics",
         view=Metrics.metrics,
@@ -259,12 +251,7 @@ _SERVER = _group(
         media=EVENTS,
         errors=(429,),
     ),
-    _get(
-        path="/openapi.json",
-        view=OpenApi.document,
-        summary="Return this document.",
-        answer=dict[str, Any],
-    ),
+    _get(path="/openapi.json", view=OpenApi.document, summary="Return this document.", answer=dict[str, Any]),
     _get(
         path="/",
         view=Dashboard.page,

@@ -63,7 +63,9 @@ class ModelReader:
             return self._with_folder(_with_filter_aliases(made))
         if made is None:
             return None
-        return _with_filter_aliases(llama_swap.without_model_filter(_with_minimum_timeout(made)))
+        timeout_s = max(made.health_check_timeout_s, llama_swap.MIN_READY_TIMEOUT_S)
+        made = msgspec.structs.replace(made, health_check_timeout_s=timeout_s)
+        return _with_filter_aliases(llama_swap.without_model_filter(made))
 
     def _report_kind(self, raw: dict[str, Any], path: KeyPath, *, both: bool) -> None:
         message = "must have path, a folder with a model, or cmd, a command that serves one"
@@ -113,11 +115,6 @@ def _with_defaults(raw: dict[str, Any], common: FileSettings, kind: type[AnyMode
             filters.setdefault("stripParams", older)
             settings["filters"] = filters
     return settings
-
-
-def _with_minimum_timeout(model: CommandConfig) -> CommandConfig:
-    timeout_s = max(model.health_check_timeout_s, llama_swap.MIN_READY_TIMEOUT_S)
-    return msgspec.structs.replace(model, health_check_timeout_s=timeout_s)
 
 
 def _with_filter_aliases(model: M) -> M:

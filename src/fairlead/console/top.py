@@ -35,7 +35,8 @@ def top(client: Client, *, as_json: bool) -> int:
                 for data in snapshots:
                     print(json.dumps(json.loads(data)), flush=True)
             elif sys.stdout.isatty():
-                return _live(client.url, map(read_snapshot, snapshots))
+                if _live(client.url, map(read_snapshot, snapshots)):
+                    return 0
             else:
                 for view in map(read_snapshot, snapshots):
                     print(_line(view), flush=True)
@@ -44,7 +45,8 @@ def top(client: Client, *, as_json: bool) -> int:
     raise ServerError(f"{client.url} has ended the stream: it is stopping")
 
 
-def _live(url: str, views: Iterator[ServerView]) -> int:
+def _live(url: str, views: Iterator[ServerView]) -> bool:
+    """Show the snapshots until they end; return whether the user quit."""
     from rich.console import Console
     from rich.live import Live
 
@@ -55,8 +57,8 @@ def _live(url: str, views: Iterator[ServerView]) -> int:
             remember(past, view)
             live.update(_page(url, past, bars=console.width - LABEL), refresh=True)
             if quit_pressed():
-                return 0
-    raise ServerError(f"{url} has ended the stream: it is stopping")
+                return True
+    return False
 
 
 def remember(past: "deque[ServerView]", view: ServerView) -> None:
