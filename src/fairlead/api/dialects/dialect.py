@@ -140,7 +140,7 @@ class RelayDialect(ABC):
 
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
     request may ask for a stream, of type `stream_type`. Until the answer begins, the stream has
-    `waiting_events`, and `reasoning_events` about the load of the model; None: the dialect has none.
+    `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none.
     `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents.
     """
 
@@ -160,13 +160,13 @@ class RelayDialect(ABC):
         """Return the body of an error response."""
 
     def error_event(self, error: FairleadError) -> bytes:
-        """Return the event that ends a relayed stream. Another server's error keeps its own form."""
+        """Return the event of an error that ends a stream. Another server's error keeps its own form."""
         data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or self.error_body(error)
         return encode_event(data)
 
 
 class Dialect(RelayDialect):
-    """A dialect that our own models answer, too: as a whole. `job_prefix` begins the ids of its answers."""
+    """A dialect that our own models answer, too, unstreamed. `job_prefix` begins the ids of its answers."""
 
     job_prefix: ClassVar[str]
     streams = False
