@@ -24,8 +24,7 @@ from fairlead.config import Config, ConfigError, Limits, ModelConfig
 from fairlead.descriptors import raise_limit, share_of_clients
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
-from fairlead.fleet.fleet import Fleet, Reader
-from fairlead.fleet.managed_model import OnProgress
+from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.reload import ConfigSource, keep_up
 from fairlead.gateway import Gateway
@@ -89,10 +88,10 @@ async def serve(
 ) -> None:
     """Bind, load, serve, drain. Calls `started()` with the server's address when preloading is over.
 
-    The listener answers before models are loaded, but after their files are fetched from a hub: `/health`
-    succeeds, `/ready` does not yet, and jobs are queued until their models are loaded. The configuration is
-    read again from its `source`, if it has one. `request_log` records each job at its end. Raises
-    `ConfigError`, `LoadFailed` or `OSError` if it cannot start.
+    The listener answers when the models' files have been fetched from a hub, before the models are loaded.
+    Until they are, `/health` succeeds, `/ready` does not, and jobs are queued. The configuration is read
+    again from its `source`, if it has one. `request_log` records each job at its end. Raises `ConfigError`,
+    `LoadFailed` or `OSError` if it cannot start.
     """
     with ExitStack() as listening:
         sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]
@@ -112,22 +111,6 @@ async def serve(
             signals.cancel_scope.cancel()
 
 
-class FleetFactory(Protocol):
-    """Makes the fleet of a server: `Fleet`, or a test's replacement."""
-
-    def __call__(
-        self,
-        config: Config,
-        dispatcher: Dispatcher,
-        nodes: NodeRegistry,
-        /,
-        *,
-        read: Reader,
-        on_progress: OnProgress,
-    ) -> Fleet:
-        """Return a fleet of the configuration's models and nodes that reports to this dispatcher."""
-
-
 class Composition:
     """The parts of a server except the listener: fleet ⊃ dispatcher ⊃ the ASGI application.
 
@@ -143,7 +126,7 @@ class Composition:
         *,
         source: ConfigSource | None = None,
         request_log: RequestLog | None = None,
-        make_fleet: FleetFactory = Fleet,
+        make_fleet: Callable[..., Fleet] = Fleet,
         random: Random | None = None,
     ) -> None:
         self.draining = trio.Event()

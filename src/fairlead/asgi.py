@@ -119,7 +119,7 @@ class AsgiApp:
     def drain(self) -> None:
         """Take no more jobs and refuse queued ones; running jobs continue. Without a lifespan, do nothing.
 
-        For a server that knows that it will stop soon: the lifespan is notified only when it has stopped.
+        For a server that is about to stop: the lifespan is notified only when it has stopped.
         """
         if self._composition is not None and not self._composition.draining.is_set():
             logger.info("stopping")
@@ -198,7 +198,7 @@ class AsgiApp:
             await self._until_all_ended()
 
     async def _cut_off(self) -> None:
-        """Cancel the requests that are left, so that none waits for a fleet that is gone."""
+        """Cancel the requests that are left, so that none waits for a fleet that has ended."""
         if self._requests:
             logger.warning("drain timed out", requests=len(self._requests))
         for request in self._requests:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import structlog
 
 from fairlead.config import Config, ModelConfig
-from fairlead.http.client import MOST_IDLE
+from fairlead.http.idle_connections import MAX_IDLE
 from fairlead.http.listener import REFUSALS
 from fairlead.nodes.remote_node import SPARE_CONNECTIONS
 
@@ -29,7 +29,7 @@ PER_CONNECTION = 2
 # A child has four: a socket, two pipes, and a handle of the process. Starting one takes as many again.
 PER_MODEL = 8
 # Probes, and the idle connections that are kept. A command's server counts as a model and as a node.
-PER_NODE = SPARE_CONNECTIONS + MOST_IDLE
+PER_NODE = SPARE_CONNECTIONS + MAX_IDLE
 # Logs, configuration and model files, memory measurements, and the sockets of a hub's library.
 FOR_THE_REST = 64
 

@@ -42,7 +42,7 @@ class FairleadError(Exception):
 
 
 class InvalidRequest(FairleadError):
-    """The request is invalid, or asks for something impossible; `param` names the field."""
+    """The request is invalid, or cannot be fulfilled; `param` names the field."""
 
     status = 400
     code = "invalid_request"
@@ -208,7 +208,7 @@ class QueueTimeout(FairleadError):
 
 
 class EngineFailed(FairleadError):
-    """One sequence failed in the engine (NaN logits, say); the others continue."""
+    """One sequence failed in the engine, for example by NaN logits; the others continue."""
 
     status = 500
     code = "engine_failed"
@@ -222,7 +222,7 @@ class NodeFailed(FairleadError):
 
 
 class NodeFull(NodeFailed):
-    """The node answered that it has no room after all. The job is queued again, at no cost to it."""
+    """The node reported that it is full. The job is queued again, which does not count as a failure."""
 
 
 class NodeRefused(FairleadError):
@@ -235,12 +235,7 @@ class NodeRefused(FairleadError):
     code = "refused"
 
     def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        status: int = 400,
-        body: bytes = b"",
+        self, message: str, *, param: str | None = None, status: int = 400, body: bytes = b""
     ) -> None:
         super().__init__(message, param=param)
         self.status = status
@@ -248,7 +243,7 @@ class NodeRefused(FairleadError):
 
 
 class LoadFailed(FairleadError):
-    """The model could not be loaded; the message says why."""
+    """The model could not be loaded; the message has the reason."""
 
     status = 502
     code = "load_failed"
@@ -259,7 +254,7 @@ class LoadCancelled(LoadFailed):
 
 
 class ModelLoading(FairleadError):
-    """The model is being loaded, and the configuration says not to wait."""
+    """The model is being loaded, and the configuration does not let jobs wait for it."""
 
     status = 503
     code = "model_loading"

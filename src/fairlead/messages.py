@@ -167,8 +167,8 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """One engine step's outputs for all sequences. Also answers messages that need no step.
 
-    A sequence that got one more token and nothing else has its key in `keys` (little-endian int64) and its
-    token in `tokens` (int32) at the same index. Everything else is in `outputs`. No sequence is in both.
+    Of a sequence that got one more token and nothing else, `keys` has the key (little-endian int64), and
+    `tokens` the token (int32) at the same index. Everything else is in `outputs`. No sequence is in both.
     """
 
     keys: bytes

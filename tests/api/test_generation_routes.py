@@ -97,6 +97,9 @@ class Plain:
     def end(self) -> bytes:
         return b"END"
 
+    def fail(self, error: FairleadError) -> bytes:
+        return ChatDialect().error_event(error)
+
 
 @dataclass
 class Given:

@@ -8,7 +8,7 @@ import pytest
 from api.conftest import client_of
 from api.far_away import whole
 from fairlead.api.body import BodyParser
-from fairlead.api.dialects.dialect import Dialect, GenerationRequest
+from fairlead.api.dialects.dialect import GenerationRequest, StreamingDialect
 from fairlead.api.dialects.event_reader import EventReader, EventShape, text_members
 from fairlead.api.dialects.fields import Envelope, SamplingParameters
 from fairlead.api.route_table import ROUTES, dialect_route
@@ -36,14 +36,26 @@ class LinesAnswer(msgspec.Struct, frozen=True):
 
 
 class LinesWriter:
+    """Numbers all events of a stream, an error too."""
+
+    def __init__(self):
+        self._number = 0
+
     def write(self, deltas):
-        return b"".join(encode({"piece": delta.text}) + b"\n" for delta in deltas if delta.text)
+        return b"".join(self._line({"piece": delta.text}) for delta in deltas if delta.text)
 
     def end(self):
-        return encode({"end": True}) + b"\n"
+        return self._line({"end": True})
+
+    def fail(self, error):
+        return self._line({"fault": error.message})
 
     def skip_beginnings(self):
         """There are none."""
+
+    def _line(self, event):
+        self._number += 1
+        return encode({"number": self._number} | event) + b"\n"
 
 
 class LineShape(EventShape):
@@ -60,7 +72,7 @@ class LinesReader(EventReader[LineShape]):
         return text_members(document, ("piece",))
 
 
-class LinesDialect(Dialect):
+class LinesDialect(StreamingDialect):
     path = PATH
     job_prefix = "lines"
     body_type = LinesRequest
@@ -114,9 +126,9 @@ async def test_new_dialect_serves_a_stream_of_its_own_type(client):
     reply = await client.post(PATH, {"model": "small", "text": "hello"})
     assert (reply.status, reply.headers["content-type"]) == (200, "application/x-ndjson")
     assert [json.loads(line) for line in reply.body.splitlines()] == [
-        {"piece": "Hello"},
-        {"piece": " world"},
-        {"end": True},
+        {"number": 1, "piece": "Hello"},
+        {"number": 2, "piece": " world"},
+        {"number": 3, "end": True},
     ]
 
 
@@ -145,6 +157,16 @@ async def test_new_dialect_writes_refusals_of_the_queue_in_its_own_form(client):
 async def test_new_dialect_ends_a_stream_with_its_own_error(client):
     client.gateway.script = lambda job: [[Delta(0, "Hello", [1])], NodeFailed("gone")]
     reply = await client.post(PATH, {"model": "small", "text": "hello"})
+    assert not reply.whole
+    assert [json.loads(line) for line in reply.body.splitlines()] == [
+        {"number": 1, "piece": "Hello"},
+        {"number": 2, "fault": "gone"},
+    ]
+
+
+async def test_new_dialect_ends_a_relayed_stream_with_its_own_error(client):
+    client.gateway.script = lambda job: [[Delta(0, raw=[b'{"piece":"Hello"}\n'])], NodeFailed("gone")]
+    reply = await client.post(PATH, {"model": "far", "text": "hello"})
     assert not reply.whole
     assert [json.loads(line) for line in reply.body.splitlines()] == [
         {"piece": "Hello"},

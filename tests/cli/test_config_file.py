@@ -121,7 +121,7 @@ def test_nodes_alone_are_enough_to_serve(app, folder):
 @pytest.mark.parametrize(
     ("text", "arguments", "culprit"),
     [
-        (FILE, ["small"], "MODEL: the models are those of --config"),
+        (FILE, ["small"], "MODEL: cannot be given with --config, which has the models"),
         (
             "models: {a: {path: small}, b: {path: small}}",
             ["--slots", "1"],
@@ -195,7 +195,7 @@ def test_valid_file_is_summarized_in_a_few_lines(folder, capsys):
     assert main(["config", "check", "fairlead.yaml"]) == 0
     assert capsys.readouterr().out == (
         "fairlead.yaml is good.\n  models: qwen\n  nodes: big\n"
-        "  evictions: none; there must be room for all models\n"
+        "  evictions: none; all models must fit at the same time\n"
         "  address: localhost:9000\n"
         "  API keys: 1\n  without effect: logToStdout\n"
     )

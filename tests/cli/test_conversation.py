@@ -18,7 +18,7 @@ def test_a_conversation_remembers_both_sides_until_it_is_cleared(server):
             terminal.expect("Hello there")
         terminal.expect("> ")
         terminal.type("/clear\n")
-        terminal.expect("forgotten")
+        terminal.expect("cleared")
         terminal.expect("> ")
         terminal.type("Three\n")
         terminal.expect("Hello there")

@@ -57,8 +57,8 @@ def test_doctor_finds_that_a_server_would_run_here():
 def test_check_that_takes_too_long_is_a_finding_of_doctor(capsys, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "CHILD_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(doctor, "ASK_TORCH", "import time; time.sleep(60)")
-    monkeypatch.setattr(doctor, "ASK_KERNEL", "print('amx')")
+    monkeypatch.setattr(doctor, "TORCH_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(doctor, "KERNEL_PROBE", "print('amx')")
     assert main(["doctor", "--port", "0"]) == 1
     assert "it did not end within 0.2 s" in capsys.readouterr().out
 

@@ -323,9 +323,9 @@ def test_empty_sections_are_accepted(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("macros: {PORT: 1}", "macros.PORT: is not a name to give"),
-        ("macros: {'a b': 1}", "macros.a b: the name of a macro is of letters"),
-        (f"macros: {{{'a' * 64}: 1}}", "the name of a macro is of letters, digits, - and _, at most 63"),
+        ("macros: {PORT: 1}", "macros.PORT: is reserved"),
+        ("macros: {'a b': 1}", "macros.a b: the name of a macro must be 1 to 63 letters"),
+        (f"macros: {{{'a' * 64}: 1}}", "the name of a macro must be 1 to 63 letters, digits, - and _"),
         ("macros: {a: [1]}", "macros.a: must be text, a number, true or false"),
         ("macros: {a: 'x ${a}'}", "macros.a: refers to itself"),
         ("macros: [a]", "macros: must be a mapping"),

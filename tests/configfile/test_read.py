@@ -285,7 +285,7 @@ def test_swap_policy_is_read_from_the_file(config, text, expected):
     [
         (
             "lru: {}\ngroups: {g: {members: [m]}}",
-            "only one way to make room can be in use; groups is another",
+            "only one eviction policy can be in use; groups selects another",
         ),
         ("routing: {router: {use: matrix}}", "routing.router.settings.matrix is missing"),
         ("groups: {g: {members: [m]}, h: {members: [m]}}", r"groups.h.members[0]: m is in a group already"),

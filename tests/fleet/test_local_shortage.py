@@ -12,7 +12,8 @@ import trio
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.errors import NodeFull
 from fairlead.http import client as upstream
-from fairlead.http.client import MOST_IDLE, LocalShortage, Upstream, UpstreamFailed
+from fairlead.http.client import LocalShortage, Upstream, UpstreamFailed
+from fairlead.http.idle_connections import MAX_IDLE
 from fairlead.process.health import HealthCheck
 from fairlead.process.liveness import LivenessProbe
 from fleet.running_fleet import running_fleet
@@ -139,9 +140,9 @@ async def test_number_of_idle_connections_is_bounded():
 
         together = trio.Event()
         async with trio.open_nursery() as clients:
-            for _ in range(MOST_IDLE + 10):
+            for _ in range(MAX_IDLE + 10):
                 clients.start_soon(ask)
-            while server.connections < MOST_IDLE + 10:
+            while server.connections < MAX_IDLE + 10:
                 await trio.lowlevel.checkpoint()
             together.set()
-        assert pool.statistics().idle == MOST_IDLE
+        assert pool.statistics().idle == MAX_IDLE

@@ -99,6 +99,9 @@ class Plain:
     def end(self) -> bytes:
         return b""
 
+    def fail(self, error: FairleadError) -> bytes:
+        return ChatDialect().error_event(error)
+
 
 class Visitors:
     """A number of clients, at most `AT_ONCE` at the same time."""

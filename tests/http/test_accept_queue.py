@@ -48,7 +48,7 @@ def test_close_closes_all_queued_connections():
 
 
 async def test_a_new_address_need_not_wait_for_all_earlier_connections_of_another(monkeypatch):
-    monkeypatch.setattr(listener, "STARTS_A_TURN", 1)
+    monkeypatch.setattr(listener, "STARTS_PER_TURN", 1)
     served: list[str] = []
 
     async def app(scope, receive, send):

@@ -23,7 +23,7 @@ Body = TypeVar("Body")
 # Members, in any dialect, whose numbers are token ids: there are many, and each costs little.
 TOKEN_LISTS = (b"prompt", b"input", b"tokens")
 # A body has at most this many values per byte ("1.," counts as four), so most need not be counted.
-_MOST_VALUES_A_BYTE = 2
+_MAX_VALUES_PER_BYTE = 2
 
 # The second parse blocks every other request, so it is bounded. Above the first bound the message is less
 # precise; above the second a whole number may not be written as 5.0.
@@ -60,7 +60,7 @@ class BodyParser(Generic[Body]):
 def parse(body: bytes, decoder: msgspec.json.Decoder[Body], limits: Limits) -> Body:
     """Decode a body. Raises `InvalidRequest` for any fault, with the `param` if known."""
     try:
-        if _MOST_VALUES_A_BYTE * len(body) > limits.body_values:
+        if _MAX_VALUES_PER_BYTE * len(body) > limits.body_values:
             check_counts(body, limits)
         else:
             str(body, "utf-8")  # msgspec does not check the strings in fields it ignores

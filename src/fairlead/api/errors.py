@@ -2,8 +2,8 @@
 
 Every exception becomes JSON in the dialect of the route that raised it, with its status and headers. The
 error of another server that a request was relayed to is passed on unchanged. An exception that is neither a
-`FairleadError` nor an HTTP error of Quart's is our own bug: it is logged, once, and the client gets only the
-request id to ask about.
+`FairleadError` nor an HTTP error of Quart's is our own bug. It is logged once, and the client gets only the
+request id, which the log has too.
 """
 
 from collections.abc import Iterable
@@ -78,20 +78,19 @@ def public_error(raised: Exception) -> FairleadError:
         case werkzeug.HTTPException(code=int(code)) if 400 <= code < 500:
             return InvalidRequest(raised.description or "the request cannot be understood")
     logger.error("unexpected error", exc_info=raised)
-    return FairleadError("the server failed; its log says more, under this request id")
+    return FairleadError("the server failed; its log has the cause under this request id")
 
 
 def _headers(error: FairleadError) -> dict[str, str]:
-    headers = {}
     retry_after_s = error.retry_after_s
     if retry_after_s is None and (error.status in {429, 503} or isinstance(error, ModelUnloaded)):
         retry_after_s = DEFAULT_RETRY_AFTER_S
-    if retry_after_s is not None:
-        headers["Retry-After"] = str(retry_after_s)
-    if error.estimated_wait_s is not None:
-        headers["X-Estimated-Wait"] = str(error.estimated_wait_s)
-    if error.queue_position is not None:
-        headers["X-Queue-Position"] = str(error.queue_position)
+    hints = {
+        "Retry-After": retry_after_s,
+        "X-Estimated-Wait": error.estimated_wait_s,
+        "X-Queue-Position": error.queue_position,
+    }
+    headers = {name: str(value) for name, value in hints.items() if value is not None}
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
     if error.status == 401:

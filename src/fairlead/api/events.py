@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 class Events:
     """The view of `/events`. `take` returns the server's current snapshot.
 
-    `draining` says whether the server is about to stop, `scope_of` what a key may see.
+    `draining`: whether the server is about to stop. `scope_of` returns what a key may see.
     """
 
     def __init__(
@@ -68,16 +68,12 @@ class Events:
             message = f"{MAX_CLIENTS} clients already follow the events, the maximum"
             raise RateLimited(message, retry_after_s=_RETRY_AFTER_S)
         self._clients += 1
-        request.nursery.start_soon(self._count)
+        request.at_end(self._leave)
         stream = SnapshotStream(self.snapshots.of(request.api_key), self.history, self._draining)
         return Response(stream, 200, {"Content-Type": EVENTS, **HEADERS})
 
-    async def _count(self) -> None:
-        """Count a client, as long as its request lasts."""
-        try:
-            await trio.sleep_forever()
-        finally:
-            self._clients -= 1
+    def _leave(self) -> None:
+        self._clients -= 1
 
 
 class SnapshotCache:

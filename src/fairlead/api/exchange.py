@@ -1,7 +1,7 @@
 """The adapter to Quart: one request and its response, and the lifetime that all work for it belongs to.
 
 An `Exchange` gives its request a nursery. It is cancelled when the client disconnects and when the response
-has been sent, so a route can start a task there and need not stop it. Once a status has been sent, an error
+has been sent. So a route can start a task there and need not stop it. Once a status has been sent, an error
 cannot change it. The exchange then returns or raises with its response unfinished, and the listener closes
 the connection.
 
@@ -9,7 +9,6 @@ Knows ASGI and Quart, not sockets or routes. The limits are in the ASGI scope (`
 them, as under a test client, the defaults hold.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import trio
@@ -127,9 +126,7 @@ def unwrap(error: BaseException) -> BaseException:
     return errors[0] if len(errors) == 1 else error
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        for member in error.exceptions:
-            yield from _leaves(member)
-    else:
-        yield error
+        return [leaf for member in error.exceptions for leaf in _leaves(member)]
+    return [error]

@@ -96,16 +96,16 @@ class FleetRoutes:
         return self._jobs.models.find(request, name)
 
     def _model(self, name: str) -> ModelStatus:
-        for status in self._fleet.models():
-            if status.model == name:
-                return status
-        raise NotFound(f"the model {quoted(name)} is gone", param="model")  # removed by a reload
+        status = self._fleet.model(name)
+        if status is None:  # removed by a reload
+            raise NotFound(f"the model {quoted(name)} does not exist any more", param="model")
+        return status
 
     def _node(self, node_id: str) -> NodeStatus:
         for status in self._fleet.nodes():
             if status.id == node_id:
                 return status
-        raise NotFound(f"the node {quoted(node_id)} is gone")
+        raise NotFound(f"the node {quoted(node_id)} does not exist any more")
 
 
 def _flag(request: Request, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The way of every request that a model answers, in any dialect: from its body to a job, and to the response.
+"""The pipeline of all requests that a model answers, in any dialect: from the body to a job and the response.
 
 A request for a model of another server is relayed as it is, and its response is streamed back as it arrives.
 Only its envelope is read: the model, the user, the size, and whether an answer is repeatable. The rest of its
@@ -18,6 +18,7 @@ from fairlead.api.dialects.dialect import (
     GenerationRequest,
     Prompt,
     RelayDialect,
+    StreamingDialect,
 )
 from fairlead.api.dialects.fields import MAX_INT32, Envelope
 from fairlead.api.encoding import encode_prompts
@@ -26,7 +27,7 @@ from fairlead.api.loading import loading_progress
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
-from fairlead.errors import quoted
+from fairlead.errors import FairleadError, quoted
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.text.model import TextModel
 
@@ -47,12 +48,12 @@ class GenerationPipeline:
         job, context = await self._prepare(request, dialect)
         writer = None
         if context is not None and job.stream:
-            assert isinstance(dialect, Dialect)
+            assert isinstance(dialect, StreamingDialect)
             writer = dialect.stream_writer(context)
         if job.stream:
             loading = loading_progress(self._services, dialect, job)
-            relayed = RelayWriter(writer) if writer is None or job.relay is not None else writer
-            return await self._jobs.stream(request, job, dialect, relayed, loading=loading)
+            stream = RelayWriter(dialect, writer) if writer is None or job.relay is not None else writer
+            return await self._jobs.stream(request, job, dialect, stream, loading=loading)
         deltas, headers = await self._jobs.collect(request, job)
         if context is None or deltas[0].raw:
             return json_response(b"".join(deltas[0].raw), headers=headers)
@@ -173,7 +174,8 @@ class RelayWriter:
     After a failure, another node may continue the answer: what our own engine generates is written by `own`.
     """
 
-    def __init__(self, own: AnswerWriter | None = None) -> None:
+    def __init__(self, dialect: RelayDialect, own: AnswerWriter | None = None) -> None:
+        self._dialect = dialect
         self._own = own
         self._is_relayed = own is None
 
@@ -191,6 +193,12 @@ class RelayWriter:
     def end(self) -> bytes:
         """See `StreamWriter`. If another server wrote last, it has ended the answer itself."""
         return b"" if self._own is None or self._is_relayed else self._own.end()
+
+    def fail(self, error: FairleadError) -> bytes:
+        """See `StreamWriter`."""
+        if self._own is None or self._is_relayed:
+            return self._dialect.error_event(error)
+        return self._own.fail(error)
 
     def _write_own(self, own: AnswerWriter, delta: Delta) -> bytes:
         if self._is_relayed:

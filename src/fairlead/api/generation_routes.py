@@ -1,10 +1,10 @@
-"""The generating and tokenizing routes, handled without Quart: the same contract for a third of the time.
+"""The generating and tokenizing routes, handled without Quart: the same contract at a third of the cost.
 
 In a flood of requests, the cost of each delays all others. So a request is one task, which reads the body,
 runs the job and responds. Only a stream needs a second task. A refusal is sent in the same event-loop turn in
 which its request was read.
 
-A request's lifetime is as in `exchange`: all work for it runs in its nursery, which is cancelled when the
+A request's lifetime is as in `exchange`. All work for it runs in its nursery, which is cancelled when the
 client disconnects and when the response is complete. A truncated response ends the connection.
 """
 

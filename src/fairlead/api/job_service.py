@@ -19,7 +19,7 @@ from fairlead.api import body as bodies
 from fairlead.api.dialects.dialect import RelayDialect, StreamWriter
 from fairlead.api.dialects.fields import CommonFields
 from fairlead.api.encoding import packed
-from fairlead.api.loading import LOADING_AFTER_S, LoadingProgress
+from fairlead.api.loading import LOADING_DELAY_S, LoadingProgress
 from fairlead.api.model_access import ModelAccess
 from fairlead.api.offload import Offload
 from fairlead.api.pending import PendingAnswer
@@ -143,16 +143,16 @@ class JobService:
     ) -> Response:
         """Start the job; return its stream at the first delta, or when `keep_alive_s` has passed.
 
-        With `loading` to report, the stream begins after `LOADING_AFTER_S`. Raises a `FairleadError` until
+        With `loading` to report, the stream begins after `LOADING_DELAY_S`. Raises a `FairleadError` until
         then; afterwards errors are sent as events.
         """
         job, pending = self.start(request, job)
         keep_alive_s = self.services.config.queue.keep_alive_s
-        with trio.move_on_after(LOADING_AFTER_S if loading else keep_alive_s or float("inf")):
+        with trio.move_on_after(LOADING_DELAY_S if loading else keep_alive_s or float("inf")):
             await pending.get()
         waiting = partial(self.services.gateway.waiting, job.request_id)
         body = EventStream(pending, dialect, writer, waiting, loading)
-        if pending.is_there:
+        if pending.is_available:
             return stream_response(body, waiting_headers(await pending.get()))
         now = waiting()
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
@@ -170,9 +170,7 @@ class JobService:
     def _admit(self, request: Request, job: Job) -> tuple[Job, Charge, PendingAnswer]:
         """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
         charge = self.quotas.of(request.api_key).admit(
-            prompt_tokens=job.prompt_tokens,
-            is_estimate=not job.prompts,
-            now_s=trio.current_time(),
+            prompt_tokens=job.prompt_tokens, is_estimate=not job.prompts, now_s=trio.current_time()
         )
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
@@ -189,10 +187,10 @@ class JobService:
         """Run one job. It is in flight, and counts against its key, until this task ends."""
         try:
             await self.services.gateway.serve(job, task_status=pending)
-            if not pending.is_there:
+            if not pending.is_available:
                 raise RuntimeError("the gateway has served a job without an answer")
         except Exception as error:
-            if pending.is_there:
+            if pending.is_available:
                 raise
             pending.fail(error)
             if _is_refusal(pending.error):
@@ -225,11 +223,7 @@ def waiting_headers(answer: Answer) -> dict[str, str]:
 
 
 def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -> dict[str, str]:
-    headers = {
-        "X-Estimated-Wait": wait_s,
-        "X-Queue-Position": position,
-        "X-Estimated-Wait-P90": wait_p90_s,
-    }
+    headers = {"X-Estimated-Wait": wait_s, "X-Queue-Position": position, "X-Estimated-Wait-P90": wait_p90_s}
     return {name: str(value) for name, value in headers.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""The load progress in a streamed answer: shown as reasoning, which chat clients show apart.
+"""The load progress in a streamed answer: shown as reasoning, which chat clients show separately.
 
 Only where the configuration enables it (`sendLoadingState`). A client that joins the content of an answer
 does not see it.
@@ -9,26 +9,35 @@ from collections.abc import Callable
 
 import trio
 
-from fairlead.api.dialects.dialect import Dialect, RelayDialect
+from fairlead.api.dialects.dialect import ReasoningEvents, RelayDialect, WaitingEvents
 from fairlead.api.services import Services
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus
-from fairlead.http.server_sent_events import encode_comment
 from fairlead.job import Job
 
 # Until then, a stream can begin with its answer, and a refused job can have an error status.
-LOADING_AFTER_S = 0.25
+LOADING_DELAY_S = 0.25
 # The interval of progress reports.
-REPORT_EVERY_S = 1.0
+REPORT_INTERVAL_S = 1.0
 
 
 class LoadingProgress:
-    """`WaitingEvents` of one answer about the load of its model; `status` returns the model's state."""
+    """`WaitingEvents` of one answer about the load of its model, as reasoning.
 
-    interval_s = REPORT_EVERY_S
+    `status` returns the model's state. Once it is loaded, the dialect's own `waiting_events` follow.
+    """
 
-    def __init__(self, dialect: Dialect, job: Job, status: Callable[[], ModelStatus | None]) -> None:
-        self._dialect = dialect
+    interval_s = REPORT_INTERVAL_S
+
+    def __init__(
+        self,
+        events: ReasoningEvents,
+        waiting_events: WaitingEvents,
+        job: Job,
+        status: Callable[[], ModelStatus | None],
+    ) -> None:
+        self._events = events
+        self._waiting_events = waiting_events
         self._job = job
         self._status = status
         self._created = int(time.time())
@@ -37,9 +46,9 @@ class LoadingProgress:
         self._is_loaded = False
 
     def write(self, waiting: WaitEstimate | None) -> bytes:
-        """Return what is new, a dot if nothing is, and a comment once the model is loaded."""
+        """Return what is new, and a dot if nothing is."""
         if self._is_loaded:
-            return encode_comment("running")
+            return self._waiting_events.write(None)
         status = self._status()
         if status is not None and status.state == "ready":
             return self.end()
@@ -59,19 +68,18 @@ class LoadingProgress:
         return self._event(f"\nLoaded after {trio.current_time() - self._began_at:.1f} s\n\n")
 
     def _event(self, text: str) -> bytes:
-        return self._dialect.reasoning_event(self._job, self._created, text)
+        return self._events.write(self._job, self._created, text)
 
 
 def loading_progress(services: Services, dialect: RelayDialect, job: Job) -> LoadingProgress | None:
     """Return the events that report a model's load; None if it is loaded, or none are configured."""
     fleet = services.fleet
-    if not isinstance(dialect, Dialect) or not dialect.shows_loading:
-        return None
-    if not fleet.sends_loading_state(job.model):
+    events = dialect.reasoning_events
+    if events is None or not fleet.sends_loading_state(job.model):
         return None
     if any(node.state == "up" and job.model in node.models for node in fleet.nodes()):
         return None
-    return LoadingProgress(dialect, job, lambda: fleet.model(job.model))
+    return LoadingProgress(events, dialect.waiting_events, job, lambda: fleet.model(job.model))
 
 
 def _progress(status: ModelStatus | None, waiting: WaitEstimate | None) -> str:

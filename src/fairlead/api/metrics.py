@@ -14,7 +14,7 @@ from fairlead.telemetry.tenants import TenantNames
 
 
 class Metrics:
-    """The view of `/metrics`, in the text format or as OpenMetrics, as the request's `Accept` says."""
+    """The view of `/metrics`, in the text format or as OpenMetrics, as the request's `Accept` requires."""
 
     def __init__(
         self, services: Services, overview: Overview, refusals: Callable[[], Mapping[str, int]]

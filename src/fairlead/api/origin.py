@@ -27,8 +27,8 @@ What is checked:
 Probes may send any `Host`, so `/health` and `/ready`, which reveal little, are not checked.
 
 `Origin` may be the requested server, or one of `allowedHosts` on the default port of its scheme. Unless
-checked strictly, any `Origin` is accepted if the browser says that page and request have the same origin
-(`Sec-Fetch-Site: same-origin`): a proxy in between may have changed `Host`. `Origin: null`, which sandboxed
+checked strictly, any `Origin` is accepted if the browser reports that page and request have the same origin
+(`Sec-Fetch-Site: same-origin`). A proxy in between may have changed `Host`. `Origin: null`, which sandboxed
 frames and local files send, is refused. All but operator routes also accept pages of the origins in `cors`.
 Below `/upstream`, a request that a browser sends without `Origin` for a page of another server, as for an
 image, is refused (see `upstream`).

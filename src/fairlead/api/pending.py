@@ -19,7 +19,7 @@ class PendingAnswer(trio.TaskStatus[Answer]):
         self._arrival = trio.Event()
 
     @property
-    def is_there(self) -> bool:
+    def is_available(self) -> bool:
         """Whether `get` has a result."""
         return self._arrival.is_set()
 
@@ -36,13 +36,13 @@ class PendingAnswer(trio.TaskStatus[Answer]):
     def started(self, value: Answer | None = None) -> None:
         """Set the answer: `serve` calls this, as its task status."""
         assert value is not None
-        assert not self.is_there
+        assert not self.is_available
         self._answer = value
         self._arrival.set()
 
     def fail(self, error: BaseException) -> None:
         """Set an error instead."""
-        assert not self.is_there
+        assert not self.is_available
         self._error = unwrap(error)
         self._arrival.set()
 

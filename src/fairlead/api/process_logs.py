@@ -49,15 +49,11 @@ class ProcessLogs:
             message = f"{MAX_FOLLOWERS} clients already follow logs, the maximum"
             raise RateLimited(message, retry_after_s=RETRY_AFTER_S)
         self._followers += 1
-        request.nursery.start_soon(self._count)
+        request.at_end(self._leave)
         return Response(_Following(output, lambda: is_current() and not self._draining()), 200, HEADERS)
 
-    async def _count(self) -> None:
-        """Count a follower, as long as its request lasts."""
-        try:
-            await trio.sleep_forever()
-        finally:
-            self._followers -= 1
+    def _leave(self) -> None:
+        self._followers -= 1
 
 
 class _Following:

@@ -30,17 +30,8 @@ class Request:
     """
 
     __slots__ = (
-        *(
-            "address",
-            "api_key",
-            "body_bytes",
-            "headers",
-            "is_job",
-            "is_open_to_pages",
-            "leave_body",
-            "method",
-        ),
-        *("nursery", "path", "path_parameters", "read", "request_id", "scope", "user"),
+        *("address", "api_key", "body_bytes", "headers", "is_job", "is_open_to_pages", "leave_body"),
+        *("method", "nursery", "path", "path_parameters", "read", "request_id", "scope", "user"),
     )
 
     nursery: trio.Nursery
@@ -62,6 +53,10 @@ class Request:
         self.is_job = False
         self.is_open_to_pages = False
 
+    def at_end(self, call: Callable[..., None], *arguments: object) -> None:
+        """Call a function when the request has ended."""
+        self.nursery.start_soon(_call_at_end, call, *arguments)
+
     @property
     def query_string(self) -> bytes:
         """The query as it was sent."""
@@ -78,6 +73,13 @@ class Request:
         """The path below which the server is mounted; empty if it is not."""
         prefix: str = self.scope.get("prefix", "")
         return prefix
+
+
+async def _call_at_end(call: Callable[..., None], *arguments: object) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        call(*arguments)
 
 
 def _nothing() -> None:

@@ -23,7 +23,7 @@ from fairlead.tenancy.quotas import Quotas
 
 MAX_REQUEST_ID_LENGTH = 128
 # Finding the nearest route takes longer than the rest of a refusal: not for each path of a flood.
-NEAREST_ROUTE_EVERY_S = 0.05
+NEAREST_ROUTE_INTERVAL_S = 0.05
 
 logger = structlog.get_logger("fairlead.api")
 
@@ -91,11 +91,11 @@ class RequestAuth:
         logger.info("request refused", **line)
 
     def _nearest_route(self, path: str) -> str | None:
-        """Return the path of the most similar route, at most once in `NEAREST_ROUTE_EVERY_S`."""
+        """Return the path of the most similar route, at most once in `NEAREST_ROUTE_INTERVAL_S`."""
         now = trio.current_time()
         if now < self._next_nearest_route:
             return None
-        self._next_nearest_route = now + NEAREST_ROUTE_EVERY_S
+        self._next_nearest_route = now + NEAREST_ROUTE_INTERVAL_S
         return nearest_route(path, self._paths)
 
     def refusals(self) -> Mapping[str, int]:

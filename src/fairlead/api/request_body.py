@@ -2,8 +2,8 @@
 
 A body counts from its first byte until the request no longer needs it. The memory for bodies is shared
 between tenants (`shares`), as far as they are known before the body: by key, header or address. When it is
-used up, the largest tenant's newest request is refused: while its body is being received or encoded, or waits
-to be relayed, but not once its response has begun. A body that is announced but not sent does not count.
+used up, the largest tenant's newest request is refused. It may be receiving or encoding its body, or waiting
+to be relayed, but its response has not begun. A body that is announced but not sent does not count.
 
 Uses ASGI's `receive`; independent of frameworks.
 """

@@ -1,17 +1,16 @@
-"""The route table: every method and path that the server has, and the objects that have their views.
+"""The route table: every method and path that the server has.
 
 Quart's rules, the routes that are handled without it, authentication, the check of paths and the OpenAPI
 document come from this table. A new dialect is its module in `dialects`, and its row here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fairlead.api import schemas, shapes
 from fairlead.api.admin import Admin
-from fairlead.api.cors import Cors
 from fairlead.api.dashboard.pages import Dashboard
 from fairlead.api.dialects.anthropic_messages import CountTokensDialect, MessagesDialect
 from fairlead.api.dialects.dialect import RelayDialect
@@ -22,29 +21,26 @@ from fairlead.api.dialects.openai_responses import ResponsesDialect
 from fairlead.api.dialects.unserved import TOKENIZE
 from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
-from fairlead.api.generate import GenerationPipeline
-from fairlead.api.job_service import JobService
 from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
 from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
-from fairlead.api.request import View
-from fairlead.api.request_auth import RequestAuth
 from fairlead.api.route import EVENTS, VERSION, Permission, Route
-from fairlead.api.scope import scope_of
-from fairlead.api.services import Services
 from fairlead.api.tokenize import DescribedTokenizeRequest, DetokenizeRequest, Tokens
 from fairlead.api.upstream import METHODS, UpstreamRoute
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus, NodeStatus
-from fairlead.telemetry.snapshot import Overview
 
 _OF_JOBS = (400, 404, 408, 409, 413, 429, 500, 502, 503, 504)
 
-
 _get = partial(Route, method="GET")
 _post = partial(Route, method="POST")
+
+
+def _group(tag: str, *routes: Route) -> tuple[Route, ...]:
+    """Return routes that are documented under a tag."""
+    return tuple(replace(route, tag=tag) for route in routes)
 
 
 def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool = False) -> Route:
@@ -64,7 +60,8 @@ def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool =
     )
 
 
-_GENERATION = (
+_GENERATION = _group(
+    "generate",
     dialect_route(ChatDialect(), "Generate the next message of a chat.", is_versionless=True),
     dialect_route(CompletionDialect(), "Complete a text.", is_versionless=True),
     dialect_route(EmbeddingDialect(), "Compute the embeddings of texts.", is_versionless=True),
@@ -80,19 +77,18 @@ _GENERATION = (
     _post(
         path="/v1/requests/{request_id}/cancel",
         view=QueueRoutes.cancel,
-        tag="generate",
         summary="Cancel a waiting or running request of the same key, by its X-Request-Id.",
         answer=shapes.CancelledRequest,
         errors=(404,),
     ),
 )
 
-_MODELS = (
+_MODELS = _group(
+    "models",
     _get(
         path="/v1/models",
         view=ModelRoutes.models,
         is_versionless=True,
-        tag="models",
         summary="List the models that the key may use.",
         answer=shapes.ModelList,
     ),
@@ -100,7 +96,6 @@ _MODELS = (
         path="/v1/models/{name}",
         view=ModelRoutes.model,
         is_versionless=True,
-        tag="models",
         summary="Describe a model, by its name or an alias.",
         answer=shapes.ModelCard,
         errors=(404,),
@@ -109,7 +104,6 @@ _MODELS = (
         path="/tokenize",
         view=Tokens.tokenize,
         is_direct=True,
-        tag="models",
         summary="Convert a text, or messages, to token ids.",
         body=DescribedTokenizeRequest,
         answer=shapes.Tokenized,
@@ -120,7 +114,6 @@ _MODELS = (
         path="/detokenize",
         view=Tokens.detokenize,
         is_direct=True,
-        tag="models",
         summary="Convert token ids to a text.",
         body=DetokenizeRequest,
         answer=shapes.Detokenized,
@@ -130,8 +123,7 @@ _MODELS = (
         Route(
             method=method,
             path="/upstream/{upstream_path}",
-            view=UpstreamRoute.pass_on,
-            tag="models",
+            view=UpstreamRoute.relay,
             summary="Relay any request to a command's own server: the model's name, then the path there.",
             media="*/*",
             errors=_OF_JOBS,
@@ -140,18 +132,14 @@ _MODELS = (
     ),
 )
 
-_QUEUE = (
+_QUEUE = _group(
+    "queue",
     _get(
-        path="/queue",
-        view=QueueRoutes.queue,
-        tag="queue",
-        summary="Return the queue's totals.",
-        answer=DispatchStatistics,
+        path="/queue", view=QueueRoutes.queue, summary="Return the queue's totals.", answer=DispatchStatistics
     ),
     _get(
         path="/queue/estimate",
         view=QueueRoutes.estimate,
-        tag="queue",
         summary="Estimate the wait of a new request of the caller. X-Priority is as in a request.",
         answer=WaitEstimate,
         errors=(400, 404),
@@ -159,11 +147,11 @@ _QUEUE = (
     ),
 )
 
-_FLEET = (
+_FLEET = _group(
+    "fleet",
     _get(
         path="/running",
         view=Admin.running,
-        tag="fleet",
         summary="List the models that have a process here, among those that the key may use.",
         answer=list[ModelStatus],
     ),
@@ -171,7 +159,6 @@ _FLEET = (
         path="/models/load",
         view=FleetRoutes.load,
         permission=Permission.OPERATOR,
-        tag="fleet",
         summary="Load a model. Responds when it is ready.",
         body=schemas.LoadModelRequest,
         answer=ModelStatus,
@@ -181,7 +168,6 @@ _FLEET = (
         path="/models/unload",
         view=FleetRoutes.unload,
         permission=Permission.OPERATOR,
-        tag="fleet",
         summary="Unload a model. Responds when its process has ended. Requests that wait for it get a 409.",
         body=schemas.UnloadModelRequest,
         answer=ModelStatus,
@@ -192,7 +178,6 @@ _FLEET = (
         path="/models/{name}/logs",
         view=FleetRoutes.logs,
         permission=Permission.OPERATOR,
-        tag="fleet",
         summary="Return the last lines that a model's processes printed. Control characters are escaped.",
         media="text/plain",
         errors=(400, 404, 429),
@@ -202,7 +187,6 @@ _FLEET = (
         path="/nodes",
         view=FleetRoutes.nodes,
         permission=Permission.OPERATOR,
-        tag="fleet",
         summary="List the nodes of the models that the key may use.",
         answer=list[NodeStatus],
     ),
@@ -210,7 +194,6 @@ _FLEET = (
         path="/nodes",
         view=FleetRoutes.add_node,
         permission=Permission.ALL_MODELS,
-        tag="fleet",
         summary="Add a remote server as a node.",
         body=schemas.AddNodeRequest,
         answer=NodeStatus,
@@ -222,7 +205,6 @@ _FLEET = (
         path="/nodes/{node_id}",
         view=FleetRoutes.remove_node,
         permission=Permission.ALL_MODELS,
-        tag="fleet",
         summary="Remove a remote node. Responds when its jobs are finished.",
         answer=shapes.RemovedNode,
         errors=(400, 404),
@@ -231,19 +213,18 @@ _FLEET = (
         path="/nodes/{node_id}/drain",
         view=FleetRoutes.drain_node,
         permission=Permission.ALL_MODELS,
-        tag="fleet",
         summary="Give a remote node no more jobs.",
         answer=NodeStatus,
         errors=(400, 404),
     ),
 )
 
-_SERVER = (
+_SERVER = _group(
+    "server",
     _get(
         path="/health",
         view=Admin.health,
         permission=Permission.PROBE,
-        tag="server",
         summary="200: the process responds, and no model is stuck in a step. Needs no key.",
         answer=shapes.ServerState,
         states=(503,),
@@ -252,50 +233,35 @@ _SERVER = (
         path="/ready",
         view=Admin.ready,
         permission=Permission.PROBE,
-        tag="server",
         summary="200: all models to preload are loaded, and none waits for its restart. Needs no key.",
         answer=shapes.ServerState,
         states=(503,),
     ),
-    _get(
-        path="/version",
-        view=Admin.version,
-        tag="server",
-        summary="Return the program's version.",
-        answer=shapes.Version,
-    ),
+    _get(path="/version", view=Admin.version, summary="Return the program's version.", answer=shapes.Version),
     _get(
         path="/metrics",
         view=Metrics.metrics,
-        tag="server",
         summary="Return the metrics for Prometheus. Those of models and users are the key's.",
         media="text/plain",
     ),
     _get(
         path="/events",
         view=Events.events,
-        tag="server",
         summary="Stream the dashboard's data as it changes. Those of models and nodes are the key's.",
         media=EVENTS,
         errors=(429,),
     ),
-    _get(
-        path="/openapi.json",
-        view=OpenApi.document,
-        tag="server",
-        summary="Return this document.",
-        answer=dict[str, Any],
-    ),
+    _get(path="/openapi.json", view=OpenApi.document, summary="Return this document.", answer=dict[str, Any]),
     _get(
         path="/",
         view=Dashboard.page,
         permission=Permission.OPEN,
-        tag="server",
         summary="Return the dashboard.",
         media="text/html",
     ),
-    _get(path="/dashboard/{name}", view=Dashboard.file, permission=Permission.OPEN),
 )
+
+_DASHBOARD_FILES = _get(path="/dashboard/{name}", view=Dashboard.file, permission=Permission.OPEN)
 
 
 def _without_version(routes: tuple[Route, ...]) -> Iterator[Route]:
@@ -306,54 +272,10 @@ def _without_version(routes: tuple[Route, ...]) -> Iterator[Route]:
             yield replace(route, path=route.path.removeprefix(VERSION), summary=summary, refused_fields=None)
 
 
-_WITH_VERSION = (*_GENERATION, *_MODELS, *_QUEUE, *_FLEET, *_SERVER)
+_WITH_VERSION = (*_GENERATION, *_MODELS, *_QUEUE, *_FLEET, *_SERVER, _DASHBOARD_FILES)
 ROUTES = (*_WITH_VERSION, *_without_version(_WITH_VERSION))
 
 
 def dialects_of(routes: Iterable[Route]) -> Iterator[RelayDialect]:
     """Yield the dialects of the routes that have one."""
     return (route.dialect for route in routes if route.dialect is not None)
-
-
-class Views:
-    """The objects whose methods are the views of the routes."""
-
-    def __init__(
-        self,
-        services: Services,
-        routes: Sequence[Route],
-        jobs: JobService,
-        auth: RequestAuth,
-        cors: Cors,
-    ) -> None:
-        self._pipeline = GenerationPipeline(jobs)
-        overview = Overview(
-            services.fleet,
-            services.gateway,
-            ready=services.ready,
-            queue_statistics=services.queue_statistics,
-            refusals=auth.refusals,
-        )  # shared: rates are computed between snapshots
-        self.events = Events(overview.snapshot, services.draining, partial(scope_of, services))
-        self._objects = (
-            ModelRoutes(jobs),
-            Tokens(jobs),
-            UpstreamRoute(jobs, cors),
-            QueueRoutes(jobs),
-            FleetRoutes(jobs),
-            Admin(services),
-            Metrics(services, overview, auth.refusals),
-            OpenApi(routes),
-            Dashboard(),
-            self.events,
-        )
-
-    def of(self, route: Route) -> View:
-        """Return the view of a route."""
-        if route.dialect is not None:
-            return partial(self._pipeline.respond, dialect=route.dialect)
-        assert route.view is not None
-        name = route.view.__name__
-        (found,) = (each for each in self._objects if getattr(type(each), name, None) is route.view)
-        view: View = getattr(found, name)
-        return view

@@ -25,8 +25,9 @@ from fairlead.api.paths import Paths, without_root
 from fairlead.api.request import Request, Response, View
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.route import OPERATORS, Permission, Route
-from fairlead.api.route_table import ROUTES, Views, dialects_of
+from fairlead.api.route_table import ROUTES, dialects_of
 from fairlead.api.services import Services
+from fairlead.api.views import Views
 from fairlead.config import ApiKey
 from fairlead.tenancy.access import Authenticator
 
@@ -62,7 +63,7 @@ class Match:
 class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     """Quart with the rules of the route table, our own exchange and request. Holds nothing to be closed.
 
-    With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart: a flood
+    With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart. A flood
     of them would cost more in Quart, which has all rules in any case.
     """
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.api.dialects.fields import PositiveCount
-from fairlead.config.fleet import LONGEST_ID
+from fairlead.config.fleet import MAX_ID_LENGTH
 
 
 class LoadModelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +22,7 @@ class UnloadModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     force: bool | None = None
 
 
-NodeId = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": LONGEST_ID})]
+NodeId = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_ID_LENGTH})]
 HttpUrl = Annotated[str, Meta(extra_json_schema={"format": "uri"})]
 
 

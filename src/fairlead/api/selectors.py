@@ -7,8 +7,6 @@ only the targets that are among its models. `swap.selectors` has the strategies 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import trio
-
 from fairlead.api.request import Request
 from fairlead.api.services import Services
 from fairlead.errors import Forbidden, ModelNotFound, quoted
@@ -44,7 +42,7 @@ class Selectors:
         target = self.choose(request, name)
         if self._services.selectors[name].strategy == "spillover":
             self._selection.take(name, target.model)
-            request.nursery.start_soon(self._count_until_end, name, target.model)
+            request.at_end(self._selection.give_back, name, target.model)
         return target
 
     def cards(self, request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -68,13 +66,6 @@ class Selectors:
             about["spillover"] = selector.settings.spillover
         texts = {"name": selector.title.strip(), "description": selector.description.strip()}
         return {name: text for name, text in texts.items() if text} | {"meta": {"llamaswap": about}}
-
-    async def _count_until_end(self, name: str, model: str) -> None:
-        """Count a target until the request ends. The name may mean something else by then."""
-        try:
-            await trio.sleep_forever()
-        finally:
-            self._selection.give_back(name, model)
 
     def _targets(self, name: str) -> Iterator[Target]:
         """Yield the targets that are served, in the configured order."""

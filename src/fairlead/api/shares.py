@@ -1,9 +1,9 @@
-"""An amount of which every holder gets a fair share: bytes of memory, or places in a queue. Pure.
+"""An amount that is shared fairly between holders: bytes of memory, or places in a queue. Pure.
 
 A holder's share is the total divided by the number of holders. A holder may have more as long as no other
 needs it. When the holdings exceed the total, the largest holder's newest holding is revoked, and so on until
-the rest fits. A holder within its share loses nothing because of another, with one exception: a holding that
-is `kept` cannot be revoked, so it can be in the way.
+the rest fits. A holder within its share loses nothing because of another, with one exception. A holding that
+is `kept` is not revoked, even if its holder exceeds its share.
 """
 
 from dataclasses import dataclass, field

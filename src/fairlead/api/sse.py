@@ -31,11 +31,11 @@ MANY_LOGPROBS = 200
 class EventStream:
     """A response body: all deltas that have arrived are sent in one piece.
 
-    With a `direct` way to the client, deltas are sent in the same event-loop turn as the engine's output,
-    without waking the iterating task, as long as the client keeps up.
+    With a `direct` way to the client, deltas are sent in the same event-loop turn as the engine's output. The
+    iterating task is not woken, as long as the client reads fast enough.
 
-    While there is no answer yet, `waiting_events`, by default the dialect's, report the job's wait: one at
-    once, so that a proxy has something to forward, then one every `interval_s`.
+    While there is no answer yet, `waiting_events`, by default the dialect's, report the job's wait. The first
+    is sent at once, so that a proxy has something to forward, and the next ones every `interval_s`.
 
     After the first byte the status cannot change. So an error becomes an event, and then `CutStream` ends the
     connection, because a clean end would look like a complete answer.
@@ -69,7 +69,7 @@ class EventStream:
         if self._ended:
             raise StopAsyncIteration
         try:
-            if not self._pending.is_there and (event := await self._waiting_event()):
+            if not self._pending.is_available and (event := await self._waiting_event()):
                 return event
             if self._has_waiting_events and self._pending.answer is not None:
                 self._has_waiting_events = False
@@ -79,7 +79,7 @@ class EventStream:
                 return events
         except Exception as error:  # noqa: BLE001  # even our own bugs must not look like a complete answer
             self._failed = True
-            return self.dialect.error_event(public_error(error))
+            return self._writer.fail(public_error(error))
         raise StopAsyncIteration
 
     async def _waiting_event(self) -> bytes:

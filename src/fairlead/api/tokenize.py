@@ -24,7 +24,7 @@ from fairlead.errors import ContextLengthExceeded, FairleadError
 from fairlead.tenancy.quotas import Charge
 from fairlead.text.model import TextModel
 
-USUAL_CHARS_A_TOKEN = 4
+USUAL_CHARS_PER_TOKEN = 4
 
 _encode = msgspec.json.Encoder().encode
 
@@ -84,7 +84,7 @@ class Tokens:
         refuse_unserved(parsed, TOKENIZE)
         _check(parsed)
         chars = request.body_bytes if parsed.prompt is None else len(parsed.prompt)
-        estimate = chars // USUAL_CHARS_A_TOKEN
+        estimate = chars // USUAL_CHARS_PER_TOKEN
         with self._charged(request, estimate, "prompt", is_estimate=True) as charge:
             body, tokens = await self._jobs.offload.in_turn(request, _tokenized, model, parsed)
             charge.correct_prompt(tokens, trio.current_time())

@@ -14,7 +14,7 @@ import trio
 from fairlead.api.shares import Holding, Shares
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 RETRY_S = 5
 
 Result = TypeVar("Result")
@@ -38,7 +38,7 @@ class Turns:
     When more would wait, the tenant with the most waiting turns loses its newest one.
     """
 
-    def __init__(self, threads: int, *, each: int = 1, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, threads: int, *, each: int = 1, most_waiting: int = MAX_WAITING) -> None:
         self._free = threads
         self._each = each
         self._running: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """`/upstream/MODEL/…`: any request to a model's own server, which a command started, as in llama-swap.
 
-The request loads the model as a job does, and holds one of its seats until the response is over. Only
+The request loads the model as a job does, and holds one of its seats until the response is complete. Only
 commands have such a server.
 """
 
@@ -22,7 +22,7 @@ PREFIX = "/upstream/"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 # Longer paths are not a model server's, and would take long to compare with `ignorePaths`.
-PATH_LETTERS = 2048
+MAX_PATH_CHARS = 2048
 
 
 class UpstreamRoute:
@@ -34,7 +34,7 @@ class UpstreamRoute:
         self._services = jobs.services
         self._ignored = [re.compile(pattern) for pattern in jobs.services.config.upstream.patterns]
 
-    async def pass_on(self, request: Request) -> Response:
+    async def relay(self, request: Request) -> Response:
         """Relay the request, and stream its response back."""
         raw_path: bytes | None = request.scope.get("raw_path")
         raw = quote(request.path) if raw_path is None else raw_path.decode("ascii")
@@ -75,13 +75,12 @@ class UpstreamRoute:
             raise Forbidden(message, param="Sec-Fetch-Site")
 
     def _check_ignored(self, name: str, model: str, path: str) -> None:
-        if len(path) > PATH_LETTERS:
-            raise InvalidRequest(f"the path must have at most {PATH_LETTERS} characters")
+        if len(path) > MAX_PATH_CHARS:
+            raise InvalidRequest(f"the path must have at most {MAX_PATH_CHARS} characters")
         status = self._services.fleet.model(model)
         if (status is None or status.state != "ready") and any(each.search(path) for each in self._ignored):
             raise ModelUnloaded(
-                f"the model {quoted(name)} is not loaded, and upstream.ignorePaths says that this path does "
-                "not load it"
+                f"the model {quoted(name)} is not loaded, and a path in upstream.ignorePaths does not load it"
             )
 
     async def _job(self, request: Request, model: str, path: str) -> Job:
@@ -128,7 +127,7 @@ def _with_slash(request: Request, raw: str) -> Response:
 
 
 class PassedThrough:
-    """A response body: the server's data, as it arrives. If it breaks off, the connection is ended."""
+    """A response body: the server's data, as it arrives. If it is cut short, the connection is closed."""
 
     def __init__(self, deltas: Deltas, first: bytes) -> None:
         self._deltas = deltas

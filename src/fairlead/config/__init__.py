@@ -3,6 +3,7 @@
 Names here are snake_case; a configuration file spells them in camelCase (`configfile` reads one).
 """
 
+from fairlead.config.access import ApiKey, CorsConfig, KeyLimits, is_loopback
 from fairlead.config.fleet import (
     GroupConfig,
     GroupSwap,
@@ -25,18 +26,7 @@ from fairlead.config.models import (
     demonstration_model,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
-from fairlead.config.server import (
-    AnyModelConfig,
-    ApiKey,
-    Config,
-    CorsConfig,
-    KeyLimits,
-    Limits,
-    QueueConfig,
-    ServerConfig,
-    UpstreamConfig,
-    is_loopback,
-)
+from fairlead.config.server import AnyModelConfig, Config, Limits, QueueConfig, ServerConfig, UpstreamConfig
 from fairlead.config.spelling import ConfigError, Fault
 
 __all__ = [

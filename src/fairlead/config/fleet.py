@@ -8,7 +8,7 @@ import msgspec
 from fairlead.config.models import ANSWER_BYTES, HTTP_URL, FiltersConfig, TimeoutsConfig, is_http_url
 from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, spelled
 
-LONGEST_ID = 128
+MAX_ID_LENGTH = 128
 
 
 class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -37,9 +37,9 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of settings with which no server could be reached."""
-        if not self.id.strip() or not self.id.isprintable() or len(self.id) > LONGEST_ID:
+        if not self.id.strip() or not self.id.isprintable() or len(self.id) > MAX_ID_LENGTH:
             # It is part of paths, log lines and metric labels.
-            yield Fault(("id",), f"must be 1 to {LONGEST_ID} printable characters")
+            yield Fault(("id",), f"must be 1 to {MAX_ID_LENGTH} printable characters")
         if not is_http_url(self.url):
             yield Fault(("url",), f"must be {HTTP_URL}; its key goes into apiKey")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
@@ -112,13 +112,12 @@ class MatrixSwap(msgspec.Struct, frozen=True, tag="matrix"):
 
 
 class LruSwap(msgspec.Struct, frozen=True, tag="lru", rename=spelled):
-    """At most `max_loaded` models, in at most `memory_mb` MiB together. Evicts the least recently used.
-
-    None: no such limit. Without any limit, no model is evicted.
-    """
+    """Eviction of the least recently used models, above these limits. Not in llama-swap."""
 
     max_loaded: AtLeastOne | None = None
+    """Maximum number of models that are loaded at the same time."""
     memory_mb: AtLeastOne | None = None
+    """Maximum memory in MiB of all loaded models together."""
 
 
 class NamedSwap(msgspec.Struct, frozen=True, tag="named"):

@@ -163,8 +163,8 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
     health_check_timeout_s: Seconds = 120.0
     """How long it may take to become ready; at least 15 s."""
     progress_pattern: str | None = None
-    """A regular expression that finds the progress of its load in its output: one group with a percentage, or
-    two with the amount done and the total. Without it the progress is unknown.
+    """A regular expression that finds the progress of its load in its output. It has one group with a
+    percentage, or two with the amount done and the total. Without it the progress is unknown.
     """
     unload_timeout_s: Seconds = 10.0
     """How long it may take to stop before it is killed."""

@@ -1,6 +1,5 @@
-"""Settings of the server as a whole: access, the queue, and limits of requests."""
+"""Settings of the server as a whole: the queue, limits of requests, and `Config`, which has all settings."""
 
-import ipaddress
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -8,12 +7,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from fairlead.config.access import ApiKey, CorsConfig, read_key
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.models import HTTP_URL, CommandConfig, ModelConfig, is_http_url
 from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
-    AtLeastNone,
     AtLeastOne,
+    AtLeastZero,
     Fault,
     Seconds,
     SecondsOrNone,
@@ -23,48 +23,13 @@ from fairlead.config.spelling import (
 
 AnyModelConfig = ModelConfig | CommandConfig
 
-_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*\\A-Z]+")
-_ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in small letters, without the usual port"
-_USUAL_PORTS = {"http": ":80", "https": ":443"}
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
-
-
-class KeyLimits(msgspec.Struct, frozen=True, rename=spelled):
-    """Rate limits of one API key; not set: no limit."""
-
-    requests_per_minute: AtLeastOne | None = None
-    """Maximum number of requests in any minute."""
-    tokens_per_minute: AtLeastOne | None = None
-    """Maximum number of tokens in any minute, of prompts and answers together."""
-    concurrent: AtLeastOne | None = None
-    """Maximum number of jobs at a time, queued or running."""
-
-
-class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
-    """An API key, its user and its permissions."""
-
-    key: str
-    """The key itself, which a client sends as `Authorization: Bearer KEY`."""
-    user: str | None = None
-    """The key's user, which is the tenant. Default: each key is a tenant of its own."""
-    trusted: bool = False
-    """Whether requests may name other users, in X-OpenWebUI-User-Id or the field user."""
-    priority: str | None = None
-    """The highest priority class that requests may have. Default: the default class."""
-    models: tuple[str, ...] = ()
-    """The models that it may use, and see in /nodes, /running, /events and /metrics; empty: all."""
-    limits: KeyLimits = KeyLimits()
-
-    def contradictions(self) -> Iterator[Fault]:
-        """Yield a fault for a key that no client could send."""
-        if not self.key or any(letter.isspace() for letter in self.key):
-            yield Fault(("key",), "must not be empty, and have no spaces")
 
 
 class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
     """The queue: its limits, its timeouts and its order."""
 
-    capacity: AtLeastNone = 100
+    capacity: AtLeastZero = 100
     """Maximum number of queued jobs, over all tenants and models; further ones are refused with 429."""
     waiting_bytes: AtLeastOne = 256 * 1024 * 1024
     """Maximum bytes of queued requests for remote servers; further large ones are refused with 429."""
@@ -103,21 +68,6 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
             yield Fault(("classes",), "must be one name or more, all different")
         if self.prompt_weight == self.output_weight == 0:
             yield Fault(("outputWeight",), "must not be 0 when promptWeight is")
-
-
-class CorsConfig(msgspec.Struct, frozen=True, rename=spelled):
-    """Which web pages of other origins may use the API from a browser."""
-
-    origins: tuple[str, ...] = ()
-    """The pages' origins, such as https://chat.example.com; "*": any page. Routes that load and unload
-    models, show their logs, or show and change nodes remain forbidden to them.
-    """
-
-    def contradictions(self) -> Iterator[Fault]:
-        """Yield faults of origins that no browser could send."""
-        for index, origin in enumerate(self.origins):
-            if origin != "*" and not _is_origin(origin):
-                yield Fault(("origins", index), f'must be "*" or {_ORIGIN_FORM}')
 
 
 class Limits(msgspec.Struct, frozen=True, rename=spelled):
@@ -181,11 +131,6 @@ class UpstreamConfig(msgspec.Struct, frozen=True, rename=spelled):
                 yield Fault(("ignorePaths", index), f"is no regular expression: {error}")
 
 
-def read_key(raw: object) -> object:
-    """Return a key as a mapping; a file may also have its text alone."""
-    return {"key": raw} if isinstance(raw, str) else raw
-
-
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """All settings except the models, in the form of a configuration file. Raises `ConfigError`."""
 
@@ -221,8 +166,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """Names that stand for several models each."""
     health_check: HealthConfig = HealthConfig()
     scheduler: str = "default"
-    """The scheduler, which decides where jobs run and which models are loaded: default, or the name of an
-    entry point in the group `fairlead.schedulers` of an installed package.
+    """The scheduler, which decides where jobs run and which models are loaded. It is default, or the name of
+    an entry point in the group `fairlead.schedulers` of an installed package.
     """
     while_loading: Literal["wait", "reject"] = "wait"
     """Whether a job for a model that is not loaded is queued, or refused with 503 while the model loads."""
@@ -278,21 +223,6 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
                 owners[alias] = model.name
         names.update(owners, *(node.models or () for node in self.nodes))
         yield from (fault.under("selectors") for fault in faults_of_names(self.selectors, names))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_origin(text: str) -> bool:
-    match = _ORIGIN.fullmatch(text)
-    return match is not None and not text.endswith(_USUAL_PORTS.get(match[1], "/"))
 
 
 def _twice(found: Iterator[tuple[tuple[str | int, ...], str]]) -> Iterator[Fault]:

@@ -129,7 +129,7 @@ _A_TIME = {"read": read_time, "must": "be a time above 0"}
 _A_TIME_OR_0 = {"read": read_time, "must": "be a time, or 0"}
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
-AtLeastNone = Annotated[int, Meta(ge=0)]
+AtLeastZero = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, extra=_A_TIME)]
 SecondsOrNone = Annotated[float, Meta(ge=0, extra=_A_TIME_OR_0)]
 Command = Annotated[tuple[str, ...], _text("A command line, over several lines or not.", read_command)]

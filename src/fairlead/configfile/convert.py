@@ -27,12 +27,7 @@ _WORDS = {
     list: "a list",
     type(None): "nothing",
 }
-_TRUTHS = {
-    "yes": True,
-    "on": True,
-    "no": False,
-    "off": False,
-}  # YAML 1.1, which llama-swap reads for booleans
+_TRUTHS = {"yes": True, "on": True, "no": False, "off": False}  # as in YAML 1.1, so in llama-swap
 
 
 class Conversion:

@@ -14,9 +14,9 @@ import yaml
 
 from fairlead.config.spelling import Fault, KeyPath
 
-BYTES_AT_MOST = 1024 * 1024
-VALUES_AT_MOST = 100_000
-DEPTH_AT_MOST = 50
+MAX_FILE_BYTES = 1024 * 1024
+MAX_VALUES = 100_000
+MAX_DEPTH = 50
 
 # Stand for `${` and `}` while YAML is parsed: in flow style, braces would split `[${env.KEY}]`.
 _OPEN, _CLOSE = "\ue000", "\ue001"
@@ -74,10 +74,10 @@ class Document:
 
     def _value(self, node: yaml.Node, path: KeyPath) -> Any:
         self._values += 1
-        if self._values > VALUES_AT_MOST:
-            raise UnreadableError(node.start_mark.line + 1, f"has more than {VALUES_AT_MOST} values")
-        if len(path) > DEPTH_AT_MOST:
-            raise UnreadableError(node.start_mark.line + 1, f"is nested deeper than {DEPTH_AT_MOST}")
+        if self._values > MAX_VALUES:
+            raise UnreadableError(node.start_mark.line + 1, f"has more than {MAX_VALUES} values")
+        if len(path) > MAX_DEPTH:
+            raise UnreadableError(node.start_mark.line + 1, f"is nested deeper than {MAX_DEPTH}")
         self._lines.setdefault(path, node.start_mark.line + 1)
         self._check_tag(node, path)
         if isinstance(node, yaml.MappingNode):
@@ -165,8 +165,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def _decode(content: bytes) -> str:
-    if len(content) > BYTES_AT_MOST:
-        raise UnreadableError(1, f"the file is larger than {BYTES_AT_MOST // 1024} KiB")
+    if len(content) > MAX_FILE_BYTES:
+        raise UnreadableError(1, f"the file is larger than {MAX_FILE_BYTES // 1024} KiB")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -190,7 +190,7 @@ def _compose(text: str) -> yaml.Node | None:
         line = text.count("\n", 0, error.position) + 1
         raise UnreadableError(line, f"is not YAML: {error.reason}") from None
     except RecursionError:
-        raise UnreadableError(1, f"is nested deeper than {DEPTH_AT_MOST}") from None
+        raise UnreadableError(1, f"is nested deeper than {MAX_DEPTH}") from None
     except (yaml.YAMLError, ValueError) as error:  # an invalid \U escape or %YAML version
         raise UnreadableError(1, f"is not YAML: {error}") from None
     return root

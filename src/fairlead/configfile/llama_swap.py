@@ -4,10 +4,13 @@ The table `WITHOUT_EFFECT` lists settings that we do not implement; requests are
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from fairlead.config import (
     AnyModelConfig,
+    CommandConfig,
     Fault,
     FiltersConfig,
     GroupSwap,
@@ -20,9 +23,11 @@ from fairlead.config.spelling import Key, KeyPath, faults_of
 from fairlead.configfile.sections import FileSettings, Peer
 from fairlead.swap.matrix import MatrixError, expand
 
-READY_WITHIN_AT_LEAST_S = 15.0  # a shorter healthCheckTimeout counts as this, as in llama-swap
+N = TypeVar("N", CommandConfig, NodeConfig)
 
-# `*` is any key. True: dropped without a check. False: kept, to be shown one day.
+MIN_READY_TIMEOUT_S = 15.0  # a shorter healthCheckTimeout counts as this, as in llama-swap
+
+# `*` is any key. True: dropped without a check. False: kept, because the list of models shows it.
 WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("logToStdout",): True,
     ("logTimeFormat",): True,
@@ -32,7 +37,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("store",): True,
     ("ui",): True,
     ("performance",): True,
-    ("profiles",): True,  # none is in use at the start, and there is no way to choose one
+    ("profiles",): True,  # no profile is active at the start, and none can be chosen
     ("routing", "scheduler", "use"): True,  # there is only one
     ("models", "*", "timeouts", "keepalive"): True,
     ("models", "*", "timeouts", "tlsHandshake"): True,
@@ -40,7 +45,7 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("peers", "*", "timeouts", "keepalive"): True,
     ("peers", "*", "timeouts", "tlsHandshake"): True,
     ("peers", "*", "timeouts", "expectContinue"): True,
-    ("models", "*", "compat", "ignoreWebsockets"): True,  # we have none that could load a model
+    ("models", "*", "compat", "ignoreWebsockets"): True,  # there are no WebSockets that could load a model
     ("models", "*", "name"): False,
     ("models", "*", "description"): False,
     ("models", "*", "metadata"): False,
@@ -126,16 +131,20 @@ def nodes_of_peers(
     return tuple(nodes)
 
 
-def without_model(filters: FiltersConfig) -> FiltersConfig:
-    """Return the filters without changes of `model`, by which jobs are routed."""
-    return FiltersConfig(
-        strip_params=tuple(name for name in filters.strip_params if name != "model"),
-        set_params={name: value for name, value in filters.set_params.items() if name != "model"},
+def without_model_filter(node: N) -> N:
+    """Return a node or command whose filters do not change `model`, by which jobs are routed."""
+    filters = FiltersConfig(
+        strip_params=tuple(name for name in node.filters.strip_params if name != "model"),
+        set_params=_without_model(node.filters.set_params),
         set_params_by_id={
-            called: {name: value for name, value in params.items() if name != "model"}
-            for called, params in filters.set_params_by_id.items()
+            called: _without_model(params) for called, params in node.filters.set_params_by_id.items()
         },
     )
+    return msgspec.structs.replace(node, filters=filters)
+
+
+def _without_model(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if name != "model"}
 
 
 def _faults_of_matrix(swap: MatrixSwap, models: frozenset[str]) -> Iterator[Fault]:

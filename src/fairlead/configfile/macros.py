@@ -2,8 +2,8 @@
 
 Follows llama-swap. Macros are substituted from the last one defined to the first, so each may use earlier
 ones. A model's macros override those of the file. A value that is only a macro takes the macro's type. Models
-that ask for a port get one, in the order of their names. `${PID}` stays in `cmdStop`, for the code that stops
-a process.
+that use a port get one, in the order of their names. `${PID}` stays in `cmdStop`, for the code that stops a
+process.
 
 One difference: llama-swap refuses a command with neither `${PORT}` nor a `proxy`. Here, such a command gets
 its port in its environment.
@@ -17,8 +17,8 @@ from fairlead.config.spelling import Fault, Key, KeyPath, written
 
 DEFAULT_PROXY = "http://localhost:${PORT}"
 DEFAULT_START_PORT = 5800
-LETTERS_AT_MOST = 100_000
-LETTERS_IN_ALL = 4_000_000
+MAX_TEXT_CHARS = 100_000
+MAX_EXPANDED_CHARS = 4_000_000
 
 Macro = str | int | float | bool
 Macros = list[tuple[str, Macro]]
@@ -138,7 +138,7 @@ class Expansion:
         return value
 
     def _substitute_in_text(self, text: str, macros: Macros, path: KeyPath) -> Macro:
-        if self._letters > LETTERS_IN_ALL:
+        if self._letters > MAX_EXPANDED_CHARS:
             return ""
         for name, macro in reversed(macros):
             use = f"${{{name}}}"
@@ -148,13 +148,13 @@ class Expansion:
                 text = macro
             elif use in text:
                 put = written(macro)
-                if len(text) + text.count(use) * len(put) > LETTERS_AT_MOST:
-                    self.faults.append(Fault(path, f"would have more than {LETTERS_AT_MOST} characters"))
+                if len(text) + text.count(use) * len(put) > MAX_TEXT_CHARS:
+                    self.faults.append(Fault(path, f"would have more than {MAX_TEXT_CHARS} characters"))
                     return ""
                 text = text.replace(use, put)
                 self._letters += len(text)
-        if self._letters > LETTERS_IN_ALL:
-            self.faults.append(Fault(path, f"expands to more than {LETTERS_IN_ALL} characters in all"))
+        if self._letters > MAX_EXPANDED_CHARS:
+            self.faults.append(Fault(path, f"expands to more than {MAX_EXPANDED_CHARS} characters in all"))
         return text
 
     def _refuse_unknown(self, value: Any, path: KeyPath) -> None:
@@ -194,9 +194,9 @@ def _merged(model: str, everywhere: Macros, own: Macros) -> Macros:
 
 def _wrong_with(name: Key, value: object) -> str | None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        return "the name of a macro is of letters, digits, - and _, at most 63"
+        return "the name of a macro must be 1 to 63 letters, digits, - and _"
     if name in _RESERVED:
-        return f"is not a name to give: {', '.join(_RESERVED)} are there already"
+        return f"is reserved, as are all of {', '.join(_RESERVED)}"
     if not isinstance(value, str | int | float):  # a bool is an int
         return "must be text, a number, true or false"
     if isinstance(value, str) and f"${{{name}}}" in value:

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from fairlead.config import CommandConfig, FiltersConfig, ModelConfig
+from fairlead.config.access import read_key
 from fairlead.config.documentation import documentation_of, summary_of
-from fairlead.config.server import read_key
 from fairlead.config.spelling import (
     Setting,
     Shape,
@@ -102,14 +102,14 @@ class _Types:
 
     def _forms(self, shape: Shape) -> list[Schema]:
         """Return the alternative schemas of a value of this shape."""
-        forms = self._said(shape) or [self._plain(shape)]
+        forms = self._accepted(shape) or [self._plain(shape)]
         if shape.kind in (int, float, bool) or get_origin(shape.kind) is Literal:
             forms.append(_USE)
         if shape.optional:
             forms.append({"type": "null"})
         return forms
 
-    def _said(self, shape: Shape) -> list[Schema]:
+    def _accepted(self, shape: Shape) -> list[Schema]:
         """Return the schemas of what the shape's `read` function accepts; none without one."""
         read = shape.meta("read")
         if read is read_time:
@@ -121,7 +121,7 @@ class _Types:
             return [pairs, {"type": "object", "additionalProperties": _TEXT}]
         if read is read_key:
             return [_TEXT, self._plain(shape)]
-        assert read is None, f"what {read} takes has no schema"
+        assert read is None, f"no schema for the values of {read}"
         return []
 
     def _plain(self, shape: Shape) -> Schema:
@@ -180,7 +180,10 @@ def _bounds(shape: Shape) -> Schema:
 @cache
 def _beside() -> dict[type, dict[str, Schema]]:
     """Return the keys that are not settings, by the struct in whose place a file may have them."""
-    macros = {"description": "Text that stands where ${NAME} does.", "type": ["object", "array", "null"]}
+    macros = {
+        "description": "Values that replace ${NAME} in the file, by name.",
+        "type": ["object", "array", "null"],
+    }
     older = {"description": "The older name of stripParams.", "type": ["string", "array"], "items": _TEXT}
     extra: dict[type, dict[str, Schema]] = {
         FileSettings: {"macros": macros},
@@ -217,7 +220,7 @@ def _struct_of(shape: Shape) -> type:
 
 def _use() -> Schema:
     return {
-        "description": "A macro or a variable of the environment that says it.",
+        "description": "A macro or an environment variable that has the value.",
         "type": "string",
         "pattern": r"^\$\{[A-Za-z0-9_.-]+\}$",
     }

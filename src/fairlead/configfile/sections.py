@@ -65,23 +65,14 @@ class Hooks(msgspec.Struct, frozen=True, rename=spelled):
 
 
 class Matrix(msgspec.Struct, frozen=True, rename=spelled):
-    """Which models may run together: `MatrixSwap` as a file spells it."""
+    """Which models may be loaded at the same time."""
 
     sets: dict[str, str]
-    """Expressions by name: each says which models may run together, as "a & (b | c)"."""
+    """Expressions by name: each defines which models may run together, as "a & (b | c)"."""
     variables: dict[str, str] = msgspec.field(default_factory=dict, name="vars")
     """Short names for models in `sets`."""
     evict_costs: dict[str, AtLeastOne] = msgspec.field(default_factory=dict, name="evict_costs")
     """The cost of evicting a running model; 1 by default."""
-
-
-class Lru(msgspec.Struct, frozen=True, rename=spelled):
-    """The least recently used models are evicted: `LruSwap` as a file spells it. Not in llama-swap."""
-
-    max_loaded: AtLeastOne | None = None
-    """Models that may be loaded at the same time."""
-    memory_mb: AtLeastOne | None = None
-    """Memory in MiB that the loaded models may take together."""
 
 
 class RouterSettings(msgspec.Struct, frozen=True, rename=spelled):
@@ -91,7 +82,7 @@ class RouterSettings(msgspec.Struct, frozen=True, rename=spelled):
     """As `groups` at the top level."""
     matrix: Matrix | None = None
     """As `matrix` at the top level."""
-    lru: Lru | None = None
+    lru: LruSwap | None = None
     """As `lru` at the top level."""
     policy: dict[str, Any] = {}
     """The settings of another package's policy."""
@@ -149,8 +140,8 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
     groups: dict[str, GroupConfig] = msgspec.field(default_factory=dict)
     """Groups of models, by name: the members replace each other. Models of no group form one of their own."""
     matrix: Matrix | None = None
-    """Expressions that say which models may run together, instead of groups."""
-    lru: Lru | None = None
+    """Expressions that define which models may run together, instead of groups."""
+    lru: LruSwap | None = None
     """Bounds on loaded models or their memory, instead of groups: the least recently used are evicted."""
     routing: Routing = Routing()
     """llama-swap's newer section for the same."""
@@ -177,7 +168,7 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
                 yield (path, MatrixSwap(matrix.sets, matrix.variables, matrix.evict_costs))
         for path, lru in ((("lru",), self.lru), ((*at, "lru"), settings.lru)):
             if lru is not None and (len(path) == 1 or router.use == "lru"):
-                yield (path, LruSwap(lru.max_loaded, lru.memory_mb))
+                yield (path, lru)
 
     def without_effect(self) -> Iterator[tuple[str, ...]]:
         """Yield the paths of settings for policies that are not in use."""
@@ -196,7 +187,7 @@ class FileSettings(ServerConfig, frozen=True, kw_only=True, rename=spelled):
             yield Fault(("peers", ""), "the name of a peer must not be empty")
         found = [path for path, _ in self.choices()]
         for path in found[1:]:
-            yield Fault(path, f"only one way to make room can be in use; {'.'.join(found[0])} is another")
+            yield Fault(path, f"only one eviction policy can be in use; {'.'.join(found[0])} selects another")
         use = self.routing.router.use
         if use is not None:
             yield from POLICIES.faults(use, "routing", "router", "use")

@@ -18,7 +18,7 @@ from fairlead.text.hub import gguf_advice, is_gguf
 # Names of models as served here, on the Hugging Face hub, in Ollama, and as files.
 _MODEL_NAME = re.compile(r"[\w.:/@+~-]+", re.ASCII)
 HELP = """\
-/clear  forget the conversation so far
+/clear  clear the conversation
 /help   show this
 /bye    end, as does Ctrl-D
 Ctrl-C  stop the answer"""
@@ -145,7 +145,7 @@ class _Conversation:
                 print(HELP)
             case "/clear":
                 self._history.clear()
-                print("The conversation is forgotten.")
+                print("The conversation has been cleared.")
             case _ if line.startswith("/"):
                 print(f"There is no {line.split(maxsplit=1)[0]}. /help shows the commands.")
             case _:

@@ -220,11 +220,9 @@ def _refusal(response: httpx.Response) -> str:
         error = msgspec.json.decode(body, type=_Chunk).error
     except msgspec.MsgspecError:
         error = None
-    return (
-        _message(error)
-        if error
-        else f"{response.url} answered {response.status_code} {response.reason_phrase}"
-    )
+    if error:
+        return _message(error)
+    return f"{response.url} answered {response.status_code} {response.reason_phrase}"
 
 
 def _message(error: _Error | str) -> str:

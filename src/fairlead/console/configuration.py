@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fairlead.telemetry import logs
 
 EVICTIONS = {
-    KeepSwap: "none; there must be room for all models",
+    KeepSwap: "none; all models must fit at the same time",
     GroupSwap: "by groups",
     MatrixSwap: "by the matrix",
     LruSwap: "the least recently used model",

@@ -22,7 +22,7 @@ def deploy(target: Target, folder: Path, *, force: bool) -> int:
     written = [(_file(*parts), folder / parts[-1]) for parts in FILES[target]]
     taken = [str(path) for _, path in written if path.exists()]
     if taken and not force:
-        raise ConfigError(f"{', '.join(taken)}: is there already; --force writes over it")
+        raise ConfigError(f"{', '.join(taken)}: exists already; --force overwrites it")
     folder.mkdir(parents=True, exist_ok=True)
     for source, path in written:
         path.write_bytes(source.read_bytes())
@@ -30,5 +30,5 @@ def deploy(target: Target, folder: Path, *, force: bool) -> int:
     return 0
 
 
-def _file(room: str, name: str) -> Traversable:
-    return files("fairlead") / room / name
+def _file(package: str, name: str) -> Traversable:
+    return files("fairlead") / package / name

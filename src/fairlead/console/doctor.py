@@ -23,16 +23,16 @@ from fairlead.configfile import Reading, read_config
 
 Verdict = Literal["good", "warning", "bad"]
 
-LEAST_MEMORY_GIB = 2
-LEAST_DISK_GIB = 2
-LEAST_FILES = 4096
+MIN_MEMORY_GIB = 2
+MIN_DISK_GIB = 2
+MIN_FILES = 4096
 GIB = 1024**3
 CHILD_TIMEOUT_S = 120
 NAME = 14  # characters, the minimum width of the column of names
 MARKS = {"good": "[green]✓[/]", "warning": "[yellow]![/]", "bad": "[red]✗[/]"}
 
 # Runs in a child process: the version of torch, and its devices.
-ASK_TORCH = """
+TORCH_PROBE = """
 import json, torch
 devices = [
     {"name": torch.cuda.get_device_name(i), "memory": torch.cuda.get_device_properties(i).total_memory}
@@ -41,14 +41,14 @@ devices = [
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices,
                   "threads": torch.get_num_threads()}))
 """
-ASK_KERNEL = """
+KERNEL_PROBE = """
 from fairlead._cext import cpustep
 print(', '.join(f'{dtype}: {cpustep.variants(dtype)[0]}' for dtype in cpustep.DTYPES))
 """
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check. `advice` says what to do; empty if nothing is to be done."""
+    """The result of one check. `advice`: what to do; empty if nothing."""
 
     name: str
     verdict: Verdict
@@ -80,7 +80,9 @@ def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: 
             lines.add_row("", "", Text(finding.advice, "dim"))
     console = Console(highlight=False)
     console.print(lines)
-    console.print("[red]Something must be done first.[/]" if failed else "[green]A server will run here.[/]")
+    console.print(
+        "[red]A server will not run here yet.[/]" if failed else "[green]A server will run here.[/]"
+    )
     return int(failed)
 
 
@@ -109,7 +111,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    found, problem = _in_a_child(ASK_TORCH)
+    found, problem = _in_a_child(TORCH_PROBE)
     if found is None:
         yield Finding("torch", "bad", problem, "pip install 'torch>=2.9,<2.14', which Fairlead depends on.")
         return
@@ -118,7 +120,7 @@ def _torch() -> Iterator[Finding]:
     for device in torch["devices"]:
         yield Finding("GPU", "good", f"{device['name']}, {device['memory'] / GIB:.0f} GiB")
     if torch["devices"] and not any(map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))):
-        yield Finding("C compiler", "bad", "none, and Triton needs one for its GPU kernels", f"{ADVICE}.")
+        yield Finding("C compiler", "bad", "none; Triton needs one for its GPU kernels", f"{ADVICE}.")
     if not torch["devices"]:
         has_driver = shutil.which("nvidia-smi") is not None
         advice = "This torch was built without CUDA: install one with it." if has_driver else ""
@@ -129,7 +131,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    found, problem = _in_a_child(ASK_KERNEL)
+    found, problem = _in_a_child(KERNEL_PROBE)
     if found is None:
         yield Finding("kernels", "bad", problem, f"Install Fairlead again; before that {ADVICE}.")
     else:
@@ -143,9 +145,9 @@ def _memory() -> Iterator[Finding]:
     except (ValueError, OSError):
         yield Finding("memory", "warning", "this system does not report how much is free")
         return
-    if free_gib < LEAST_MEMORY_GIB:
+    if free_gib < MIN_MEMORY_GIB:
         yield Finding(
-            "memory", "warning", f"{free_gib:.1f} GiB free", "Small models only; end what is not needed."
+            "memory", "warning", f"{free_gib:.1f} GiB free", "Only small models will fit. Free some memory."
         )
     else:
         yield Finding("memory", "good", f"{free_gib:.0f} GiB free")
@@ -155,7 +157,9 @@ def _disk() -> Iterator[Finding]:
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free_gib = shutil.disk_usage(existing).free / GIB
-    advice = "Models are fetched to there: make room, or set HF_HOME." if free_gib < LEAST_DISK_GIB else ""
+    advice = (
+        "Models are downloaded there: free some space, or set HF_HOME." if free_gib < MIN_DISK_GIB else ""
+    )
     yield Finding("disk", "warning" if advice else "good", f"{free_gib:.0f} GiB free for {cache}", advice)
 
 
@@ -165,15 +169,15 @@ def _files() -> Iterator[Finding]:
     except ImportError:  # not Unix
         return
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # the server raises its soft limit to this
-    if 0 <= most < LEAST_FILES:
+    if 0 <= most < MIN_FILES:
         yield Finding(
             "open files",
             "warning",
             f"at most {most}",
-            f"Each connection takes up to three: raise the hard limit, as with `ulimit -Hn {LEAST_FILES}`.",
+            f"Each connection takes up to three: raise the hard limit, as with `ulimit -Hn {MIN_FILES}`.",
         )
     else:
-        yield Finding("open files", "good", f"at most {most}" if most >= 0 else "as many as there are")
+        yield Finding("open files", "good", f"at most {most}" if most >= 0 else "no limit")
 
 
 def _port(host: str, port: int) -> Iterator[Finding]:

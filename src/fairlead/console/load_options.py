@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter, validators
 
 from fairlead.config import ConfigError
-from fairlead.console.options import AtLeastNone, AtLeastOne
+from fairlead.console.options import AtLeastOne, AtLeastZero
 
 if TYPE_CHECKING:
     from fairlead.load.generator import Options
@@ -49,7 +49,7 @@ class LoadOptions:
     endpoint: Literal["chat", "completions"] = "chat"
     streams: str = "1,8,32"
     requests: AtLeastOne = None
-    warmup: AtLeastNone = None
+    warmup: AtLeastZero = None
     prompt_tokens: Count = 128
     output_tokens: Count = 64
     ignore_eos: bool = True

@@ -50,7 +50,7 @@ def _model(_type: object, value: str | None) -> None:
 
 
 AtLeastOne = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
-AtLeastNone = Annotated[int | None, Parameter(validator=validators.Number(gte=0))]
+AtLeastZero = Annotated[int | None, Parameter(validator=validators.Number(gte=0))]
 File = Annotated[Path, Parameter(validator=validators.Path(exists=True, dir_okay=False))]
 Model = Annotated[str, Parameter(validator=_model)]
 Port = Annotated[int, Parameter(validator=validators.Number(gte=0, lte=65535))]
@@ -131,7 +131,7 @@ class ServeOptions:
             settings["name"] = self.served_model_name
         if given.models or (given.nodes and requested is None):
             if requested is not None:
-                raise ConfigError("MODEL: the models are those of --config")
+                raise ConfigError("MODEL: cannot be given with --config, which has the models")
             if not settings and not cache_settings:
                 return given.models
             model = given.models[0] if len(given.models) == 1 else None

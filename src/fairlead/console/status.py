@@ -221,7 +221,7 @@ def problems(models: Iterable[ModelRow], nodes: Iterable[NodeRow]) -> "list[Text
 class _Interrupt:
     """A block in which Ctrl-C sets `is_set` and ends what the client reads.
 
-    It raises KeyboardInterrupt, too, but not only: Python ignores that in a destructor or callback.
+    It also raises KeyboardInterrupt, which is not enough: Python ignores that in a destructor or callback.
     """
 
     def __init__(self, client: Client) -> None:

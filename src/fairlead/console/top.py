@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 BARS = " ▁▂▃▄▅▆▇█"
 BAR_S = 1.0
-MOST_BARS = 600
+MAX_BARS = 600
 LABEL = 23  # characters before the bars
 
 
@@ -35,7 +35,8 @@ def top(client: Client, *, as_json: bool) -> int:
                 for data in snapshots:
                     print(json.dumps(json.loads(data)), flush=True)
             elif sys.stdout.isatty():
-                return _live(client.url, map(read_snapshot, snapshots))
+                if _live(client.url, map(read_snapshot, snapshots)):
+                    return 0
             else:
                 for view in map(read_snapshot, snapshots):
                     print(_line(view), flush=True)
@@ -44,19 +45,20 @@ def top(client: Client, *, as_json: bool) -> int:
     raise ServerError(f"{client.url} has ended the stream: it is stopping")
 
 
-def _live(url: str, views: Iterator[ServerView]) -> int:
+def _live(url: str, views: Iterator[ServerView]) -> bool:
+    """Show the snapshots until they end; return whether the user quit."""
     from rich.console import Console
     from rich.live import Live
 
-    past: deque[ServerView] = deque(maxlen=MOST_BARS)
+    past: deque[ServerView] = deque(maxlen=MAX_BARS)
     console = Console()
     with _keys() as quit_pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         for view in views:
             remember(past, view)
             live.update(_page(url, past, bars=console.width - LABEL), refresh=True)
             if quit_pressed():
-                return 0
-    raise ServerError(f"{url} has ended the stream: it is stopping")
+                return True
+    return False
 
 
 def remember(past: "deque[ServerView]", view: ServerView) -> None:
@@ -74,14 +76,12 @@ def _page(url: str, past: "deque[ServerView]", *, bars: int) -> "RenderableType"
     shown = list(past)[-max(1, bars) :]
     queue = now.queue
     return Group(
-        Text.assemble(("Fairlead ", "bold"), url, ("   q ends", "dim")),
+        Text.assemble(("Fairlead ", "bold"), url, ("   q quits", "dim")),
         Text(),
         _trend("waiting", f"{queue.waiting} of {queue.capacity}", [each.queue.waiting for each in shown]),
         _trend("running", f"{queue.running} of {queue.seats}", [each.queue.running for each in shown]),
         _trend(
-            "tokens/s",
-            f"{now.tokens.generated_per_s:.0f}",
-            [each.tokens.generated_per_s for each in shown],
+            "tokens/s", f"{now.tokens.generated_per_s:.0f}", [each.tokens.generated_per_s for each in shown]
         ),
         Text(totals(now)),
         Text(),

@@ -2,9 +2,9 @@
 
 The kernel returns connections in the order of their arrival, and starting one costs ten times as much as
 accepting it. So a client that opens a thousand at once would delay every later client until all of them are
-started. Here a new address comes after one of the thousand. (Behind a proxy all clients have one address:
-then the order of arrival holds.) Sockets are only stored, and closed at the end. Of the requests of each
-address, one is started per pass of the event loop.
+started. Here a connection of a new address starts after at most one of each other address. Behind a proxy all
+clients have one address, so the order of arrival holds. Sockets are only stored, and closed at the end. Of
+the requests of each address, one is started per pass of the event loop.
 """
 
 import socket

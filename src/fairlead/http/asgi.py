@@ -15,7 +15,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 # when a client sends its body in chunks of one byte.
 UNREAD_BYTES = 64 * 1024
 MESSAGE_BYTES = 512
-SENDS_A_TURN = 8
+SENDS_PER_TURN = 8
 
 
 class ClientDisconnected(OSError):
@@ -23,7 +23,7 @@ class ClientDisconnected(OSError):
 
 
 class RequestBodyChannel:
-    """Received messages that the app has not read yet. A disconnect overtakes the body."""
+    """Received messages that the app has not read yet. A disconnect discards the body."""
 
     def __init__(self, on_space: Callable[[], None]) -> None:
         self._messages: deque[dict[str, Any]] = deque()
@@ -35,7 +35,7 @@ class RequestBodyChannel:
 
     @property
     def full(self) -> bool:
-        """Whether the app has so much to read that it must not get more."""
+        """Whether the app has so much to read that no more may be added."""
         return self._bytes >= UNREAD_BYTES
 
     async def put(self, message: dict[str, Any]) -> None:
@@ -105,5 +105,5 @@ class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not fol
             raise ClientDisconnected
         await super().app_send(message)
         self._sends += 1
-        if self._sends % SENDS_A_TURN == 0:
+        if self._sends % SENDS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()

@@ -1,13 +1,12 @@
 """An HTTP client: requests to one server over a bounded pool of connections, responses as they arrive.
 
-Promises: an exchange that is cancelled, fails or is left early closes its connection, at once and without
-waiting; one that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded.
-Independent of jobs and API formats.
+An exchange that is cancelled, fails or is left early closes its connection, at once and without waiting. One
+that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded. Independent of jobs
+and API formats.
 """
 
 import re
 import ssl
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
@@ -17,15 +16,13 @@ import trio
 
 from fairlead.errors import NodeFailed, NodeFull
 from fairlead.http.client_connection import ClientConnection, Clock, describe, is_local_shortage, reason_of
+from fairlead.http.idle_connections import IdleConnections
 from fairlead.http.links import connect
 from fairlead.http.request_head import RequestHeads
 from fairlead.http.response_parser import InvalidResponse, ResponseHead, ResponseParser
 
 # How much of a body is read and dropped to reuse its connection; beyond that a new one is cheaper.
 DRAIN_BYTES = 64 * 1024
-
-# Idle connections that are kept: each takes a descriptor on both sides.
-MOST_IDLE = 32
 
 _HOST = re.compile(r"[0-9A-Za-z._:%-]+")
 
@@ -151,12 +148,12 @@ class Upstream:
         self._host = str(parts.hostname)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        # Many write the URL as for API clients, with the `/v1` that all paths begin with.
+        # Many users write the URL as for API clients, with the `/v1` of all paths.
         base = parts.path.rstrip("/").removesuffix("/v1")
         self._heads = RequestHeads(parts.netloc, base=base, api_key=api_key)
         self._capacity = capacity
         self._timeouts = timeouts or UpstreamTimeouts()
-        self._idle: deque[ClientConnection] = deque()
+        self._idle = IdleConnections(self._timeouts.idle_s)
         self._busy = 0
         self._opened = 0
         self._reused = 0
@@ -196,7 +193,8 @@ class Upstream:
         finally:
             self._busy -= 1
             self._waiting.unpark()
-            self._release(lease.connection)
+            if lease.connection is not None:
+                self._idle.put(lease.connection)
 
     def resize(self, capacity: int) -> None:
         """Allow this many exchanges from now on; those under way continue."""
@@ -205,16 +203,11 @@ class Upstream:
 
     def close(self) -> None:
         """Close the idle connections. Those in use are closed by their exchanges."""
-        while self._idle:
-            self._idle.pop().link.close()
+        self._idle.close()
 
     def close_stale(self) -> None:
         """Close the connections that were idle for too long, or that the server has closed."""
-        now = trio.current_time()
-        for connection in list(self._idle):
-            if now - connection.idle_since > self._timeouts.idle_s or connection.link.is_stale():
-                self._idle.remove(connection)
-                connection.link.close()
+        self._idle.close_stale()
 
     def statistics(self) -> UpstreamStatistics:
         """Return the current counts."""
@@ -234,7 +227,7 @@ class Upstream:
         A kept connection may have been closed meanwhile. If so, and if nothing was received, the request is
         sent again, once, over a new one.
         """
-        lease.connection = self._take_idle()
+        lease.connection = self._idle.take()
         if lease.connection is not None:
             self._reused += 1
             try:
@@ -264,32 +257,8 @@ class Upstream:
         clock.begin("did not continue its response", self._timeouts.between_bytes_s)
         return UpstreamResponse(self.name, connection, clock, first)
 
-    def _take_idle(self) -> ClientConnection | None:
-        """Return the idle connection used last: it is the likeliest to work, and the others expire."""
-        oldest = trio.current_time() - self._timeouts.idle_s
-        while self._idle:
-            connection = self._idle[-1]  # it stays there if `is_stale` raises
-            is_usable = connection.idle_since >= oldest and not connection.link.is_stale()
-            self._idle.pop()
-            if is_usable:
-                return connection
-            connection.link.close()
-        return None
-
     def _on_data(self) -> None:
         self.last_received_at = trio.current_time()
-
-    def _release(self, connection: ClientConnection | None) -> None:
-        if connection is None:
-            return
-        parser = connection.parser
-        is_good = parser.head is not None and parser.head.keep_alive and not parser.surplus
-        is_reusable = is_good and parser.is_complete and not connection.is_closed
-        if is_reusable and len(self._idle) < MOST_IDLE:
-            connection.idle_since = trio.current_time()
-            self._idle.append(connection)
-        else:
-            connection.link.close()
 
 
 class _Lease:

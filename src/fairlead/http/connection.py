@@ -2,14 +2,14 @@
 
 One task reads for the whole life of the connection, also while a request is handled, so that a disconnect is
 seen at once. Everything the app does runs in the connection's nursery and is cancelled with it. An error here
-ends this connection and no other. Does not know HTTP: that is `protocol`'s part.
+ends this connection and no other. Does not know HTTP, which `protocol` implements.
 
 A disconnect is the end of the client's stream (FIN) or a reset. A client that shuts down only its sending
 side looks just like one that has closed. While a job is queued or runs there is no other sign, so it counts
-too. A FIN arrives after all that the client has sent, and not at all while the kernel's buffer has no space
-for that. So we read on while a request is handled, also what is pipelined behind it (`protocol` refuses too
-much of that). Reading stops only while the app does not read a body. The connection is then checked for a FIN
-every `PROBE_EVERY_S`, and the body's time limit ends what that check misses.
+as a disconnect. A FIN arrives after all that the client has sent, and not at all while the kernel's buffer
+has no space for that. So we read on while a request is handled, also what is pipelined behind it (`protocol`
+refuses too much of that). Reading stops only while the app does not read a body. The connection is then
+checked for a FIN every `PROBE_INTERVAL_S`, and the body's time limit ends what that check misses.
 
 A connection uses one descriptor.
 """
@@ -34,7 +34,7 @@ logger = structlog.get_logger("fairlead.http")
 RECEIVE_BYTES = 64 * 1024
 READ_AHEAD_BYTES = 64 * 1024
 LINGER_S = 2.0
-PROBE_EVERY_S = 1.0
+PROBE_INTERVAL_S = 1.0
 
 
 class ServerConnection:
@@ -237,4 +237,4 @@ async def _wait_for_disconnect(sock: socket.socket) -> None:
     poll = select.poll()
     poll.register(sock, getattr(select, "POLLRDHUP", 0))
     while not poll.poll(0):  # noqa: ASYNC110  # there is no event
-        await trio.sleep(PROBE_EVERY_S)
+        await trio.sleep(PROBE_INTERVAL_S)

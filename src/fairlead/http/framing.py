@@ -1,7 +1,7 @@
 """Strict line parsing for h11, which accepts what another server on a request's path may read differently.
 
-Servers that disagree about where a line or a request ends enable request smuggling: a part of one client's
-body is taken for another client's request. So only CRLF ends a line, in a head, between chunks and in
+Servers that disagree about where a line or a request ends enable request smuggling. A part of one client's
+body is then taken for another client's request. So only CRLF ends a line, in a head, between chunks and in
 trailers (RFC 9112, 2.2, leaves this to the server). A header folded over several lines is refused (5.2).
 There is one `Content-Length` with one number (6.3 lets a server refuse several equal ones). Each byte is
 examined once, in whatever pieces a head arrives.
@@ -10,40 +10,56 @@ h11 finds lines in its receive buffer, which this module replaces. The buffer is
 pyproject.toml bounds its version.
 """
 
+import re
+from typing import Any
+
 import h11
 from h11._receivebuffer import ReceiveBuffer
 
 # A body may have this many chunks, and one more for each `CHUNK_BYTES` in it.
-MOST_SMALL_CHUNKS = 1000
+MAX_SMALL_CHUNKS = 1000
 CHUNK_BYTES = 64
 
 _LENGTH = b"\ncontent-length:"
+_EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 
 class StrictConnection(h11.Connection):
-    """The server side of an h11 connection, with a `StrictBuffer`."""
+    """The server side of an h11 connection, with a `StrictBuffer`.
+
+    It counts a body's chunks and their bytes: parsing a small chunk costs more than its few bytes.
+    """
 
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_head_bytes)
         self._receive_buffer = StrictBuffer()
+        self._half_line = b""  # the CR of an empty line before a request
+        self._chunks = self._body_bytes = 0
 
     @property
     def buffered_bytes(self) -> int:
         """The number of bytes received and not yet parsed."""
         return len(self._receive_buffer)
 
+    def without_empty_lines(self, data: bytes) -> bytes:
+        """Return data received before a request without the CRLF that some clients add to a body."""
+        if self._half_line or data.startswith(b"\r"):  # RFC 9112, 2.2
+            data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
+            self._half_line = data if data == b"\r" else b""
+            return b"" if self._half_line else data
+        return data
 
-class ChunkCounter:
-    """Counts a body's chunks and their bytes: parsing a small chunk costs more than its few bytes."""
-
-    def __init__(self) -> None:
-        self._chunks = self._bytes = 0
-
-    def has_too_many(self, data: h11.Data) -> bool:
-        """Count a piece of the body; return whether too many of its chunks are small."""
-        self._chunks += data.chunk_start
-        self._bytes += len(data.data)
-        return self._chunks > MOST_SMALL_CHUNKS + self._bytes // CHUNK_BYTES
+    def next_event(self) -> Any:
+        """Return the next event, as in h11. Raises `RemoteProtocolError` also for too many small chunks."""
+        event = super().next_event()
+        if type(event) is h11.Data:
+            self._chunks += event.chunk_start
+            self._body_bytes += len(event.data)
+            if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
+                raise h11.RemoteProtocolError(f"the body comes in chunks of fewer than {CHUNK_BYTES} bytes")
+        elif type(event) is h11.Request:
+            self._chunks = self._body_bytes = 0
+        return event
 
 
 class StrictBuffer(ReceiveBuffer):

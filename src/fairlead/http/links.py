@@ -62,7 +62,7 @@ class PlainLink:
 
     def is_stale(self) -> bool:
         """See `Link`."""
-        return _is_readable(self._socket)
+        return _peeked(self._socket) is not None
 
     def close(self) -> None:
         """See `Link`."""
@@ -99,7 +99,9 @@ class TlsLink:
 
     def is_stale(self) -> bool:
         """See `Link`. Only a close counts: TLS session tickets arrive unrequested on good connections."""
-        return _is_closed(self._transport.socket)
+        with socket.socket(fileno=os.dup(self._transport.socket.fileno())) as peer:
+            peer.setblocking(False)
+            return _peeked(peer) == b""
 
     def close(self) -> None:
         """See `Link`. Sends no close_notify: HTTP's own framing shows whether a response is complete."""
@@ -120,26 +122,14 @@ async def connect(host: str, port: int, context: ssl.SSLContext | None) -> Link:
     return link
 
 
-def _is_readable(sock: socket.socket) -> bool:
+def _peeked(sock: socket.socket) -> bytes | None:
+    """Return a part of the unread data: empty if the connection is closed, None if nothing has arrived."""
     try:
-        sock.recv(1, socket.MSG_PEEK)
+        return sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
-        return False
+        return None
     except OSError:
-        return True
-    return True
-
-
-def _is_closed(sock: trio.socket.SocketType) -> bool:
-    peer = socket.socket(fileno=os.dup(sock.fileno()))
-    with peer:
-        peer.setblocking(False)
-        try:
-            return not peer.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return b""
 
 
 def _as_os_error(error: Exception, message: str) -> OSError:

@@ -1,8 +1,8 @@
 """The listener: accepts a bounded number of connections, and drains them on shutdown.
 
 No client can end it: connections are isolated from each other (`connection`). On shutdown, listening stops
-and idle connections end at once. Running responses have `limits.drain_s` to finish. Connections that are left
-then are closed, whether their clients read or not, and `serve_http` returns.
+and idle connections end at once. Running responses have `limits.drain_s` to finish. Then all remaining
+connections are closed, and `serve_http` returns.
 
 Does not know routes: it serves any ASGI app, and runs the app's lifespan. It uses Hypercorn's protocol and
 lifespan, but not its accept loop, timers and logs.
@@ -31,8 +31,8 @@ logger = structlog.get_logger("fairlead.http")
 
 BACKLOG = 2048
 # Bounded, so that a burst of new clients does not delay the old ones.
-ACCEPTS_A_TURN = 32
-STARTS_A_TURN = 4
+ACCEPTS_PER_TURN = 32
+STARTS_PER_TURN = 4
 REFUSALS = 64  # clients over the limit that get a response at a time; the others are just closed
 OUT_OF_DESCRIPTORS_S = 0.1
 PORTS_TRIED = 16  # a port that is free on one address of the host may be taken on the next
@@ -157,7 +157,7 @@ class Listener:
             else:
                 await trio.lowlevel.wait_readable(listening)
             try:
-                for _ in range(ACCEPTS_A_TURN):
+                for _ in range(ACCEPTS_PER_TURN):
                     sock, client = listening.accept()
                     sock.setblocking(False)
                     self._admit(AcceptedConnection(sock, client), connections)
@@ -167,7 +167,7 @@ class Listener:
                 # Out of descriptors or memory: retry, because connections that end release some.
                 self._log_once("cannot accept connections", error=str(error) or type(error).__name__)
                 await trio.sleep(OUT_OF_DESCRIPTORS_S)
-            for _ in range(min(STARTS_A_TURN, len(self._arrivals))):
+            for _ in range(min(STARTS_PER_TURN, len(self._arrivals))):
                 connection = ServerConnection(self._shared, *self._arrivals.pop())
                 self._connections.add(connection)
                 connections.start_soon(self._serve, connection)

@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: from bytes to ASGI and back, based on Hypercorn's protocol.
 
 Hypercorn's `H11Protocol` blocks its reader while a request is handled, upgrades to HTTP/2 and WebSocket, and
-answers errors with an empty page. This one parses as far as it can and returns. It speaks HTTP/1.0 and 1.1
-only, as strictly as `framing` and `refusals` say, and answers every error in JSON. It owns the h11 state and
+answers errors with an empty page. This one parses as far as it can and returns. It supports only HTTP/1.0 and
+1.1, with the checks of `framing` and `refusals`, and answers every error in JSON. It owns the h11 state and
 the app's tasks. It does no I/O: `send` takes bytes, `Closed` and `Updated` events, and time passes by
 `deadline` and `expire`.
 
@@ -11,7 +11,6 @@ client's FIN arrives after them. If a client sends more, its disconnect could go
 still runs. So it is refused, together with that request.
 """
 
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -29,14 +28,13 @@ from hypercorn.utils import suppress_body
 from fairlead.config import Limits
 from fairlead.http.accept_queue import RequestTurns
 from fairlead.http.asgi import ClientDisconnected, RequestBodyChannel, Stream
-from fairlead.http.framing import CHUNK_BYTES, ChunkCounter, StrictConnection
+from fairlead.http.framing import StrictConnection
 from fairlead.http.headers import http_date
-from fairlead.http.refusals import LOGGED_LENGTH, code_of, objection, path_of, refusal, with_host_of_target
+from fairlead.http.refusals import log_refusal, malformed, objection, path_of, refusal, with_host_of_target
 
 logger = structlog.get_logger("fairlead.http")
 
 PIPELINED_BYTES = 64 * 1024
-_EMPTY_LINES = re.compile(rb"\A(?:\r\n)*")
 
 
 @dataclass(frozen=True)
@@ -90,9 +88,6 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._body_channel = RequestBodyChannel(self._resume)
         self._begun = False  # a part of the next request's head has arrived
         self._paused = False  # the whole request has arrived, and more data after it
-        self._pipelined = 0  # bytes of that data
-        self._chunks = ChunkCounter()  # of the body being received
-        self._half_line = b""  # the CR of an empty line before a request
         self._pending_head = b""  # the head of a response, until it is sent with the body
         self.ended = False
         self.deadline = trio.current_time() + shared.limits.header_timeout_s
@@ -117,20 +112,16 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     def receive(self, data: bytes) -> None:
         """Buffer received data. `advance` parses it."""
         if self.stream is None and not self._begun:
-            if self._half_line or data.startswith(b"\r"):  # some clients add CRLF to a body (RFC 9112, 2.2)
-                data = _EMPTY_LINES.sub(b"", self._half_line + data, count=1)
-                self._half_line = data if data == b"\r" else b""
-                if len(data) == len(self._half_line):
-                    return
+            data = self.connection.without_empty_lines(data)
+            if not data:
+                return
             self._begun = True
             self.deadline = trio.current_time() + self._limits.header_timeout_s
-        if self._paused:
-            self._pipelined += len(data)
         self.connection.receive_data(data)
 
     async def advance(self) -> None:
         """Parse as much as possible now."""
-        if self._paused and self._pipelined > PIPELINED_BYTES:
+        if self._paused and self.connection.buffered_bytes > PIPELINED_BYTES:
             await self.refuse(400, f"more than {PIPELINED_BYTES} bytes were sent ahead of the response")
             return
         while not (self.ended or self.blocked):
@@ -141,29 +132,18 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             try:
                 event = self.connection.next_event()
             except h11.RemoteProtocolError as error:
-                await self._refuse_malformed(error)
+                await self.refuse(*malformed(error))
                 return
             if type(event) is h11.Request:
                 await self._begin(event)
             elif type(event) is h11.Data and self.stream is not None:
-                if self._chunks.has_too_many(event):
-                    await self.refuse(400, f"the body comes in chunks of fewer than {CHUNK_BYTES} bytes")
-                    return
                 await self.stream.handle(Body(STREAM_ID, event.data))
             elif type(event) is h11.EndOfMessage and self.stream is not None:
                 self.deadline = inf
                 await self.stream.handle(EndBody(STREAM_ID))
             else:
-                if event is h11.PAUSED:
-                    self._paused = True
-                    self._pipelined = self.connection.buffered_bytes
+                self._paused = event is h11.PAUSED
                 return
-
-    async def _refuse_malformed(self, error: h11.RemoteProtocolError) -> None:
-        if error.error_status_hint == 501:
-            await self.refuse(400, "Transfer-Encoding: may only be chunked, and only once")
-        else:  # the client's own bytes follow the colon
-            await self.refuse(error.error_status_hint, str(error).partition(":")[0])
 
     async def expire(self) -> None:
         """Handle a `deadline` that has passed: refuse an unfinished head, close the connection otherwise."""
@@ -186,26 +166,15 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         unanswered = self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}
         self.ended = True
         if unanswered and status != 500:  # `_run` has logged internal errors
-            self._log_refusal(status, message, request)
+            scope = None if self.stream is None else self.stream.scope
+            log_refusal(status, message, self.client[0], request, scope)
         await self._close_stream()
         if unanswered:
             await self.send(RawData(refusal(status, message)))
         await self.send(Closed())
 
-    def _log_refusal(self, status: int, message: str, request: h11.Request | None) -> None:
-        """Log the same line as `RequestAuth.refused` does for other requests."""
-        line: dict[str, Any] = {"outcome": code_of(status), "status": status, "reason": message}
-        if request is not None:
-            path = path_of(request).partition(b"?")[0].decode("latin-1")
-            line |= {"method": request.method.decode(), "path": path[:LOGGED_LENGTH]}
-        elif self.stream is not None:
-            scope = self.stream.scope
-            line |= {"method": scope["method"], "path": scope["path"][:LOGGED_LENGTH]}
-        logger.info("request refused", **line, client=self.client[0])
-
     async def _begin(self, request: h11.Request) -> None:
         self._begun = False
-        self._chunks = ChunkCounter()
         self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
         path = path_of(request)
         headers = list(request.headers)

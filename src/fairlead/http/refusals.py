@@ -1,17 +1,21 @@
 """The refusals of the listener itself, before an app sees the request, and their responses.
 
-Pure functions of the request's head and the limits.
+Pure functions of the request's head and the limits, except `log_refusal`.
 """
 
 import json
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 import h11
+import structlog
 
 from fairlead.config import Limits
 from fairlead.http.headers import http_date
+
+logger = structlog.get_logger("fairlead.http")
 
 LOGGED_LENGTH = 200  # characters of a path
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
@@ -66,6 +70,27 @@ def objection(request: h11.Request, headers: list[Header], limits: Limits) -> Ob
     if size > limits.header_bytes:
         return 431, f"more than {limits.header_bytes} bytes of headers"
     return _ambiguous(request, values) or _unsupported(request, values)
+
+
+def malformed(error: h11.RemoteProtocolError) -> Objection:
+    """Return the status and message with which to refuse a request that h11 cannot parse."""
+    if error.error_status_hint == 501:
+        return 400, "Transfer-Encoding: may only be chunked, and only once"
+    return error.error_status_hint, str(error).partition(":")[0]  # the client's own bytes follow the colon
+
+
+def log_refusal(status: int, message: str, client: str, request: h11.Request | None, scope: Any) -> None:
+    """Log the same line as `RequestAuth.refused` does for other requests.
+
+    `request` was refused before an app handled it, or `scope` is the app's. Both are None before a head.
+    """
+    line: dict[str, Any] = {"outcome": code_of(status), "status": status, "reason": message}
+    if request is not None:
+        path = path_of(request).partition(b"?")[0].decode("latin-1")
+        line |= {"method": request.method.decode(), "path": path[:LOGGED_LENGTH]}
+    elif scope is not None:
+        line |= {"method": scope["method"], "path": scope["path"][:LOGGED_LENGTH]}
+    logger.info("request refused", **line, client=client)
 
 
 def path_of(request: h11.Request) -> bytes:

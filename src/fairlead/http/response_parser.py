@@ -51,17 +51,8 @@ class ResponseParser:
     """
 
     __slots__ = (
-        "_chunks",
-        "_framing_bytes_left",
-        "_has_body",
-        "_interim",
-        "_left",
-        "_message",
-        "_rest",
-        "head",
-        "is_complete",
-        "length",
-        "surplus",
+        *("_chunks", "_framing_bytes_left", "_has_body", "_interim", "_left", "_message", "_rest"),
+        *("head", "is_complete", "length", "surplus"),
     )
 
     def __init__(self, *, has_body: bool = True) -> None:

@@ -1,6 +1,6 @@
 """What a dialect is: how a client's request is read, and how its answer and its errors are written.
 
-`generate` serves the requests of every dialect, and knows none. To add one, write its class in a module of
+`generate` serves the requests of all dialects and depends on none. To add one, write its class in a module of
 this package, and give it a row in the route table. A `RelayDialect` is for models of other servers only.
 """
 
@@ -23,7 +23,7 @@ from fairlead.upstream_events import UpstreamReader
 
 EVENTS = "text/event-stream"
 # The interval of comments in a stream that has no answer yet.
-COMMENT_EVERY_S = 5.0
+COMMENT_INTERVAL_S = 5.0
 
 Prompt = str | list[int]
 
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of our own models is to do, in the terms of no dialect.
+    """A request to one of our own models, in the terms of no dialect.
 
     It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them; or
     `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
@@ -61,7 +61,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerContext(NamedTuple):
-    """What the writers of an answer know. `created`: when, in seconds since 1970.
+    """What the writers of an answer need. `created`: its time, in seconds since 1970.
 
     `options` are the request's. `prompt_texts`: the texts of the prompts, if the request has `echo`.
     """
@@ -81,6 +81,9 @@ class StreamWriter(Protocol):
 
     def end(self) -> bytes:
         """Return the events that end a complete answer; empty if it has ended already."""
+
+    def fail(self, error: FairleadError) -> bytes:
+        """Return the events that end an incomplete answer, of which nothing may have been written yet."""
 
 
 class AnswerWriter(StreamWriter, Protocol):
@@ -102,10 +105,17 @@ class WaitingEvents(Protocol):
         """Return the end of these events when the answer begins. Not called if none were written."""
 
 
+class ReasoningEvents(Protocol):
+    """The events that show text as the model's reasoning, before an answer of any server."""
+
+    def write(self, job: Job, created: int, text: str) -> bytes:
+        """Return the event for this text. `created`: the answer's time, in seconds since 1970."""
+
+
 class WaitingComments:
     """`WaitingEvents` as comments, which clients skip: the queue position and the estimated wait."""
 
-    interval_s = COMMENT_EVERY_S
+    interval_s = COMMENT_INTERVAL_S
 
     def write(self, waiting: WaitEstimate | None) -> bytes:
         """See `WaitingEvents`."""
@@ -129,7 +139,8 @@ class RelayDialect(ABC):
     """A dialect for requests that are relayed: to a node that serves the same `path`, in the same bytes.
 
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
-    request may ask for a stream, of type `stream_type`. `waiting_events` fill it until the answer begins.
+    request may ask for a stream, of type `stream_type`. Until the answer begins, the stream has
+    `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none.
     `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents.
     """
 
@@ -142,26 +153,23 @@ class RelayDialect(ABC):
     read_envelope: ClassVar[BodyParser[Any]] = BodyParser(Envelope)
     reader: ClassVar[UpstreamReader]
     waiting_events: ClassVar[WaitingEvents] = WaitingComments()
+    reasoning_events: ClassVar[ReasoningEvents | None] = None
 
     @abstractmethod
     def error_body(self, error: FairleadError) -> bytes:
         """Return the body of an error response."""
 
     def error_event(self, error: FairleadError) -> bytes:
-        """Return the event that ends a stream. The error of another server is passed on in its own form."""
+        """Return the event of an error that ends a stream. Another server's error keeps its own form."""
         data = (_in_one_line(error.body) if isinstance(error, NodeRefused) else b"") or self.error_body(error)
         return encode_event(data)
 
 
 class Dialect(RelayDialect):
-    """A dialect that our own models answer, too.
-
-    `job_prefix` begins the ids of its answers. `shows_loading`: it has `reasoning_event`, in which a stream
-    reports the progress of loading its model.
-    """
+    """A dialect that our own models answer, too, unstreamed. `job_prefix` begins the ids of its answers."""
 
     job_prefix: ClassVar[str]
-    shows_loading: ClassVar[bool] = False
+    streams = False
 
     @abstractmethod
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
@@ -171,13 +179,15 @@ class Dialect(RelayDialect):
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""
 
-    def stream_writer(self, context: AnswerContext) -> AnswerWriter:
-        """Return the writer of a streamed response, if the dialect `streams`."""
-        raise NotImplementedError
 
-    def reasoning_event(self, job: Job, created: int, text: str) -> bytes:
-        """Return an event that shows `text` as the model's reasoning."""
-        raise NotImplementedError
+class StreamingDialect(Dialect):
+    """A dialect that our own models answer as a whole or in a stream."""
+
+    streams = True
+
+    @abstractmethod
+    def stream_writer(self, context: AnswerContext) -> AnswerWriter:
+        """Return the writer of a streamed response."""
 
 
 def _in_one_line(body: bytes) -> bytes:

@@ -4,7 +4,6 @@ Responses are passed on as their original bytes; only `without_beginning` writes
 `Raw`, and decoded on its own, where a wrong type must not make the rest unreadable.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, TypeVar
@@ -12,14 +11,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from fairlead.answer.reported import EXCERPT_LENGTH, decoded, excerpt, is_given, token_count
+from fairlead.http.server_sent_events import event_data
 from fairlead.upstream_events import UpstreamAnswer, UpstreamEvent
 
 ABSENT = msgspec.Raw()
 NOTHING = UpstreamEvent(is_beginning=True)
 UNKNOWN = UpstreamEvent(is_known=False)
 DONE = UpstreamEvent(is_end=True)
-
-_LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventShape(msgspec.Struct, gc=False):
@@ -81,7 +79,7 @@ class EventReader(ABC, Generic[Shape]):
 
     def read_event(self, event: bytes) -> UpstreamEvent:
         """Return the content of an event; `NOTHING` for a comment, `UNKNOWN` if it cannot be read."""
-        payload = _payload(event)
+        payload = event_data(event)
         if payload is None:
             return NOTHING
         if payload == b"[DONE]":
@@ -104,7 +102,7 @@ class EventReader(ABC, Generic[Shape]):
 
     def without_beginning(self, event: bytes, text: str) -> bytes:
         """See `UpstreamReader`."""
-        document = decoded(_decode_any, _payload(event) or b"{}")
+        document = decoded(_decode_any, event_data(event) or b"{}")
         members = list(self._texts(document)) if isinstance(document, dict) else []
         if len(members) != 1:
             raise ValueError("several pieces of text in one event")
@@ -167,17 +165,6 @@ def text_members(holder: Any, names: tuple[str, ...]) -> Iterator[tuple[dict[str
 def objects(members: Any) -> list[dict[str, Any]]:
     """Return the objects in a list; empty if `members` is not a list."""
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
-
-
-def _payload(event: bytes) -> bytes | None:
-    """Return the data of an event; None if it has none."""
-    if event.startswith(b"data: {") and event.find(b"\n") == len(event) - 2:
-        return event[6:-2]
-    event = event.strip(b"\r\n")
-    if event.startswith(b"data:") and b"\n" not in event and b"\r" not in event:
-        return event[5:].strip()
-    lines = [line for line in _LINE_END.split(event) if line.startswith(b"data:")]
-    return b"\n".join(line[5:].removeprefix(b" ") for line in lines).strip() if lines else None
 
 
 def _reason(error: msgspec.Raw) -> str:

@@ -35,8 +35,8 @@ OF_ONE_KIND = {"anyOf": [{"items": {"type": kind}} for kind in ("string", "integ
 class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that the server itself reads, even of relayed requests.
 
-    `priority`: the name of a class, or vLLM's number: 0 is the default class, and each one below or above it
-    a class earlier or later.
+    `priority`: the name of a class, or vLLM's number. 0 is the default class, and each step below or above
+    it is one class earlier or later.
     """
 
     model: str | None = None
@@ -67,7 +67,7 @@ class Envelope(CommonFields, frozen=True, kw_only=True):
 
     @property
     def token_limit(self) -> int | None:
-        """The longest answer that the client takes; None: it sets no limit, as with -1 in llama.cpp."""
+        """The longest answer that the client accepts; None: it sets no limit, as with -1 in llama.cpp."""
         limits = (self.max_completion_tokens, self.max_tokens, self.max_output_tokens)
         return next((limit for limit in limits if limit is not None and limit > 0), None)
 

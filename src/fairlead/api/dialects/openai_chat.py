@@ -6,7 +6,7 @@ import msgspec
 
 from fairlead.api import shapes
 from fairlead.api.body import BodyParser, invalid_field
-from fairlead.api.dialects.dialect import AnswerContext, AnswerWriter, Dialect, GenerationRequest
+from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
 from fairlead.api.dialects.fields import Envelope, PositiveCount, TemplateVariables, TopLogprobs
 from fairlead.api.dialects.openai import (
     Generation,
@@ -51,7 +51,17 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
 _parse = BodyParser(capturing(ChatCompletionRequest, CHAT))
 
 
-class ChatDialect(OpenAIErrors, Dialect):
+class ChatReasoning:
+    """`ReasoningEvents` as chunks of a chat completion."""
+
+    def write(self, job: Job, created: int, text: str) -> bytes:
+        """See `ReasoningEvents`. Without a role: clients that merge deltas would have it twice."""
+        choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
+        chunk = identity(job, ChatChunks.kind, created) | {"choices": [choice]}
+        return encode_event(encode(chunk))
+
+
+class ChatDialect(OpenAIErrors, StreamingDialect):
     """Chat completions. Their `options` are `StreamOptions`."""
 
     path = "/v1/chat/completions"
@@ -59,9 +69,9 @@ class ChatDialect(OpenAIErrors, Dialect):
     answer_type = shapes.ChatCompletion
     refused_fields = CHAT
     job_prefix = "chatcmpl"
-    shows_loading = True
     read_envelope = BodyParser(ChatEnvelope)
     reader = ChunkReader()
+    reasoning_events = ChatReasoning()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """See `Dialect`."""
@@ -108,15 +118,9 @@ class ChatDialect(OpenAIErrors, Dialect):
             response["prompt_logprobs"] = msgspec.Raw(encode(listed))
         return encode(response)
 
-    def stream_writer(self, context: AnswerContext) -> AnswerWriter:
-        """See `Dialect`."""
-        return ChatChunks(context)
-
-    def reasoning_event(self, job: Job, created: int, text: str) -> bytes:
-        """See `Dialect`. Without a role: clients that merge deltas would have it twice."""
-        choice = {"index": 0, "delta": {"reasoning_content": text}, "finish_reason": None}
-        chunk = identity(job, ChatChunks.kind, created) | {"choices": [choice]}
-        return encode_event(encode(chunk))
+    def stream_writer(self, context: AnswerContext) -> "ChatChunks":
+        """See `StreamingDialect`."""
+        return ChatChunks(context, self.error_event)
 
 
 class ChatChunks(Chunks):

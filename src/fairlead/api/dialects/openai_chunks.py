@@ -1,14 +1,16 @@
 """Streamed responses in OpenAI's dialect, as chunks. Does not know sockets.
 
-Chunks are assembled by hand: everything but the text is the same in all of them, so it is prepared once and
+Chunks are assembled by hand. Everything but the text is the same in all of them, so it is prepared once, and
 only the text is encoded. That makes a chunk ten times cheaper, and there is one for every token.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.api.dialects.openai import StreamOptions, cached_tokens, encode, identity, usage
+from fairlead.errors import FairleadError
 from fairlead.job import Delta
 
 DONE = b"data: [DONE]\n\n"
@@ -17,7 +19,7 @@ DONE = b"data: [DONE]\n\n"
 class Chunks(ABC):
     """A writer of deltas as server-sent events, which counts their tokens. One object per answer.
 
-    The `options` in the context are `StreamOptions` or None.
+    The `options` in the context are `StreamOptions` or None. `fail` returns the event for an error.
     """
 
     # The object's name, and the JSON before and after a choice's text.
@@ -25,7 +27,8 @@ class Chunks(ABC):
     opening: ClassVar[bytes]
     closing: ClassVar[bytes]
 
-    def __init__(self, context: AnswerContext) -> None:
+    def __init__(self, context: AnswerContext, fail: Callable[[FairleadError], bytes]) -> None:
+        self.fail = fail
         job = context.job
         options = context.options or StreamOptions()
         self._job = job
@@ -41,7 +44,7 @@ class Chunks(ABC):
         self._tail = self.closing + b',"logprobs":null,"finish_reason":null}]' + no_usage + b"}\n\n"
 
     def write(self, deltas: list[Delta]) -> bytes:
-        """Return the events for these deltas; none for those whose text is still held back."""
+        """Return the events for these deltas; none for a delta without text, unless it ends a choice."""
         events = []
         for delta in deltas:
             index = delta.index

@@ -1,6 +1,7 @@
 """OpenAI's completions of texts: `POST /v1/completions`."""
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -8,7 +9,7 @@ from msgspec import Meta
 
 from fairlead.api import shapes
 from fairlead.api.body import BodyParser, invalid_field
-from fairlead.api.dialects.dialect import AnswerContext, AnswerWriter, Dialect, GenerationRequest
+from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
 from fairlead.api.dialects.fields import (
     OF_ONE_KIND,
     Count,
@@ -33,6 +34,7 @@ from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.dialects.openai_logprobs import Scored, completion_logprobs, prompt_logprobs
 from fairlead.api.dialects.unserved import COMPLETION, capturing, refuse_unserved
 from fairlead.config import Limits, SpecialTokens
+from fairlead.errors import FairleadError
 from fairlead.job import Delta
 
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -87,7 +89,7 @@ class CompletionOptions(NamedTuple):
 _parse = BodyParser(capturing(CompletionRequest, COMPLETION))
 
 
-class CompletionDialect(OpenAIErrors, Dialect):
+class CompletionDialect(OpenAIErrors, StreamingDialect):
     """Completions."""
 
     path = "/v1/completions"
@@ -154,9 +156,9 @@ class CompletionDialect(OpenAIErrors, Dialect):
             choices.append(choice)
         return encode(completion_response(job, "text_completion", context.created, choices, deltas))
 
-    def stream_writer(self, context: AnswerContext) -> AnswerWriter:
-        """See `Dialect`."""
-        return CompletionChunks(context)
+    def stream_writer(self, context: AnswerContext) -> "CompletionChunks":
+        """See `StreamingDialect`."""
+        return CompletionChunks(context, self.error_event)
 
 
 class CompletionChunks(Chunks):
@@ -166,8 +168,8 @@ class CompletionChunks(Chunks):
     opening = b'"text":'
     closing = b""
 
-    def __init__(self, context: AnswerContext) -> None:
-        super().__init__(context._replace(options=context.options.stream))
+    def __init__(self, context: AnswerContext, fail: Callable[[FairleadError], bytes]) -> None:
+        super().__init__(context._replace(options=context.options.stream), fail)
         self._context = context
         self._offsets = [0] * context.job.sequences
 

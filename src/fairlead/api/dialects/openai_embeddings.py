@@ -45,7 +45,6 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
     answer_type = shapes.EmbeddingList
     refused_fields = EMBEDDING
     job_prefix = "embd"
-    streams = False
     reader = ChunkReader()
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:

@@ -1,4 +1,4 @@
-"""Reads the chunks and whole responses of servers that speak OpenAI's chat completions or completions."""
+"""Reads the chunks and whole responses of servers with OpenAI's chat completions or completions."""
 
 from collections.abc import Iterator
 from typing import Any

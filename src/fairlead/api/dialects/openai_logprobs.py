@@ -7,7 +7,7 @@ from fairlead.job import TokenLogprob
 from fairlead.text.tokenizer import Tokenizer
 
 # JSON has no infinity; OpenAI writes this for an impossible token.
-LEAST_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 
 
 class Scored(NamedTuple):
@@ -29,7 +29,7 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> dict[st
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {
             "token": tokenizer.token(token_id),
-            "logprob": max(logprob, LEAST_LOGPROB),
+            "logprob": max(logprob, MIN_LOGPROB),
             "bytes": list(tokenizer.token_bytes(token_id)),
         }
 
@@ -62,13 +62,13 @@ def completion_logprobs(
             token = tokenizer.token(part.first)
             add(token, None, None, len(token) if part.text.startswith(token) else 0)
         for chosen in part.logprobs:
-            token, value = tokenizer.token(chosen.token_id), max(chosen.logprob, LEAST_LOGPROB)
+            token, value = tokenizer.token(chosen.token_id), max(chosen.logprob, MIN_LOGPROB)
             top = {token: value}
             for token_id, logprob in chosen.top[: part.top]:
                 if token_id != chosen.token_id:
                     name = tokenizer.token(token_id)
                     # Different tokens can have the same text, and none may replace a likelier one.
-                    top[f"token_id:{token_id}" if name in top else name] = max(logprob, LEAST_LOGPROB)
+                    top[f"token_id:{token_id}" if name in top else name] = max(logprob, MIN_LOGPROB)
             add(token, value, top, len(token))
     return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, offset
 
@@ -86,7 +86,7 @@ def prompt_logprobs(tokenizer: Tokenizer, logprobs: list[TokenLogprob]) -> list[
         listed.append(
             {
                 str(token_id): {
-                    "logprob": max(logprob, LEAST_LOGPROB),
+                    "logprob": max(logprob, MIN_LOGPROB),
                     "rank": rank,
                     "decoded_token": tokenizer.token(token_id),
                 }

@@ -110,7 +110,7 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 def _template_message(message: Message, index: int) -> dict[str, Any]:
     role = str(message.__struct_config__.tag)
-    # Few templates know OpenAI's newer name, and some refuse unknown roles.
+    # Few templates support OpenAI's newer name, and some refuse unknown roles.
     written = {"role": "system" if role == "developer" else role, **_given(message)}
     if isinstance(message.content, list):
         written["content"] = [_template_part(part, index, at) for at, part in enumerate(message.content)]

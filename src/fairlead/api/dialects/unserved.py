@@ -1,6 +1,6 @@
 """Fields of OpenAI's, vLLM's, SGLang's, llama.cpp's and TGI's requests that our engine does not serve.
 
-A field that constrains an answer or its content is refused until it is served: a client that asks for JSON
+A field that constrains an answer or its content is refused until it is served. A client that requests JSON
 must not get anything else. Only null and the values that mean "off" pass. A field that changes no answer is
 ignored, and listed here with the reason. Unknown fields are ignored, because clients send more of them every
 month.
@@ -19,7 +19,7 @@ Request = TypeVar("Request", bound=msgspec.Struct)
 
 _ABSENT = msgspec.Raw()
 # No value that means "off" is longer in JSON.
-_LONGEST_OFF = 16
+_MAX_OFF_LENGTH = 16
 
 
 class Unserved(NamedTuple):
@@ -168,7 +168,7 @@ TOKENIZE: Fields = {
 # Ignored fields, by the reason why that does no harm.
 _HARMLESS = {
     "concerns the records that a provider keeps": "metadata store service_tier custom_labels",
-    "says where, when or how fast an answer is computed": (
+    "concerns where, when or how fast an answer is computed": (
         "prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt n_cache_reuse n_keep"
         " n_discard id_slot request_id rid session_id data_parallel_rank routed_dp_rank"
         " disagg_prefill_dp_rank kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port"
@@ -184,14 +184,14 @@ _HARMLESS = {
         " mirostat_eta dynatemp_exponent adaptive_decay spaces_between_special_tokens"
         " routed_experts_start_len routed_experts_prompt_start"
     ),
-    "asks for figures about the work, not about the answer": (
+    "requests measurements of the work, which do not change the answer": (
         "timings_per_token return_progress return_meta_info return_cached_tokens_details return_token_offsets"
         " verbose"
     ),
-    "is a hint at how long to think or to write, which no answer violates": (
+    "is a hint at the length of the reasoning or the answer, which any answer satisfies": (
         "reasoning_effort reasoning verbosity"
     ),
-    "says where thoughts are shown; here they are part of the text": "separate_reasoning stream_reasoning",
+    "chooses where reasoning is shown; here it is part of the text": "separate_reasoning stream_reasoning",
 }
 IGNORED = {name: reason for reason, names in _HARMLESS.items() for name in names.split()}
 
@@ -226,7 +226,7 @@ def notes(fields: Fields) -> str:
 
 def _is_off(value: msgspec.Raw, off: tuple[Any, ...]) -> bool:
     written = bytes(value)
-    if len(written) > _LONGEST_OFF:
+    if len(written) > _MAX_OFF_LENGTH:
         return False
     try:
         decoded = msgspec.json.decode(written)

@@ -1,0 +1,63 @@
+"""The objects that have the views of the route table, made from the services."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from fairlead.api.admin import Admin
+from fairlead.api.cors import Cors
+from fairlead.api.dashboard.pages import Dashboard
+from fairlead.api.events import Events
+from fairlead.api.fleet import FleetRoutes
+from fairlead.api.generate import GenerationPipeline
+from fairlead.api.job_service import JobService
+from fairlead.api.metrics import Metrics
+from fairlead.api.models import ModelRoutes
+from fairlead.api.openapi import OpenApi
+from fairlead.api.queue import QueueRoutes
+from fairlead.api.request import View
+from fairlead.api.request_auth import RequestAuth
+from fairlead.api.route import Route
+from fairlead.api.scope import scope_of
+from fairlead.api.services import Services
+from fairlead.api.tokenize import Tokens
+from fairlead.api.upstream import UpstreamRoute
+from fairlead.telemetry.snapshot import Overview
+
+
+class Views:
+    """The objects whose methods are the views of the routes."""
+
+    def __init__(
+        self, services: Services, routes: Sequence[Route], jobs: JobService, auth: RequestAuth, cors: Cors
+    ) -> None:
+        self._pipeline = GenerationPipeline(jobs)
+        overview = Overview(
+            services.fleet,
+            services.gateway,
+            ready=services.ready,
+            queue_statistics=services.queue_statistics,
+            refusals=auth.refusals,
+        )  # shared: rates are computed between snapshots
+        self.events = Events(overview.snapshot, services.draining, partial(scope_of, services))
+        self._objects = (
+            ModelRoutes(jobs),
+            Tokens(jobs),
+            UpstreamRoute(jobs, cors),
+            QueueRoutes(jobs),
+            FleetRoutes(jobs),
+            Admin(services),
+            Metrics(services, overview, auth.refusals),
+            OpenApi(routes),
+            Dashboard(),
+            self.events,
+        )
+
+    def of(self, route: Route) -> View:
+        """Return the view of a route."""
+        if route.dialect is not None:
+            return partial(self._pipeline.respond, dialect=route.dialect)
+        assert route.view is not None
+        name = route.view.__name__
+        (found,) = (each for each in self._objects if getattr(type(each), name, None) is route.view)
+        view: View = getattr(found, name)
+        return view

@@ -1,0 +1,80 @@
+"""Settings of access to the server: API keys, web pages of other origins, the loopback interface."""
+
+import ipaddress
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from fairlead.config.spelling import AtLeastOne, Fault, spelled
+
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*\\A-Z]+")
+_ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in small letters, without the usual port"
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
+
+
+class KeyLimits(msgspec.Struct, frozen=True, rename=spelled):
+    """Rate limits of one API key; not set: no limit."""
+
+    requests_per_minute: AtLeastOne | None = None
+    """Maximum number of requests in any minute."""
+    tokens_per_minute: AtLeastOne | None = None
+    """Maximum number of tokens in any minute, of prompts and answers together."""
+    concurrent: AtLeastOne | None = None
+    """Maximum number of jobs at a time, queued or running."""
+
+
+class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
+    """An API key, its user and its permissions."""
+
+    key: str
+    """The key itself, which a client sends as `Authorization: Bearer KEY`."""
+    user: str | None = None
+    """The key's user, which is the tenant. Default: each key is a tenant of its own."""
+    trusted: bool = False
+    """Whether requests may name other users, in X-OpenWebUI-User-Id or the field user."""
+    priority: str | None = None
+    """The highest priority class that requests may have. Default: the default class."""
+    models: tuple[str, ...] = ()
+    """The models that it may use, and see in /nodes, /running, /events and /metrics; empty: all."""
+    limits: KeyLimits = KeyLimits()
+
+    def contradictions(self) -> Iterator[Fault]:
+        """Yield a fault for a key that no client could send."""
+        if not self.key or any(letter.isspace() for letter in self.key):
+            yield Fault(("key",), "must not be empty, and have no spaces")
+
+
+class CorsConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """Which web pages of other origins may use the API from a browser."""
+
+    origins: tuple[str, ...] = ()
+    """The pages' origins, such as https://chat.example.com; "*": any page. Routes that load and unload
+    models, show their logs, or show and change nodes remain forbidden to them.
+    """
+
+    def contradictions(self) -> Iterator[Fault]:
+        """Yield faults of origins that no browser could send."""
+        for index, origin in enumerate(self.origins):
+            if origin != "*" and not _is_origin(origin):
+                yield Fault(("origins", index), f'must be "*" or {_ORIGIN_FORM}')
+
+
+def read_key(raw: object) -> object:
+    """Return a key as a mapping; a file may also have its text alone."""
+    return {"key": raw} if isinstance(raw, str) else raw
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_origin(text: str) -> bool:
+    match = _ORIGIN.fullmatch(text)
+    return match is not None and not text.endswith(_USUAL_PORTS.get(match[1], "/"))
