@@ -50,7 +50,7 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
         config=config,
         gateway=Gateway(dispatcher, nodes, request_timeout_s=600),
         fleet=fleet,
-        models=fleet.texts,
+        models=fleet.catalog.texts,
         aliases={},
         ready=lambda: fleet.is_ready,
         estimate=lambda *of: msgspec.structs.asdict(dispatcher.estimator.for_newcomer(*of)),

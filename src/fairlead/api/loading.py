@@ -67,7 +67,7 @@ def loading_progress(services: Services, dialect: RelayDialect, job: Job) -> Loa
     fleet = services.fleet
     if not isinstance(dialect, Dialect) or not dialect.shows_loading:
         return None
-    if not fleet.sends_loading_state(job.model):
+    if not fleet.catalog.sends_loading_state(job.model):
         return None
     if any(node.state == "up" and job.model in node.models for node in fleet.nodes()):
         return None

@@ -16,17 +16,19 @@ from fairlead.config.fleet import (
 )
 from fairlead.config.models import (
     ANSWER_BYTES,
+    MODEL_KINDS,
+    AnyModelConfig,
     CommandConfig,
     FiltersConfig,
     KvCacheConfig,
     ModelConfig,
+    ModelKind,
     SpecialTokens,
     TimeoutsConfig,
     demonstration_model,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
 from fairlead.config.server import (
-    AnyModelConfig,
     ApiKey,
     Config,
     CorsConfig,
@@ -41,6 +43,7 @@ from fairlead.config.spelling import ConfigError, Fault
 
 __all__ = [
     "ANSWER_BYTES",
+    "MODEL_KINDS",
     "AnyModelConfig",
     "ApiKey",
     "CommandConfig",
@@ -59,6 +62,7 @@ __all__ = [
     "LruSwap",
     "MatrixSwap",
     "ModelConfig",
+    "ModelKind",
     "NamedSwap",
     "NodeConfig",
     "QueueConfig",

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
-from fairlead.config.models import HTTP_URL, CommandConfig, ModelConfig, is_http_url
+from fairlead.config.models import HTTP_URL, AnyModelConfig, is_http_url
 from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
     AtLeastNone,
@@ -20,8 +20,6 @@ from fairlead.config.spelling import (
     refuse_faults,
     spelled,
 )
-
-AnyModelConfig = ModelConfig | CommandConfig
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*\\A-Z]+")
 _ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in small letters, without the usual port"

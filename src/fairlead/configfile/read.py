@@ -9,7 +9,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from fairlead.config import AnyModelConfig, CommandConfig, Config, ConfigError, Fault, ModelConfig, NodeConfig
+from fairlead.config import (
+    MODEL_KINDS,
+    AnyModelConfig,
+    CommandConfig,
+    Config,
+    ConfigError,
+    Fault,
+    ModelConfig,
+    NodeConfig,
+)
 from fairlead.config.spelling import KeyPath, dotted, settings_of
 from fairlead.configfile import llama_swap
 from fairlead.configfile.convert import Conversion
@@ -27,8 +36,6 @@ HAS_MODES = os.name == "posix"
 
 M = TypeVar("M", ModelConfig, CommandConfig)
 N = TypeVar("N", CommandConfig, NodeConfig)
-
-_KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandConfig}
 
 
 class FaultAt(NamedTuple):
@@ -185,29 +192,34 @@ class _Reader:
         if not isinstance(raw, dict):
             self.faults.append(Fault(path, "must be a mapping with path or cmd"))
             return None
-        kinds = [key for key in _KINDS if raw.get(key) is not None]
+        kinds = [key for key in MODEL_KINDS if raw.get(key) is not None]
         if len(kinds) != 1:
             self._report_kind(raw, path, both=bool(kinds))
             return None
-        kind, other = _KINDS[kinds[0]], _KINDS["cmd" if kinds == ["path"] else "path"]
-        wrong_kind = f"is for models with {'cmd' if kinds == ['path'] else 'path'}"
+        kind = MODEL_KINDS[kinds[0]]
+        misplaced = {
+            setting.spelling: f"is for models with {key}"
+            for key, other in MODEL_KINDS.items()
+            for setting in settings_of(other)
+            if other is not kind
+        }
         made = self._conversion.struct(
             kind,
             _with_defaults(raw, common, kind),
             path,
             fixed={"name": name},
-            misplaced={setting.spelling: wrong_kind for setting in settings_of(other)},
+            misplaced=misplaced,
         )
         if isinstance(made, ModelConfig):
-            return self._with_folder(_with_filter_aliases(made))
-        return (
-            None if made is None else _with_filter_aliases(_without_model_filter(_with_minimum_timeout(made)))
-        )
+            made = self._with_folder(made)
+        elif isinstance(made, CommandConfig):
+            made = _without_model_filter(_with_minimum_timeout(made))
+        return None if made is None else _with_filter_aliases(made)
 
     def _report_kind(self, raw: dict[str, Any], path: KeyPath, *, both: bool) -> None:
         message = "must have path, a folder with a model, or cmd, a command that serves one"
         self.faults.append(Fault(path, f"{message}{'; not both' if both else ''}"))
-        known = {setting.spelling for kind in _KINDS.values() for setting in settings_of(kind)}
+        known = {setting.spelling for kind in MODEL_KINDS.values() for setting in settings_of(kind)}
         for key in raw:
             if key not in known:
                 self._conversion.unknown(key, path, known, {})

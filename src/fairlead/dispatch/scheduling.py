@@ -40,7 +40,7 @@ class JobEvents(Protocol):
         """Requeue a job whose node failed; it may run on another."""
 
     def rejected_by_node(self, ticket: Ticket) -> None:
-        """Requeue a job whose node was full after all, and is until `has_room`."""
+        """Requeue a job whose node was full after all. It counts as full until `has_room`."""
 
     def has_room(self, node_id: str) -> None:
         """Note that a node that rejected a job may have room again."""

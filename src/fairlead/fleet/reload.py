@@ -44,7 +44,7 @@ class ConfigSource(NamedTuple):
     handles_signals: bool = True
 
 
-async def keep_up(source: ConfigSource, config: Config, change: Change) -> None:
+async def watch_config(source: ConfigSource, config: Config, change: Change) -> None:
     """Until cancelled, call `change` with each new configuration of the source; `config` is in force now.
 
     `change` gets a configuration without differences in settings that need a restart. It raises a

@@ -54,8 +54,8 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
 class EngineNode:
     """One run of a model's child process. Each restart needs a new `EngineNode`.
 
-    `isolate_tenants`: no tenant's prompts are answered faster because of another's. `command` starts the
-    child; tests replace it. `on_line` is called with each line that the child prints.
+    `isolate_tenants`: tenants share no cached prefixes, so that response times do not reveal prompts.
+    `command` starts the child; tests replace it. `on_line` is called with each line that the child prints.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class EngineNode:
         never returns. Cancelling ends the child. Calls `report`; the caller reports a failed
         load. When this is over, the child is gone and every job has failed.
         """
-        assert self._worker is None, "an engine node has one life"
+        assert self._worker is None, "an engine node is run once"
         self._worker = Worker(
             self._spec,
             name=self._model.name,

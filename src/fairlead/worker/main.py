@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fairlead.engine.engine import Engine
 
 READ_BYTES = 1 << 20
-LIFELINE = 0
+PARENT_PIPE = 0  # stdin, into which nothing is written
 
 
 class LoadedEngine(Protocol):
@@ -231,16 +231,16 @@ def _die_with_the_parent() -> None:
     descriptors for each model. macOS has no `F_SETSIG`: there SIGIO ends this process, or the end of the
     socket, which is noticed between steps.
     """
-    if not stat.S_ISFIFO(os.fstat(LIFELINE).st_mode):
+    if not stat.S_ISFIFO(os.fstat(PARENT_PIPE).st_mode):
         return  # started by hand
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     if hasattr(fcntl, "F_SETSIG"):
         with contextlib.suppress(OSError):
-            fcntl.fcntl(LIFELINE, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(PARENT_PIPE, fcntl.F_SETSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
-        fcntl.fcntl(LIFELINE, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(LIFELINE, fcntl.F_SETFL, fcntl.fcntl(LIFELINE, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([LIFELINE], [], [], 0)[0]:
+        fcntl.fcntl(PARENT_PIPE, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(PARENT_PIPE, fcntl.F_SETFL, fcntl.fcntl(PARENT_PIPE, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([PARENT_PIPE], [], [], 0)[0]:
         raise ParentGone  # it ended before the signal was set up
 
 
