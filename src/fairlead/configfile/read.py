@@ -34,7 +34,6 @@ FAULTS_AT_MOST = 100
 LETTERS_AT_MOST = 500
 HAS_MODES = os.name == "posix"
 
-M = TypeVar("M", ModelConfig, CommandConfig)
 N = TypeVar("N", CommandConfig, NodeConfig)
 
 
@@ -330,7 +329,7 @@ def _without_model_filter(node: N) -> N:
     return msgspec.structs.replace(node, filters=llama_swap.without_model(node.filters))
 
 
-def _with_filter_aliases(model: M) -> M:
+def _with_filter_aliases(model: AnyModelConfig) -> AnyModelConfig:
     """Add the names in `set_params_by_id` to a model's aliases, each once and never its own."""
     by_name: Iterable[str] = model.filters.set_params_by_id if isinstance(model, CommandConfig) else ()
     aliases = dict.fromkeys((*model.aliases, *by_name))

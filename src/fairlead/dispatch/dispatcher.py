@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
 
-import msgspec
 import trio
+from msgspec.structs import asdict
 
 from fairlead.config import QueueConfig
+from fairlead.dispatch.effects import SchedulerStatistics
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.model_lifecycle import ModelLifecycle
@@ -33,13 +34,9 @@ FULL_FOR_S = 1.0
 MAX_FULL_FOR_S = 10.0
 
 
-class DispatchStatistics(msgspec.Struct, frozen=True):
+class DispatchStatistics(SchedulerStatistics, frozen=True):
     """The body of `GET /queue`: totals only."""
 
-    waiting: int
-    running: int
-    capacity: int
-    seats: int
     mean_wait_s: float
     mean_service_s: float
 
@@ -194,12 +191,8 @@ class Dispatcher:
 
     def statistics(self) -> DispatchStatistics:
         """Return the totals now."""
-        counts = self.scheduler.statistics()
         return DispatchStatistics(
-            waiting=counts.waiting,
-            running=counts.running,
-            capacity=counts.capacity,
-            seats=counts.seats,
+            **asdict(self.scheduler.statistics()),
             mean_wait_s=self.estimator.mean.mean_wait_s,
             mean_service_s=self.estimator.mean.mean_service_s,
         )

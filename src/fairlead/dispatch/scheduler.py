@@ -63,10 +63,7 @@ class Scheduler:
     # Events of a job ---------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
-        """Grant, queue or refuse a new job before returning.
-
-        With `too_long`, the job is refused with that rather than queued.
-        """
+        """Grant, queue or refuse a new job; with `too_long`, refuse it rather than queue it."""
         job = ticket.job
         refusal = self._admission.refusal(job, too_long=too_long) or self._tickets.make_room(job)
         if refusal is not None:
@@ -96,11 +93,7 @@ class Scheduler:
         self._tickets.charge(ticket, cost)
 
     def requeued(self, ticket: Ticket) -> None:
-        """Requeue a job whose node failed: before all others of its class, for another node if one is up.
-
-        It is charged once and keeps its first deadline. If that has passed, the job is refused, unless its
-        answer has begun.
-        """
+        """Requeue a job whose node failed, unless its deadline has passed; another node is preferred."""
         ticket.failed_at = ticket.node
         self._requeue(ticket)
 
@@ -167,11 +160,7 @@ class Scheduler:
         self._pump()
 
     def unload(self, model: str, error: FairleadError | None = None) -> None:
-        """Stop a local model once its jobs have finished; if it is still loading, at once.
-
-        With `error`, what waits for it ends with that: a load request, and the jobs that no other node can
-        run. Otherwise the jobs wait for its next load.
-        """
+        """Stop a local model once its jobs have finished; if it is still loading, at once."""
         if (node := self._nodes.local_with(model)) is not None:
             node.leaving = True
         else:

@@ -4,7 +4,7 @@ A request to load or unload a model goes to the scheduler first, which decides; 
 decisions, and the models and nodes report the results to it.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -29,7 +29,6 @@ from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.process.output import ProcessOutput
 from fairlead.supervision import FailureBoundary, contain, log_failure
 from fairlead.text.model import TextModel
-from fairlead.worker.client import COMMAND
 
 logger = structlog.get_logger("fairlead.fleet")
 
@@ -50,7 +49,6 @@ class Fleet:
         *,
         read: Reader,
         on_progress: OnProgress = lambda _model, _fraction, _stage: None,
-        engine_command: Sequence[str] = COMMAND,
         make_process: ProcessFactory = make_process,
     ) -> None:
         self.instance = token_hex(16)
@@ -62,7 +60,6 @@ class Fleet:
             scheduler=dispatcher.scheduler,
             nodes=nodes,
             on_progress=self._report_progress,
-            engine_command=engine_command,
             make_process=make_process,
         )
         self._local = LocalModels(config, dispatcher, self._spawn, make_model)

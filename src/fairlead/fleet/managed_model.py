@@ -33,7 +33,6 @@ from fairlead.process.memory import memory_of
 from fairlead.process.output import ProcessOutput
 from fairlead.supervision import FailureBoundary, described, log_failure
 from fairlead.text.model import TextModel
-from fairlead.worker.client import COMMAND
 
 OnProgress = Callable[[str, float | None, str], None]
 
@@ -75,7 +74,6 @@ class ManagedModel:
         on_died: Callable[["ManagedModel"], None],
         on_progress: OnProgress,
         health: HealthConfig,
-        engine_command: Sequence[str] = COMMAND,
         make_process: ProcessFactory = make_process,
     ) -> None:
         self.config = config
@@ -89,7 +87,6 @@ class ManagedModel:
         self._on_loaded = on_loaded
         self._on_died = on_died
         self._on_progress = on_progress
-        self._engine_command = engine_command
         self._make_process = make_process
         self._state: ModelState = "stopped"
         self._instances: list[Instance] = []  # those that have not ended; the last is the current one
@@ -320,6 +317,5 @@ class ManagedModel:
                 health=self._health,
                 on_progress=progressed,
                 on_line=self.output.add,
-                engine_command=self._engine_command,
             )
         )

@@ -34,8 +34,8 @@ Change = Callable[[Config], Awaitable[object]]
 class ConfigSource(NamedTuple):
     """Where the configuration came from. `read` reads it again; `is_watched`: whenever the file changes.
 
-    `handles_signals`: also on SIGHUP, which in the process of another ASGI server is not for us. `read`
-    blocks, and raises `ConfigError` or `OSError`.
+    `handles_signals`: also on SIGHUP, unless another ASGI server runs this process. `read` blocks, and raises
+    `ConfigError` or `OSError`.
     """
 
     file: Path

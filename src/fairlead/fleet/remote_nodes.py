@@ -1,4 +1,4 @@
-"""The remote nodes of the fleet: adds, drains and removes them, the latter once their jobs are finished."""
+"""The remote nodes of the fleet. A node is removed only when its jobs have finished."""
 
 from collections.abc import Callable, Container
 

@@ -119,12 +119,12 @@ class EngineNode:
             name=self._model.name,
             command=self._command,
             on_progress=self._on_progress,
+            on_ready=self._came_up,
             on_stuck=lambda _error: self._went_down(),
             on_line=self._on_line,
         )
         try:
-            # No nursery is needed: this task only has to call `_came_up` when the child is ready.
-            await self._worker.run(task_status=_Readiness(self._came_up, task_status))
+            await self._worker.run(task_status=task_status)
         finally:
             self._went_down()
 
@@ -244,16 +244,3 @@ class EngineNode:
 
 def _ratio(part: float, total: float) -> float:
     return round(part / total, 4) if total else 0.0
-
-
-class _Readiness:
-    """A task status that notifies the node first, then its caller."""
-
-    def __init__(self, came_up: Callable[[Ready], None], outer: trio.TaskStatus[Ready]) -> None:
-        self._came_up = came_up
-        self._outer = outer
-
-    def started(self, value: Ready | None = None) -> None:
-        assert value is not None
-        self._came_up(value)
-        self._outer.started(value)

@@ -39,8 +39,9 @@ LOG_LINES = 50
 class Worker:
     """One child process. `pid` is None before it starts; `statistics` are those of its latest step.
 
-    `on_progress` is called with the loaded fraction (0…1) and the stage. `on_stuck` is called, before any
-    sequence fails, when the child makes no progress but has not ended; `stuck` has the reason from then on.
+    `on_progress` is called with the loaded fraction (0…1) and the stage, and `on_ready` when the model is
+    loaded. `on_stuck` is called, before any sequence fails, when the child makes no progress but has not
+    ended; `stuck` has the reason from then on.
     `command` starts a child; `--fd N` is appended. `name` is the prefix of each line of its output, and
     `on_line` is called with each.
     """
@@ -52,10 +53,12 @@ class Worker:
         name: str = "engine",
         command: Sequence[str] = COMMAND,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+        on_ready: Callable[[messages.Ready], None] = lambda _ready: None,
         on_stuck: Callable[[NodeFailed], None] = lambda _error: None,
         on_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.on_progress = on_progress
+        self.on_ready = on_ready
         self.on_stuck = on_stuck
         self.on_line = on_line
         self.pid: int | None = None
@@ -209,6 +212,7 @@ class Worker:
                 self._load_error = reason
             case messages.Ready():
                 self._ready = message
+                self.on_ready(message)
                 task_status.started(message)
 
     async def _watch(self, process: trio.Process, reading: trio.CancelScope) -> None:
