@@ -9,6 +9,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from fairlead import messages
 from fairlead._cext.inputbatch import InputBatch, Step
@@ -47,7 +48,7 @@ class SimulatedRunner:
         return SampledTokens(array("i", [1 + number]) * self._samples)
 
 
-def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
+def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> Any:
     """Return the model."""
     options = dict(option.split("=") for option in spec.path.removeprefix("simulated:").split(","))
     report(1.0, "simulated")

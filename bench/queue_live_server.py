@@ -25,11 +25,16 @@ from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
 from fairlead.http.listener import bind, serve_http
+from fairlead.nodes.model_process import ModelProcess, ProcessOptions, make_process
 from fairlead.text.model import TextModel
 
 CHILD = (sys.executable, str(Path(__file__).with_name("queue_live_child.py")))
 NAME = "simulated"
 WATCH_S = 0.002
+
+
+def _make_child(options: ProcessOptions) -> ModelProcess:
+    return make_process(replace(options, engine_command=CHILD))
 
 
 async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
@@ -44,13 +49,13 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
 
     dispatcher = Dispatcher(queue)
     nodes = NodeRegistry(dispatcher.scheduler)
-    fleet = Fleet(config, dispatcher, nodes, read=read, engine_command=CHILD)
+    fleet = Fleet(config, dispatcher, nodes, read=read, make_process=_make_child)
     await fleet.prepare()
     services = Services(
         config=config,
         gateway=Gateway(dispatcher, nodes, request_timeout_s=600),
         fleet=fleet,
-        models=fleet.texts,
+        models=fleet.catalog.texts,
         aliases={},
         ready=lambda: fleet.is_ready,
         estimate=lambda *of: msgspec.structs.asdict(dispatcher.estimator.for_newcomer(*of)),

@@ -32,8 +32,6 @@ class FakeFleet:
     loading_state_of: Iterable[str] = ()
     configs: Iterable[AnyModelConfig] = ()
     texts: dict[str, TextModel] = field(default_factory=dict)
-    aliases: dict[str, str] = field(default_factory=dict)
-    selectors: dict[str, SelectorConfig] = field(default_factory=dict)
     is_ready: bool = True
     problems: dict[str, str] = field(default_factory=dict)
 
@@ -79,11 +77,9 @@ class FakeFleet:
         self._note("output", model)
         return self.outputs.setdefault(model, ProcessOutput())
 
-    def sends_loading_state(self, model: str) -> bool:
-        return model in self.loading_state_of
-
-    def configured(self, model: str) -> AnyModelConfig | None:
-        return next((config for config in self.configs if config.name == model), None)
+    @property
+    def catalog(self) -> "FakeCatalog":
+        return FakeCatalog(self)
 
     async def load(self, model: str) -> None:
         await self._ask("load", model)
@@ -118,3 +114,18 @@ class FakeFleet:
         self.calls.append(what)
         if self.refusal is not None:
             raise self.refusal
+
+
+class FakeCatalog:
+    """What the routes use of the catalog of a `FakeFleet`."""
+
+    def __init__(self, fleet: FakeFleet) -> None:
+        self.models = {config.name: config for config in fleet.configs}
+        self.config = Config(models=(), include_aliases_in_list=fleet.lists_aliases)
+        self.texts = fleet.texts
+        self.aliases: dict[str, str] = {}
+        self.selectors: dict[str, SelectorConfig] = {}
+        self._loading_state_of = fleet.loading_state_of
+
+    def sends_loading_state(self, model: str) -> bool:
+        return model in self._loading_state_of

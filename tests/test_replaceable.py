@@ -43,7 +43,7 @@ class Closed(Scheduler):
     """Refuses every job."""
 
     def submit(self, ticket, *, too_long=None):
-        self._refuse(ticket, QueueFull("closed for the day"))
+        self._tickets.refuse(ticket, QueueFull("closed for the day"))
 
 
 def closed(effects, options):

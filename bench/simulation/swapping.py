@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.scheduler import Scheduler
-from fairlead.dispatch.swaps import PATIENCE
+from fairlead.dispatch.swaps import STARVATION_SHARE
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
 from fairlead.nodes.limits import NodeLimits
@@ -150,7 +150,7 @@ class OurServer:
         ticket = Ticket(JobSpec(request_id="r", tenant=request.model, model=request.model))
         self._requests[ticket] = request
         self._scheduler.submit(ticket)
-        self._clock.after(PATIENCE * BOUND_S, partial(self._scheduler.starved, ticket))
+        self._clock.after(STARVATION_SHARE * BOUND_S, partial(self._scheduler.starved, ticket))
 
     def grant(self, ticket: Ticket) -> None:
         """See `Effects`."""

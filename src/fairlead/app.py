@@ -26,7 +26,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.fleet.reload import ConfigSource, keep_up
+from fairlead.fleet.reload import ConfigSource, watch_config
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
 from fairlead.http.listener import bind, serve_http
@@ -188,7 +188,7 @@ class Composition:
             if self._request_log is not None:
                 beside.start_soon(keep_running, "request log", self._request_log.run)
             if self._source is not None:
-                beside.start_soon(keep_running, "reloading", keep_up, self._source, self._config, change)
+                beside.start_soon(keep_running, "reloading", watch_config, self._source, self._config, change)
             async with trio.open_nursery() as nodes:
                 nodes.start_soon(self.dispatcher.run)
                 nodes.start_soon(load)
@@ -202,9 +202,9 @@ class Composition:
             config=config,
             gateway=self.gateway,
             fleet=fleet,
-            models=fleet.texts,
-            aliases=fleet.aliases,
-            selectors=fleet.selectors,
+            models=fleet.catalog.texts,
+            aliases=fleet.catalog.aliases,
+            selectors=fleet.catalog.selectors,
             ready=lambda: fleet.is_ready,
             problems=lambda: fleet.problems,
             estimate=lambda model, tenant, priority: msgspec.structs.asdict(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
-from fairlead.config import Config, ModelConfig
+from fairlead.config import Config
 from fairlead.http.idle_connections import MAX_IDLE
 from fairlead.http.listener import REFUSALS
 from fairlead.nodes.remote_node import SPARE_CONNECTIONS
@@ -68,7 +68,7 @@ def share_of_clients(config: Config) -> Share:
 
 def share(config: Config, *, descriptors: int, in_use: int) -> Share:
     """Return the share for a limit of `descriptors`, of which `in_use` are open at the start. Pure."""
-    commands = sum(not isinstance(model, ModelConfig) for model in config.models)
+    commands = sum(model.is_relayed for model in config.models)
     needed = in_use + FOR_THE_REST + REFUSALS
     needed += PER_MODEL * len(config.models) + PER_NODE * (commands + len(config.nodes))
     reserved = min(needed, descriptors // 2)  # where the limit is very low, clients have half of it

@@ -143,7 +143,7 @@ class _RunningJob:
             if another is None:
                 raise error
             into = another
-            await seat.another(is_full=is_full, full_for_s=error.retry_after_s)
+            await seat.requeue(is_full=is_full, full_for_s=error.retry_after_s)
 
     def current_timeline(self) -> RequestTimeline:
         """Return the timeline as it is now."""

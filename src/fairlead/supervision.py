@@ -6,6 +6,7 @@ runs inside a `FailureBoundary`, and its owner decides what follows from `failur
 `KeyboardInterrupt` and `SystemExit` pass through: they are how the program ends.
 """
 
+import signal
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
@@ -83,6 +84,16 @@ def described(failure: BaseException) -> str:
     if isinstance(failure, OSError) and failure.strerror:
         return failure.strerror
     return f"internal error ({type(failure).__name__})"
+
+
+def exit_description(status: int | None) -> str:
+    """Return how a child process ended, by its exit status; a negative one is a signal's, None is unknown."""
+    if status is None:
+        return "closed its connection but did not end"
+    if status >= 0:
+        return f"ended with exit status {status}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 def _failures(error: BaseException) -> list[BaseException]:

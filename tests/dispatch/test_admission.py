@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from dispatch.recorded import FakeNode, elsewhere, job, limits
+from dispatch.recorded import FakeNode, RecordedEffects, elsewhere, job, limits
 from fairlead.dispatch.admission import JobAdmission
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.queue import Queue
@@ -24,7 +24,7 @@ def admission(*, seats: int, rejects_loading: bool = False) -> JobAdmission:
         state = nodes.add(*node, its)
         for _ in range(2 - seats):
             state.acquire(0)
-    swaps = Swaps(nodes, KeepEverything(), frozenset("x"))
+    swaps = Swaps(RecordedEffects(), nodes, KeepEverything(), frozenset("x"))
     return JobAdmission(Queue(10, waiting_bytes=100), nodes, swaps, rejects_loading=rejects_loading)
 
 

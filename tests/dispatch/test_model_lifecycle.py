@@ -11,7 +11,7 @@ import trio
 from dispatch.recorded import FakeNode, limits
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.dispatch.swaps import PATIENCE
+from fairlead.dispatch.swaps import STARVATION_SHARE
 from fairlead.errors import Draining, LoadFailed
 from fairlead.gateway import spec_of
 from fairlead.swap.lru import LruPolicy
@@ -197,7 +197,7 @@ async def test_a_shared_load_request_starves_after_a_part_of_the_bound(autojump_
                 nursery.start_soon(dispatcher.models.load, "other")
             await trio.sleep(60.5)
             # It starved during the second job of three, so it is next.
-            assert 30.0 < PATIENCE * 60.0 < 60.0
+            assert 30.0 < STARVATION_SHARE * 60.0 < 60.0
             assert [(now + 60.0, "load", "other")] == fleet.received
             dispatcher.scheduler.node_up(*FakeNode("other", "other"), limits(1))
             await trio.testing.wait_all_tasks_blocked()

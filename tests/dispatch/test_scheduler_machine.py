@@ -43,7 +43,7 @@ def keeps_the_seat_of_who_left(self: NodePool, ticket: Ticket) -> NodeState | No
     return node
 
 
-def evicts_what_works(self: Scheduler) -> None:
+def evicts_what_works(self: Swaps) -> None:
     busy = {node: node.busy for node in self._nodes.values()}
     for node in busy:
         node.busy = 0
@@ -52,7 +52,7 @@ def evicts_what_works(self: Scheduler) -> None:
         node.busy = count
 
 
-def never_starts_a_swap(self: Scheduler) -> None:
+def never_starts_a_swap(self: Swaps) -> None:
     return None
 
 
@@ -124,7 +124,7 @@ def evicts_for_a_request_that_must_not_evict(self: Swaps, model: str) -> bool:
     return False
 
 
-def never_ends_a_load_request(self: Scheduler, model: str, error: Exception | None) -> None:
+def never_ends_a_load_request(self: Swaps, model: str, error: Exception | None) -> None:
     return None
 
 
@@ -144,7 +144,7 @@ _drain = Scheduler.drain
 _expired = Scheduler.expired
 _requeue = Scheduler._requeue
 _release = NodePool.release
-_start_swaps = Scheduler._start_swaps
+_start_swaps = Swaps.start
 _deadline = Scheduler.deadline
 _add = Queue._add
 
@@ -155,8 +155,8 @@ _add = Queue._add
         (Scheduler, "_pump", forgets_to_pump),
         (NodePool, "release", gives_a_seat_back_twice),
         (NodePool, "release", keeps_the_seat_of_who_left),
-        (Scheduler, "_start_swaps", evicts_what_works),
-        (Scheduler, "_start_swaps", never_starts_a_swap),
+        (Swaps, "start", evicts_what_works),
+        (Swaps, "start", never_starts_a_swap),
         (NodeState, "free", property(counts_a_seat_too_many)),
         (Scheduler, "deadline", forgets_the_deadline),
         (Scheduler, "deadline", forgets_a_deadline_that_passed_in_a_seat),
@@ -172,7 +172,7 @@ _add = Queue._add
         (NodeState, "free", property(gives_jobs_to_who_is_leaving)),
         (Swaps, "stopping", forgets_what_is_stopping),
         (Swaps, "_only_if_free", evicts_for_a_request_that_must_not_evict),
-        (Scheduler, "_end_load_request", never_ends_a_load_request),
+        (Swaps, "end_load_request", never_ends_a_load_request),
         # Rarely found: the machine needs more than a thousand examples.
         pytest.param(Scheduler, "expired", expires_although_it_was_used, marks=pytest.mark.nightly),
     ],

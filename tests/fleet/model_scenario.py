@@ -120,7 +120,7 @@ def _wrap(points: FaultPoints) -> None:
     points.wrap(model_process, "worker_spec", "specify")
     points.wrap(Worker, "submit", "submit")
     points.wrap(Worker, "_log_line", "log line")
-    for name in ("stuck", "asked", "answered"):
+    for name in ("stuck", "message_sent", "frame_received"):
         points.wrap(Watchdog, name, f"watchdog {name}")
     for name in ("wait", "terminate", "kill", "send_signal"):
         points.wrap(SimulatedProcess, name, name)

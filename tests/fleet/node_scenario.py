@@ -15,7 +15,7 @@ from fairlead.http.client import Upstream
 from fairlead.http.links import PlainLink
 from fairlead.http.response_parser import ResponseParser
 from fairlead.job import Job
-from fairlead.nodes import remote_node
+from fairlead.nodes import server_probe
 from fairlead.process.health import Breaker
 from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
 from fleet.running_fleet import RunningFleet, engine, question, running_fleet
@@ -86,7 +86,7 @@ def wrap_relaying(points: FaultPoints) -> None:
     for name in ("feed", "end"):
         points.wrap(ResponseParser, name, f"parse {name}")
     for module, names in (
-        (remote_node, ("instance_of", "load_of", "models_of")),
+        (server_probe, ("instance_of", "load_of", "models_of")),
         (relay, ("rewritten",)),
         (relayed_stream, ("split_events",)),
         (ChunkReader, ("read_response", "read_event", "read_plain")),

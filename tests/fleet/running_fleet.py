@@ -27,7 +27,7 @@ from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.status import ModelStatus
 from fairlead.gateway import Gateway
 from fairlead.job import Delta, Job, Sampling
-from fairlead.nodes.model_process import ProcessFactory, make_process
+from fairlead.nodes.model_process import ModelProcess, ProcessFactory, ProcessOptions, make_process
 from fairlead.text.model import TextModel
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
@@ -250,9 +250,10 @@ async def running_fleet(
     config = Config(models=models, queue=queue or QueueConfig(), **settings)
 
     def make_fleet(config: Config, dispatcher: Dispatcher, nodes: NodeRegistry, **_: object) -> Fleet:
-        return Fleet(
-            config, dispatcher, nodes, read=read_fake, engine_command=child, make_process=make_process
-        )
+        return Fleet(config, dispatcher, nodes, read=read_fake, make_process=make_child)
+
+    def make_child(options: ProcessOptions) -> ModelProcess:
+        return make_process(replace(options, engine_command=child))
 
     composition = Composition(config, LogAnnouncer(key_needed=False), make_fleet=make_fleet, random=Random(0))
     await composition.prepare()

@@ -111,7 +111,7 @@ MUTANTS = {
         "fleet.managed_model.FailureBoundary",
         _OnlyExpected,
     ),
-    "relaying expects only two errors": ("node", "nodes.remote_node.FailureBoundary", _OnlyExpected),
+    "relaying expects only two errors": ("node", "nodes.running_relays.FailureBoundary", _OnlyExpected),
     "probing expects only two errors": ("node", "fleet.remote_nodes.FailureBoundary", _OnlyExpected),
 }
 

@@ -345,7 +345,7 @@ async def test_reload_keeps_unchanged_models_running():
             changes.models_changed,
             changes.models_removed,
         ) == (("new",), ("y",), ("z", "w"))
-        assert opened.fleet.aliases == {"n": "new"}
+        assert opened.fleet.catalog.aliases == {"n": "new"}
         assert list(map(opened.fleet.has, ("x", "new", "z"))) == [True, True, False]
         await opened.until(lambda: len(opened.fleet.models()) == 3)
         await opened.state("y", "stopped")
@@ -376,7 +376,7 @@ async def test_removed_model_finishes_running_jobs_and_fails_queued_ones():
         assert list(map(bool, answers)) == [True]
         assert [ModelNotFound] == list(map(type, opened.errors))
         await opened.until(lambda: not opened.fleet.models())
-        assert opened.fleet.texts == {}
+        assert opened.fleet.catalog.texts == {}
 
 
 async def test_failed_reload_changes_nothing():
@@ -385,7 +385,7 @@ async def test_failed_reload_changes_nothing():
         async def unreadable(_model):
             raise LoadFailed("no tokenizer")
 
-        opened.fleet._read = unreadable
+        opened.fleet.catalog._read = unreadable
         with pytest.raises(LoadFailed):
             await opened.fleet.reload(Config(models=(engine("y"),)))
         assert [status.model for status in opened.fleet.models()] == ["x"]
@@ -400,7 +400,7 @@ async def test_concurrent_second_reload_is_refused():
             await let_go.wait()
             raise LoadFailed("no")
 
-        opened.fleet._read = slow
+        opened.fleet.catalog._read = slow
         async with trio.open_nursery() as nursery:
 
             async def first() -> None:

@@ -113,7 +113,7 @@ async def test_changed_share_applies_after_the_reload(gpu):
     async with running_fleet(*models, swap=LRU) as opened:
         assert await opened.ask(question("x"))
         smaller = [on_gpu(name, gpu, gpu_memory=0.4) for name in "xy"]
-        config = opened.fleet._config
+        config = opened.fleet.catalog.config
         await opened.fleet.reload(msgspec.structs.replace(config, models=tuple(smaller)))
         await opened.state("x", "stopped")
         for name in "xy":

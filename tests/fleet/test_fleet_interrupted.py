@@ -129,7 +129,7 @@ async def test_failed_reload_does_not_affect_the_first_load(moment, monkeypatch)
         async def unreadable(_model) -> None:
             raise LoadFailed("the new model cannot be read")
 
-        monkeypatch.setattr(opened.fleet, "_read", unreadable)
+        monkeypatch.setattr(opened.fleet.catalog, "_read", unreadable)
         with pytest.raises(LoadFailed, match="cannot be read"):
             await opened.fleet.reload(Config(models=(NEVER_LOADED, engine("new"))))
         assert opened.fleet._local["m"].instance is instance

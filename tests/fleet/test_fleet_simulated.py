@@ -33,7 +33,7 @@ MUTANTS = {
     ),
     "nothing is tried again": ("fairlead.gateway.ATTEMPTS", 1),
     "a node that is down keeps its jobs": (
-        "fairlead.nodes.remote_node.RemoteNode._fail_running",
+        "fairlead.nodes.running_relays.RunningRelays.fail_all",
         lambda _node, _error: None,
     ),
     "connections are not given back": (

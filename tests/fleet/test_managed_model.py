@@ -84,13 +84,13 @@ def test_pauses_between_restarts_double_until_an_instance_stays_up():
     assert restarts.next_backoff_s() == FIRST_BACKOFF_S
 
 
-def test_model_is_missed_while_its_restart_is_due_and_its_room_is_free():
+def test_model_is_missing_while_its_restart_is_due_and_its_room_is_free():
     restarts = Restarts()
     restarts.give_up()
-    assert not restarts.is_missed
+    assert not restarts.is_missing
     restarts.is_due = True
-    assert restarts.is_missed
+    assert restarts.is_missing
     restarts.give_up()
-    assert (restarts.is_due, restarts.is_missed) == (True, False)
+    assert (restarts.is_due, restarts.is_missing) == (True, False)
     restarts.cancel()
-    assert (restarts.is_due, restarts.is_missed) == (False, False)
+    assert (restarts.is_due, restarts.is_missing) == (False, False)

@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from fairlead.config import ApiKey, Config, ConfigError, QueueConfig
 from fairlead.errors import LoadFailed
-from fairlead.fleet.reload import FIXED, POLL_INTERVAL_S, ConfigSource, keep_up
+from fairlead.fleet.reload import FIXED, POLL_INTERVAL_S, ConfigSource, watch_config
 
 FIRST = Config(models=(), port=1)
 # The settings that a reload changes: in the fleet, except for the keys.
@@ -69,7 +69,7 @@ async def read_again(done: Callable[[], object]) -> None:
 
 async def test_sighup_reloads_the_file(writing, nursery):
     server = Server()
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     assert server.configs == []
     writing.outcome = CHANGED
@@ -86,7 +86,7 @@ async def test_sighup_reloads_the_file(writing, nursery):
 )
 async def test_wrong_file_changes_nothing_and_the_reason_is_logged(writing, nursery, wrong):
     server = Server()
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     writing.outcome = wrong
     with structlog.testing.capture_logs() as logs:
@@ -99,7 +99,7 @@ async def test_wrong_file_changes_nothing_and_the_reason_is_logged(writing, nurs
 
 
 async def test_missing_file_is_logged_with_a_readable_reason(writing, nursery):
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, Server().change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, Server().change)
     await wait_all_tasks_blocked()
     writing.outcome = FileNotFoundError(2, "No such file or directory", str(writing.file))
     with structlog.testing.capture_logs() as logs:
@@ -112,7 +112,7 @@ async def test_missing_file_is_logged_with_a_readable_reason(writing, nursery):
 async def test_configuration_that_cannot_be_applied_is_logged_with_the_reason(writing, nursery):
     server = Server()
     server.refusing = LoadFailed("models.new: there are no weights")
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     with structlog.testing.capture_logs() as logs:
         await read_again(lambda: logs)
@@ -126,7 +126,7 @@ async def test_configuration_that_cannot_be_applied_is_logged_with_the_reason(wr
 @pytest.mark.parametrize("where", ["read", "change"])
 async def test_reload_works_after_any_failure_of_the_one_before(writing, nursery, bug, where):
     server = Server()
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     if where == "read":
         writing.outcome = bug
@@ -144,7 +144,7 @@ async def test_reload_works_after_any_failure_of_the_one_before(writing, nursery
 
 async def test_settings_that_need_a_restart_are_named_each_time_they_change(writing, nursery):
     server = Server()
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     writing.outcome = Config(models=(), port=2, queue=QueueConfig(capacity=3), request_timeout_s=5)
     with structlog.testing.capture_logs() as logs:
@@ -156,7 +156,7 @@ async def test_settings_that_need_a_restart_are_named_each_time_they_change(writ
 
 async def test_setting_restored_to_its_first_value_needs_no_restart(writing, nursery):
     server = Server()
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     with structlog.testing.capture_logs() as logs:
         for count, config in enumerate((Config(models=(), port=2), FIRST), start=1):
@@ -167,7 +167,7 @@ async def test_setting_restored_to_its_first_value_needs_no_restart(writing, nur
 
 async def test_setting_that_needs_a_restart_keeps_its_first_value(writing, nursery):
     server = Server()
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     for port in (2, 3):
         writing.outcome = Config(models=(), port=port, priorities={"m": port})
@@ -177,7 +177,7 @@ async def test_setting_that_needs_a_restart_keeps_its_first_value(writing, nurse
 
 async def test_a_key_of_a_class_that_only_a_restart_would_add_is_refused_by_name(writing, nursery):
     server = Server()
-    nursery.start_soon(keep_up, ConfigSource(writing.file, writing.read), FIRST, server.change)
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()
     queue = QueueConfig(classes=("vip", "usual"))
     writing.outcome = Config(models=(), port=1, queue=queue, api_keys=(ApiKey("k", priority="vip"),))
@@ -194,7 +194,7 @@ def test_each_setting_is_applied_by_a_reload_or_reported_as_needing_a_restart():
 async def test_watched_file_is_read_once_it_no_longer_changes(writing, nursery, autojump_clock):
     server = Server()
     nursery.start_soon(
-        keep_up, ConfigSource(writing.file, writing.read, is_watched=True), FIRST, server.change
+        watch_config, ConfigSource(writing.file, writing.read, is_watched=True), FIRST, server.change
     )
     await trio.sleep(3.5 * POLL_INTERVAL_S)  # from here on halfway between two checks
     assert server.configs == []

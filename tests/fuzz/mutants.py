@@ -190,41 +190,42 @@ class SwapUnderWork(Dispatcher):
 
     def __init__(self, *args: Any, **parts: Any) -> None:
         super().__init__(*args, **parts)
-        real = self.scheduler._start_swaps
-        self.scheduler._start_swaps = partial(self._start_swaps, real)
+        swaps = self.scheduler._swaps
+        swaps.start = partial(self._start_swaps, swaps.start)
 
-    def _start_swaps(self, real: Callable[[], None]) -> None:
+    def _start_swaps(self, real: Callable[[], bool]) -> bool:
         busy = {node: node.busy for node in self.scheduler._nodes.values()}
         for node in busy:
             node.busy = 0
-        real()
+        has_more_seats = real()
         for node, count in busy.items():
             node.busy = count
+        return has_more_seats
 
 
 class KeptSeat(Dispatcher):
     """A job gets its second seat without giving the first one back."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
+    async def requeue(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
         waiter.ticket.node.acquire(waiter.ticket.tokens)
-        return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
+        return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class ChargedTwice(Dispatcher):
     """A job that returns to the queue is queued like a new one, and is charged at each grant."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
+    async def requeue(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
         line = self.scheduler._queue._kernel
         line.push_front = line.push
-        return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
+        return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class DeafSecondWait(Dispatcher):
     """A job that waits for a second seat cannot be cancelled."""
 
-    async def another_seat(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
+    async def requeue(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
         with trio.CancelScope(shield=True):
-            return await super().another_seat(waiter, is_full=is_full, full_for_s=full_for_s)
+            return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class ForeverFull(Dispatcher):

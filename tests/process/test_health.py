@@ -87,7 +87,7 @@ class _ProbesForgiveRequests(Breaker):
 
 class _NoProbation(Breaker):
     def requested(self, *, succeeded):
-        self._on_probation = False
+        self._is_half_open = False
         return super().requested(succeeded=succeeded)
 
 

@@ -91,8 +91,8 @@ COMPOSITION = (
     ),
     Mutant(
         "fairlead.nodes.remote_node:upstream_timeouts",
-        "config.between_bytes_s or endless",
-        "endless",
+        "limit_s or math.inf",
+        "math.inf if name == 'between_bytes_s' else limit_s or math.inf",
         "play",
         "nodes[].timeouts.betweenBytes",
     ),

@@ -4,6 +4,7 @@ from settings.mutants import Mutant
 
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
 _FLEET = "fairlead.fleet.fleet:Fleet"
+_CATALOG = "fairlead.fleet.catalog:ModelCatalog"
 _LOCAL = "fairlead.fleet.local_models:LocalModels"
 _KEY = "apiKeys[].limits"
 
@@ -153,13 +154,13 @@ RELOAD = (
     ),
     Mutant(f"{_FLEET}.reload", "self._spawn(self._replace, node_id)", "pass", "reload", "nodes[].apiKey"),
     Mutant(
-        f"{_FLEET}._apply",
+        f"{_CATALOG}.apply",
         "self.selectors.clear()",
         "if self.selectors: return",
         "reload",
         "selectors.NAME.targets",
     ),
-    Mutant(f"{_FLEET}._apply", "self.aliases.update(", "dict().update(", "reload", "models.ENGINE.aliases"),
+    Mutant(f"{_CATALOG}.apply", "self.aliases.update(", "dict().update(", "reload", "models.ENGINE.aliases"),
     Mutant(
         f"{_FLEET}._apply",
         "self._remote.change_health(config.health_check)",
@@ -182,9 +183,9 @@ RELOAD = (
         "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
     ),
     Mutant(
-        f"{_FLEET}._apply",
-        "self._configured = {",
-        "self._configured = self._configured or {",
+        f"{_CATALOG}.apply",
+        "self.models = {",
+        "self.models = self.models or {",
         "reload",
         "models.COMMAND.description",
     ),

@@ -20,7 +20,7 @@ class Closed(Scheduler):
     """Refuses every job."""
 
     def submit(self, ticket: Ticket, *, too_long: FairleadError | None = None) -> None:
-        self._refuse(ticket, QueueFull("closed for the day"))
+        self._tickets.refuse(ticket, QueueFull("closed for the day"))
 
 
 def closed(effects: Effects, options: SchedulingOptions) -> Closed:

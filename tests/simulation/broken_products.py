@@ -47,14 +47,14 @@ def mistake(*kinds: str) -> Callable[[Mistake], Mistake]:
 @mistake("node_failing", "node_breaking_off", "node_refusing")
 def a_seat_of_a_failed_node_is_kept() -> Iterator[None]:
     """A job that is run again does not give its first seat back."""
-    real = Scheduler.returned
+    real = Scheduler.requeued
 
-    def returned(self: Scheduler, ticket: Ticket) -> None:
-        assert ticket.place is not None
-        ticket.place.take(ticket.tokens)
+    def requeued(self: Scheduler, ticket: Ticket) -> None:
+        assert ticket.node is not None
+        ticket.node.acquire(ticket.tokens)
         real(self, ticket)
 
-    with patch.object(Scheduler, "returned", returned):
+    with patch.object(Scheduler, "requeued", requeued):
         yield
 
 

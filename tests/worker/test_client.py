@@ -312,7 +312,7 @@ async def test_child_that_sends_an_invalid_message_is_ended():
     """)
     error = await fate(tested)
     assert isinstance(error, LoadFailed)
-    assert "what is no message" in error.message
+    assert "an invalid message" in error.message
     assert is_gone(tested.pid)
 
 

@@ -71,9 +71,11 @@ async def test_message_that_cannot_be_sent_ends_the_child(number):
 
     tested = worker()
     async with dying(tested) as errors:
-        assert tested._socket is not None
-        tested._socket = Socket(fileno=tested._socket.detach())
+        connection = tested._connection
+        assert connection is not None
+        connection._socket = broken = Socket(fileno=connection._socket.detach())
         _, stream = submit(tested, [1], ENDLESS)
+    broken.close()
     (error,) = errors
     assert isinstance(error, NodeFailed)
     assert os.strerror(number) in error.message

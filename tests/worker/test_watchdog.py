@@ -35,9 +35,9 @@ async def watched(nursery) -> Watched:
 
 async def warm(watched: Watched) -> None:
     """Let the child give its first answer, for which it has twice the bound."""
-    watched.dog.asked()
+    watched.dog.message_sent()
     await trio.sleep(1)
-    watched.dog.answered(more=False)
+    watched.dog.frame_received(more=False)
 
 
 async def test_idle_child_may_be_silent_forever(autojump_clock, watched):
@@ -50,14 +50,14 @@ async def test_idle_child_may_be_silent_forever(autojump_clock, watched):
 async def test_a_step_that_takes_longer_than_the_bound_is_stuck(autojump_clock, watched):
     await warm(watched)
     asked_at = trio.current_time() - watched.began
-    watched.dog.asked()
+    watched.dog.message_sent()
     await trio.sleep(10 * BOUND_S)
     assert watched.silent_s == BOUND_S
     assert BOUND_S <= watched.fired_at - asked_at <= BOUND_S + TICK_S
 
 
 async def test_the_first_step_may_take_twice_the_bound_and_no_longer(autojump_clock, watched):
-    watched.dog.asked()
+    watched.dog.message_sent()
     await trio.sleep(2 * BOUND_S - 0.1)
     assert watched.fired_at is None
     await trio.sleep(BOUND_S)
@@ -66,26 +66,26 @@ async def test_the_first_step_may_take_twice_the_bound_and_no_longer(autojump_cl
 
 
 async def test_steps_just_within_the_bound_are_progress(autojump_clock, watched):
-    watched.dog.asked()
+    watched.dog.message_sent()
     for _ in range(20):
         await trio.sleep(BOUND_S - 0.1)
-        watched.dog.answered(more=True)
+        watched.dog.frame_received(more=True)
     assert watched.fired_at is None
 
 
 async def test_further_requests_do_not_extend_the_bound(autojump_clock, watched):
     await warm(watched)
     for _ in range(50):
-        watched.dog.asked()
+        watched.dog.message_sent()
         await trio.sleep(1)
     assert watched.fired_at is not None
 
 
 async def test_last_answer_stops_the_watch(autojump_clock, watched):
     await warm(watched)
-    watched.dog.asked()
+    watched.dog.message_sent()
     await trio.sleep(BOUND_S - 1)
-    watched.dog.answered(more=False)
+    watched.dog.frame_received(more=False)
     await trio.sleep(100 * BOUND_S)
     assert watched.fired_at is None
 
@@ -94,12 +94,12 @@ async def test_time_in_which_the_parent_was_stopped_does_not_count(autojump_cloc
     watched = Watched()
     nursery.start_soon(watched.run)
     await warm(watched)
-    watched.dog.asked()
+    watched.dog.message_sent()
     await trio.testing.wait_all_tasks_blocked()
     autojump_clock.jump(100 * BOUND_S)  # as if this process had been stopped
     await trio.sleep(BOUND_S - 2 * TICK_S)
     assert watched.fired_at is None
-    watched.dog.answered(more=True)
+    watched.dog.frame_received(more=True)
     await trio.sleep(2 * BOUND_S)
     assert watched.fired_at is not None
 
@@ -120,9 +120,9 @@ def test_watchdog_fires_exactly_after_silence_beyond_the_bound(events):
             for kind, wait_s in events:
                 await trio.sleep(wait_s)
                 if kind == "asked":
-                    watched.dog.asked()
+                    watched.dog.message_sent()
                 else:
-                    watched.dog.answered(more=kind == "answered")
+                    watched.dog.frame_received(more=kind == "answered")
             nursery.cancel_scope.cancel()
         return watched.fired_at
 

@@ -4,7 +4,7 @@ A node that fails ends its attempt, not the answer. The gateway decides whether 
 client gets an error. Does not know seats or the queue.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import trio
 
@@ -54,34 +54,10 @@ def retry_sink(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | N
     if deltas.kept is None:
         return None
     deltas.seal()
-    return _replay(deltas, deltas.kept, reader)
-
-
-def _replay(deltas: Deltas, kept: Sequence[Delta], reader: UpstreamReader | None) -> ReplaySink:
-    gate = _GatedSink(deltas)
-    recorded = RecordingSink(gate)
-    for delta in kept:
-        recorded.put(delta)
-    gate.is_open = True
+    recorded = RecordingSink(deltas)
+    for delta in deltas.kept:
+        recorded.record(delta)
     return ReplaySink(recorded, reader)
-
-
-class _GatedSink:
-    """Drops what is put before it is open, because the channel has that already."""
-
-    def __init__(self, deltas: Deltas) -> None:
-        self.is_open = False
-        self._deltas = deltas
-
-    def put(self, delta: Delta) -> None:
-        if self.is_open:
-            self._deltas.put(delta)
-
-    def backpressure(self) -> Backpressure | None:
-        return self._deltas.backpressure()
-
-    def fail(self, error: FairleadError) -> None:
-        self._deltas.fail(error)
 
 
 def _drop(_delta: Delta) -> None:

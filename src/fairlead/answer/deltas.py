@@ -8,7 +8,7 @@ A waiting reader may register `on_delta`, a function that is called with each de
 accepts the delta, the reader is not woken. So a token is cheap: waking a task costs more than sending one.
 
 The channel outlives the attempt that writes to it. It can be restarted as long as nothing was read. For an
-answer that can be repeated it keeps what was put, to tell a repetition from what follows it.
+answer that can be repeated it keeps what was put, to recognize a repetition.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class Deltas:
         self._read: trio.Event | None = None
         self._error: FairleadError | None = None
         self._on_delta: OnDelta | None = None
-        self._news = trio.Event()
+        self._changed = trio.Event()
         self._first = trio.Event()
         self._ended = trio.Event()
 
@@ -157,10 +157,10 @@ class Deltas:
                 raise self._error
             if self._ended.is_set():
                 return []
-            self._news = trio.Event()
+            self._changed = trio.Event()
             self._on_delta = on_delta
             try:
-                await self._news.wait()
+                await self._changed.wait()
             finally:
                 self._on_delta = None
         taken = [*self._sealed, *self._waiting.values()]
@@ -186,4 +186,4 @@ class Deltas:
 
     def _wake(self) -> None:
         self._first.set()
-        self._news.set()
+        self._changed.set()

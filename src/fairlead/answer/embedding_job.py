@@ -35,7 +35,7 @@ def embedding(
 
 
 class _Texts:
-    """Which of the job's texts were submitted, and which of those are not done."""
+    """The job's texts: which were submitted, and which of those have no vector yet."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ _HOP_BY_HOP = frozenset(
         *("te", "trailer", "transfer-encoding", "upgrade"),
     }
 )
-# Keys and cookies are meant for us; the rest is set anew for the connection to the server.
+# Keys and cookies are for this server; the others are set by our own client.
 _NOT_FORWARDED = _HOP_BY_HOP | {
     *("authorization", "content-length", "cookie", "expect", "host", "user-agent", "x-api-key"),
     *("x-request-id",),

@@ -158,7 +158,7 @@ async def _refusal(name: str, response: UpstreamResponse) -> FairleadError:
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return NodeFull(f"{name} is at capacity")
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := _code(body)) in BUSY:
-        # A server that shuts down is full for all its models, and for as long as it says.
+        # A server that shuts down is full for all its models, for the time that it reports.
         retry_after = response.head.headers.get("retry-after", "")
         wait_s = seconds(retry_after, RETRY_AFTER_AT_MOST_S) if code == Draining.code else None
         return NodeFull(f"{name} is at capacity: {code}", retry_after_s=wait_s)

@@ -1,6 +1,6 @@
 """The sink of one job that is relayed to another server, for as long as that node is up.
 
-Knows no server: the task that relays writes to it, and the node ends it when it goes down.
+Knows no server: the task that relays the job writes to it, and the node fails it when it goes down.
 """
 
 import trio
@@ -16,14 +16,14 @@ END_WAIT_S = 0.02
 class RelaySink:
     """A `Sink` that drops what is put after `fail`: a task may have more data when its node goes down.
 
-    The task runs in `scope`; `over` is set when it is done.
+    The task runs in `scope`; `ended` is set when it has ended.
     """
 
-    __slots__ = ("_is_over", "_sink", "over", "scope")
+    __slots__ = ("_is_over", "_sink", "ended", "scope")
 
     def __init__(self, sink: Sink) -> None:
         self.scope = trio.CancelScope()
-        self.over = trio.Event()
+        self.ended = trio.Event()
         self._sink = sink
         self._is_over = False
 
@@ -44,6 +44,6 @@ class RelaySink:
 
     async def wait_for_end(self) -> None:
         """Wait up to `END_WAIT_S` for the task to end by itself."""
-        if not self.over.is_set():
+        if not self.ended.is_set():
             with trio.move_on_after(END_WAIT_S):
-                await self.over.wait()
+                await self.ended.wait()

@@ -28,7 +28,7 @@ AFTER_END_S = 1.0
 
 
 class RelayFailed(NodeFailed):
-    """The server responded, but wrongly; this does not count against its health."""
+    """The server sent an invalid response or an error. That does not count against its health."""
 
 
 @dataclass(slots=True)
@@ -203,5 +203,5 @@ class RelayedStream:
             raw = [b"".join(self._tail)] if self._tail else []
             self._sink.put(Delta(tail, raw=raw, relayed_tokens=correction))
         for index in unended:
-            # With an empty event: an end without one is an engine's, whose event is yet to be written.
+            # With an empty event: for a delta without one, the dialect would write an event.
             self._sink.put(Delta(index, finish_reason=self._ends.get(index, "stop"), raw=[b""]))

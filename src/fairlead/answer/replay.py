@@ -26,11 +26,12 @@ class RecordingSink:
 
     def put(self, delta: Delta) -> None:
         """See `Sink`."""
-        choice = self._choices.get(delta.index)
-        if choice is None:
-            choice = self._choices[delta.index] = _RecordedChoice()
-        choice.add(delta)
+        self.record(delta)
         self._sink.put(delta)
+
+    def record(self, delta: Delta) -> None:
+        """Record what `sink` has already."""
+        self._choices.setdefault(delta.index, _RecordedChoice()).add(delta)
 
     def backpressure(self) -> Backpressure | None:
         """See `Sink`."""

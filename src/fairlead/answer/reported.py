@@ -1,7 +1,7 @@
 """Checks of what other servers report: every number and every text of a node passes through here.
 
-A node may be broken, or lie. A number counts only if it has the right type and is possible; otherwise it is
-treated as missing. Text is shortened to one printable line. Independent of HTTP and of API formats.
+A node may be broken or malicious. A number counts only if it has the right type and is possible; otherwise it
+is treated as missing. Text is shortened to one printable line. Independent of HTTP and of API formats.
 """
 
 import re

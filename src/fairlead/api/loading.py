@@ -75,7 +75,7 @@ def loading_progress(services: Services, dialect: RelayDialect, job: Job) -> Loa
     """Return the events that report a model's load; None if it is loaded, or none are configured."""
     fleet = services.fleet
     events = dialect.reasoning_events
-    if events is None or not fleet.sends_loading_state(job.model):
+    if events is None or not fleet.catalog.sends_loading_state(job.model):
         return None
     if any(node.state == "up" and job.model in node.models for node in fleet.nodes()):
         return None

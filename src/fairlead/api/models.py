@@ -20,7 +20,7 @@ class ModelRoutes:
         """Handle `GET /v1/models`."""
         offered = self._models.offered(request)
         served = [self._card(status.model) for status in offered]
-        if self._services.fleet.lists_aliases:
+        if self._services.fleet.catalog.config.include_aliases_in_list:
             served += [
                 self._card(status.model) | {"id": alias} for status in offered for alias in status.aliases
             ]
@@ -41,7 +41,7 @@ class ModelRoutes:
         if (model := self._services.models.get(name)) is not None:
             card |= {"created": model.created, "max_model_len": model.max_model_len}
             card["task"] = "generate" if model.embedding is None else "embed"
-        config = self._services.fleet.configured(name)
+        config = self._services.fleet.catalog.models.get(name)
         if isinstance(config, CommandConfig):
             card |= _described(config)
         return card

@@ -17,20 +17,24 @@ from fairlead.config.fleet import (
 )
 from fairlead.config.models import (
     ANSWER_BYTES,
+    MODEL_KINDS,
+    AnyModelConfig,
     CommandConfig,
     FiltersConfig,
     KvCacheConfig,
     ModelConfig,
+    ModelKind,
     SpecialTokens,
     TimeoutsConfig,
     demonstration_model,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
-from fairlead.config.server import AnyModelConfig, Config, Limits, QueueConfig, ServerConfig, UpstreamConfig
+from fairlead.config.server import Config, Limits, QueueConfig, ServerConfig, UpstreamConfig
 from fairlead.config.spelling import ConfigError, Fault
 
 __all__ = [
     "ANSWER_BYTES",
+    "MODEL_KINDS",
     "AnyModelConfig",
     "ApiKey",
     "CommandConfig",
@@ -49,6 +53,7 @@ __all__ = [
     "LruSwap",
     "MatrixSwap",
     "ModelConfig",
+    "ModelKind",
     "NamedSwap",
     "NodeConfig",
     "QueueConfig",

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,6 +22,7 @@ from fairlead.config.spelling import (
     spelled,
 )
 
+ModelKind = Literal["engine", "command"]
 SpecialTokens = Literal["text", "parse"]
 ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
@@ -51,6 +52,10 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
 
     Raises `ConfigError`.
     """
+
+    kind: ClassVar[ModelKind] = "engine"
+    is_relayed: ClassVar = False
+    unlisted: ClassVar = False
 
     path: Path
     """The model's folder, in Hugging Face's layout, or its name on the hub (organization/name). A relative
@@ -145,6 +150,9 @@ class FiltersConfig(msgspec.Struct, frozen=True, rename=spelled):
 class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
     """A model that another program serves, which is started when it is needed. Raises `ConfigError`."""
 
+    kind: ClassVar[ModelKind] = "command"
+    is_relayed: ClassVar = True
+
     name: str = msgspec.field(name="id")
     cmd: Command
     """The command line that starts the server, without a shell; ${PORT} is its port, from startPort on. A
@@ -211,6 +219,12 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
             yield from _faults_of_pattern(self.progress_pattern)
         if any("=" in name or "\0" in name + value for name, value in self.env.items()):
             yield Fault(("env",), "must be names and values that an environment can have")
+
+
+AnyModelConfig = ModelConfig | CommandConfig
+
+# The kinds of models, each by the setting in a file that identifies it.
+MODEL_KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandConfig}
 
 
 def _faults_of_pattern(pattern: str) -> Iterator[Fault]:

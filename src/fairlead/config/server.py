@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from fairlead.config.access import ApiKey, CorsConfig, read_key
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
-from fairlead.config.models import HTTP_URL, CommandConfig, ModelConfig, is_http_url
+from fairlead.config.models import HTTP_URL, AnyModelConfig, is_http_url
 from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
     AtLeastOne,
@@ -20,8 +20,6 @@ from fairlead.config.spelling import (
     refuse_faults,
     spelled,
 )
-
-AnyModelConfig = ModelConfig | CommandConfig
 
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 

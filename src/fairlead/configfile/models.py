@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -12,10 +12,6 @@ from fairlead.configfile import llama_swap
 from fairlead.configfile.convert import Conversion
 from fairlead.configfile.sections import FileSettings
 from fairlead.text.hub import gguf_advice, is_gguf, is_hub_id
-
-M = TypeVar("M", ModelConfig, CommandConfig)
-
-_KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandConfig}
 
 
 class ModelReader:
@@ -46,31 +42,36 @@ class ModelReader:
         if not isinstance(raw, dict):
             self._faults.append(Fault(path, "must be a mapping with path or cmd"))
             return None
-        kinds = [key for key in _KINDS if raw.get(key) is not None]
+        kinds = [key for key in MODEL_KINDS if raw.get(key) is not None]
         if len(kinds) != 1:
             self._report_kind(raw, path, both=bool(kinds))
             return None
-        kind, other = _KINDS[kinds[0]], _KINDS["cmd" if kinds == ["path"] else "path"]
-        wrong_kind = f"is for models with {'cmd' if kinds == ['path'] else 'path'}"
+        kind = MODEL_KINDS[kinds[0]]
+        misplaced = {
+            setting.spelling: f"is for models with {key}"
+            for key, other in MODEL_KINDS.items()
+            for setting in settings_of(other)
+            if other is not kind
+        }
         made = self._conversion.struct(
             kind,
             _with_defaults(raw, common, kind),
             path,
             fixed={"name": name},
-            misplaced={setting.spelling: wrong_kind for setting in settings_of(other)},
+            misplaced=misplaced,
         )
         if isinstance(made, ModelConfig):
-            return self._with_folder(_with_filter_aliases(made))
-        if made is None:
-            return None
-        timeout_s = max(made.health_check_timeout_s, llama_swap.MIN_READY_TIMEOUT_S)
-        made = msgspec.structs.replace(made, health_check_timeout_s=timeout_s)
-        return _with_filter_aliases(llama_swap.without_model_filter(made))
+            made = self._with_folder(made)
+        elif isinstance(made, CommandConfig):
+            timeout_s = max(made.health_check_timeout_s, llama_swap.MIN_READY_TIMEOUT_S)
+            made = msgspec.structs.replace(made, health_check_timeout_s=timeout_s)
+            made = llama_swap.without_model_filter(made)
+        return None if made is None else _with_filter_aliases(made)
 
     def _report_kind(self, raw: dict[str, Any], path: KeyPath, *, both: bool) -> None:
         message = "must have path, a folder with a model, or cmd, a command that serves one"
         self._faults.append(Fault(path, f"{message}{'; not both' if both else ''}"))
-        known = {setting.spelling for kind in _KINDS.values() for setting in settings_of(kind)}
+        known = {setting.spelling for kind in MODEL_KINDS.values() for setting in settings_of(kind)}
         for key in raw:
             if key not in known:
                 self._conversion.unknown(key, path, known, {})
@@ -117,7 +118,7 @@ def _with_defaults(raw: dict[str, Any], common: FileSettings, kind: type[AnyMode
     return settings
 
 
-def _with_filter_aliases(model: M) -> M:
+def _with_filter_aliases(model: AnyModelConfig) -> AnyModelConfig:
     """Add the names in `set_params_by_id` to a model's aliases, each once and never its own."""
     by_name: Iterable[str] = model.filters.set_params_by_id if isinstance(model, CommandConfig) else ()
     aliases = dict.fromkeys((*model.aliases, *by_name))

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from fairlead.config import CommandConfig, FiltersConfig, ModelConfig
+from fairlead.config import MODEL_KINDS, CommandConfig, FiltersConfig, ModelConfig
 from fairlead.config.access import read_key
 from fairlead.config.documentation import documentation_of, summary_of
 from fairlead.config.spelling import (
@@ -48,7 +48,7 @@ def schema() -> Schema:
     models = {
         "description": "The models, by name: each has path, a folder with one, or cmd, which serves one.",
         "type": "object",
-        "additionalProperties": {"anyOf": [types.reference(ModelConfig), types.reference(CommandConfig)]},
+        "additionalProperties": {"anyOf": [types.reference(kind) for kind in MODEL_KINDS.values()]},
     }
     root["properties"] = {"models": models, **root["properties"]}
     root["patternProperties"] = {"^(defs$|x-)": {"description": "A place for anchors."}}
@@ -80,7 +80,7 @@ class _Types:
         properties: dict[str, Schema] = {}
         required = []
         for setting in settings_of(kind):
-            if kind in (ModelConfig, CommandConfig) and setting.name == "name":
+            if kind in MODEL_KINDS.values() and setting.name == "name":
                 continue  # it is the key of the mapping
             field = fields[setting.name]
             properties[setting.spelling] = self._property(kind, setting, texts.get(setting.name, ""))
@@ -205,7 +205,7 @@ def _owners(path: tuple[str, ...]) -> Iterator[type]:
     kinds: list[type] = [FileSettings]
     for key in path[:-1]:
         if key == "models":
-            kinds = [ModelConfig, CommandConfig]
+            kinds = [*MODEL_KINDS.values()]
         elif key != "*":
             kinds = [
                 _struct_of(each.shape) for kind in kinds for each in settings_of(kind) if each.spelling == key

@@ -5,18 +5,16 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from fairlead.config import CommandConfig, ModelConfig
+from fairlead.config import MODEL_KINDS
 from fairlead.config.documentation import documentation_of, summary_of
 from fairlead.config.spelling import Setting, Shape, read_time, settings_of
 from fairlead.configfile.schema import plain_default
 from fairlead.configfile.sections import FileSettings
 
-_MODEL = "models.NAME"
 # The roots of the tables, in their order: the whole file, then each kind of model.
 _ROOTS: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("", FileSettings),
-    (f"{_MODEL} (with path)", ModelConfig),
-    (f"{_MODEL} (with cmd)", CommandConfig),
+    *((f"models.NAME (with {key})", kind) for key, kind in MODEL_KINDS.items()),
 )
 
 

@@ -117,10 +117,7 @@ def print_schema() -> None:
 
 def _summary(config: Config) -> dict[str, object]:
     return {
-        "models": [
-            {"name": model.name, "kind": "command" if isinstance(model, CommandConfig) else "engine"}
-            for model in config.models
-        ],
+        "models": [{"name": model.name, "kind": model.kind} for model in config.models],
         "nodes": [node.id for node in config.nodes],
         "selectors": list(config.selectors),
         "swap": str(config.swap.__struct_config__.tag),

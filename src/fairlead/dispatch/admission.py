@@ -51,7 +51,7 @@ class JobAdmission:
         return too_long
 
     def load_refusal(self, request: LoadRequest) -> FairleadError | None:
-        """Return why a model that is not loaded may not be; None if it may be."""
+        """Return why a model that is not loaded may not be loaded; None if it may."""
         if self._draining:
             return shutting_down()
         if not self._swaps.is_loadable(request.model):

@@ -13,12 +13,12 @@ class AwaitedSeats:
     """
 
     def __init__(self, model: str, nodes: Collection[NodeState]) -> None:
-        having = [node for node in nodes if model in node.models] or list(nodes)
-        self.seats = sum(node.busy + min(node.free, 0) for node in having)
+        awaited = [node for node in nodes if model in node.models] or list(nodes)
+        self.seats = sum(node.busy + min(node.free, 0) for node in awaited)
         # None: every node, also those that went down with their jobs.
-        self._node_ids = None if len(having) == len(nodes) else frozenset(node.id for node in having)
-        here = {name for node in having for name in node.models}
-        self._of_other_nodes = {name for node in nodes for name in node.models} - here
+        self._node_ids = None if len(awaited) == len(nodes) else frozenset(node.id for node in awaited)
+        of_awaited = {name for node in awaited for name in node.models}
+        self._of_other_nodes = {name for node in nodes for name in node.models} - of_awaited
 
     def include(self, node_id: str) -> bool:
         """Return whether a seat on this node is one of them."""

@@ -9,16 +9,17 @@ from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
 
-import msgspec
 import trio
+from msgspec.structs import asdict
 
 from fairlead.config import QueueConfig
+from fairlead.dispatch.effects import SchedulerStatistics
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.model_lifecycle import ModelLifecycle
 from fairlead.dispatch.schedulers import SCHEDULERS
 from fairlead.dispatch.scheduling import SchedulingOptions
-from fairlead.dispatch.swaps import PATIENCE
+from fairlead.dispatch.swaps import STARVATION_SHARE
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.timer import Alarm, Timer
 from fairlead.dispatch.wait_estimator import WaitEstimator
@@ -33,21 +34,17 @@ FULL_FOR_S = 1.0
 MAX_FULL_FOR_S = 10.0
 
 
-class DispatchStatistics(msgspec.Struct, frozen=True):
+class DispatchStatistics(SchedulerStatistics, frozen=True):
     """The body of `GET /queue`: totals only."""
 
-    waiting: int
-    running: int
-    capacity: int
-    seats: int
     mean_wait_s: float
     mean_service_s: float
 
 
 class Seat:
-    """The right to run one job on the node `node_id`, which another node replaces after a failure.
+    """The right to run one job on the node `node_id`; after a failure, on another node.
 
-    `estimate` is that of the job's arrival; None if it did not wait.
+    `estimate` was made when the job arrived; None if it did not wait.
     """
 
     __slots__ = ("_dispatcher", "_waiter", "estimate", "node_id", "waited_s")
@@ -64,24 +61,22 @@ class Seat:
         self._waiter.generated = generated
         self._dispatcher.scheduler.first_delta(self._waiter.ticket)
 
-    async def another(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
+    async def requeue(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
         """Release the seat, because its node failed or is full after all, and wait for another.
 
-        `full_for_s`: how long the node reports to be full; None: it reports no time. The job goes before all
-        others of its class, is charged for one attempt, and keeps its first deadline until it has begun.
+        `full_for_s`: how long the node reports to be full; None: it reports no time. The job is queued before
+        all others of its class, is charged for one attempt, and keeps its first deadline until it has begun.
         Raises what `Dispatcher.seat` raises while waiting; the block must end then.
         """
-        self.node_id = await self._dispatcher.another_seat(
-            self._waiter, is_full=is_full, full_for_s=full_for_s
-        )
+        self.node_id = await self._dispatcher.requeue(self._waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class Dispatcher:
     """Assigns seats to jobs: the `Effects` of its scheduler. `run` runs its timer.
 
     Nodes and models report their events to `scheduler`; `models` keeps load requests, and `estimator`
-    estimates waits. `rejects_loading`: a job whose model is not loaded is refused, but its model is loaded
-    all the same. `scheduler` is a name in `SCHEDULERS`. Raises `ConfigError` if that name is unknown.
+    estimates waits. `rejects_loading`: a job for a model that is not loaded is refused, but the model is
+    loaded all the same. `scheduler` is a name in `SCHEDULERS`. Raises `ConfigError` if it is unknown.
     """
 
     def __init__(
@@ -98,7 +93,7 @@ class Dispatcher:
         self.scheduler = make_scheduler(self, SchedulingOptions(queue, random, rejects_loading))
         self._timer = Timer()
         # Must be below the queue timeout, or jobs expire before they count as starving.
-        self._starvation_s = PATIENCE * min(queue.starvation_bound_s, queue.timeout_s)
+        self._starvation_s = STARVATION_SHARE * min(queue.starvation_bound_s, queue.timeout_s)
         self.models = ModelLifecycle(self.scheduler, self._timer, starvation_s=self._starvation_s)
         self.estimator = WaitEstimator(self.scheduler, queue, random)
         self._waiters: dict[Ticket, Waiter] = {}
@@ -143,8 +138,8 @@ class Dispatcher:
         if waiter.error is not None:
             raise waiter.error
 
-    async def another_seat(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> str:
-        """Return the id of the node of the next seat; see `Seat.another`."""
+    async def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> str:
+        """Return the id of the node of the next seat; see `Seat.requeue`."""
         ticket, node = waiter.ticket, waiter.ticket.node
         assert node is not None
         self.estimator.requeued(waiter)
@@ -196,12 +191,8 @@ class Dispatcher:
 
     def statistics(self) -> DispatchStatistics:
         """Return the totals now."""
-        counts = self.scheduler.statistics()
         return DispatchStatistics(
-            waiting=counts.waiting,
-            running=counts.running,
-            capacity=counts.capacity,
-            seats=counts.seats,
+            **asdict(self.scheduler.statistics()),
             mean_wait_s=self.estimator.mean.mean_wait_s,
             mean_service_s=self.estimator.mean.mean_service_s,
         )
@@ -215,7 +206,10 @@ class Dispatcher:
         waiter.event.set()
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """Wake it with an error. An error that a retry may avoid gets a retry time."""
+        """Wake the task that waits with this ticket; its wait raises the error.
+
+        An error that a retry may avoid gets a retry time.
+        """
         self._waiters[ticket].end(self.estimator.add_retry_time(error, ticket.job.model))
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
@@ -225,7 +219,7 @@ class Dispatcher:
         waiter.scope.cancel()
 
     def node_closed(self, node_id: str) -> None:
-        """Wake the tasks that wait for the end of its jobs."""
+        """Wake the tasks that wait until the node has no jobs."""
         if (event := self._closing.pop(node_id, None)) is not None:
             event.set()
 
@@ -276,11 +270,11 @@ class Dispatcher:
         if (earlier := self._full.pop(node_id, None)) is not None:
             earlier.drop()
 
-        def go_off() -> None:
+        def end() -> None:
             del self._full[node_id]
             self.scheduler.has_room(node_id)
 
-        self._full[node_id] = self._timer.at(trio.current_time() + after_s, go_off)
+        self._full[node_id] = self._timer.at(trio.current_time() + after_s, end)
 
     def _charge_running(self) -> None:
         self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_running)

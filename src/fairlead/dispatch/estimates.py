@@ -139,7 +139,7 @@ class QuantileEstimate:
         seats_free = max(seats - len(running), 0)
         if len(ahead) < seats_free:
             return QuantilePrediction(0.0, 0.0, None, 0)
-        # When a node has just gone, more jobs than seats may run: then the first to end free none.
+        # After a node went down, more jobs may run than there are seats: the first of them to end free none.
         free_after_s = [0.0] * seats_free + self._remaining_s(running)[-seats:]
         heapify(free_after_s)
         oldest_s = max((job.running_s for job in running), default=0.0)
@@ -229,7 +229,7 @@ class _Errors:
 
 
 def _rounds(ahead: int, seats: int) -> int:
-    """Return how often all seats change hands first, on a log scale: 1, 2…3, 4…7, … have one number each."""
+    """Return how often all seats are granted again before, on a log scale: 1, 2…3, 4…7, … are one number."""
     return (ahead // seats + 1).bit_length()
 
 

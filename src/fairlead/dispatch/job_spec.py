@@ -1,4 +1,4 @@
-"""A job as the scheduler knows it."""
+"""The description of a job that the scheduler gets."""
 
 import msgspec
 

@@ -44,7 +44,7 @@ class LengthPredictor:
     def predict(self, tenant: str, model: str, *, so_far: int = 0, max_tokens: int) -> float:
         """Return the predicted output tokens in all: 0…`max_tokens`, never fewer for a larger `so_far`.
 
-        For an answer longer than all before: as much again, because long answers tend to last.
+        An answer longer than all before is predicted to double, because long answers tend to continue.
         """
         answers = self._by_tenant.get((tenant, model))
         if answers is None or len(answers) < ENOUGH_ANSWERS:

@@ -1,6 +1,6 @@
-"""The clock for decisions about models: load requests that wait, and models that were idle for long.
+"""Measures how long load requests wait and how long models are idle, and reports both to the scheduler.
 
-The dispatcher is that for jobs. The fleet, which owns the processes, executes the decisions.
+The dispatcher does this for jobs. The fleet, which owns the processes, executes the scheduler's decisions.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ class ModelLifecycle:
     ) -> None:
         """Load the models of `ttl_s` from now on, and evict others for them as the policy decides.
 
-        `ttl_s` maps each model to the seconds that it stays loaded without a job; 0: for ever.
+        `ttl_s` maps each model to the seconds that it stays loaded without a job; 0: without limit.
         `start_swap(model, evict)` must stop the models in `evict`, which are idle or stopping already, and
         load `model` when they have stopped; `stop_model(model)` must stop an idle model, or cancel its load.
         Both are called synchronously and must not call back at once. Their results are the events `node_up`,
@@ -129,7 +129,7 @@ class ModelLifecycle:
     def _set_alarm(self, node_id: str, report: tuple[int, float]) -> None:
         used, expires_at = report
 
-        def go_off() -> None:
+        def expire() -> None:
             latest = self._idle[node_id]
             if latest is not report:  # it has had a job and become idle again
                 self._set_alarm(node_id, latest)
@@ -137,7 +137,7 @@ class ModelLifecycle:
             del self._idle[node_id]
             self._scheduler.expired(node_id, used)
 
-        self._timer.at(expires_at, go_off)
+        self._timer.at(expires_at, expire)
 
 
 class _PendingLoad:

@@ -3,7 +3,6 @@
 Pure: knows no queue, swap or effect. One node's seats are a `NodeState`; `choose` selects among several.
 """
 
-from collections.abc import Iterator, Mapping, ValuesView
 from random import Random
 
 from fairlead.dispatch.job_spec import JobSpec
@@ -13,7 +12,7 @@ from fairlead.errors import ContextLengthExceeded
 from fairlead.nodes.limits import NodeLimits
 
 
-class NodePool(Mapping[str, NodeState]):
+class NodePool(dict[str, NodeState]):
     """The `NodeState` of each node that is up, by the node's id. Only this class writes a ticket's `node`.
 
     A node that comes up again gets a new state, and jobs of the old one release seats that are not counted
@@ -21,43 +20,27 @@ class NodePool(Mapping[str, NodeState]):
     """
 
     def __init__(self, random: Random) -> None:
+        super().__init__()
         self._random = random
-        self._by_id: dict[str, NodeState] = {}
         self._closed: set[str] = set()
         self._grants = 0
-
-    def __getitem__(self, node_id: str) -> NodeState:
-        """Return the state of a node that is up."""
-        return self._by_id[node_id]
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids of the nodes that are up."""
-        return iter(self._by_id)
-
-    def __len__(self) -> int:
-        """Return the number of nodes that are up."""
-        return len(self._by_id)
-
-    def values(self) -> ValuesView[NodeState]:
-        """Return the states. Every event iterates over them, and `Mapping` would look each of them up."""
-        return self._by_id.values()
 
     # Nodes -------------------------------------------------------------------------------------------
 
     def add(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> NodeState:
         """Add a node that is up; return its new state, which is leaving if the node is closed."""
-        node = self._by_id[node_id] = NodeState(node_id, models, limits)
+        node = self[node_id] = NodeState(node_id, models, limits)
         node.leaving = node_id in self._closed
         return node
 
     def remove(self, node_id: str) -> NodeState | None:
         """Remove a node, and return its state; None if it was not up."""
-        return self._by_id.pop(node_id, None)
+        return self.pop(node_id, None)
 
     def close(self, node_id: str) -> bool:
         """Give a node no more jobs, not even after it restarts. Return whether it is up."""
         self._closed.add(node_id)
-        node = self._by_id.get(node_id)
+        node = self.get(node_id)
         if node is not None:
             node.leaving = True
         return node is not None
@@ -68,26 +51,26 @@ class NodePool(Mapping[str, NodeState]):
 
     def is_current(self, node: NodeState) -> bool:
         """Return whether the node is up, and has no newer state."""
-        return self._by_id.get(node.id) is node
+        return self.get(node.id) is node
 
     def idle_and_leaving(self) -> list[NodeState]:
         """Return the leaving nodes that have no jobs."""
-        return [node for node in self._by_id.values() if node.leaving and not node.busy]
+        return [node for node in self.values() if node.leaving and not node.busy]
 
     # Candidates --------------------------------------------------------------------------------------
 
     def free(self) -> list[NodeState]:
         """Return the nodes with a free seat."""
-        return [node for node in self._by_id.values() if node.free > 0]
+        return [node for node in self.values() if node.free > 0]
 
     def with_several_seats(self) -> NodeState | None:
         """Return the only node, if it has several free seats for any job that fits its cache.
 
         Not while limited cache memory is empty or overfull: an empty cache takes a first job of any size.
         """
-        if len(self._by_id) != 1:
+        if len(self) != 1:
             return None
-        node = next(iter(self._by_id.values()))
+        node = next(iter(self.values()))
         if node.free < 2 or node.limits.needs_relay:
             return None
         left = node.tokens_left
@@ -95,11 +78,11 @@ class NodePool(Mapping[str, NodeState]):
 
     def free_for(self, job: JobSpec) -> list[NodeState]:
         """Return the nodes where a job that arrived now would find a seat."""
-        return [node for node in self._by_id.values() if node.accepts(job) and node.free > 0]
+        return [node for node in self.values() if node.accepts(job) and node.free > 0]
 
     def local(self) -> list[NodeState]:
         """Return the nodes whose models swaps load and evict."""
-        return [node for node in self._by_id.values() if node.limits.evictable]
+        return [node for node in self.values() if node.limits.evictable]
 
     def local_with(self, model: str) -> NodeState | None:
         """Return the node where a swap has loaded the model; None if it is not loaded here."""
@@ -107,11 +90,11 @@ class NodePool(Mapping[str, NodeState]):
 
     def with_model(self, model: str) -> list[NodeState]:
         """Return the nodes that have the model."""
-        return [node for node in self._by_id.values() if model in node.models]
+        return [node for node in self.values() if model in node.models]
 
     def accepting(self, job: JobSpec) -> list[NodeState]:
         """Return the nodes that could run such a job at all."""
-        return [node for node in self._by_id.values() if node.accepts(job)]
+        return [node for node in self.values() if node.accepts(job)]
 
     def candidates(self, ticket: Ticket) -> list[NodeState]:
         """Return the nodes that may run the job: not where it failed last, unless there is no other."""
@@ -155,8 +138,8 @@ class NodePool(Mapping[str, NodeState]):
         return node
 
     def _best(self, ticket: Ticket) -> NodeState:
-        if len(self._by_id) == 1:
-            return next(iter(self._by_id.values()))
+        if len(self) == 1:
+            return next(iter(self.values()))
         nodes = self.candidates(ticket)
         free = [node for node in nodes if node.free > 0 and node.has_cache_for(ticket.tokens)]
         # Needed even if only one node is free: what it gets now counts in later choices.

@@ -7,7 +7,7 @@ from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.prefixes import RecentPrefixes
 from fairlead.nodes.limits import NodeLimits
 
-# Our choice: enough to return a conversation to its node, too little to pile up jobs there.
+# Large enough to return a conversation to its node, too small to collect all jobs there.
 CACHE_BONUS = 0.2
 
 
@@ -80,7 +80,7 @@ class NodeState:
         self.tokens -= tokens
 
     def remember(self, job: JobSpec) -> None:
-        """Remember the job's prompt, which may stay in the node's cache."""
+        """Remember the job's prompt, which the node may keep in its cache."""
         self._recent_prefixes.add(job.prefixes, self._cache_owner(job))
 
     def cached_share(self, job: JobSpec) -> float:

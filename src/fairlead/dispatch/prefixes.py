@@ -1,7 +1,7 @@
-"""Which nodes may have the beginning of a prompt in their prefix cache. Pure: nodes are not asked.
+"""Which nodes may have the beginning of a prompt in their prefix cache. Pure: sends no requests to nodes.
 
-A node that has just run a prompt with the same beginning need not compute that again. It may have evicted it
-since, so what is remembered here is worth a preference, never a wait.
+A node that has recently run a prompt with the same beginning need not compute it again, unless the node has
+evicted it since. So a job prefers such a node, but never waits for it.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def prefix_hashes(prompt: Sequence[int] | bytes) -> Prefixes:
 
 
 class RecentPrefixes:
-    """The prefixes that one node was given lately. `tenant` separates tenants that must not share a cache."""
+    """The prefixes of one node's latest prompts. `tenant` separates tenants that must not share a cache."""
 
     __slots__ = ("_seen",)
 
@@ -46,7 +46,7 @@ class RecentPrefixes:
         self._seen: OrderedDict[tuple[int, str], None] = OrderedDict()
 
     def add(self, prefixes: Prefixes, tenant: str = "") -> None:
-        """Remember a prompt's prefixes. The least recently given ones are forgotten."""
+        """Remember a prompt's prefixes. The least recently used ones are forgotten."""
         for prefix in prefixes:
             self._seen[prefix, tenant] = None
             self._seen.move_to_end((prefix, tenant))

@@ -1,7 +1,7 @@
 """The waiting jobs: their order, the size of their requests, and what each tenant was charged.
 
 Pure. The `FairQueue` kernel keeps the order; it knows handles, tenants and costs, and each handle here is a
-ticket's. Knows no seats: the caller of `pop` says which jobs fit, and callers decide whether a job must wait.
+ticket's. Knows no seats: a function that `pop` is given checks which jobs fit.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +77,7 @@ class Queue:
             handle = self._kernel.pop(lambda handle: fits(tickets[handle]))
         except IndexError:
             return None
-        return self._popped(handle)
+        return self._dequeued(handle)
 
     def pop_many(self, max_count: int, tokens: int | None) -> list[Ticket]:
         """Remove and charge up to `max_count` jobs in fair order, of `tokens` together at most; None: any.
@@ -86,7 +86,7 @@ class Queue:
         kernel.
         """
         handles = self._kernel.pop_many(max_count, UNBOUNDED_TOKENS if tokens is None else tokens)
-        return [self._popped(handle) for handle in handles]
+        return [self._dequeued(handle) for handle in handles]
 
     def remove(self, ticket: Ticket) -> None:
         """Remove a job without charging it."""
@@ -155,7 +155,7 @@ class Queue:
         self._tickets[ticket.handle] = ticket
         self._bodies.add(job.body_bytes)
 
-    def _popped(self, handle: int) -> Ticket:
+    def _dequeued(self, handle: int) -> Ticket:
         ticket = self._tickets[handle]
         self._forget(ticket)
         # A requeued job was charged at its first grant.

@@ -2,9 +2,9 @@
 
 A pure state machine: events come in as public methods, and actions go out through `Effects`. Every event ends
 in `_pump`, the only place where seats are granted and swaps are started. The parts hold all state: waiting
-jobs (`Queue`), nodes and their seats (`NodePool`), loads and evictions (`Swaps`), admission
-(`JobAdmission`). All changes are synchronous, so in Trio each event is a critical section. Nothing is logged
-here: decisions are logged where they are executed.
+jobs (`Queue`), nodes and their seats (`NodePool`), the changes of tickets (`Tickets`), loads and evictions
+(`Swaps`), admission (`JobAdmission`). All changes are synchronous, so in Trio each event is a critical
+section. Nothing is logged here: decisions are logged where they are executed.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,15 +18,8 @@ from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import WAITING_BYTES, Fairness, Queue
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
-from fairlead.errors import (
-    Displaced,
-    FairleadError,
-    LoadCancelled,
-    ModelNotFound,
-    NoQueue,
-    QueueFull,
-    QueueTimeout,
-)
+from fairlead.dispatch.tickets import Tickets
+from fairlead.errors import FairleadError, ModelNotFound, NoQueue, QueueFull, QueueTimeout
 from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy
 
@@ -63,21 +56,20 @@ class Scheduler:
             waiting_bytes=waiting_bytes,
         )
         self._nodes = NodePool(random)
-        self._swaps = Swaps(self._nodes, policy, loadable)
+        self._swaps = Swaps(effects, self._nodes, policy, loadable)
+        self._tickets = Tickets(effects, self._queue, self._nodes, self._swaps)
         self._admission = JobAdmission(self._queue, self._nodes, self._swaps, rejects_loading=rejects_loading)
 
     # Events of a job ---------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
-        """Grant, queue or refuse a new job before returning.
-
-        With `too_long`, the job is refused with that rather than queued.
-        """
-        refusal = self._admission.refusal(ticket.job, too_long=too_long) or self._make_room(ticket.job)
+        """Grant, queue or refuse a new job; with `too_long`, refuse it rather than queue it."""
+        job = ticket.job
+        refusal = self._admission.refusal(job, too_long=too_long) or self._tickets.make_room(job)
         if refusal is not None:
-            self._refuse(ticket, refusal)
+            self._tickets.refuse(ticket, refusal)
             return
-        self._enqueue(ticket)
+        self._tickets.enqueue(ticket)
         self._pump()
 
     def leave(self, ticket: Ticket) -> None:
@@ -86,18 +78,11 @@ class Scheduler:
 
     def finished(self, ticket: Ticket, *, cost: float) -> None:
         """End a job, which has cost this much, and refund what was charged in excess."""
-        self.charge(ticket, cost)
-        if ticket.state is TicketState.QUEUED:
-            self._dequeue(ticket)
-        node = None
-        if ticket.state is TicketState.GRANTED:
-            node = self._nodes.release(ticket)
+        node = self._tickets.end(ticket, cost)
+        if node is not None:
             node.is_full = False
-        self._queue.refund(ticket, down_to=cost)
-        if ticket.state is not TicketState.DONE:
-            ticket.become(TicketState.DONE)
         self._pump()
-        self._report_idle(node)
+        self._swaps.report_idle(node)
 
     def first_delta(self, ticket: Ticket) -> None:
         """Note that a job's answer has begun; its deadline does not apply any more."""
@@ -105,20 +90,15 @@ class Scheduler:
 
     def charge(self, ticket: Ticket, cost: float) -> None:
         """Charge a job for its cost until now, as far as it exceeds the estimate."""
-        if ticket.attempts and ticket.state is not TicketState.DONE:
-            self._queue.charge(ticket, cost)
+        self._tickets.charge(ticket, cost)
 
     def requeued(self, ticket: Ticket) -> None:
-        """Requeue a job whose node failed: before all others of its class, for another node if one is up.
-
-        It is charged once and keeps its first deadline. If that has passed, the job is refused, unless its
-        answer has begun.
-        """
+        """Requeue a job whose node failed, unless its deadline has passed; another node is preferred."""
         ticket.failed_at = ticket.node
         self._requeue(ticket)
 
     def rejected_by_node(self, ticket: Ticket) -> None:
-        """Requeue a job of a full node, which gets none until it finishes one or `has_room` is called."""
+        """Requeue a job of a full node, which gets no job until one of its jobs ends, or until `has_room`."""
         assert ticket.node is not None
         ticket.node.is_full = True
         self._requeue(ticket)
@@ -135,7 +115,7 @@ class Scheduler:
         if ticket.has_begun:
             return
         if ticket.state is TicketState.QUEUED:
-            self._withdraw(ticket, error)
+            self._tickets.withdraw(ticket, error)
             self._pump()
         elif ticket.state is TicketState.GRANTED and ticket.job.stream:
             self._effects.stop(ticket, error)
@@ -161,21 +141,13 @@ class Scheduler:
 
     def remove_model(self, model: str, error: FairleadError | None = None) -> None:
         """Stop serving a model: what waits for it ends, unless another node has it."""
-        error = error or ModelNotFound(f"the model {model} is not served any more", param="model")
-        self._end_load_request(model, error)
-        self._fail_waiting(model, error)
+        self._fail(model, error or ModelNotFound(f"the model {model} is not served any more", param="model"))
         self._pump()
 
     def request_load(self, request: LoadRequest) -> None:
         """Queue a request for a model without a job, in the turn of a job that arrived now."""
-        node = self._nodes.local_with(request.model)
-        is_loaded = node is not None and not node.leaving
-        refusal = None if is_loaded else self._admission.load_refusal(request)
-        if is_loaded or refusal is not None:
-            self._effects.models.load_ended(request, refusal)
-        else:
-            self._swaps.add_load_request(request)
-            self._pump()
+        self._swaps.request_load(request, self._admission.load_refusal(request))
+        self._pump()
 
     def allow_eviction(self, request: LoadRequest) -> None:
         """Allow a load request to evict other models from now on."""
@@ -184,26 +156,17 @@ class Scheduler:
 
     def load_starved(self, request: LoadRequest) -> None:
         """Note that a load request has waited so long that it takes precedence over loaded models."""
-        if self._swaps.is_pending(request) and not request.starved:
-            request.starved = True
-            self._swaps.starved(request.model)
-            self._pump()
+        self._swaps.load_starved(request)
+        self._pump()
 
     def unload(self, model: str, error: FairleadError | None = None) -> None:
-        """Stop a local model once its jobs have finished; if it is still loading, at once.
-
-        With `error`, what waits for it ends with that: a load request, and the jobs that no other node can
-        run. Otherwise the jobs wait for its next load.
-        """
+        """Stop a local model once its jobs have finished; if it is still loading, at once."""
         if (node := self._nodes.local_with(model)) is not None:
             node.leaving = True
-        elif self._swaps.cancel_load(model):
-            cancelled = error or LoadCancelled(f"{model} was unloaded before it was ready")
-            self._end_load_request(model, cancelled)
-            self._effects.models.stop_model(model)
+        else:
+            self._swaps.cancel_load(model, error)
         if error is not None:
-            self._end_load_request(model, error)
-            self._fail_waiting(model, error)
+            self._fail(model, error)
         self._pump()
 
     def expired(self, node_id: str, used: int) -> None:
@@ -222,8 +185,7 @@ class Scheduler:
         """End the load requests for these models, and the jobs that no other node can run."""
         self._swaps.load_ended(models)
         for model in models:
-            self._end_load_request(model, error)
-            self._fail_waiting(model, error)
+            self._fail(model, error)
         self._pump()
 
     # Events of nodes and of the server ---------------------------------------------------------------
@@ -234,12 +196,12 @@ class Scheduler:
         if limits.evictable:
             self._swaps.load_ended(models)
             for model in models:
-                self._end_load_request(model, None)
+                self._swaps.end_load_request(model, None)
         for ticket in self._queue:
             if (error := self._nodes.length_error(ticket.job)) is not None:
-                self._withdraw(ticket, error)
+                self._tickets.withdraw(ticket, error)
         self._pump()
-        self._report_idle(node)
+        self._swaps.report_idle(node)
 
     def node_down(self, node_id: str) -> None:
         """Remove a node and its seats; jobs that held one get their error from the node."""
@@ -269,10 +231,10 @@ class Scheduler:
         """Accept no jobs, and refuse waiting jobs and loads; started jobs go on, even after a failure."""
         self._admission.drain()
         for model in self._swaps.models_with_load_request():
-            self._end_load_request(model, shutting_down())
+            self._swaps.end_load_request(model, shutting_down())
         for ticket in self._queue:
             if not ticket.attempts:
-                self._withdraw(ticket, shutting_down())
+                self._tickets.withdraw(ticket, shutting_down())
         self._pump()
 
     # Queries -----------------------------------------------------------------------------------------
@@ -322,121 +284,30 @@ class Scheduler:
 
     def _pump(self) -> None:
         """Grant free seats in fair order, remove idle nodes that are leaving, and start swaps."""
-        self._grant_seats()
+        self._tickets.grant_seats()
         self._remove_leaving_nodes()
         # Nodes that need not drain for a starving job any more have seats again.
-        if self._start_swaps():
-            self._grant_seats()
-
-    def _grant_seats(self) -> None:
-        while self._queue and self._nodes.free():
-            tickets = self._next_tickets()
-            if not tickets:
-                break
-            for ticket in tickets:
-                self._dequeued(ticket)
-                self._nodes.assign(ticket)
-                ticket.become(TicketState.GRANTED)
-                ticket.attempts += 1
-                self._effects.grant(ticket)
-
-    def _next_tickets(self) -> list[Ticket]:
-        """Remove the next job that fits a free seat, or several at once where any seat suits each of them."""
-        node = self._nodes.with_several_seats()
-        if node is not None and self._swaps.requests_only(node.models):
-            return self._queue.pop_many(node.free, node.tokens_left)
-        ticket = self._queue.pop(self._nodes.fits)
-        return [] if ticket is None else [ticket]
+        if self._swaps.start():
+            self._tickets.grant_seats()
 
     def _remove_leaving_nodes(self) -> None:
         for node in self._nodes.idle_and_leaving():
             self._nodes.remove(node.id)
-            if not node.limits.evictable:
+            if node.limits.evictable:
+                self._swaps.stop(node.models)
+            else:
                 self._effects.node_closed(node.id)
-                continue
-            self._swaps.stopping(node.models)
-            for model in node.models:
-                self._effects.models.stop_model(model)
-
-    def _start_swaps(self) -> list[NodeState]:
-        """Start swaps; return the nodes that need not drain any more, and have seats again."""
-        swaps, relieved = self._swaps.start()
-        for swap in swaps:
-            self._effects.models.start_swap(swap.model, swap.evict, swap.reason)
-        return relieved
-
-    def _make_room(self, job: JobSpec) -> QueueFull | None:
-        """Displace a job if a newcomer must wait and the queue is full; return why the newcomer may not."""
-        if not self._queue.is_full or self._nodes.free_for(job):
-            return None
-        displaced = self._queue.displace(job)
-        if displaced is None:
-            nodes = "all nodes are busy" if self._nodes.with_model(job.model) else "no node is ready"
-            return QueueFull(f"{nodes} and the queue is full ({len(self._queue)} waiting)")
-        self._dequeued(displaced)
-        self._refuse(
-            displaced, Displaced("the queue is full, and a tenant with fewer jobs in it has precedence")
-        )
-        return None
-
-    # What follows from a decision --------------------------------------------------------------------
-
-    def _enqueue(self, ticket: Ticket) -> None:
-        ticket.become(TicketState.QUEUED)
-        if ticket.attempts:
-            self._queue.requeue(ticket)
-        else:
-            self._queue.push(ticket)
-        self._swaps.job_queued(ticket.job)
-
-    def _dequeue(self, ticket: Ticket) -> None:
-        self._queue.remove(ticket)
-        self._dequeued(ticket)
-
-    def _dequeued(self, ticket: Ticket) -> None:
-        """Note that a ticket has left the queue."""
-        self._swaps.job_dequeued(ticket.job, starved=ticket.starved)
-        ticket.starved = False
 
     def _requeue(self, ticket: Ticket) -> None:
-        node = self._nodes.release(ticket)
-        if ticket.late is None or ticket.has_begun:
-            self._enqueue(ticket)
-        else:
-            self._refuse(ticket, ticket.late)
+        node = self._tickets.requeue(ticket)
         self._pump()
-        self._report_idle(node)
+        self._swaps.report_idle(node)
         if ticket in self._queue and ticket.job.no_queue and not ticket.has_begun:
-            self._withdraw(
-                ticket,
-                NoQueue("the node failed, no other seat is free, and the request asks not to be queued"),
-            )
+            message = "the node failed, no other seat is free, and the request asks not to be queued"
+            self._tickets.withdraw(ticket, NoQueue(message))
             self._pump()
 
-    def _withdraw(self, ticket: Ticket, error: FairleadError) -> None:
-        self._dequeue(ticket)
-        self._refuse(ticket, error)
-
-    def _refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        ticket.become(TicketState.DONE)
-        if not ticket.has_begun:
-            self._queue.refund(ticket, down_to=0.0)
-        self._effects.refuse(ticket, error)
-
-    def _fail_waiting(self, model: str, error: FairleadError) -> None:
-        """Refuse each job that waits for the model, unless a node that stays can run it."""
-        for ticket in self._queue:
-            job = ticket.job
-            if job.model == model and all(node.leaving for node in self._nodes.accepting(job)):
-                self._withdraw(ticket, error)
-
-    def _end_load_request(self, model: str, error: FairleadError | None) -> None:
-        if (request := self._swaps.remove_load_request(model)) is not None:
-            self._effects.models.load_ended(request, error)
-
-    def _report_idle(self, node: NodeState | None) -> None:
-        """Report that a node has become idle, if its models can be loaded again."""
-        if node is None or node.busy or node.leaving or not self._nodes.is_current(node):
-            return
-        if node.limits.evictable and any(map(self._swaps.is_loadable, node.models)):
-            self._effects.models.idle(node.id, node.models, node.used)
+    def _fail(self, model: str, error: FairleadError) -> None:
+        """End what waits for a model: its load request, and the jobs that no other node can run."""
+        self._swaps.end_load_request(model, error)
+        self._tickets.fail_waiting(model, error)

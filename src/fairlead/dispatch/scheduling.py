@@ -37,10 +37,13 @@ class JobEvents(Protocol):
         """End a job in whatever state, also after a disconnect; it has cost this much."""
 
     def requeued(self, ticket: Ticket) -> None:
-        """Requeue a job whose node failed; it may run on another."""
+        """Requeue a job whose node failed: before all others of its class, for another node if one is up.
+
+        It is charged once and keeps its first deadline.
+        """
 
     def rejected_by_node(self, ticket: Ticket) -> None:
-        """Requeue a job whose node was full after all, and is until `has_room`."""
+        """Requeue a job whose node was full after all. It counts as full until `has_room`."""
 
     def has_room(self, node_id: str) -> None:
         """Note that a node that rejected a job may have room again."""
@@ -74,7 +77,11 @@ class ModelEvents(Protocol):
         """Do as `starved`, for a load request."""
 
     def unload(self, model: str, error: FairleadError | None = None) -> None:
-        """Stop a model when its jobs have finished. With `error`, what waits for it ends with that."""
+        """Stop a local model when its jobs have finished.
+
+        With `error`, what waits for it ends with that: a load request, and the jobs that no other node can
+        run. Otherwise the jobs wait for its next load.
+        """
 
     def expired(self, node_id: str, used: int) -> None:
         """Unload a node's idle models, whose time to live is over, unless its `used` has changed."""

@@ -1,24 +1,17 @@
 """Which model is loaded next, and which are evicted for it. Pure: knows no queue and no process."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
+from fairlead.dispatch.effects import Effects
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.ticket import LoadRequest
-from fairlead.swap.policy import EvictionPolicy, KeepEverything, SwapReason
+from fairlead.errors import FairleadError, LoadCancelled
+from fairlead.swap.policy import EvictionPolicy, KeepEverything
 
 # A job starves after this part of its longest wait. The rest is for jobs that starved earlier.
-PATIENCE = 2 / 3
-
-
-class Swap(NamedTuple):
-    """A model to load, the models to evict for it, and why those."""
-
-    model: str
-    evict: frozenset[str]
-    reason: SwapReason
+STARVATION_SHARE = 2 / 3
 
 
 class Swaps:
@@ -27,15 +20,18 @@ class Swaps:
     A busy model is never evicted: it serves the jobs that wait for it, so that swaps are few. Once a job
     starves for another model, the busy one gets no more jobs, and is evicted when it is idle.
 
-    `nodes` are the scheduler's, local and remote; a swap removes the nodes of the models that it evicts.
+    `nodes` are the scheduler's, local and remote; a swap removes the nodes of the models that it evicts. Only
+    this class calls the methods of `effects.models`, each after it has changed its own state.
     """
 
     def __init__(
         self,
+        effects: Effects,
         nodes: NodePool,
         policy: EvictionPolicy | None = None,
         loadable: frozenset[str] = frozenset(),
     ) -> None:
+        self._effects = effects
         self._nodes = nodes
         self._policy = policy or KeepEverything()
         self._loadable = loadable
@@ -80,26 +76,36 @@ class Swaps:
         """Return whether no other models are requested."""
         return self._requested.keys() <= models
 
-    def add_load_request(self, request: LoadRequest) -> None:
-        """Add a request for a model without a job. A model has one at a time."""
-        assert request.model not in self._load_requests
-        self._load_requests[request.model] = request
-        _add(self._requested, request.model)
+    def request_load(self, request: LoadRequest, refusal: FairleadError | None) -> None:
+        """Add a request for a model without a job, of which a model has one at a time.
 
-    def is_pending(self, request: LoadRequest) -> bool:
-        """Return whether this load request has not ended."""
-        return self._load_requests.get(request.model) is request
+        If the model is loaded, the request ends at once. Otherwise `refusal` ends it, if there is one.
+        """
+        assert request.model not in self._load_requests
+        node = self._nodes.local_with(request.model)
+        is_loaded = node is not None and not node.leaving
+        if is_loaded or refusal is not None:
+            self._effects.models.load_ended(request, None if is_loaded else refusal)
+        else:
+            self._load_requests[request.model] = request
+            _add(self._requested, request.model)
+
+    def load_starved(self, request: LoadRequest) -> None:
+        """Do as `starved`, for a load request that may have ended already."""
+        if self._load_requests.get(request.model) is request and not request.starved:
+            request.starved = True
+            self.starved(request.model)
 
     def models_with_load_request(self) -> list[str]:
         """Return the models with a load request."""
         return list(self._load_requests)
 
-    def remove_load_request(self, model: str) -> LoadRequest | None:
-        """Remove and return the load request for a model, if there is one."""
+    def end_load_request(self, model: str, error: FairleadError | None) -> None:
+        """End the load request for a model, if there is one; None: the model is loaded."""
         request = self._load_requests.pop(model, None)
         if request is not None:
             self._subtract_request(model, starved=request.starved)
-        return request
+            self._effects.models.load_ended(request, error)
 
     def _subtract_request(self, model: str, *, starved: bool) -> None:
         _subtract(self._requested, model)
@@ -125,49 +131,64 @@ class Swaps:
         """Note that the processes of these models have ended."""
         self._stopping.difference_update(models)
 
-    def cancel_load(self, model: str) -> bool:
-        """Cancel the load of a model; return whether there was one."""
-        if model not in self._loading:
-            return False
-        self._loading.remove(model)
-        self._stopping.add(model)
-        return True
+    def stop(self, models: Iterable[str]) -> None:
+        """Stop idle models, which have no node any more."""
+        self.stopping(models)
+        for model in models:
+            self._effects.models.stop_model(model)
 
-    def start(self) -> tuple[list[Swap], list[NodeState]]:
-        """Start swaps: return them, and the nodes that need not drain any more.
+    def cancel_load(self, model: str, error: FairleadError | None) -> None:
+        """Cancel the load of a model, if it is loading, and end its load request, if there is one."""
+        if model in self._loading:
+            self._loading.remove(model)
+            self._stopping.add(model)
+            error = error or LoadCancelled(f"{model} was unloaded before it was ready")
+            self.end_load_request(model, error)
+            self._effects.models.stop_model(model)
+
+    def report_idle(self, node: NodeState | None) -> None:
+        """Report a node that has become idle, if its models can be loaded again."""
+        if node is None or node.busy or node.leaving or not self._nodes.is_current(node):
+            return
+        if node.limits.evictable and any(map(self.is_loadable, node.models)):
+            self._effects.models.idle(node.id, node.models, node.used)
+
+    # Decisions ---------------------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Start swaps; return whether nodes need not drain any more, and have seats again.
 
         A swap removes the nodes of the models that it evicts. If one of them is busy, the swap does not
         start; all are marked as draining while a job or load request starves for the model.
         """
         if not self._loadable:
-            return [], []
+            return False
         draining_before = [node for node in self._nodes.values() if node.draining]
         for node in draining_before:
             node.draining = False
-        swaps = list(self._swaps()) if self._requested else []
-        return swaps, [node for node in draining_before if not node.draining]
+        for model in self._missing() if self._requested else ():
+            self._start(model)
+        return any(not node.draining for node in draining_before)
 
-    # Decisions ---------------------------------------------------------------------------------------
-
-    def _swaps(self) -> Iterator[Swap]:
-        for model in self._missing():
-            running = self._running(model)
-            evict = self._policy.eviction_for(model, running)
-            evicted = [node for node in self._nodes.local() if node.models & evict]
-            if evict & self._loading or any(node.draining for node in evicted):
-                continue
-            if evict and self._only_if_free(model):
-                continue
-            if any(node.busy for node in evicted):
-                for node in evicted:
-                    node.draining = model in self._starved
-                continue
+    def _start(self, model: str) -> None:
+        """Start the swap that loads a model, if it may start now."""
+        running = self._running(model)
+        evict = self._policy.eviction_for(model, running)
+        evicted = [node for node in self._nodes.local() if node.models & evict]
+        if evict & self._loading or any(node.draining for node in evicted):
+            return
+        if evict and self._only_if_free(model):
+            return
+        if any(node.busy for node in evicted):
             for node in evicted:
-                self._nodes.remove(node.id)
-                self.stopping(node.models)
-            self._stopping.discard(model)
-            self._loading.add(model)
-            yield Swap(model, evict, self._policy.reason_for(model, running))
+                node.draining = model in self._starved
+            return
+        for node in evicted:
+            self._nodes.remove(node.id)
+            self.stopping(node.models)
+        self._stopping.discard(model)
+        self._loading.add(model)
+        self._effects.models.start_swap(model, evict, self._policy.reason_for(model, running))
 
     def _missing(self) -> list[str]:
         """Return the requested models that a swap could load: first the starved ones, the earliest first.

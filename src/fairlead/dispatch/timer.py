@@ -7,7 +7,7 @@ from math import inf
 
 import trio
 
-FEW = 100  # dropped alarms that are not worth a cleanup
+KEPT_DROPPED = 100  # the number of dropped alarms that are never worth a cleanup
 
 
 class Alarm:
@@ -70,7 +70,7 @@ class Timer:
     def note_dropped(self) -> None:
         """Count a dropped alarm; clean up when more than half of them are dropped."""
         self._dropped += 1
-        if self._dropped > FEW and 2 * self._dropped > len(self._alarms):
+        if self._dropped > KEPT_DROPPED and 2 * self._dropped > len(self._alarms):
             self._alarms = [entry for entry in self._alarms if not entry[2].dropped]
             heapq.heapify(self._alarms)
             self._dropped = 0

@@ -1,6 +1,6 @@
 """Estimates of waits: for waiting, possible and refused jobs, learned from past waits.
 
-Supplies the pure estimates, mean and quantile, with what they do not know: queue, seats and clock.
+Calls the pure estimates (`estimates.py`) with the state of the queue, the seats and the time.
 """
 
 import math
@@ -36,9 +36,9 @@ REUSED_FOR_S = 0.1  # how long refusals share an estimate
 class WaitEstimator:
     """Estimates waits of waiting and future jobs, retry times of refused ones, and costs of running ones.
 
-    Is called for every seat that is granted, lost (`requeued`) or released (`ended`), and learns from them.
-    Queries the scheduler without changing it. `random` spreads the retries of jobs refused together. `mean`
-    has the mean wait and service time of the last jobs.
+    Learns from each seat that is granted, lost (`requeued`) or released (`ended`). Queries the scheduler
+    without changing it. `random` spreads the retries of jobs that are refused together. `mean` has the mean
+    wait and service time of the last jobs.
     """
 
     def __init__(self, scheduler: SchedulerQueries, queue: QueueConfig, random: Random) -> None:
@@ -150,15 +150,15 @@ class WaitEstimator:
     ) -> WaitEstimate:
         """Return the estimate for a job behind `ahead` others, some of which wait for other seats.
 
-        `jobs_ahead` is called only where each of them is looked at. A wait is at least one second. The
-        prediction is kept with the `arriving` ticket, to learn from.
+        `jobs_ahead` is called only if the number of jobs is not enough. A wait is at least one second. The
+        prediction is kept with the `arriving` ticket, to be compared with its actual wait.
         """
         now = trio.current_time()
         awaited = AwaitedSeats(model, self._scheduler.nodes())
         position = ahead + 1
         if not awaited.are_awaited_by_all:
-            rivals = [job for job in jobs_ahead() if awaited.are_awaited_by(job.model)]
-            ahead, jobs_ahead = len(rivals), lambda: rivals
+            competing = [job for job in jobs_ahead() if awaited.are_awaited_by(job.model)]
+            ahead, jobs_ahead = len(competing), lambda: competing
         running = [
             entry
             for ticket, entry in self._running.items()

@@ -4,7 +4,7 @@ A request to load or unload a model goes to the scheduler first, which decides; 
 decisions, and the models and nodes report the results to it.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -15,34 +15,30 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import AnyModelConfig, CommandConfig, Config, ModelConfig, NodeConfig, SelectorConfig
+from fairlead.config import Config, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, InvalidRequest, ModelNotFound, ModelUnloaded, NodeFailed
+from fairlead.fleet.catalog import ModelCatalog, Reader
 from fairlead.fleet.changes import changes_between
 from fairlead.fleet.local_models import LocalModels
 from fairlead.fleet.managed_model import ManagedModel, OnProgress
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.remote_nodes import RemoteNodes
-from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeAvailability, NodeStatus
+from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.process.output import ProcessOutput
 from fairlead.supervision import FailureBoundary, contain, log_failure
 from fairlead.text.model import TextModel
-from fairlead.worker.client import COMMAND
 
 logger = structlog.get_logger("fairlead.fleet")
-
-Reader = Callable[[ModelConfig], Awaitable[TextModel]]
 
 
 class Fleet:
     """The models of the configuration, those of other servers, and the nodes that have them.
 
-    `nodes` has the nodes that are up. `read` reads what the parent must know of an engine's model. `texts`
-    has that, by name. `aliases` has further names of models, and `selectors` names that stand for several
-    models. All three change in place with the configuration. `on_progress` is called with the progress of
-    each load. `instance` is a unique id by which this server recognizes itself. `make_process` makes what
-    runs a local model, once per load.
+    `nodes` has the nodes that are up, and `catalog` the configured models. `read` reads what the parent must
+    know of an engine's model. `on_progress` is called with the progress of each load. `instance` is a unique
+    id by which this server recognizes itself. `make_process` makes what runs a local model, once per load.
     """
 
     def __init__(
@@ -53,24 +49,17 @@ class Fleet:
         *,
         read: Reader,
         on_progress: OnProgress = lambda _model, _fraction, _stage: None,
-        engine_command: Sequence[str] = COMMAND,
         make_process: ProcessFactory = make_process,
     ) -> None:
         self.instance = token_hex(16)
-        self.texts: dict[str, TextModel] = {}
-        self.aliases: dict[str, str] = {}
-        self.selectors: dict[str, SelectorConfig] = {}
-        self._config = config
-        self._configured: dict[str, AnyModelConfig] = {}
+        self.catalog = ModelCatalog(config, read)
         self._dispatcher = dispatcher
-        self._read = read
         self._on_progress = on_progress
         make_model = partial(
             ManagedModel,
             scheduler=dispatcher.scheduler,
             nodes=nodes,
             on_progress=self._report_progress,
-            engine_command=engine_command,
             make_process=make_process,
         )
         self._local = LocalModels(config, dispatcher, self._spawn, make_model)
@@ -79,7 +68,7 @@ class Fleet:
             nodes,
             self._spawn,
             own_instance=self.instance,
-            is_local=lambda model: model in self._configured,
+            is_local=lambda model: model in self.catalog.models,
         )
         self._nursery: trio.Nursery | None = None
         self._is_preloaded = False
@@ -89,7 +78,8 @@ class Fleet:
 
     async def prepare(self) -> None:
         """Read what must be known of every model before it can be requested. Raises `LoadFailed`."""
-        self._apply(self._config, await self._read_all(self._config.models))
+        config = self.catalog.config
+        self._apply(config, await self.catalog.read(config.models))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run models and nodes until cancelled; call `started()` when preloading is over.
@@ -98,12 +88,12 @@ class Fleet:
         that model, `LoadFailed` is raised. No other failure of a model or node ends this.
         """
         async with trio.open_nursery() as self._nursery:
-            config = self._config
+            config = self.catalog.config
             for node in config.nodes:
                 self._remote.add(node, config.health_check)
             self._local.schedule()
             failures = await self._local.preload()
-            if failures and len(config.models) == 1 and not config.nodes and config is self._config:
+            if failures and len(config.models) == 1 and not config.nodes and config is self.catalog.config:
                 raise failures[0]
             self._is_preloaded = True
             task_status.started()
@@ -134,7 +124,7 @@ class Fleet:
 
     def nodes(self) -> list[NodeStatus]:
         """Return the status of every node: one for each local model, and the remote ones."""
-        local = [_node_status(model.status()) for model in self._local.values()]
+        local = [model.status().as_node() for model in self._local.values()]
         return local + self._remote.statuses()
 
     def load_times(self, model: str) -> tuple[float, float] | None:
@@ -144,19 +134,16 @@ class Fleet:
 
     def has(self, model: str) -> bool:
         """Return whether a node has the model or could load it."""
-        return model in self._configured or self._remote.have(model)
+        return model in self.catalog.models or self._remote.has(model)
 
     def offers(self, model: str) -> bool:
         """Return whether a job for the model may wait for a node; not if all that have it are drained."""
-        return model in self._configured or self._remote.offer(model)
-
-    def configured(self, model: str) -> AnyModelConfig | None:
-        """Return the current configuration of a local model."""
-        return self._configured.get(model)
+        return model in self.catalog.models or self._remote.offers(model)
 
     def is_relayed(self, model: str) -> bool:
         """Return whether the model may run on a node that takes requests as clients write them."""
-        return isinstance(self._configured.get(model), CommandConfig) or self._remote.have(model)
+        config = self.catalog.models.get(model)
+        return (config is not None and config.is_relayed) or self._remote.has(model)
 
     def output(self, model: str) -> ProcessOutput:
         """Return what the processes of a local model have printed.
@@ -164,19 +151,6 @@ class Fleet:
         Raises `ModelNotFound`, or `InvalidRequest` for a model of a remote node.
         """
         return self._local_model(model).output
-
-    @property
-    def lists_aliases(self) -> bool:
-        """Whether aliases are listed as models of their own."""
-        return self._config.include_aliases_in_list
-
-    def sends_loading_state(self, model: str) -> bool:
-        """Return whether streamed chats for a local model report the progress of its load."""
-        config = self._configured.get(model)
-        if config is None:
-            return False
-        override = config.send_loading_state
-        return self._config.send_loading_state if override is None else override
 
     # Operations --------------------------------------------------------------------------------------
 
@@ -212,7 +186,7 @@ class Fleet:
         """
         if config.id in self._remote or self._is_local(config.id):
             raise InvalidRequest(f"id: there is a node {config.id} already", param="id")
-        self._remote.add(config, self._config.health_check)
+        self._remote.add(config, self.catalog.config.health_check)
         await self._remote.wait_for_probe(config.id)
 
     async def remove_node(self, node_id: str) -> None:
@@ -240,10 +214,10 @@ class Fleet:
         if self._is_reloading:
             raise InvalidRequest("another reload is under way")
         self._is_reloading = True
-        changes = changes_between(self._config, config)
+        changes = changes_between(self.catalog.config, config)
         changed = {*changes.models_added, *changes.models_changed}
         try:
-            texts = await self._read_all(model for model in config.models if model.name in changed)
+            texts = await self.catalog.read(model for model in config.models if model.name in changed)
         finally:
             self._is_reloading = False
         self._apply(config, texts)
@@ -284,38 +258,25 @@ class Fleet:
 
     async def _replace(self, node_id: str) -> None:
         """Remove a remote node when its jobs are finished; add it again if it is still configured."""
-        configured = [node for node in self._config.nodes if node.id == node_id]
+        configured = [node for node in self.catalog.config.nodes if node.id == node_id]
         if node_id in self._remote:
             await self._remote.remove(node_id, for_good=not configured)
-        configured = [node for node in self._config.nodes if node.id == node_id]
+        configured = [node for node in self.catalog.config.nodes if node.id == node_id]
         if configured and node_id not in self._remote:
-            self._remote.add(configured[0], self._config.health_check)
+            self._remote.add(configured[0], self.catalog.config.health_check)
 
-    # Configuration -----------------------------------------------------------------------------------
-
-    async def _read_all(self, models: Iterable[AnyModelConfig]) -> dict[str, TextModel]:
-        return {model.name: await self._read(model) for model in models if isinstance(model, ModelConfig)}
+    # Helpers -----------------------------------------------------------------------------------------
 
     def _apply(self, config: Config, texts: dict[str, TextModel]) -> None:
         """Use this configuration. `texts` are those of the new and the changed models."""
-        self._config = config
-        self._configured = {model.name: model for model in config.models}
+        self.catalog.apply(config, texts)
         self._local.configure(config, texts)
         self._remote.change_health(config.health_check)
-        self.selectors.clear()
-        self.selectors.update(config.selectors)
-        self.aliases.clear()
-        for model in config.models:
-            self.aliases.update(dict.fromkeys(model.aliases, model.name))
-        self.texts.update(texts)
-        engines = {model.name for model in config.models if isinstance(model, ModelConfig)}
-        for name in self.texts.keys() - engines:
-            del self.texts[name]
 
     def _local_model(self, model: str) -> ManagedModel:
-        if model in self._configured:
+        if model in self.catalog.models:
             return self._local[model]
-        if self._remote.have(model):
+        if self._remote.has(model):
             raise InvalidRequest(f"the model {model} is on another server", param="model")
         raise ModelNotFound(f"the model {model} is not served here", param="model")
 
@@ -325,19 +286,3 @@ class Fleet:
     def _refuse_local(self, node_id: str) -> None:
         if self._is_local(node_id):
             raise InvalidRequest(f"the node {node_id} is a local model: unload that", param="id")
-
-
-def _node_status(model: ModelStatus) -> NodeStatus:
-    """Return a local model's status as that of a node."""
-    states: dict[str, NodeAvailability] = {"ready": "up", "draining": "draining", "loading": "loading"}
-    return NodeStatus(
-        id=model.node,
-        kind=model.kind,
-        models=(model.model,),
-        seats=model.seats,
-        busy=model.busy,
-        state=states.get(model.state, "down"),
-        problem=model.problem,
-        ups=model.counts.loads,
-        downs=model.counts.loads - (model.state in ("ready", "draining")),
-    )

@@ -32,8 +32,8 @@ class Instance:
 class Restarts:
     """Whether a model is to be restarted, and after which pause. Pauses double until an instance stays up.
 
-    `is_due` is set when an instance dies, and reset once the model is loaded or unloaded. Its room may be
-    used by another model in the meantime: then it is `is_missed` no longer, but may still be restarted.
+    `is_due` is set when an instance dies, and reset once the model is loaded or unloaded. If another model
+    uses its memory in the meantime, it is not missing any more, but may still be restarted.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Restarts:
         self._backoff_s = FIRST_BACKOFF_S
 
     @property
-    def is_missed(self) -> bool:
+    def is_missing(self) -> bool:
         """Whether the model should be loaded and is not."""
         return self.is_due and not self._is_given_up
 
@@ -51,7 +51,7 @@ class Restarts:
         self.is_due = self._is_given_up = False
 
     def give_up(self) -> None:
-        """Stop counting the model as missed, if a restart is due."""
+        """Stop counting the model as missing, if a restart is due."""
         self._is_given_up = self.is_due
 
     def ran(self, duration_s: float) -> None:

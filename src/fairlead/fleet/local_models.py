@@ -42,7 +42,7 @@ class LocalModels(dict[str, ManagedModel]):
     @property
     def are_ready(self) -> bool:
         """Whether no unload has interrupted preloading, and no model waits for its restart."""
-        if any(model.is_missed for model in self.values()):
+        if any(model.restarts.is_missing for model in self.values()):
             return False
         return not any(model.preload and model.name in self._unloaded_early for model in self._config.models)
 
@@ -68,7 +68,7 @@ class LocalModels(dict[str, ManagedModel]):
             model.change_health(config.health_check)
 
     def schedule(self) -> None:
-        """Have the configured models loaded and evicted as the configuration says."""
+        """Configure the scheduler and its clock: which models are loaded, and which evicted for them."""
         config, memory = self._config, self._memory
         self._dispatcher.scheduler.prioritize(config.priorities)
         self._dispatcher.models.configure(
@@ -109,9 +109,9 @@ class LocalModels(dict[str, ManagedModel]):
     # Decisions of the scheduler ----------------------------------------------------------------------
 
     def _start_swap(self, model: str, evict: frozenset[str]) -> None:
-        leaving = [self[name] for name in sorted(evict) if name in self]
-        instances = [each.instance for each in leaving if each.instance is not None]
-        for each in leaving:
+        evicted = [self[name] for name in sorted(evict) if name in self]
+        instances = [each.instance for each in evicted if each.instance is not None]
+        for each in evicted:
             each.evict()
         if not isinstance(self._config.swap, KeepSwap):
             for each in self.values():
@@ -127,15 +127,15 @@ class LocalModels(dict[str, ManagedModel]):
     def _loaded(self, model: ManagedModel) -> None:
         """Note where a model was loaded; its memory use can be measured now."""
         self._unloaded_early.discard(model.name)
-        if model.kind == "engine":
+        if model.config.kind == "engine":
             self._memory.loaded(model.name, model.gpu)
         self._spawn(self._measure, model)
 
     async def _restart(self, model: ManagedModel) -> None:
         """Load a model that died, after a backoff and if there is room."""
-        await trio.sleep(model.next_backoff_s())
+        await trio.sleep(model.restarts.next_backoff_s())
         # Meanwhile it may have been loaded, unloaded or removed.
-        if model.instance is None and model.has_died and self.get(model.name) is model:
+        if model.instance is None and model.restarts.is_due and self.get(model.name) is model:
             with suppress(FairleadError):  # after a failed load, `on_died` is called again
                 await self._dispatcher.models.load(model.name, only_if_free=True)
 

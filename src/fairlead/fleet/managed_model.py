@@ -12,24 +12,31 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
+from fairlead.config import AnyModelConfig, HealthConfig
 from fairlead.dispatch.scheduling import JobScheduler
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
 from fairlead.fleet.instance import Instance, Restarts
+from fairlead.fleet.model_history import ModelHistory
 from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.fleet.status import LifetimeCounts, LoadStatus, ModelStatus, NodeKind
+from fairlead.fleet.status import ModelStatus
 from fairlead.nodes.limits import NodeLimits
-from fairlead.nodes.model_process import ModelProcess, ProcessFactory, ProcessOptions, make_process
+from fairlead.nodes.model_process import (
+    PROCESS_KINDS,
+    ModelProcess,
+    ProcessFactory,
+    ProcessKind,
+    ProcessOptions,
+    make_process,
+)
 from fairlead.nodes.node import GpuUse, ModelState, Node
 from fairlead.process.memory import memory_of
 from fairlead.process.output import ProcessOutput
 from fairlead.supervision import FailureBoundary, described, log_failure
 from fairlead.text.model import TextModel
-from fairlead.worker.client import COMMAND
 
 OnProgress = Callable[[str, float | None, str], None]
 
-# The state is that of the newest instance. A model that is draining is ready: the dispatcher knows the rest.
+# The state is that of the newest instance. A draining model is ready; only the scheduler's state differs.
 TRANSITIONS: frozenset[tuple[ModelState, ModelState]] = frozenset(
     {
         ("stopped", "loading"),
@@ -52,7 +59,8 @@ class ManagedModel:
     `on_loaded` is called when it is loaded, `on_died` when a ready instance has ended by itself, or when its
     replacement has failed to load, and `on_progress` with the progress of a load. `health` says when a
     command is given up. `config` applies from the next instance on. `output` has the last lines of all
-    instances. Its nodes report to it, and it reports to `nodes` and to the scheduler.
+    instances. `restarts` says whether it is to be started again. Its nodes report to it, and it reports to
+    `nodes` and to the scheduler.
     """
 
     def __init__(
@@ -66,28 +74,23 @@ class ManagedModel:
         on_died: Callable[["ManagedModel"], None],
         on_progress: OnProgress,
         health: HealthConfig,
-        engine_command: Sequence[str] = COMMAND,
         make_process: ProcessFactory = make_process,
     ) -> None:
         self.config = config
         self.text = text
         self.memory_bytes = 0
         self.output = ProcessOutput()
+        self.restarts = Restarts()
         self._health = health
         self._scheduler = scheduler
         self._nodes = nodes
         self._on_loaded = on_loaded
         self._on_died = on_died
         self._on_progress = on_progress
-        self._engine_command = engine_command
         self._make_process = make_process
         self._state: ModelState = "stopped"
         self._instances: list[Instance] = []  # those that have not ended; the last is the current one
-        self._restarts = Restarts()
-        self._counts = LifetimeCounts()
-        self._load = LoadStatus()
-        self._problem: str | None = None
-        self._stuck_reason: str | None = None
+        self._history = ModelHistory()
 
     @property
     def name(self) -> str:
@@ -95,14 +98,14 @@ class ManagedModel:
         return self.config.name
 
     @property
-    def kind(self) -> NodeKind:
+    def kind(self) -> ProcessKind:
         """What runs it."""
-        return "engine" if isinstance(self.config, ModelConfig) else "command"
+        return PROCESS_KINDS[self.config.kind]
 
     @property
     def node_id(self) -> str:
         """The id of its node, in every instance."""
-        return f"{self.kind}:{self.name}"
+        return f"{self.config.kind}:{self.name}"
 
     @property
     def state(self) -> ModelState:
@@ -115,20 +118,10 @@ class ManagedModel:
         return self._instances[-1] if self._instances else None
 
     @property
-    def has_died(self) -> bool:
-        """Whether its last instance died; False again once it is loaded or unloaded."""
-        return self._restarts.is_due
-
-    @property
-    def is_missed(self) -> bool:
-        """Whether it has died or is dying, and is to be restarted."""
-        return self._restarts.is_missed
-
-    @property
     def stuck(self) -> str | None:
         """Why this model was given up as stuck; None if it was not, or once it is loaded again."""
         reasons = [instance.stuck for instance in self._instances]
-        reason = next(filter(None, reasons), self._stuck_reason)
+        reason = next(filter(None, reasons), self._history.stuck)
         return f"{reason} and is started again" if reason else None
 
     @property
@@ -149,8 +142,8 @@ class ManagedModel:
         earlier = [instance.ended for instance in self._instances]
         instance = Instance()
         self._instances.append(instance)
-        self._problem = None
-        self._show_load(0.0 if self.kind == "engine" else None, "waiting for room" if after else "")
+        progress = 0.0 if self.kind.reports_progress else None
+        self._history.load_began(progress, "waiting for room" if after else "")
         spawn(self._run, instance, [*after, *earlier])
 
     def end(self) -> None:
@@ -159,21 +152,17 @@ class ManagedModel:
             self._become("stopping")
         for instance in self._instances:
             instance.scope.cancel()
-        self._restarts.cancel()
+        self.restarts.cancel()
 
     def evict(self) -> None:
         """End its instances, because another model needs the room."""
-        self._counts.evictions += self._state == "ready"
+        self._history.counts.evictions += self._state == "ready"
         self.end()
 
     def give_up(self) -> None:
-        """If it has died, stop counting it as missed: its room is used now. It may still be restarted."""
+        """If it has died, stop counting it as missing: its memory is used now. It may still be restarted."""
         if not self._instances:
-            self._restarts.give_up()
-
-    def next_backoff_s(self) -> float:
-        """Return the pause before the next restart, which is longer each time."""
-        return self._restarts.next_backoff_s()
+            self.restarts.give_up()
 
     def change_health(self, health: HealthConfig) -> None:
         """Use another health check from now on, also in the current instance."""
@@ -187,8 +176,7 @@ class ManagedModel:
         if (gpu := self.gpu) is not None:
             self.memory_bytes = gpu.taken_bytes
         elif (pid := self.pid) is not None and self._state == "ready":
-            of_group = self.kind == "command"
-            measured = await trio.to_thread.run_sync(partial(memory_of, pid, group=of_group))
+            measured = await trio.to_thread.run_sync(partial(memory_of, pid, group=self.kind.has_group))
             if self.pid == pid:
                 self.memory_bytes = measured
 
@@ -220,8 +208,8 @@ class ManagedModel:
         was_requested = instance.scope.cancel_called
         if not self._instances:
             has_failed = failure is not None and not was_requested
-            self._become("failed" if has_failed or self._problem is not None else "stopped")
-            self._show_load(0.0, "")
+            self._become("failed" if has_failed or self._history.problem is not None else "stopped")
+            self._history.load_progressed(0.0, "")
         instance.ended.set()
         with ExitStack() as reports:  # called last to first, each even if another raises
             if failure is not None:
@@ -239,18 +227,16 @@ class ManagedModel:
         """Report that an instance ended without a request."""
         log_failure("model died" if instance.was_ready else "load failed", failure, model=self.name)
         known = isinstance(failure, FairleadError)
-        self._problem = described(failure) if known else f"{self.name} failed: {described(failure)}"
+        problem = described(failure) if known else f"{self.name} failed: {described(failure)}"
         if instance.was_ready:
-            self._restarts.is_due = True
-            self._restarts.ran(trio.current_time() - instance.ready_at)
-            if instance.stuck is not None:
-                self._counts.stuck += 1
-                self._stuck_reason = instance.stuck
+            self.restarts.is_due = True
+            self.restarts.ran(trio.current_time() - instance.ready_at)
+            self._history.died(problem, instance.stuck)
         else:
-            self._counts.load_failures += 1
-            error = failure if isinstance(failure, LoadFailed) else LoadFailed(self._problem)
+            self._history.load_failed(problem)
+            error = failure if isinstance(failure, LoadFailed) else LoadFailed(problem)
             self._scheduler.load_failed(frozenset({self.name}), error)
-        if self._restarts.is_due:
+        if self.restarts.is_due:
             self._on_died(self)
 
     # Reports of its nodes ----------------------------------------------------------------------------
@@ -272,17 +258,15 @@ class ManagedModel:
         self._nodes.report(node, limits)
         # Only now, because a failure of the scheduler is one of the load.
         instance.was_ready, instance.ready_at = True, trio.current_time()
-        self._show_load(1.0, self._load.stage, duration_s=round(instance.ready_at - instance.began_at, 3))
-        self._counts.loads += 1
-        self._counts.restarts += self._restarts.is_due
-        self._restarts.cancel()
-        self._problem = self._stuck_reason = None
+        duration_s = instance.ready_at - instance.began_at
+        self._history.loaded(duration_s, is_restart=self.restarts.is_due)
+        self.restarts.cancel()
         self._on_loaded(self)
 
     def _went_down(self, instance: Instance) -> None:
         """Note that an instance takes no more jobs: it has died, unless its end was requested."""
         if not instance.scope.cancel_called:
-            self._restarts.is_due = True
+            self.restarts.is_due = True
         if instance is self.instance and self._state == "ready":
             self._become("stopping")
         self._nodes.remove(self.node_id)
@@ -298,7 +282,7 @@ class ManagedModel:
         is_draining = self._state == "ready" and seats is not None and seats.draining
         return ModelStatus(
             model=self.name,
-            kind=self.kind,
+            kind=self.config.kind,
             node=self.node_id,
             state="draining" if is_draining else self._state,
             seats=0 if ready is None else ready.seats,
@@ -307,18 +291,14 @@ class ManagedModel:
             waiting=0 if ready is None else ready.waiting,
             memory_bytes=self.memory_bytes,
             ttl_s=self.config.ttl_s,
-            problem=self.stuck or self._problem,
+            problem=self.stuck or self._history.problem,
             aliases=self.config.aliases,
-            unlisted=isinstance(self.config, CommandConfig) and self.config.unlisted,
+            unlisted=self.config.unlisted,
             output=() if now is None else now.output,
-            load=self._load,
-            counts=msgspec.structs.replace(self._counts),
+            load=self._history.load,
+            counts=msgspec.structs.replace(self._history.counts),
             engine=None if ready is None else ready.engine,
         )
-
-    def _show_load(self, progress: float | None, stage: str, *, duration_s: float | None = None) -> None:
-        duration_s = self._load.duration_s if duration_s is None else duration_s
-        self._load = LoadStatus(progress=progress, stage=stage, duration_s=duration_s)
 
     @property
     def _process(self) -> ModelProcess | None:
@@ -326,7 +306,7 @@ class ManagedModel:
 
     def _new_process(self) -> ModelProcess:
         def progressed(fraction: float | None, stage: str) -> None:
-            self._show_load(fraction, stage)
+            self._history.load_progressed(fraction, stage)
             self._on_progress(self.name, fraction, stage)
 
         return self._make_process(
@@ -337,6 +317,5 @@ class ManagedModel:
                 health=self._health,
                 on_progress=progressed,
                 on_line=self.output.add,
-                engine_command=self._engine_command,
             )
         )

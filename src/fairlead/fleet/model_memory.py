@@ -21,7 +21,7 @@ class ModelMemory:
         self.gpus = Gpus()
         self._configs: dict[str, AnyModelConfig] = {}
         self._measured_mb: dict[str, float] = {}
-        self._auto: str | None = None  # the GPU that device `auto` turned out to be
+        self._auto: str | None = None  # the GPU that device `auto` was resolved to
         self._is_auto_resolved = False
 
     def configure(self, models: Iterable[AnyModelConfig]) -> None:

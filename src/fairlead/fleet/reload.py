@@ -34,8 +34,8 @@ Change = Callable[[Config], Awaitable[object]]
 class ConfigSource(NamedTuple):
     """Where the configuration came from. `read` reads it again; `is_watched`: whenever the file changes.
 
-    `handles_signals`: also on SIGHUP, which in the process of another ASGI server is not for us. `read`
-    blocks, and raises `ConfigError` or `OSError`.
+    `handles_signals`: also on SIGHUP, unless another ASGI server runs this process. `read` blocks, and raises
+    `ConfigError` or `OSError`.
     """
 
     file: Path
@@ -44,7 +44,7 @@ class ConfigSource(NamedTuple):
     handles_signals: bool = True
 
 
-async def keep_up(source: ConfigSource, config: Config, change: Change) -> None:
+async def watch_config(source: ConfigSource, config: Config, change: Change) -> None:
     """Until cancelled, call `change` with each new configuration of the source; `config` is in force now.
 
     `change` gets a configuration without differences in settings that need a restart. It raises a

@@ -1,4 +1,4 @@
-"""The remote nodes of the fleet: they are added, drained, and removed once their jobs are finished."""
+"""The remote nodes of the fleet. A node is removed only when its jobs have finished."""
 
 from collections.abc import Callable, Container
 
@@ -18,7 +18,7 @@ logger = structlog.get_logger("fairlead.fleet")
 
 
 class RemoteEntry:
-    """One configured remote node. `run` lasts as long as it is in the fleet; `leave` ends that."""
+    """One configured remote node. `run` lasts as long as it is in the fleet, until `close`."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RemoteEntry:
         self._pause_s = health.interval_s
         self._node = remote_node(config, nodes.report, health, own_instance)
         self._scope = trio.CancelScope()
-        self._over = trio.Event()
+        self._ended = trio.Event()
         self._is_draining = False
         self.is_withdrawn = False  # neither it nor a replacement gets more jobs
 
@@ -49,14 +49,14 @@ class RemoteEntry:
         return self._node.is_this_server
 
     async def run(self) -> None:
-        """Probe the node until `leave`. A failure of the probes is logged, and they start again."""
+        """Probe the node until `close`. A failure of the probes is logged, and they start again."""
         try:
             with self._scope:
                 while True:
                     await self._run_once()
                     await trio.sleep(self._pause_s)
         finally:
-            self._over.set()
+            self._ended.set()
 
     async def _run_once(self) -> None:
         boundary = FailureBoundary()
@@ -79,11 +79,11 @@ class RemoteEntry:
         self._is_draining = True
         return self._dispatcher.close_node(self.config.id)
 
-    async def leave(self) -> None:
+    async def close(self) -> None:
         """Drain the node, end its probes, and return when both are done."""
         await self.drain().wait()
         self._scope.cancel()
-        await self._over.wait()
+        await self._ended.wait()
         self._dispatcher.scheduler.reopen_node(self.config.id)
 
     def status(self) -> NodeStatus:
@@ -154,11 +154,11 @@ class RemoteNodes:
     def __contains__(self, node_id: str) -> bool:
         return node_id in self._nodes
 
-    def have(self, model: str) -> bool:
+    def has(self, model: str) -> bool:
         """Return whether one of them has the model, as far as is known."""
         return any(model in node.models for node in self._nodes.values())
 
-    def offer(self, model: str) -> bool:
+    def offers(self, model: str) -> bool:
         """Return whether one of them has the model and may get jobs, now or when it is up again."""
         return any(model in node.models and not node.is_withdrawn for node in self._nodes.values())
 
@@ -195,7 +195,7 @@ class RemoteNodes:
         node = self._find(node_id)
         if for_good:
             await self._fail_waiting_later(node, self._withdraw(node))
-        await node.leave()
+        await node.close()
         if self._nodes.get(node_id) is node:  # another caller may have removed it already
             del self._nodes[node_id]
             logger.info("node removed", node=node_id)
@@ -234,7 +234,7 @@ class RemoteNodes:
 
     def _fail_waiting(self, node: RemoteEntry) -> None:
         for model in sorted(node.models):
-            if not self._is_local(model) and not self.offer(model):
+            if not self._is_local(model) and not self.offers(model):
                 self._dispatcher.scheduler.remove_model(
                     model, NoNode(f"no node has the model {model} any more")
                 )

@@ -7,10 +7,11 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.config import ModelKind
 from fairlead.nodes.node import ModelState
 from fairlead.nodes.status import EngineStatus
 
-NodeKind = Literal["engine", "command", "remote"]
+NodeKind = Literal[ModelKind, "remote"]
 NodeAvailability = Literal["up", "down", "draining", "loading"]
 
 
@@ -37,6 +38,31 @@ class LifetimeCounts(msgspec.Struct, kw_only=True):
     restarts: int = 0
     evictions: int = 0
     stuck: int = 0
+
+
+class RemoteDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The address of a remote node, and the `load` that it reports, 0 or more; null if it reports none."""
+
+    url: str
+    load: float | None = None
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node: one for each local model, or a remote one, which has `remote`.
+
+    `ups` and `downs` count how often it came up and went down since the server was started.
+    """
+
+    id: str
+    kind: NodeKind
+    models: tuple[str, ...]
+    seats: int
+    busy: int
+    state: NodeAvailability
+    problem: str | None = None
+    ups: int = 0
+    downs: int = 0
+    remote: RemoteDetails | None = None
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,30 +98,20 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it has a local process, also while it loads or stops: `GET /running` shows those."""
         return self.kind != "remote" and self.state not in ("stopped", "failed")
 
-
-class RemoteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """The address of a remote node, and the `load` that it reports, 0 or more; null if it reports none."""
-
-    url: str
-    load: float | None = None
-
-
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: one for each local model, or a remote one, which has `remote`.
-
-    `ups` and `downs` count how often it came up and went down since the server was started.
-    """
-
-    id: str
-    kind: NodeKind
-    models: tuple[str, ...]
-    seats: int
-    busy: int
-    state: NodeAvailability
-    problem: str | None = None
-    ups: int = 0
-    downs: int = 0
-    remote: RemoteDetails | None = None
+    def as_node(self) -> NodeStatus:
+        """Return the status of the local node that has the model."""
+        states: dict[str, NodeAvailability] = {"ready": "up", "draining": "draining", "loading": "loading"}
+        return NodeStatus(
+            id=self.node,
+            kind=self.kind,
+            models=(self.model,),
+            seats=self.seats,
+            busy=self.busy,
+            state=states.get(self.state, "down"),
+            problem=self.problem,
+            ups=self.counts.loads,
+            downs=self.counts.loads - (self.state in ("ready", "draining")),
+        )
 
 
 class ConfigChanges(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """A server that a configured command starts, as a node: one run of it, from its start to its end.
 
-`CommandNode.run` starts the process, waits until it answers, and takes jobs. It returns by raising: when the
-process ends, or when the process is given up because it does not answer (`pulse`).
+`CommandNode.run` starts the process, waits until it answers, and takes jobs. It ends by raising: when the
+process ends, or when the process hangs (`process/liveness.py`).
 """
 
 from collections.abc import Callable
@@ -107,7 +107,7 @@ class CommandNode:
         with its last lines. Calls `report`; the caller reports a failed load.
         When this is over, the process is gone and every job has failed.
         """
-        assert self.state == "stopped", "a command has one life"
+        assert self.state == "stopped", "a command node is run once"
         self.state = "loading"
         was_ready = False
         try:
@@ -153,13 +153,13 @@ class CommandNode:
         config = self._config
         limit_s = config.health_check_timeout_s
         if config.check_endpoint != "none":
-            with trio.move_on_after(limit_s) as clock:
+            with trio.move_on_after(limit_s) as timeout:
                 pause_s = FIRST_POLL_S
                 while not await self._answers():
                     self._report_progress()
                     await trio.sleep(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_POLL_S)
-            if clock.cancelled_caught:
+            if timeout.cancelled_caught:
                 reason = f"{config.name} did not answer {config.check_endpoint} within {limit_s:g} s"
                 raise LoadFailed("\n".join([reason, *self._process.output(LAST_LINES)]))
         self.state = "ready"
@@ -196,8 +196,8 @@ class CommandNode:
         path = self._config.check_endpoint
         if path == "none" or self.pid is None:
             return
-        pulse = LivenessProbe(self._upstream, path, group=self.pid)
-        await pulse.stopped(self._health)
+        probe = LivenessProbe(self._upstream, path, group=self.pid)
+        await probe.stopped(self._health)
         times = self._health.config.failures
         self.stuck = f"{self._config.name} did not answer {path} {times} times in a row, and did nothing else"
         serving.cancel()

@@ -54,8 +54,8 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
 class EngineNode:
     """One run of a model's child process. Each restart needs a new `EngineNode`.
 
-    `isolate_tenants`: no tenant's prompts are answered faster because of another's. `command` starts the
-    child; tests replace it. `on_line` is called with each line that the child prints.
+    `isolate_tenants`: tenants share no cached prefixes, so that response times do not reveal prompts.
+    `command` starts the child; tests replace it. `on_line` is called with each line that the child prints.
     """
 
     def __init__(
@@ -113,18 +113,18 @@ class EngineNode:
         never returns. Cancelling ends the child. Calls `report`; the caller reports a failed
         load. When this is over, the child is gone and every job has failed.
         """
-        assert self._worker is None, "an engine node has one life"
+        assert self._worker is None, "an engine node is run once"
         self._worker = Worker(
             self._spec,
             name=self._model.name,
             command=self._command,
             on_progress=self._on_progress,
+            on_ready=self._came_up,
             on_stuck=lambda _error: self._went_down(),
             on_line=self._on_line,
         )
         try:
-            # No nursery is needed: this task only has to call `_came_up` when the child is ready.
-            await self._worker.run(task_status=_Readiness(self._came_up, task_status))
+            await self._worker.run(task_status=task_status)
         finally:
             self._went_down()
 
@@ -244,16 +244,3 @@ class EngineNode:
 
 def _ratio(part: float, total: float) -> float:
     return round(part / total, 4) if total else 0.0
-
-
-class _Readiness:
-    """A task status that notifies the node first, then its caller."""
-
-    def __init__(self, came_up: Callable[[Ready], None], outer: trio.TaskStatus[Ready]) -> None:
-        self._came_up = came_up
-        self._outer = outer
-
-    def started(self, value: Ready | None = None) -> None:
-        assert value is not None
-        self._came_up(value)
-        self._outer.started(value)

@@ -1,12 +1,12 @@
-"""What runs a local model, and the factory for it: replace these to control processes differently."""
+"""What runs a local model: the interface of such a process, and the kinds of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig
+from fairlead.config import AnyModelConfig, CommandConfig, HealthConfig, ModelConfig
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.nodes.node import GpuUse, Node, NodeReport
@@ -64,17 +64,37 @@ class ProcessOptions:
 ProcessFactory = Callable[[ProcessOptions], ModelProcess]
 
 
+class ProcessKind(NamedTuple):
+    """A kind of process that runs a model.
+
+    `reports_progress`: the progress of a load is known from its beginning. `has_group`: its processes are a
+    process group, whose memory is measured.
+    """
+
+    make: ProcessFactory
+    reports_progress: bool
+    has_group: bool
+
+
 def make_process(options: ProcessOptions) -> ModelProcess:
-    """Return a run of a command's server, or of the engine's child process."""
+    """Return a run of the model, of the kind that its configuration names."""
+    return PROCESS_KINDS[options.config.kind].make(options)
+
+
+def _make_command(options: ProcessOptions) -> CommandNode:
+    assert isinstance(options.config, CommandConfig)
+    return CommandNode(
+        options.config,
+        options.report,
+        health=options.health,
+        on_progress=options.on_progress,
+        on_line=options.on_line,
+    )
+
+
+def _make_engine(options: ProcessOptions) -> EngineNode:
     config = options.config
-    if isinstance(config, CommandConfig):
-        return CommandNode(
-            config,
-            options.report,
-            health=options.health,
-            on_progress=options.on_progress,
-            on_line=options.on_line,
-        )
+    assert isinstance(config, ModelConfig)
     assert options.text is not None, "an engine's model has a vocabulary"
     return EngineNode(
         options.text,
@@ -85,3 +105,9 @@ def make_process(options: ProcessOptions) -> ModelProcess:
         on_line=options.on_line,
         command=options.engine_command,
     )
+
+
+PROCESS_KINDS: dict[str, ProcessKind] = {
+    "engine": ProcessKind(_make_engine, reports_progress=True, has_group=False),
+    "command": ProcessKind(_make_command, reports_progress=False, has_group=True),
+}

@@ -33,9 +33,9 @@ class Node(Protocol):
     def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
         """Start the job; leaving the block in any way ends it and frees what it holds.
 
-        The answer is put into the sink. Entering may take until the end of an answer that is not streamed.
-        It raises `NodeFailed` if the node is down, and `NodeFull` if it has no room; later failures go to the
-        sink. A `NodeFailed` is the node's fault, and another node may succeed; any other error ends the job.
+        The answer is put into the sink. If it is not streamed, it may be complete when the block is entered.
+        Raises `NodeFailed` if the node is down, and `NodeFull` if it has no room; later failures are put into
+        the sink. After a `NodeFailed` another node may succeed; any other error ends the job.
         """
 
 

@@ -1,18 +1,16 @@
 """A remote server as a node: jobs are relayed to it as their clients wrote them.
 
-It is probed, and gets no work while its circuit breaker is open. A server that is itself Fairlead, as its
-`GET /running` shows, reports its models, seats and load.
+It is probed, and gets no work while its circuit breaker is open.
 """
 
 import math
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from http import HTTPStatus
 
-import msgspec
 import structlog
 import trio
+from msgspec.structs import asdict, replace
 
 from fairlead.answer.relay import relay
 from fairlead.answer.relay_sink import RelaySink
@@ -22,25 +20,16 @@ from fairlead.errors import FairleadError, NodeFailed
 from fairlead.http.client import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.job import Job, Relay
 from fairlead.nodes.limits import NodeLimits
-from fairlead.nodes.listing import (
-    HEALTH_BYTES,
-    LISTING_BYTES,
-    Answered,
-    RemoteStatus,
-    instance_of,
-    load_of,
-    models_of,
-)
 from fairlead.nodes.node import NodeReport
+from fairlead.nodes.running_relays import RunningRelays
+from fairlead.nodes.server_probe import THIS_SERVER, ServerProbe, ServerReport
+from fairlead.nodes.status import RemoteStatus
 from fairlead.process.health import Breaker, Change, HealthCheck, watch
-from fairlead.supervision import FailureBoundary, described, log_failure
 
-# We do not limit what a node does not report: it refuses by itself what it cannot take.
+# A remote node reports no such limit. It refuses what it cannot take.
 UNLIMITED_TOKENS = 2**31
 SPARE_CONNECTIONS = 4
 MODELS_LOGGED = 20
-
-THIS_SERVER = "it is this server itself"
 
 logger = structlog.get_logger("fairlead.node")
 
@@ -51,9 +40,7 @@ class RemoteNode:
     `names` maps the models it is used for to its own names of them. None: it is asked for its models, and the
     names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
-    `relay`. `evictable` is as in `NodeLimits`. `own_instance` is the instance in our own `GET /health`. A
-    server that reports the same is this server, by whatever address. It gets no work, which would return to
-    us forever.
+    `relay`. `evictable` is as in `NodeLimits`, `own_instance` as in `ServerProbe`.
 
     `was_probed` is set after the first probe, whatever its result.
     """
@@ -75,7 +62,6 @@ class RemoteNode:
         self.id = node_id
         self._set_models(frozenset(names or ()))
         self.was_probed = trio.Event()
-        self.is_this_server = False
         self._upstream = upstream
         self._report = report
         self._is_evictable = evictable
@@ -83,20 +69,24 @@ class RemoteNode:
         self._seats = seats
         self._relay_job = partial(relay, upstream, filters=filters, answer_bytes=answer_bytes)
         self._health = None if health is None else HealthCheck(health)
-        self._own_instance = own_instance
+        self._server = ServerProbe(
+            node_id, upstream, requests_models=names is None, own_instance=own_instance
+        )
         self._breaker = self._new_breaker()
         self._limits = self._limits_of(1)
-        self._probe_path = "/health"
-        self._is_fairlead = False
-        self._probe_answered = False
         self._is_reported = False  # as up
-        self._running: set[RelaySink] = set()
+        self._relays = RunningRelays(node_id, self._exchange)
         self._ups = self._downs = 0
+
+    @property
+    def is_this_server(self) -> bool:
+        """Whether the latest probe has found that it is this very server."""
+        return self._server.is_this_server
 
     async def run(self) -> None:
         """Probe the server until cancelled; report when it comes up or goes down.
 
-        May be called again after it has raised, which only a bug of our own can cause.
+        May be called again after it has raised, which only a bug can cause.
         """
         assert self._health is not None
         try:
@@ -106,28 +96,13 @@ class RemoteNode:
             self._upstream.close()
             self.went_down(NodeFailed(f"{self.id} was taken out of service"))
 
-    @asynccontextmanager
-    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
-        """Relay the job; leaving the block ends it. Raises `NodeFailed` if the node is down.
-
-        Only an answer that is read as it arrives needs a task beside the caller's. Nothing can be done with
-        any other before its end, so the block is entered then.
-        """
+    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
+        """Relay the job; leaving the block ends it. Raises `NodeFailed` if the node is down."""
         if not self._breaker.is_up:
             raise NodeFailed(f"{self.id} is down")
         if job.relay is None:
             raise NodeFailed(f"{self.id} takes requests only as clients write them")
-        sink = RelaySink(into)
-        self._running.add(sink)
-        try:
-            if job.relay.stream or job.relay.passthrough is not None:
-                async with self._relaying(job, job.relay, sink):
-                    yield
-            else:
-                await self._relay(job, job.relay, sink)
-                yield
-        finally:
-            self._running.discard(sink)
+        return self._relays.relay(job, job.relay, into)
 
     def change_health(self, health: HealthConfig) -> None:
         """Use another health check from now on."""
@@ -140,10 +115,10 @@ class RemoteNode:
         return RemoteStatus(
             id=self.id,
             is_up=self._breaker.is_up,
-            is_fairlead=self._is_fairlead,
+            is_fairlead=self._server.is_fairlead,
             models=self._sorted_models,
             seats=self._limits.seats,
-            busy=len(self._running),
+            busy=len(self._relays),
             load=self._limits.load,
             connections=self._upstream.statistics(),
             ups=self._ups,
@@ -164,33 +139,6 @@ class RemoteNode:
 
     # One job -----------------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _relaying(self, job: Job, request: Relay, sink: RelaySink) -> AsyncIterator[None]:
-        """Relay while the block runs."""
-        raised: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._relay, job, request, sink)
-            try:
-                yield
-                await sink.wait_for_end()
-            except Exception as error:  # noqa: BLE001  # raised below, outside the nursery's group
-                raised = error
-            nursery.cancel_scope.cancel()
-        if raised is not None:
-            raise raised
-
-    async def _relay(self, job: Job, request: Relay, sink: RelaySink) -> None:
-        """Relay one job. A failure ends only this attempt, neither its client's task nor the node."""
-        boundary = FailureBoundary()
-        try:
-            with boundary:
-                await self._exchange(job, request, sink)
-        finally:
-            if boundary.failure is not None:
-                log_failure("relaying failed", boundary.failure, node=self.id, request_id=job.request_id)
-                sink.fail(NodeFailed(f"{self.id} failed: {described(boundary.failure)}"))
-            sink.over.set()
-
     async def _exchange(self, job: Job, request: Relay, sink: RelaySink) -> None:
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
@@ -201,7 +149,7 @@ class RemoteNode:
             sink.fail(error)  # not a failure of the node
         except UpstreamFailed as error:
             # The breaker first, so that no other job gets this seat.
-            self._running.discard(sink)  # its own error is more specific than `_fail`'s
+            self._relays.discard(sink)  # its own error is more specific than `_fail`'s
             self._change(self._breaker.requested(succeeded=False), error.message)
             sink.fail(error)
         except FairleadError as error:
@@ -215,78 +163,42 @@ class RemoteNode:
                 self._report(self, None)
                 self._is_reported = False
         finally:
-            self._fail_running(error)
-
-    def _fail_running(self, error: FairleadError) -> None:
-        for sink in list(self._running):
-            sink.fail(error)
-            sink.scope.cancel()
+            self._relays.fail_all(error)
 
     # Its health --------------------------------------------------------------------------------------
 
     async def _probe(self) -> bool:
         """Return whether the server answers; if so, refresh its models and limits."""
-        self._upstream.close_stale()
-        self._probe_answered = False
         try:
-            if not await self._is_healthy():
-                return False
-            if not self._breaker.is_up:
-                self._is_fairlead = True  # until `_refresh` checks it: another program may run there now
-            await self._refresh()
+            report = await self._server.probe(was_up=self._breaker.is_up)
         except LocalShortage:
             return self._breaker.is_up  # no request was sent: its state stays
         except UpstreamFailed:
             return False
-        return True
+        if report is not None:
+            self._apply(report)
+        return report is not None
 
-    async def _is_healthy(self) -> bool:
-        answer = await self._get(self._probe_path)
-        if answer[0] in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED):
-            self._probe_path = "/v1/models" if self._probe_path == "/health" else "/health"
-            answer = await self._get(self._probe_path)
-        instance = instance_of(answer)
-        self._recognise(is_this_server=instance is not None and instance == self._own_instance)
-        return HTTPStatus.OK <= answer[0] < HTTPStatus.MULTIPLE_CHOICES and not self.is_this_server
+    def _apply(self, report: ServerReport) -> None:
+        before = (self.models, self._limits)
+        if report.load is not None and report.load.seats:
+            self._limits = self._limits_of(report.load.seats, load=report.load.load)
+        else:
+            self._limits = replace(self._limits, load=None)
+        if report.models is not None and report.models != self.models:
+            self._set_models(report.models)
+        if self._breaker.is_up and before != (self.models, self._limits):
+            self._report(self, self._limits)
 
     def _problem(self) -> str | None:
         if self._breaker.is_up:
             return None
         return THIS_SERVER if self.is_this_server else "it does not answer its probes"
 
-    def _recognise(self, *, is_this_server: bool) -> None:
-        if is_this_server and not self.is_this_server:
-            logger.error("node refused", node=self.id, reason=THIS_SERVER)
-        self.is_this_server = is_this_server
-
-    async def _refresh(self) -> None:
-        """Request a Fairlead's seats and load, and the models unless they are configured."""
-        before = (self.models, self._limits)
-        load = None
-        if self._is_fairlead:
-            load = load_of(await self._get("/running"))
-            self._is_fairlead = load is not None
-        if load is not None and load.seats:
-            self._limits = self._limits_of(load.seats, load=load.load)
-        else:
-            self._limits = msgspec.structs.replace(self._limits, load=None)
-        if self._names is None:
-            models = models_of(await self._get("/v1/models"))
-            if models is not None and models != self.models:
-                self._set_models(models)
-        if self._breaker.is_up and before != (self.models, self._limits):
-            self._report(self, self._limits)
-
     def _set_models(self, models: frozenset[str]) -> None:
         self.models = models
         # Kept sorted, because a snapshot of the fleet reads the list once for each model in it.
         self._sorted_models = tuple(sorted(models))
-
-    async def _get(self, path: str) -> Answered:
-        async with self._upstream.exchange("GET", path) as answer:
-            self._probe_answered = True
-            most = HEALTH_BYTES if path == "/health" else LISTING_BYTES
-            return answer.head.status, await answer.read_all(most)
 
     def _probed(self, succeeded: bool) -> None:
         assert self._health is not None
@@ -294,7 +206,7 @@ class RemoteNode:
         received_lately = (
             trio.current_time() - self._upstream.last_received_at < self._health.config.interval_s
         )
-        if not succeeded and not self._probe_answered and received_lately and self._running:
+        if not succeeded and not self._server.has_answered and received_lately and self._relays:
             return  # it is busy with other requests: some servers handle one at a time
         reason = "probe succeeded" if succeeded else "failed its probes"
         self._change(self._breaker.probed(succeeded=succeeded), reason)
@@ -359,10 +271,4 @@ def remote_node(
 
 def upstream_timeouts(config: TimeoutsConfig) -> UpstreamTimeouts:
     """Return the timeouts, with infinity for those that are not limited."""
-    endless = float("inf")
-    return UpstreamTimeouts(
-        connect_s=config.connect_s or endless,
-        first_byte_s=config.first_byte_s or endless,
-        between_bytes_s=config.between_bytes_s or endless,
-        idle_s=config.idle_s or endless,
-    )
+    return UpstreamTimeouts(**{name: limit_s or math.inf for name, limit_s in asdict(config).items()})

@@ -1,6 +1,8 @@
-"""What one run of a local model reports about itself, for people and telemetry."""
+"""What nodes report about themselves, for people and telemetry."""
 
 import msgspec
+
+from fairlead.http.client import UpstreamStatistics
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,3 +38,22 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     output: tuple[str, ...] = ()
     engine: EngineStatus | None = None
+
+
+class RemoteStatus(msgspec.Struct, frozen=True):
+    """The status of a remote node. `load` is the load that it reports, 0 or more; None if it reports none.
+
+    `ups` and `downs` count how often it came up and went down; `problem` is why it is not up, if it is not.
+    """
+
+    id: str
+    is_up: bool
+    is_fairlead: bool
+    models: tuple[str, ...]
+    seats: int
+    busy: int
+    load: float | None
+    connections: UpstreamStatistics
+    ups: int
+    downs: int
+    problem: str | None = None

@@ -1,8 +1,8 @@
-"""A command's process, with everything it starts: its own process group, its output, its end.
+"""A command's process, with everything it starts: its process group, its output, its end.
 
 Promises: when `run` is over, however it ended, no process of the group is left and no pipe is open; and when
-this program dies, the group ends too. Its output goes to our stderr, and the last lines are kept. Does not
-know what the command is for.
+this program dies, the group ends too. The output is copied to our stderr, and the last lines are kept. Does
+not know what the command is for.
 """
 
 import os
@@ -16,7 +16,7 @@ import trio
 
 from fairlead import child_output
 from fairlead.errors import LoadFailed
-from fairlead.supervision import FailureBoundary, described
+from fairlead.supervision import FailureBoundary, described, exit_description
 
 LINES_KEPT = 200
 LOG_WAIT_S = 0.5
@@ -65,12 +65,7 @@ class CommandProcess:
     def ending(self) -> str | None:
         """How it ended; None while it runs."""
         status = None if self._process is None else self._process.returncode
-        if status is None:
-            return None
-        if status >= 0:
-            return f"ended with exit status {status}"
-        names = {number.value: number.name for number in signal.Signals}
-        return f"was killed by {names.get(-status, f'signal {-status}')}"
+        return None if status is None else exit_description(status)
 
     def output(self, lines: int = LINES_KEPT) -> list[str]:
         """Return the last lines that it printed, without empty ones."""
@@ -81,14 +76,14 @@ class CommandProcess:
 
         Raises `LoadFailed` if it cannot be started.
         """
-        assert self._process is None, "a command has one life"
+        assert self._process is None, "a command is run once"
         process = self._process = await self._start()
         assert process.stdout is not None
         async with AsyncExitStack() as ending:  # last to first, each even if another fails
             ending.push_async_callback(_shielded, process.stdout.aclose)
             ending.push_async_callback(_shielded, self._kill, process)
             guard = await _guard(process.pid)
-            ending.push_async_callback(_shielded, _dismiss, guard)
+            ending.push_async_callback(_shielded, _stop_guard, guard)
             await self._live(process, task_status)
 
     async def _live(self, process: trio.Process, task_status: trio.TaskStatus[int]) -> None:
@@ -132,7 +127,7 @@ class CommandProcess:
         """End the whole group. Takes up to `unload_timeout_s`, and `KILL_WAIT_S`."""
         if process.returncode is None:
             with trio.move_on_after(self._unload_timeout_s):
-                await self._ask_to_stop(process)
+                await self._request_stop(process)
                 await process.wait()
                 with trio.move_on_after(GROUP_WAIT_S):
                     while _signal_group(process.pid, None):  # noqa: ASYNC110  # no event reports their end
@@ -147,7 +142,7 @@ class CommandProcess:
         with trio.move_on_after(KILL_WAIT_S):
             await process.wait()
 
-    async def _ask_to_stop(self, process: trio.Process) -> None:
+    async def _request_stop(self, process: trio.Process) -> None:
         if not self._stop_command:
             _signal_group(process.pid, signal.SIGTERM)
             _signal_group(process.pid, signal.SIGCONT)  # a stopped process handles SIGTERM only then
@@ -168,7 +163,7 @@ class CommandProcess:
         with FailureBoundary() as boundary:
             await stopper.run()
         if boundary.failure is not None:
-            self._keep(described(boundary.failure))
+            self._record_line(described(boundary.failure))
             _signal_group(process.pid, signal.SIGTERM)
 
     # Its output --------------------------------------------------------------------------------------
@@ -178,10 +173,10 @@ class CommandProcess:
     ) -> None:
         assert stream is not None
         with scope:
-            await child_output.read_lines(stream, self._keep, self._on_partial_line)
+            await child_output.read_lines(stream, self._record_line, self._on_partial_line)
         ended.set()
 
-    def _keep(self, line: str) -> None:
+    def _record_line(self, line: str) -> None:
         self._lines.append(line)
         self._on_line(line)
         child_output.relay(self._name, line)
@@ -202,11 +197,11 @@ async def _guard(group: int) -> trio.Process:
                 start_new_session=True,
             )
     except OSError as error:
-        raise LoadFailed(f"what is to end a command with us cannot be started: {error}") from error
+        raise LoadFailed(f"the guard of a command's processes cannot be started: {error}") from error
     return guard
 
 
-async def _dismiss(guard: trio.Process) -> None:
+async def _stop_guard(guard: trio.Process) -> None:
     assert guard.stdin is not None
     async with guard.stdin:
         try:

@@ -1,7 +1,7 @@
-"""Whether a node gets work: `failures` in a row open its circuit breaker, a good probe closes it again.
+"""Whether a node gets work: `failures` in a row open its circuit breaker, a successful probe closes it.
 
-`Breaker` is pure: results go in, changes come out. `watch` is its clock, and only probes. Neither knows what
-a node is. Both use the settings of a `HealthCheck`, which a reload may change.
+`Breaker` is pure: results go in, changes come out. `watch` calls it after each probe. Neither knows what a
+node is. Both use the settings of a `HealthCheck`, which a reload may change.
 """
 
 from collections.abc import Awaitable, Callable
@@ -40,7 +40,7 @@ class Breaker:
     """A circuit breaker that is open at first: a node is probed before it gets work.
 
     Probes and requests are counted separately, because a server may answer one and fail the other. `failures`
-    in a row of either open it, and only a good probe closes it. After requests have opened it, a single
+    in a row of either open it, and only a successful probe closes it. After requests have opened it, a single
     failed request opens it again, until one succeeds. `failures` may change at any time.
     """
 
@@ -49,7 +49,7 @@ class Breaker:
         self._probes = 0
         self._requests = 0
         self._is_up = False
-        self._on_probation = False
+        self._is_half_open = False
 
     @property
     def is_up(self) -> bool:
@@ -74,12 +74,12 @@ class Breaker:
             return None
         if succeeded:
             self._requests = 0
-            self._on_probation = False
+            self._is_half_open = False
             return None
         self._requests += 1
-        if self._requests < self.failures and not self._on_probation:
+        if self._requests < self.failures and not self._is_half_open:
             return None
-        self._on_probation = True
+        self._is_half_open = True
         return self._open()
 
     def _open(self) -> Change:

@@ -1,4 +1,4 @@
-"""Detects that a server that we started hangs although its process runs: it neither answers nor works.
+"""Detects that a server that we started hangs: its process runs, but neither answers nor computes.
 
 A server that is stopped by a signal or deadlocked has not ended, and would keep its jobs. A server that
 handles one request at a time is just as silent while it does. So silence counts only while no bytes of a
@@ -12,7 +12,7 @@ from fairlead.process.health import Breaker, HealthCheck, watch
 from fairlead.process.memory import computed_s
 
 # The fraction of one CPU that counts as work. Idle threads that poll for work take less.
-WORK = 0.1
+WORKING_SHARE = 0.1
 ANSWER_BYTES = 64 * 1024
 
 
@@ -66,4 +66,4 @@ class LivenessProbe:
             return True
         if before is None or before[1] is None or now[1] is None:
             return False
-        return now[1] - before[1] >= WORK * (now[0] - before[0])
+        return now[1] - before[1] >= WORKING_SHARE * (now[0] - before[0])

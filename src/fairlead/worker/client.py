@@ -1,11 +1,10 @@
-"""The parent's side of a model's child process: its lifetime, and its sequences.
+"""A model's child process, as the parent sees it: its lifetime and its sequences.
 
-A `Worker` is one run of one child: `run` starts it, ends with it, and kills it when it is stuck. Submitting
-and aborting are synchronous. A step's outputs are delivered to the sequences' receivers in one wake-up.
-Independent of models, text and jobs.
+A `Worker` is one run of one child: `run` starts the child, ends with it, and kills it when it is stuck.
+Submitting and aborting are synchronous. A step's outputs are delivered to the sequences' receivers in one
+wake-up. Independent of models, text and jobs.
 """
 
-import contextlib
 import itertools
 import signal
 import socket
@@ -17,13 +16,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from math import inf
 
-import msgspec
 import trio
 
 from fairlead import child_output, messages
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed, NodeFailed
 from fairlead.job import Sampling
-from fairlead.supervision import described
+from fairlead.supervision import exit_description
+from fairlead.worker.connection import ChildConnection
 from fairlead.worker.open_sequences import OpenSequences, Receiver
 from fairlead.worker.watchdog import Watchdog
 
@@ -34,15 +33,15 @@ LOG_WAIT_S = 1.0
 FINAL_OUTPUT_WAIT_S = 0.3
 # A load reports each tensor, but nothing while kernels are compiled. The watchdog covers requests only.
 LOAD_PROGRESS_TIMEOUT_S = 600.0
-READ_BYTES = 1 << 18
 LOG_LINES = 50
 
 
 class Worker:
     """One child process. `pid` is None before it starts; `statistics` are those of its latest step.
 
-    `on_progress` is called with the loaded fraction (0…1) and the stage. `on_stuck` is called, before any
-    sequence fails, when the child makes no progress but has not ended; `stuck` has the reason from then on.
+    `on_progress` is called with the loaded fraction (0…1) and the stage, and `on_ready` when the model is
+    loaded. `on_stuck` is called, before any sequence fails, when the child makes no progress but has not
+    ended; `stuck` has the reason from then on.
     `command` starts a child; `--fd N` is appended. `name` is the prefix of each line of its output, and
     `on_line` is called with each.
     """
@@ -54,10 +53,12 @@ class Worker:
         name: str = "engine",
         command: Sequence[str] = COMMAND,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
+        on_ready: Callable[[messages.Ready], None] = lambda _ready: None,
         on_stuck: Callable[[NodeFailed], None] = lambda _error: None,
         on_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self.on_progress = on_progress
+        self.on_ready = on_ready
         self.on_stuck = on_stuck
         self.on_line = on_line
         self.pid: int | None = None
@@ -71,9 +72,7 @@ class Worker:
         self._watchdog = Watchdog(spec.watchdog_s)
         self._ready: messages.Ready | None = None
         self._load_error: str | None = None
-        self._socket: socket.socket | None = None
-        self._unsent = bytearray()
-        self._unsent_waits = trio.lowlevel.ParkingLot()
+        self._connection: ChildConnection | None = None
         self._log: deque[str] = deque(maxlen=LOG_LINES)
 
     # Sequences: synchronous --------------------------------------------------------------------------
@@ -93,7 +92,7 @@ class Worker:
 
         Raises `NodeFailed` if the child is not ready or gone, `InvalidRequest` if the prompt can never run.
         """
-        if self._ready is None:
+        if self._ready is None or self._connection is None:
             raise NodeFailed("the model's process is not running")
         if len(prompt) >= self._ready.max_model_len:
             raise ContextLengthExceeded.of_prompt(
@@ -104,16 +103,16 @@ class Worker:
         except struct.error:
             raise InvalidRequest("the prompt has a token id outside the vocabulary", param="prompt") from None
         key = next(self._keys)
-        self._send(messages.Submit(key, packed, sampling, priority, timeout_s, salt, embed))
+        self._connection.send(messages.Submit(key, packed, sampling, priority, timeout_s, salt, embed))
         self._sequences.add(key, receiver)
-        self._watchdog.asked()
+        self._watchdog.message_sent()
         return key
 
     def abort(self, key: int) -> None:
         """Abort a sequence; its receiver is not called any more. Safe at any time, for any key."""
-        if self._sequences.remove(key) and self._ready is not None:
-            self._send(messages.Abort(key))
-            self._watchdog.asked()
+        if self._sequences.remove(key) and self._ready is not None and self._connection is not None:
+            self._connection.send(messages.Abort(key))
+            self._watchdog.message_sent()
 
     # The child's lifetime ----------------------------------------------------------------------------
 
@@ -124,15 +123,15 @@ class Worker:
         afterwards or is stuck. A child that is stuck or cancelled gets SIGTERM, after 5 s SIGKILL. In any
         case, every open sequence has failed by then.
         """
-        assert self._socket is None, "a worker has one life"
-        self._socket, theirs = socket.socketpair()
-        with self._socket:
-            self._socket.setblocking(False)
+        assert self._connection is None, "a worker is run once"
+        ours, theirs = socket.socketpair()
+        with ours:
+            self._connection = connection = ChildConnection(ours, self._log.append)
             with theirs:
                 process = await self._start(theirs)
             try:
-                was_ready = await self._live(process, task_status)
-                reason = self.stuck or f"the model's process {_ending(process)}"
+                was_ready = await self._live(process, connection, task_status)
+                reason = self.stuck or f"the model's process {exit_description(process.returncode)}"
                 if was_ready:
                     if self.stuck is None:
                         reason = "; ".join([reason, *self._log_end(1)])
@@ -144,7 +143,7 @@ class Worker:
             finally:
                 self._ready = None
                 self._sequences.fail_all("the model's process was stopped")
-                self._socket.close()
+                ours.close()
                 await _end(process)
 
     async def _start(self, theirs: socket.socket) -> trio.Process:
@@ -162,21 +161,24 @@ class Worker:
         self.pid = process.pid
         return process
 
-    async def _live(self, process: trio.Process, task_status: trio.TaskStatus[messages.Ready]) -> bool:
+    async def _live(
+        self,
+        process: trio.Process,
+        connection: ChildConnection,
+        task_status: trio.TaskStatus[messages.Ready],
+    ) -> bool:
         """Exchange messages until the child is gone; return whether it had become ready."""
-        assert self._socket is not None
         async with trio.open_nursery() as nursery:
             log_read = trio.Event()
             nursery.start_soon(self._relay_log, process.stdout, log_read)
-            nursery.start_soon(self._write)
-            self._send(self._spec)
+            nursery.start_soon(connection.run)
+            connection.send(self._spec)
             async with trio.open_nursery() as reading:
                 reading.start_soon(self._watch, process, reading.cancel_scope)
-                await self._read(task_status)
+                await self._read(connection, task_status)
                 reading.cancel_scope.cancel()
             was_ready, self._ready = self._ready is not None or self.stuck is not None, None
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+            connection.shut_down()
             if self.stuck is None:
                 with trio.move_on_after(END_WAIT_S):
                     await process.wait()
@@ -185,44 +187,32 @@ class Worker:
             nursery.cancel_scope.cancel()
         return was_ready
 
-    async def _read(self, task_status: trio.TaskStatus[messages.Ready]) -> None:
+    async def _read(self, connection: ChildConnection, task_status: trio.TaskStatus[messages.Ready]) -> None:
         """Handle the child's messages until it closes the socket, sends an invalid one, or stops loading."""
-        assert self._socket is not None
-        splitter = messages.FrameSplitter()
         while True:
             with trio.move_on_after(inf if self._ready else LOAD_PROGRESS_TIMEOUT_S) as silence:
-                await trio.lowlevel.wait_readable(self._socket)
+                received = await connection.receive()
             if silence.cancelled_caught:
                 self._load_error = f"the model's process made no progress for {LOAD_PROGRESS_TIMEOUT_S:g} s"
                 return
-            try:
-                data = self._socket.recv(READ_BYTES)
-            except BlockingIOError:
-                continue
-            except ConnectionError:
-                return
-            if not data:
-                return
-            try:
-                received = [messages.to_parent_decoder.decode(frame) for frame in splitter.feed(data)]
-            except (ValueError, msgspec.MsgspecError) as error:
-                self._log.append(f"it sent what is no message: {error}")
+            if received is None:
                 return
             for message in received:
-                await self._take(message, task_status)
+                await self._handle(message, task_status)
 
-    async def _take(self, message: messages.ToParent, task_status: trio.TaskStatus[messages.Ready]) -> None:
+    async def _handle(self, message: messages.ToParent, task_status: trio.TaskStatus[messages.Ready]) -> None:
         match message:
             case messages.StepOutputs():
                 self.statistics = message.statistics
                 await self._sequences.deliver(message)
-                self._watchdog.answered(more=bool(self._sequences))
+                self._watchdog.frame_received(more=bool(self._sequences))
             case messages.LoadProgress(fraction, stage):
                 self.on_progress(fraction, stage)
             case messages.LoadFailure(reason):
                 self._load_error = reason
             case messages.Ready():
                 self._ready = message
+                self.on_ready(message)
                 task_status.started(message)
 
     async def _watch(self, process: trio.Process, reading: trio.CancelScope) -> None:
@@ -235,39 +225,6 @@ class Worker:
         process.send_signal(signal.SIGUSR1)  # it prints its stack, unless the process is stopped
         await trio.sleep(FINAL_OUTPUT_WAIT_S)
         reading.cancel()
-
-    # Writing -----------------------------------------------------------------------------------------
-
-    def _send(self, message: messages.WorkerSpec | messages.ToChild) -> None:
-        """Send at once if the socket accepts it, else buffer it. The number of seats bounds the buffer."""
-        others_wait = bool(self._unsent)
-        self._unsent += messages.encode_frame(message)
-        if not others_wait:
-            self._flush()
-
-    def _flush(self) -> None:
-        assert self._socket is not None
-        try:
-            while self._unsent:
-                sent = self._socket.send(self._unsent)
-                del self._unsent[:sent]
-        except BlockingIOError:
-            self._unsent_waits.unpark()
-        except OSError as error:
-            # If the child is not gone, it would wait for the lost data. So the connection is closed.
-            if not isinstance(error, ConnectionError):
-                self._log.append(f"it cannot be written to: {described(error)}")
-            self._unsent.clear()
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-    async def _write(self) -> None:
-        assert self._socket is not None
-        while True:
-            if not self._unsent:
-                await self._unsent_waits.park()
-            await trio.lowlevel.wait_writable(self._socket)
-            self._flush()
 
     # The child's output ------------------------------------------------------------------------------
 
@@ -284,16 +241,6 @@ class Worker:
 
     def _log_end(self, lines: int) -> list[str]:
         return [line for line in self._log if line][-lines:]
-
-
-def _ending(process: trio.Process) -> str:
-    status = process.returncode
-    if status is None:
-        return "closed its connection but did not end"
-    if status >= 0:
-        return f"ended with exit status {status}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 async def _end(process: trio.Process) -> None:

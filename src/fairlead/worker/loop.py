@@ -30,7 +30,7 @@ class MessageInbox(Protocol):
     def write(self, message: messages.ToParent) -> None: ...
 
 
-class _UnderWay(NamedTuple):
+class _LaunchedStep(NamedTuple):
     step: Step
     pending: PendingStep
     launched_at_s: float
@@ -58,7 +58,7 @@ class Loop:
         self._channel = channel
         self._clock = clock
         self._report_failure = report_failure
-        self._under_way: _UnderWay | None = None
+        self._launched: _LaunchedStep | None = None
         self._frame_is_due = False
         self._failed_in_a_row = 0
         self._step_s = 0.0
@@ -78,12 +78,12 @@ class Loop:
         self._trim()
         step = self._engine.plan(self._clock())
         launched = None if step is None else self._launch(step)
-        before, self._under_way = self._under_way, None
+        before, self._launched = self._launched, None
         if before is not None:  # the older step is committed first, even if the next one failed
             self._finish(before)
-        if isinstance(launched, _UnderWay):
+        if isinstance(launched, _LaunchedStep):
             if self._overlaps:
-                self._under_way = launched
+                self._launched = launched
             else:
                 self._finish(launched)
         elif step is not None and launched is not None:
@@ -104,26 +104,26 @@ class Loop:
                 self._engine.abort(key)
         return isinstance(request, messages.Abort)
 
-    def _launch(self, step: Step) -> _UnderWay | Exception:
+    def _launch(self, step: Step) -> _LaunchedStep | Exception:
         launched_at_s = self._clock()
         try:
             pending = self._runner.launch(step, self._engine.batch)
         except Exception as error:  # noqa: BLE001  whatever a device may raise
             return error
-        return _UnderWay(step, pending, launched_at_s)
+        return _LaunchedStep(step, pending, launched_at_s)
 
-    def _finish(self, under_way: _UnderWay) -> None:
+    def _finish(self, launched: _LaunchedStep) -> None:
         try:
-            sampled = under_way.pending.wait()
+            sampled = launched.pending.wait()
         except Exception as error:  # noqa: BLE001  as above
-            self._fail(under_way.step, error)
+            self._fail(launched.step, error)
             return
         done_at_s = self._clock()
         # Overlapping steps wait for one another on the device: each is timed from the end of the last.
-        self._step_s += done_at_s - max(under_way.launched_at_s, self._done_at_s)
+        self._step_s += done_at_s - max(launched.launched_at_s, self._done_at_s)
         self._done_at_s = done_at_s
         self._failed_in_a_row = 0
-        self._send(self._engine.commit(under_way.step, sampled))
+        self._send(self._engine.commit(launched.step, sampled))
 
     def _fail(self, step: Step, error: Exception) -> None:
         self._failed_in_a_row += 1

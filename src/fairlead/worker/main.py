@@ -15,71 +15,23 @@ import socket
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from fairlead import messages
 from fairlead.compilers import explained
-from fairlead.engine.step import Runner
 from fairlead.errors import LoadFailed
 
 if TYPE_CHECKING:
     from fairlead.engine.engine import Engine
+    from fairlead.engine.loading import LoadedModel
 
 READ_BYTES = 1 << 20
-LIFELINE = 0
-
-
-class LoadedEngine(Protocol):
-    """A model that is ready to run, and the limits it was loaded with (see `Engine`).
-
-    `windows` and `blocks_total` have a value for each KV cache group.
-    """
-
-    @property
-    def runner(self) -> Runner: ...
-    @property
-    def slots(self) -> int: ...
-    @property
-    def max_batch(self) -> int: ...
-    @property
-    def max_batched_tokens(self) -> int: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def max_input_tokens(self) -> int: ...
-    @property
-    def max_output_tokens(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def windows(self) -> Sequence[int | None]: ...
-    @property
-    def blocks_total(self) -> Sequence[int]: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> Collection[int]: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def weight_bytes(self) -> int: ...
-    @property
-    def kv_cache_bytes(self) -> int: ...
-    @property
-    def kernel(self) -> str: ...
-    @property
-    def embeds(self) -> bool: ...
-    @property
-    def gpu_bytes(self) -> int: ...
-    @property
-    def gpu_total_bytes(self) -> int: ...
+PARENT_PIPE = 0  # stdin, into which nothing is written
 
 
 Report = Callable[[float, str], None]
-Load = Callable[[messages.WorkerSpec, Report], LoadedEngine]
+Load = Callable[[messages.WorkerSpec, Report], "LoadedModel"]
 
 
 class ParentGone(Exception):
@@ -163,7 +115,7 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
     loop.run()  # until `ParentGone`
 
 
-def _engine(model: LoadedEngine, spec: messages.WorkerSpec) -> "Engine":
+def _engine(model: "LoadedModel", spec: messages.WorkerSpec) -> "Engine":
     from fairlead.engine.engine import Engine
 
     return Engine(
@@ -188,25 +140,12 @@ def _engine(model: LoadedEngine, spec: messages.WorkerSpec) -> "Engine":
     )
 
 
-def _ready(model: LoadedEngine) -> messages.Ready:
-    return messages.Ready(
-        slots=model.slots,
-        max_model_len=model.max_model_len,
-        vocab_size=model.vocab_size,
-        blocks_total=model.blocks_total[0],
-        block_size=model.block_size,
-        device=model.device,
-        dtype=model.dtype,
-        weight_bytes=model.weight_bytes,
-        kv_cache_bytes=model.kv_cache_bytes,
-        kernel=model.kernel,
-        embeds=model.embeds,
-        gpu_bytes=model.gpu_bytes,
-        gpu_total_bytes=model.gpu_total_bytes,
-    )
+def _ready(model: "LoadedModel") -> messages.Ready:
+    limits = {name: getattr(model, name) for name in messages.Ready.__struct_fields__}
+    return messages.Ready(**limits | {"blocks_total": model.blocks_total[0]})
 
 
-def _load(spec: messages.WorkerSpec, report: Report) -> LoadedEngine:
+def _load(spec: messages.WorkerSpec, report: Report) -> "LoadedModel":
     # Threads that spin while they wait take the core from the parent, and from the thread they wait for:
     # with one other busy process a step took 14 times as long. torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -231,16 +170,16 @@ def _die_with_the_parent() -> None:
     descriptors for each model. macOS has no `F_SETSIG`: there SIGIO ends this process, or the end of the
     socket, which is noticed between steps.
     """
-    if not stat.S_ISFIFO(os.fstat(LIFELINE).st_mode):
+    if not stat.S_ISFIFO(os.fstat(PARENT_PIPE).st_mode):
         return  # started by hand
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     if hasattr(fcntl, "F_SETSIG"):
         with contextlib.suppress(OSError):
-            fcntl.fcntl(LIFELINE, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(PARENT_PIPE, fcntl.F_SETSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):
-        fcntl.fcntl(LIFELINE, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(LIFELINE, fcntl.F_SETFL, fcntl.fcntl(LIFELINE, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([LIFELINE], [], [], 0)[0]:
+        fcntl.fcntl(PARENT_PIPE, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(PARENT_PIPE, fcntl.F_SETFL, fcntl.fcntl(PARENT_PIPE, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([PARENT_PIPE], [], [], 0)[0]:
         raise ParentGone  # it ended before the signal was set up
 
 

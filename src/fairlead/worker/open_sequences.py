@@ -92,7 +92,7 @@ class OpenSequences:
             raise error
         log_failure("sequence dropped", error, key=key)
         self._abort(key)
-        _fail(receiver, EngineFailed(f"the answer could not be taken over: {described(error)}"))
+        _fail(receiver, EngineFailed(f"the answer could not be delivered: {described(error)}"))
 
 
 def _fail(receiver: Receiver, error: FairleadError) -> None:

@@ -17,30 +17,30 @@ class Watchdog:
 
     def __init__(self, bound_s: float) -> None:
         self.bound_s = bound_s
-        self._signs = 0
+        self._events = 0  # messages and frames that begin the timeout anew
         self._is_due = False
-        self._answered = False
+        self._has_received = False
 
-    def asked(self) -> None:
+    def message_sent(self) -> None:
         """Record that a message was sent, after which a frame is due."""
         if not self._is_due:
             self._is_due = True
-            self._signs += 1  # the timeout begins now
+            self._events += 1
 
-    def answered(self, *, more: bool) -> None:
+    def frame_received(self, *, more: bool) -> None:
         """Record that a frame was received; with `more`, the next one is due already."""
-        self._signs += 1
+        self._events += 1
         self._is_due = more
-        self._answered = True
+        self._has_received = True
 
     async def stuck(self) -> float:
         """Wait until a frame is overdue; return the timeout in seconds."""
-        seen, silent_ticks, patience = self._signs, 0, TICKS
-        while silent_ticks < patience:
+        seen, silent_ticks, allowed_ticks = self._events, 0, TICKS
+        while silent_ticks < allowed_ticks:
             await trio.sleep(self.bound_s / TICKS)
-            if self._is_due and self._signs == seen:
+            if self._is_due and self._events == seen:
                 silent_ticks += 1
             else:
-                seen, silent_ticks = self._signs, 0
-            patience = TICKS if self._answered else 2 * TICKS
-        return patience * self.bound_s / TICKS
+                seen, silent_ticks = self._events, 0
+            allowed_ticks = TICKS if self._has_received else 2 * TICKS
+        return allowed_ticks * self.bound_s / TICKS

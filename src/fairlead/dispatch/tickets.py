@@ -1,0 +1,125 @@
+"""Moves jobs into the queue, to their seats and to their end, and reports each step as an effect.
+
+Pure. Does not decide when: the scheduler calls a method for each event.
+"""
+
+from fairlead.dispatch.effects import Effects
+from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.node_pool import NodePool
+from fairlead.dispatch.node_state import NodeState
+from fairlead.dispatch.queue import Queue
+from fairlead.dispatch.swaps import Swaps
+from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.errors import Displaced, FairleadError, QueueFull
+
+
+class Tickets:
+    """The tickets that wait in `queue` or hold a seat of `nodes`.
+
+    Only this class changes a ticket's state, and only this class grants and refuses. A queued job counts in
+    `swaps` as demand for its model.
+    """
+
+    def __init__(self, effects: Effects, queue: Queue, nodes: NodePool, swaps: Swaps) -> None:
+        self._effects = effects
+        self._queue = queue
+        self._nodes = nodes
+        self._swaps = swaps
+
+    def make_room(self, job: JobSpec) -> QueueFull | None:
+        """Displace a job if a newcomer must wait and the queue is full; return why the newcomer may not."""
+        if not self._queue.is_full or self._nodes.free_for(job):
+            return None
+        displaced = self._queue.displace(job)
+        if displaced is None:
+            nodes = "all nodes are busy" if self._nodes.with_model(job.model) else "no node is ready"
+            return QueueFull(f"{nodes} and the queue is full ({len(self._queue)} waiting)")
+        self._left_queue(displaced)
+        self.refuse(
+            displaced, Displaced("the queue is full, and a tenant with fewer jobs in it has precedence")
+        )
+        return None
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Queue a job: a new one, or one that lost its seat, which leaves before all others of its class."""
+        ticket.become(TicketState.QUEUED)
+        if ticket.attempts:
+            self._queue.requeue(ticket)
+        else:
+            self._queue.push(ticket)
+        self._swaps.job_queued(ticket.job)
+
+    def grant_seats(self) -> None:
+        """Grant free seats to waiting jobs that fit them, in fair order."""
+        while self._queue and self._nodes.free():
+            tickets = self._next()
+            if not tickets:
+                break
+            for ticket in tickets:
+                self._left_queue(ticket)
+                self._nodes.assign(ticket)
+                ticket.become(TicketState.GRANTED)
+                ticket.attempts += 1
+                self._effects.grant(ticket)
+
+    def requeue(self, ticket: Ticket) -> NodeState:
+        """Queue a job again that must leave its seat, unless its deadline has passed; return its node."""
+        node = self._nodes.release(ticket)
+        if ticket.late is None or ticket.has_begun:
+            self.enqueue(ticket)
+        else:
+            self.refuse(ticket, ticket.late)
+        return node
+
+    def end(self, ticket: Ticket, cost: float) -> NodeState | None:
+        """End a job in any state, and refund what was charged above its cost; return the node it ran on."""
+        self.charge(ticket, cost)
+        node = None
+        if ticket.state is TicketState.QUEUED:
+            self._dequeue(ticket)
+        elif ticket.state is TicketState.GRANTED:
+            node = self._nodes.release(ticket)
+        self._queue.refund(ticket, down_to=cost)
+        if ticket.state is not TicketState.DONE:
+            ticket.become(TicketState.DONE)
+        return node
+
+    def charge(self, ticket: Ticket, cost: float) -> None:
+        """Charge a job for its cost until now, as far as it exceeds what was charged already."""
+        if ticket.attempts and ticket.state is not TicketState.DONE:
+            self._queue.charge(ticket, cost)
+
+    def withdraw(self, ticket: Ticket, error: FairleadError) -> None:
+        """Refuse a waiting job."""
+        self._dequeue(ticket)
+        self.refuse(ticket, error)
+
+    def refuse(self, ticket: Ticket, error: FairleadError) -> None:
+        """End a job that is neither queued nor in a seat; refund it unless its answer has begun."""
+        ticket.become(TicketState.DONE)
+        if not ticket.has_begun:
+            self._queue.refund(ticket, down_to=0.0)
+        self._effects.refuse(ticket, error)
+
+    def fail_waiting(self, model: str, error: FairleadError) -> None:
+        """Refuse each job that waits for the model, unless a node that stays can run it."""
+        for ticket in self._queue:
+            job = ticket.job
+            if job.model == model and all(node.leaving for node in self._nodes.accepting(job)):
+                self.withdraw(ticket, error)
+
+    def _next(self) -> list[Ticket]:
+        """Dequeue the next job that fits a free seat, or several if any seat suits each of them."""
+        node = self._nodes.with_several_seats()
+        if node is not None and self._swaps.requests_only(node.models):
+            return self._queue.pop_many(node.free, node.tokens_left)
+        ticket = self._queue.pop(self._nodes.fits)
+        return [] if ticket is None else [ticket]
+
+    def _dequeue(self, ticket: Ticket) -> None:
+        self._queue.remove(ticket)
+        self._left_queue(ticket)
+
+    def _left_queue(self, ticket: Ticket) -> None:
+        self._swaps.job_dequeued(ticket.job, starved=ticket.starved)
+        ticket.starved = False
