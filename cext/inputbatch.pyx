@@ -199,16 +199,16 @@ class Committed(NamedTuple):
 cdef class SequenceState:
     """A sequence, in a batch or not: its token ids and counts.
 
-    `prompt`: int32 ids, at least one, not negative; they are copied. `processes_logits`: its logits are
-    processed on the host before it samples. `sampling` is the caller's own object. ValueError for a number
-    out of its range, TypeError for anything that is not a number.
+    `prompt`: int32 ids, at least one, not negative; they are copied. `largest_id`: the largest of them.
+    `processes_logits`: its logits are processed on the host before it samples. `sampling` is the caller's own
+    object. ValueError for a number out of its range, TypeError for anything that is not a number.
     """
 
     cdef Sequence sequence
     cdef c_array ids            # a larger one replaces it when it is full; views keep this one
     cdef readonly object sampling
     cdef readonly int64_t key
-    cdef readonly int32_t prompt_length, max_tokens, min_tokens
+    cdef readonly int32_t prompt_length, max_tokens, min_tokens, largest_id
 
     def __cinit__(
         self,
@@ -258,6 +258,7 @@ cdef class SequenceState:
         self.prompt_length = sequence.prompt_length = sequence.length
         for i in range(sequence.length):
             sequence.largest = max(sequence.largest, sequence.ids[i])
+        self.largest_id = sequence.largest
         return 0
 
     cdef int reserve(self, int64_t capacity) except -1:
