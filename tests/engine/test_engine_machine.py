@@ -24,6 +24,7 @@ from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
 from fairlead._cext.blockpool import OutOfBlocks
 from fairlead.engine.engine import Engine
 from fairlead.engine.memory import Memory, Prefix
+from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import MOST_PREEMPTIONS, SequenceStatus
 from fairlead.job import Sampling
@@ -308,7 +309,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.every_block_is_accounted_for()
         memory = self.engine._memory
         assert all(pool.available == pool.total for pool in memory.pools)
-        assert self.engine._scheduler._longest_tokens == 0
+        assert self.engine._scheduler._running.longest_tokens == 0
 
 
 MACHINE_SETTINGS = settings(
@@ -379,7 +380,7 @@ def forgets_who_was_preempted(self, victim):
 
 
 def takes_the_pinned_too(self):
-    return next((one for one in reversed(self._running[max(self._running)].values())), None)
+    return next((one for one in reversed(self._by_class[max(self._by_class)].values())), None)
 
 
 def spends_the_budget_twice(self, sequence):
@@ -393,9 +394,9 @@ def lets_in_more_rows_than_a_step_takes(self):
     self._rows_left += 1
 
 
-def keeps_the_slot(self, sequence, *, keep=True):
+def keeps_the_slot(self, sequence):
     slots, self._slots = self._slots, _Unfreeable(self._slots)
-    remove(self, sequence, keep=keep)
+    remove(self, sequence)
     self._slots = slots
 
 
@@ -434,7 +435,7 @@ preempt, schedule_chunk, fill_step = (
     StepScheduler._schedule_chunk,
     StepScheduler._fill_step,
 )
-remove, fail = StepScheduler.remove, Engine._fail
+remove, fail = RunningSequences.remove, Engine._fail
 
 MUTANTS = [
     (Memory, "free", never_gives_blocks_back),
@@ -445,10 +446,10 @@ MUTANTS = [
     (Memory, "_use_reservation", counts_a_table_twice),
     (Memory, "index", forgets_what_it_indexed),
     (StepScheduler, "_preempt", forgets_who_was_preempted),
-    (StepScheduler, "_newest_of_the_lowest_class", takes_the_pinned_too),
+    (RunningSequences, "newest_of_the_lowest_class", takes_the_pinned_too),
     (StepScheduler, "_schedule_chunk", spends_the_budget_twice),
     (StepScheduler, "_fill_step", lets_in_more_rows_than_a_step_takes),
-    (StepScheduler, "remove", keeps_the_slot),
+    (RunningSequences, "remove", keeps_the_slot),
     (Engine, "_apply_time_limits", sees_no_clock),
     (Engine, "_fail", fails_in_silence),
     (Engine, "_complete", goes_on_after_its_end),

@@ -51,7 +51,7 @@ class RequestValidator:
         max_tokens = min(sampling.max_tokens, self.longest - len(token_ids), self._most_output)
         state = SequenceState(
             key,
-            token_ids,
+            token_ids.data,
             max_tokens=max_tokens,
             min_tokens=min(sampling.min_tokens, max_tokens),
             ignore_eos=sampling.ignore_eos,

@@ -80,7 +80,7 @@ PARAMETERS: tuple[SamplingParameter, ...] = (
 
 
 class SequenceSampling(NamedTuple):
-    """One sequence's parameters, its `row` of the columns, and the bits of parameters `in_effect` (not off)."""
+    """One sequence's parameters, its `row` of the columns, and the bits of those `in_effect` (not off)."""
 
     parameters: Sampling
     row: bytes
@@ -97,12 +97,13 @@ class ParameterTable:
     def __init__(self, parameters: Sequence[SamplingParameter]) -> None:
         columns = {one.name: one for one in parameters if one.dtype is not None}
         self.dtype = np.dtype([(name, one.dtype) for name, one in columns.items()])
-        self.bits = {one.name: 1 << index for index, one in enumerate(parameters)}
-        self._parameters = [(one, one.default, self.bits[one.name]) for one in parameters]
-        self._values = attrgetter(*self.bits)
+        bits = {one.name: 1 << index for index, one in enumerate(parameters)}
+        self.columns = {name: bits[name] for name in columns}  # their bits
+        self._parameters = [(one, one.default, bits[one.name]) for one in parameters]
+        self._values = attrgetter(*bits)
         self._defaults = {name: one.encode(one.default) for name, one in columns.items()}
         self._in_effect = sum(bit for one, default, bit in self._parameters if default != one.off)
-        self._of_logits = sum(self.bits[one.name] for one in parameters if one.use == "logits")
+        self._of_logits = sum(bits[one.name] for one in parameters if one.use == "logits")
         self._row = Struct("=" + "".join(_FORMATS[self.dtype[name].str] for name in columns))
 
     def encode(self, sampling: Sampling) -> SequenceSampling:
@@ -156,5 +157,5 @@ class SamplingColumns:
 
     def gather(self, slots: np.ndarray) -> dict[str, np.ndarray]:
         """Return the values for `slots` [S] of the parameters that any sequence uses: arrays [S] by name."""
-        names = [name for name in TABLE.dtype.names if self._used & TABLE.bits[name]]
-        return {name: self._values[name][slots] for name in names}
+        used = [name for name, bit in TABLE.columns.items() if self._used & bit]
+        return {name: self._values[name][slots] for name in used}
