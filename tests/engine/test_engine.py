@@ -410,4 +410,4 @@ def test_deadlines_of_ended_sequences_are_forgotten():
     for key in range(500):
         tested.engine.submit(key, PROMPT, Sampling(max_tokens=1), timeout_s=1e9)
         tested.turn()
-    assert len(tested.engine._deadlines) <= 66
+    assert len(tested.engine._live._deadlines) <= 66
