@@ -31,97 +31,18 @@ Promises:
 
 import mmap
 from array import array
+from collections import namedtuple
 from typing import NamedTuple
 
 from cpython.array cimport array as c_array, clone, resize_smart
-from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer,
-    PyObject_GetBuffer,
-)
-from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_Check
-from cpython.sequence cimport PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
+from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 cimport cython
 
-
-cdef extern from "inputbatch/batch.h":
-    enum: NONE, HEADER, SECTIONS, GROUPS_AT_MOST, FAILED
-    enum: INPUT_IDS, POSITIONS, SLOT_MAPPING, QUERY_STARTS, SEQUENCE_LENGTHS, SLOTS, SAMPLE_ROWS, SAMPLE_SLOTS
-    enum: BLOCK_WRITES
-    enum: STEP_OK, BAD_COUNT, CANNOT_CONTINUE, NO_BLOCKS, TOO_MANY_TOKENS
-
-    ctypedef struct Sequence:
-        int64_t key
-        int32_t *ids
-        int32_t capacity, prompt_length, length, pending, computed, committed, max_tokens, min_tokens, slot, largest
-        int32_t *stops
-        int32_t stop_count
-        bint ignore_eos, processes_logits
-
-    ctypedef struct Slot:
-        Sequence *sequence
-        int64_t version
-        int32_t row, room
-
-    ctypedef struct TableRow:
-        int32_t count, slid, unsent
-
-    ctypedef struct Table:
-        int32_t *blocks
-        int32_t window
-        TableRow *rows
-
-    ctypedef struct Turn: pass
-    ctypedef struct Member: pass
-
-    ctypedef struct Batch:
-        int32_t slots, groups, columns, block_size, vocab_size, largest_block, max_batched_tokens, max_model_len
-        Slot *by_slot
-        int32_t *num_scheduled
-        Table tables[GROUPS_AT_MOST]
-        int32_t *eos
-        int32_t eos_count
-        int32_t *rows
-        int32_t rows_end, sequences, slots_end
-        int64_t version
-        Turn *turns
-        int32_t *scratch
-
-    ctypedef struct StepPlan:
-        int64_t number
-        int32_t groups, tokens, rows, decodes, samples, end
-        bint processes_logits
-        int32_t starts[SECTIONS]
-        Member *members
-
-    ctypedef struct Results:
-        int64_t *keys
-        int32_t *tokens
-        int32_t *samples
-        int32_t *filled
-        int32_t (*ended)[3]
-        int32_t count, filled_count, ended_count
-
-    int32_t num_tokens(const Sequence *sequence)
-    int32_t tokens_left(const Sequence *sequence)
-    int32_t add_sequence(Batch *batch, int32_t slot, Sequence *sequence)
-    void remove_sequence(Batch *batch, int32_t slot)
-    bint move_last_row(Batch *batch, int32_t *source, int32_t *target)
-    int32_t survey_rows(
-        Batch *batch, int32_t max_rows, int32_t *prefills, int32_t *prefill_count, int32_t *full, int32_t *full_count
-    )
-    int32_t list_changes(
-        const Batch *batch, int64_t since, int32_t *removed, int32_t *removed_count, int32_t *added
-    )
-    void update_room(Batch *batch, int32_t slot)
-    int32_t hidden_blocks(const Batch *batch, int32_t group, int32_t committed)
-    int32_t slide_window(Batch *batch, int32_t slot, int32_t group, int32_t *freed)
-    int plan_step(const Batch *batch, StepPlan *step, int32_t *slot)
-    void write_step(Batch *batch, StepPlan *step, int32_t *words)
-    void commit_step(Batch *batch, const StepPlan *step, const int32_t *sampled, Results *results)
-    int32_t cancel_step(Batch *batch, const StepPlan *step, int32_t *slots)
+from inputbatch.arguments cimport check_lists, check_range, int32_buffer, read_ids
+from inputbatch.batch cimport *
 
 
 cdef enum:
@@ -163,20 +84,6 @@ class SlotChanges(NamedTuple):
     added: list[int]
 
 
-class Offsets(NamedTuple):
-    """The beginnings of a step's sections, in int32 words from the beginning of its arena."""
-
-    input_ids: int
-    positions: int
-    slot_mapping: int
-    query_starts: int
-    sequence_lengths: int
-    slots: int
-    sample_rows: int
-    sample_slots: int
-    block_writes: int
-
-
 class Committed(NamedTuple):
     """The results of a committed step.
 
@@ -195,213 +102,9 @@ class Committed(NamedTuple):
     filled: array
 
 
-@cython.final
-cdef class SequenceState:
-    """A sequence, in a batch or not: its token ids and counts.
-
-    `prompt`: int32 ids, at least one, not negative; they are copied. `processes_logits`: its logits are
-    processed on the host before it samples. `sampling` is the caller's own object. ValueError for a number
-    out of its range, TypeError for anything that is not a number.
-    """
-
-    cdef Sequence sequence
-    cdef c_array ids            # a larger one replaces it when it is full; views keep this one
-    cdef readonly object sampling
-    cdef readonly int64_t key
-    cdef readonly int32_t prompt_length, max_tokens, min_tokens
-
-    def __cinit__(
-        self,
-        int64_t key,
-        prompt,
-        *,
-        int64_t max_tokens,
-        int64_t min_tokens=0,
-        bint ignore_eos=False,
-        stop_token_ids=(),
-        bint processes_logits=False,
-        sampling=None,
-    ):
-        cdef Sequence *sequence = &self.sequence
-        check_range("max_tokens", max_tokens, 1, INT32_MAX)
-        check_range("min_tokens", min_tokens, 0, INT32_MAX)
-        self.sampling = sampling
-        self.key = sequence.key = key
-        self.max_tokens = sequence.max_tokens = max_tokens
-        self.min_tokens = sequence.min_tokens = min_tokens
-        sequence.ignore_eos, sequence.processes_logits = ignore_eos, processes_logits
-        sequence.slot = NONE
-        stop_token_ids = tuple(stop_token_ids)
-        count = len(stop_token_ids)
-        sequence.stops = <int32_t *>malloc(max(1, count) * sizeof(int32_t))
-        if sequence.stops == NULL:
-            raise MemoryError
-        sequence.stop_count = read_ids(
-            stop_token_ids, sequence.stops, count, INT32_MIN, INT32_MAX, "stop token ids"
-        )
-        self.copy_prompt(prompt)
-
-    def __dealloc__(self):
-        free(self.sequence.stops)
-
-    cdef int copy_prompt(self, prompt) except -1:
-        cdef Sequence *sequence = &self.sequence
-        cdef int32_t i
-        if not isinstance(prompt, (list, tuple)):
-            prompt = memoryview(prompt) if PyObject_CheckBuffer(prompt) else tuple(prompt)
-        length = len(prompt)
-        check_range("the number of prompt tokens", length, 1, WORDS_AT_MOST)
-        self.reserve(length + min(sequence.max_tokens, OUTPUT_ROOM_AT_FIRST))
-        sequence.length = read_ids(prompt, sequence.ids, length, 0, INT32_MAX, "token ids")
-        if sequence.length != length:
-            raise ValueError("the prompt was changed meanwhile")
-        self.prompt_length = sequence.prompt_length = sequence.length
-        for i in range(sequence.length):
-            sequence.largest = max(sequence.largest, sequence.ids[i])
-        return 0
-
-    cdef int reserve(self, int64_t capacity) except -1:
-        # Make room for `capacity` tokens.
-        cdef c_array ids = clone(INT32S, min(capacity, <int64_t>INT32_MAX), False)
-        memcpy(ids.data.as_ints, self.sequence.ids, self.sequence.length * sizeof(int32_t))
-        self.ids = ids
-        self.sequence.ids = <int32_t *>ids.data.as_ints
-        self.sequence.capacity = len(ids)
-        return 0
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        return tuple([self.sequence.stops[i] for i in range(self.sequence.stop_count)])
-
-    @property
-    def slot(self) -> int:
-        """The slot in the batch, or −1 in no batch."""
-        return self.sequence.slot
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of prompt and output, placeholders included."""
-        return num_tokens(&self.sequence)
-
-    @property
-    def output_length(self) -> int:
-        """The number of committed tokens of output."""
-        return self.sequence.length - self.sequence.prompt_length
-
-    @property
-    def computed(self) -> int:
-        """The number of tokens in the KV cache when all prepared steps are done."""
-        return self.sequence.computed
-
-    @property
-    def committed(self) -> int:
-        """The number of tokens in the KV cache, of committed steps."""
-        return self.sequence.committed
-
-    def token_ids(self, int64_t start=0):
-        """Return a copy of the committed tokens from `start` on, an array of int32."""
-        cdef int32_t length = self.sequence.length
-        if not 0 <= start <= length:
-            raise ValueError(f"there are tokens 0...{length - 1}, none from {start} on")
-        return int32s(self.sequence.ids + start, length - start)
-
-    def tokens_view(self) -> memoryview:
-        """Return a read-only view of the committed tokens, int32. Later tokens may go to another buffer."""
-        return memoryview(self.ids).toreadonly()[: self.sequence.length]
-
-    def rewind(self, int64_t computed) -> None:
-        """Set how many tokens are in the KV cache: 0 after a preemption, or the length of a cached prefix.
-
-        ValueError in a batch, or unless at least one token is left to compute.
-        """
-        if self.sequence.slot != NONE:
-            raise ValueError("a sequence in a batch cannot be rewound")
-        if not 0 <= computed < self.sequence.length:
-            raise ValueError(f"of {self.sequence.length} tokens, {computed} cannot be computed already")
-        self.sequence.computed = self.sequence.committed = computed
-
-    def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + (self.sequence.capacity + self.sequence.stop_count) * sizeof(int32_t)
-
-
-@cython.final
-@cython.no_gc  # it refers to views only
-@cython.freelist(4)
-cdef class Step:
-    """One prepared step: T tokens of B rows, S of which sample. Its sections are int32 views into its arena.
-
-    Valid until the arena is used again, in turn with the others. The first `decodes` rows have one token,
-    which samples. The index of sample s among the step's tokens is query_starts[sample_rows[s] + 1] − 1.
-    """
-
-    cdef StepPlan plan
-    cdef object words       # the whole arena
-    cdef readonly int64_t number
-    cdef readonly int32_t arena_index, tokens, rows, decodes, samples
-    cdef readonly bint processes_logits     # whether logits that it samples from are processed on the host
-
-    def __dealloc__(self):
-        free(self.plan.members)
-
-    cdef object section(self, int32_t section, int32_t length):
-        cdef int32_t start = self.plan.starts[section]
-        return self.words[start : start + length]
-
-    @property
-    def offsets(self):
-        return Offsets(*[self.plan.starts[i] for i in range(SECTIONS)])
-
-    @property
-    def arena(self) -> memoryview:
-        """The whole step, header first: the words that one copy takes to a device."""
-        return self.words[: self.plan.end]
-
-    @property
-    def input_ids(self) -> memoryview:
-        """[T]; an id not known yet is −1 − (its index among the samples of the previous step)."""
-        return self.section(INPUT_IDS, self.tokens)
-
-    @property
-    def positions(self) -> memoryview:
-        """[T]"""
-        return self.section(POSITIONS, self.tokens)
-
-    @property
-    def slot_mapping(self) -> tuple[memoryview, ...]:
-        """[T] by group: where a token's keys and values are written, block · block_size + offset."""
-        tokens = self.tokens
-        mapping = self.section(SLOT_MAPPING, self.plan.groups * tokens)
-        return tuple([mapping[group * tokens : (group + 1) * tokens] for group in range(self.plan.groups)])
-
-    @property
-    def query_starts(self) -> memoryview:
-        """[B + 1]"""
-        return self.section(QUERY_STARTS, self.rows + 1)
-
-    @property
-    def sequence_lengths(self) -> memoryview:
-        """[B]: tokens in the cache after this step."""
-        return self.section(SEQUENCE_LENGTHS, self.rows)
-
-    @property
-    def slots(self) -> memoryview:
-        """[B]"""
-        return self.section(SLOTS, self.rows)
-
-    @property
-    def sample_rows(self) -> memoryview:
-        """[S], ascending."""
-        return self.section(SAMPLE_ROWS, self.samples)
-
-    @property
-    def sample_slots(self) -> memoryview:
-        """[S]"""
-        return self.section(SAMPLE_SLOTS, self.samples)
-
-    @property
-    def block_writes(self) -> memoryview:
-        """The block table changes since the previous step: (group, slot, first column, count, ids …)*."""
-        return self.section(BLOCK_WRITES, self.plan.end - self.plan.starts[BLOCK_WRITES])
+include "inputbatch/memory.pxi"
+include "inputbatch/sequence.pxi"
+include "inputbatch/step.pxi"
 
 
 @cython.final
@@ -788,9 +491,7 @@ cdef class InputBatch:
     cdef int32_t *table_row(self, int32_t group, int64_t slot) noexcept:
         return self.batch.tables[group].blocks + slot * self.batch.columns
 
-    cdef int32_t read_blocks(
-        self, int64_t slot, int32_t group, int32_t start, int32_t committed, ids
-    ) except -1:
+    cdef int32_t read_blocks(self, int64_t slot, int32_t group, int32_t start, int32_t committed, ids) except -1:
         # Read ids into the table's row from column `start` on, which is not in use yet.
         cdef int32_t *blocks = self.table_row(group, slot)
         cdef int32_t hidden = hidden_blocks(&self.batch, group, committed)
@@ -808,118 +509,3 @@ cdef class InputBatch:
         if self.batch.by_slot[slot].sequence == NULL:
             raise ValueError(f"slot {slot} is empty")
         return &self.batch.by_slot[slot]
-
-
-# Memory, and reading what callers pass
-
-cdef c_array INT32S = array("i")
-cdef c_array INT64S = array("q")
-
-
-cdef c_array int32s(const int32_t *numbers, Py_ssize_t count):
-    cdef c_array copy = clone(INT32S, count, False)
-    memcpy(copy.data.as_voidptr, numbers, count * sizeof(int32_t))
-    return copy
-
-
-cdef object zeroed(int64_t size):
-    # The pages are not allocated until they are written.
-    return memoryview(mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[:size]
-
-
-cdef void *allocated(int64_t count, int64_t size) except NULL:
-    # Zeroed memory, to be freed by the caller.
-    cdef void *memory = calloc(max(count, 1), size)
-    if memory == NULL:
-        raise MemoryError
-    return memory
-
-
-cdef void *address_of(object view) except NULL:
-    # The caller keeps the view, and with it the memory, alive.
-    cdef Py_buffer buffer
-    PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)
-    PyBuffer_Release(&buffer)
-    return buffer.buf
-
-
-cdef list checked_arenas(arenas, int64_t size):
-    if isinstance(arenas, int):
-        check_range("arenas", arenas, 1, 64)
-        arenas = [zeroed(size) for _ in range(arenas)]
-    cdef list views = []
-    for arena in arenas:
-        view = memoryview(arena)
-        if view.readonly or not view.c_contiguous:
-            raise ValueError("an arena must be writable and contiguous")
-        if view.nbytes < size:
-            raise ValueError(f"an arena must have at least {size} bytes, not {view.nbytes}")
-        view = view.cast("B")[:size].cast("i")
-        if <uint64_t>address_of(view) % sizeof(int32_t):
-            raise ValueError("an arena must be aligned to 4 bytes")
-        views.append(view)
-    check_range("the number of arenas", len(views), 1, 64)
-    return views
-
-
-cdef int64_t columns_for(int64_t tokens, int64_t block_size):
-    return (tokens + block_size - 1) // block_size
-
-
-cdef int check_range(str what, int64_t value, int64_t least, int64_t most) except -1:
-    if not least <= value <= most:
-        raise ValueError(f"{what} must be in {least}...{most}, not {value}")
-    return 0
-
-
-cdef int check_lists(tuple block_ids, int32_t groups) except -1:
-    if len(block_ids) != groups:
-        raise ValueError(f"there must be {groups} lists of block ids, one a group")
-    return 0
-
-
-cdef int int32_buffer(source, Py_buffer *buffer, str what) except -1:
-    # The caller releases the buffer, unless this raises.
-    PyObject_GetBuffer(source, buffer, PyBUF_FORMAT | PyBUF_ND | PyBUF_C_CONTIGUOUS)
-    cdef char kind = 0 if buffer.format == NULL or buffer.format[1] != 0 else buffer.format[0]
-    if buffer.ndim != 1 or buffer.itemsize != sizeof(int32_t) or (kind != b"i" and kind != b"l"):
-        PyBuffer_Release(buffer)
-        raise TypeError(f"{what} must be int32, in one dimension")
-    return 0
-
-
-cdef int32_t read_ids(
-    source, int32_t *target, int64_t room, int32_t least, int32_t most, str what
-) except -1:
-    # Read a list or tuple of ints, or a buffer of int32; return their number. Nothing is written beyond `room`.
-    # What was written when it raises is not read. Runs no foreign code, except to export a buffer.
-    cdef Py_buffer buffer
-    cdef Py_ssize_t count, i
-    cdef object item
-    cdef long number
-    cdef int overflow = 0
-    if isinstance(source, (list, tuple)):
-        count = PySequence_Fast_GET_SIZE(source)
-        if count > room:
-            raise ValueError(f"{count} {what} are more than the {room} there is room for")
-        for i in range(count):
-            item = <object>PySequence_Fast_GET_ITEM(source, i)
-            if not PyLong_Check(item):
-                raise TypeError(f"{what} must be ints, not {type(item).__name__}")
-            number = PyLong_AsLongAndOverflow(item, &overflow)
-            if overflow != 0 or number < least or number > most:
-                raise ValueError(f"{what} must be in {least}...{most}, not {item}")
-            target[i] = number
-        return count
-    int32_buffer(source, &buffer, what)
-    try:
-        count = buffer.shape[0]
-        if count > room:
-            raise ValueError(f"{count} {what} are more than the {room} there is room for")
-        memcpy(target, buffer.buf, count * sizeof(int32_t))
-    finally:
-        PyBuffer_Release(&buffer)
-    for i in range(count):
-        if target[i] < least or target[i] > most:
-            raise ValueError(f"{what} must be in {least}...{most}, not {target[i]}")
-    return count

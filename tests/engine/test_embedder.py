@@ -156,7 +156,7 @@ def test_preempted_text_has_the_same_vector(pair, rows_alone):
 
     def preempt(engine):
         scheduler = engine._scheduler
-        sequence = scheduler._newest_of_the_lowest_class()
+        sequence = scheduler._running.newest_of_the_lowest_class()
         if sequence is not None and engine.statistics().steps % 3 == 0:
             scheduler._preempt(sequence)
 

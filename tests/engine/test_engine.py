@@ -151,7 +151,7 @@ def test_max_tokens_is_limited_by(limits, tokens):
         ([1] * 40, GREEDY, "the prompt has 40 tokens; with one of output, 40 fit"),
         ([1] * 31, GREEDY, "the prompt has 31 tokens; at most 30 are accepted"),
         ([1, VOCABULARY], GREEDY, f"token id {VOCABULARY}, outside 0…12"),
-        ([1, -1], GREEDY, "token id -1"),
+        ([1, -1], GREEDY, "token ids must be in 0...2147483647, not -1"),
         ([1, 2**40], GREEDY, ""),
         (PROMPT, Sampling(max_tokens=0), "max_tokens is 0"),
         (PROMPT, Sampling(max_tokens=4, logit_bias={VOCABULARY: 1.0}), "logit_bias names a token id"),
@@ -410,4 +410,4 @@ def test_deadlines_of_ended_sequences_are_forgotten():
     for key in range(500):
         tested.engine.submit(key, PROMPT, Sampling(max_tokens=1), timeout_s=1e9)
         tested.turn()
-    assert len(tested.engine._deadlines) <= 66
+    assert len(tested.engine._live._deadlines) <= 66

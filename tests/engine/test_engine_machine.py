@@ -23,7 +23,9 @@ from hypothesis.stateful import (
 from engine.fake_model import EOS, VOCABULARY, FakeRunner, Loop, answer
 from fairlead._cext.blockpool import OutOfBlocks
 from fairlead.engine.engine import Engine
+from fairlead.engine.live_sequences import LiveSequences
 from fairlead.engine.memory import Memory, Prefix
+from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import MOST_PREEMPTIONS, SequenceStatus
 from fairlead.job import Sampling
@@ -176,7 +178,7 @@ class EngineMachine(RuleBasedStateMachine):
             if self.submitted[key].timeout_s is not None:
                 self.deadlines[key] = now_s + self.submitted[key].timeout_s
         step = self.engine.plan(now_s)
-        assert all(self.deadlines[key] >= now_s for key in self.deadlines.keys() & self.engine._sequences)
+        assert all(self.deadlines[key] >= now_s for key in self.deadlines.keys() & self.engine._live.by_key)
         if step is not None:
             self.check_step(step)
         return step
@@ -208,11 +210,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.fail(step, "the device hiccuped")
 
     def fail(self, step, reason: str) -> None:
-        before = self.engine._sequences.keys() & self.open
+        before = self.engine._live.by_key.keys() & self.open
         outcome = self.engine.fail(step, reason)
         failed = {output.key for output in outcome.outputs if output.error == reason}
         assert failed <= before
-        assert not failed & self.engine._sequences.keys()
+        assert not failed & self.engine._live.by_key.keys()
         for key in failed:
             self.heard_errors[key] = reason
         self.hear(outcome)
@@ -270,17 +272,17 @@ class EngineMachine(RuleBasedStateMachine):
         counts = self.engine.statistics()
         assert counts.slots_free + counts.running == self.slots
         assert counts.preemptions <= MOST_PREEMPTIONS * len(self.submitted)
-        assert self.engine._sequences.keys() <= self.open
-        assert counts.running + counts.pending == len(self.engine._sequences)
+        assert self.engine._live.by_key.keys() <= self.open
+        assert counts.running + counts.pending == len(self.engine._live.by_key)
         assert self.engine.idle == (not self.open and not self.under_way)
-        for sequence in self.engine._sequences.values():
+        for sequence in self.engine._live.by_key.values():
             assert sequence.preemptions <= MOST_PREEMPTIONS
             assert (sequence.state is SequenceStatus.PROCESSING) == (sequence.handle != 0)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         memory = self.engine._memory
-        running = [one for one in self.engine._sequences.values() if one.state is SequenceStatus.PROCESSING]
+        running = [one for one in self.engine._live.by_key.values() if one.state is SequenceStatus.PROCESSING]
         tables = [self.engine.batch.block_ids(one.slot) for one in running]
         for group, pool in enumerate(memory.pools):
             held = Counter(block for table in tables for block in table[group] if block >= 0)
@@ -301,14 +303,14 @@ class EngineMachine(RuleBasedStateMachine):
             steps += 1
             assert steps < 200 + len(self.submitted) * 12 * LONGEST, "a livelock"
             self.run_steps(1)
-            if self.under_way and not self.engine._sequences:
+            if self.under_way and not self.engine._live.by_key:
                 self.end_step()
         assert self.engine.idle
         self.everybody_is_somewhere()
         self.every_block_is_accounted_for()
         memory = self.engine._memory
         assert all(pool.available == pool.total for pool in memory.pools)
-        assert self.engine._scheduler._longest_tokens == 0
+        assert self.engine._scheduler._running.longest_tokens == 0
 
 
 MACHINE_SETTINGS = settings(
@@ -379,7 +381,7 @@ def forgets_who_was_preempted(self, victim):
 
 
 def takes_the_pinned_too(self):
-    return next((one for one in reversed(self._running[max(self._running)].values())), None)
+    return next((one for one in reversed(self._by_class[max(self._by_class)].values())), None)
 
 
 def spends_the_budget_twice(self, sequence):
@@ -393,9 +395,9 @@ def lets_in_more_rows_than_a_step_takes(self):
     self._rows_left += 1
 
 
-def keeps_the_slot(self, sequence, *, keep=True):
+def keeps_the_slot(self, sequence):
     slots, self._slots = self._slots, _Unfreeable(self._slots)
-    remove(self, sequence, keep=keep)
+    remove(self, sequence)
     self._slots = slots
 
 
@@ -414,7 +416,7 @@ def goes_on_after_its_end(self, sequence, token_id, reason, logprob):
 
 def aborts_only_in_name(self, key):
     self._early_outputs.pop(key, None)
-    self._sequences.pop(key, None)
+    self.by_key.pop(key, None)
 
 
 class _Unfreeable:
@@ -434,7 +436,7 @@ preempt, schedule_chunk, fill_step = (
     StepScheduler._schedule_chunk,
     StepScheduler._fill_step,
 )
-remove, fail = StepScheduler.remove, Engine._fail
+remove, fail = RunningSequences.remove, LiveSequences.fail
 
 MUTANTS = [
     (Memory, "free", never_gives_blocks_back),
@@ -445,14 +447,14 @@ MUTANTS = [
     (Memory, "_use_reservation", counts_a_table_twice),
     (Memory, "index", forgets_what_it_indexed),
     (StepScheduler, "_preempt", forgets_who_was_preempted),
-    (StepScheduler, "_newest_of_the_lowest_class", takes_the_pinned_too),
+    (RunningSequences, "newest_of_the_lowest_class", takes_the_pinned_too),
     (StepScheduler, "_schedule_chunk", spends_the_budget_twice),
     (StepScheduler, "_fill_step", lets_in_more_rows_than_a_step_takes),
-    (StepScheduler, "remove", keeps_the_slot),
-    (Engine, "_apply_time_limits", sees_no_clock),
-    (Engine, "_fail", fails_in_silence),
-    (Engine, "_complete", goes_on_after_its_end),
-    (Engine, "abort", aborts_only_in_name),
+    (RunningSequences, "remove", keeps_the_slot),
+    (LiveSequences, "end_overdue", sees_no_clock),
+    (LiveSequences, "fail", fails_in_silence),
+    (LiveSequences, "complete", goes_on_after_its_end),
+    (LiveSequences, "cancel", aborts_only_in_name),
 ]
 
 

@@ -60,7 +60,7 @@ def metas(hint):
 )
 def test_value_out_of_range_is_refused_by_its_name(name, value):
     with pytest.raises(ValueError, match=name):
-        parameters.TABLE.check(Sampling(**{"max_tokens": 1} | {name: value}))
+        parameters.TABLE.encode(Sampling(**{"max_tokens": 1} | {name: value}))
 
 
 def test_sequence_needs_logits_processing_only_for_parameters_with_an_effect():

@@ -211,7 +211,7 @@ def test_greedy_text_is_unchanged_by_prefix_reuse_and_preemptions(pair):
     served.ask([(shared, Sampling(max_tokens=1, temperature=0))])
 
     def preempt(engine):
-        newest = engine._scheduler._newest_of_the_lowest_class()
+        newest = engine._scheduler._running.newest_of_the_lowest_class()
         if newest is not None and engine.statistics().steps % 5 == 0:
             engine._scheduler._preempt(newest)
 

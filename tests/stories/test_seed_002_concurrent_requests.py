@@ -74,7 +74,7 @@ class Server(Loop):
 
     def state(self, key: int) -> SequenceStatus | None:
         """Return the sequence's state, or None after its release from `runningRequests_`."""
-        sequence = self.engine._sequences.get(key)
+        sequence = self.engine._live.by_key.get(key)
         return None if sequence is None else sequence.state
 
     @property

@@ -138,13 +138,14 @@ class SequenceAdmission:
             for tokens, ceiling in zip(capacities, ceilings, strict=True)
             if ceiling is not None
         ]
+        self._smallest = int(FILL * min(capacities))
         self._peak: Peak | None = None
         self._reached: list[int] = []
         self._shared = 0
 
     def always_fits(self, tokens: int) -> bool:
         """Return whether sequences with `tokens` tokens in all, at their longest, always fit."""
-        return tokens <= min([capacity for capacity, _ in self._sliding] + [self._capacity or tokens])
+        return tokens <= self._smallest
 
     def begin(
         self,

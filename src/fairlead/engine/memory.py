@@ -75,7 +75,8 @@ class Memory:
             blocks_ceiling(total, window, block_size, max_batched_tokens)
             for total, window in zip(blocks_total, windows, strict=True)
         ]
-        self._tables = [np.asarray(batch.block_table(group)) for group in range(len(self._pools))]
+        tables = map(batch.block_table, range(len(self._pools)))
+        self._rows = [[row.data for row in np.asarray(table)] for table in tables]  # by group and slot
         self._reserved = [0] * len(self._pools)
         self._table_entries = [0] * len(self._pools)
 
@@ -197,7 +198,7 @@ class Memory:
             full = sequence.tokens.committed // self._block_size
             tokens = sequence.tokens.tokens_view()
             for group, pool in enumerate(self._pools):
-                row = self._tables[group][slot, :full].data
+                row = self._rows[group][slot]
                 pool.cache_full_blocks(row, tokens, sequence.indexed, full, sequence.hashes)
             sequence.indexed = full
         for group in self._sliding:

@@ -41,6 +41,9 @@ class OutputDetails(msgspec.Struct):
         )
 
 
+NO_DETAILS = OutputDetails()
+
+
 class StepDetails(NamedTuple):
     """By index in `Committed` for sequences with a new token; by key for those still in prefill."""
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Prompt: TypeAlias = "Buffer | Sequence[int]"
+_LITTLE_ENDIAN = np.dtype("<i4")
 
 
 class RequestValidator:
@@ -33,7 +34,7 @@ class RequestValidator:
         self._vocab_size = vocab_size
         self._draw_seed = draw_seed
         self._max_input_tokens = max_input_tokens
-        self._max_output_tokens = max_output_tokens
+        self._most_output = longest if max_output_tokens is None else max_output_tokens
 
     def accept(self, key: int, prompt: Prompt, sampling: Sampling) -> SequenceState:
         """Return the sequence's state, with `max_tokens` cut to what fits after its prompt.
@@ -41,13 +42,14 @@ class RequestValidator:
         Raises ValueError, TypeError or OverflowError with the reason if it can never run.
         """
         token_ids = as_token_ids(prompt)
-        self._check(token_ids, sampling)
-        allowed = [sampling.max_tokens, self.longest - len(token_ids), self._max_output_tokens]
-        max_tokens = min(bound for bound in allowed if bound is not None)
+        self._check_length(len(token_ids))
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._draw_seed())
         encoded = parameters.TABLE.encode(sampling)
-        return SequenceState(
+        if sampling.logit_bias and not all(map(self._is_token, sampling.logit_bias)):
+            raise ValueError(f"logit_bias names a token id outside 0…{self._vocab_size - 1}")
+        max_tokens = min(sampling.max_tokens, self.longest - len(token_ids), self._most_output)
+        state = SequenceState(
             key,
             token_ids.data,
             max_tokens=max_tokens,
@@ -57,22 +59,19 @@ class RequestValidator:
             processes_logits=encoded.processes_logits,
             sampling=encoded,
         )
+        if not self._is_token(state.largest_id):
+            raise ValueError(f"the prompt has token id {state.largest_id}, outside 0…{self._vocab_size - 1}")
+        return state
 
-    def _check(self, token_ids: npt.NDArray[np.int32], sampling: Sampling) -> None:
-        """Raise ValueError for a sequence that can never run."""
-        length, most = len(token_ids), self._max_input_tokens
+    def _check_length(self, length: int) -> None:
+        """Raise ValueError for a prompt that can never run."""
+        most = self._max_input_tokens
         if length == 0:
             raise ValueError("the prompt is empty")
         if most is not None and length > most:
             raise ValueError(f"the prompt has {length} tokens; at most {most} are accepted")
         if length >= self.longest:
             raise ValueError(f"the prompt has {length} tokens; with one of output, {self.longest} fit")
-        parameters.TABLE.check(sampling)
-        for token_id in (int(token_ids.min()), int(token_ids.max())):
-            if not self._is_token(token_id):
-                raise ValueError(f"the prompt has token id {token_id}, outside 0…{self._vocab_size - 1}")
-        if not all(map(self._is_token, sampling.logit_bias)):
-            raise ValueError(f"logit_bias names a token id outside 0…{self._vocab_size - 1}")
 
     def _is_token(self, token_id: int) -> bool:
         return 0 <= token_id < self._vocab_size
@@ -81,5 +80,5 @@ class RequestValidator:
 def as_token_ids(prompt: Prompt) -> npt.NDArray[np.int32]:
     """Return an array. Raises OverflowError for an id beyond 32 bits, ValueError for a truncated buffer."""
     if isinstance(prompt, bytes | bytearray):
-        return np.frombuffer(prompt, np.dtype("<i4"))
+        return np.frombuffer(prompt, _LITTLE_ENDIAN)
     return np.ascontiguousarray(prompt, np.int32)

@@ -1,6 +1,6 @@
 """Decides what runs in the next step: which sequences are admitted, which take part, with how many tokens.
 
-Owns the queue, the running set, the slots and the batch. Promises that a step costs no Python for a sequence
+Owns the queue, the running sequences and the batch. Promises that a step costs no Python for a sequence
 that only decodes, and that every sequence gets to its end: see `_make_room`. Knows no clock, no torch and no
 token's meaning.
 """
@@ -11,9 +11,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from fairlead._cext.inputbatch import InputBatch, Step
-from fairlead._cext.slotmap import SlotMap
 from fairlead.engine.admission import Predictor, SequenceAdmission
-from fairlead.engine.memory import Memory
+from fairlead.engine.memory import Memory, Prefix
+from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 from fairlead.engine.sequence_queue import SequenceQueue
 
@@ -60,21 +60,13 @@ class StepScheduler:
         self.prefix_hits = 0
         self.prompt_tokens = 0
         self.cached: dict[int, int] = {}  # cached tokens of prompts, by key, until they are reported
-        self._slots = SlotMap(slots)
         self._max_batched_tokens = max_batched_tokens
         # A small token budget bounds the rows too, so that decodes always leave a token for each prefill.
         self._max_rows = min(max_batch, max_batched_tokens)
         # What any number of decodes leaves of a step; a prompt with one token to compute counts as a decode.
         self._even_chunk = max(1, max_batched_tokens - self._max_rows) if even_chunks else None
         self._queue = SequenceQueue()
-        self._running: dict[int, dict[int, Sequence]] = {}  # by class, then key; in order of admission
-        self._by_slot: list[Sequence | None] = [None] * slots
-        self._occupied = np.zeros(slots, np.bool_)
-        self._reserved = np.zeros(slots, np.bool_)  # pinned
-        self._keys = np.zeros(slots, np.int64)
-        self._max_tokens = np.zeros(slots, np.int64)
-        self._admissions = 0
-        self._longest_tokens = 0  # of all that run, if each reaches its max_tokens
+        self._running = RunningSequences(slots)
         self._has_current_peak = False
         self._refused: Sequence | None = None  # the head of the queue that the forecast last rejected
         self._budget = 0  # tokens left in the step being planned, and rows
@@ -90,15 +82,15 @@ class StepScheduler:
     @property
     def running(self) -> int:
         """Sequences that hold a slot and blocks."""
-        return len(self._slots)
+        return len(self._running)
 
     @property
     def slots_free(self) -> int:
-        return self._slots.available
+        return self._running.slots_free
 
     def running_in(self, slot: int) -> Sequence | None:
         """Return the sequence that has this slot now."""
-        return self._by_slot[slot]
+        return self._running.at(slot)
 
     def submit(self, sequence: Sequence) -> None:
         """Append a new sequence to its class's queue. One too long for an empty cache would block it."""
@@ -114,15 +106,9 @@ class StepScheduler:
         if sequence.handle == NO_HANDLE:
             self._queue.remove(sequence)
             return
-        slot = sequence.slot
         self.memory.free(sequence, keep=keep)
-        self.batch.remove_request(slot)
-        self._slots.free(sequence.handle)
-        sequence.handle = NO_HANDLE
-        self._by_slot[slot] = None
-        self._occupied[slot] = self._reserved[slot] = False
-        self._longest_tokens -= sequence.tokens.prompt_length + sequence.tokens.max_tokens
-        del self._running[sequence.priority][sequence.key]
+        self.batch.remove_request(sequence.slot)
+        self._running.remove(sequence)
 
     def plan(self) -> Step | None:
         """Return the next step's work; None if there is none, or none until a step in flight is committed."""
@@ -131,10 +117,10 @@ class StepScheduler:
         if self.preemptions == preemptions:  # else admission could take the room that was just made
             self._admit()
         step = self.batch.prepare_inputs()
-        while step is None and self.running and not self.batch.steps_under_way:
+        while step is None and self._running and not self.batch.steps_under_way:
             if self.preemptions == preemptions:
                 # Chunks of several prompts together hold all blocks of a window: the newest is preempted.
-                victim = self._newest_of_the_lowest_class()
+                victim = self._running.newest_of_the_lowest_class()
                 assert victim is not None
                 self._preempt(victim)
             preemptions = self.preemptions
@@ -144,7 +130,7 @@ class StepScheduler:
 
     def indexed(self, slots: Iterable[int]) -> None:
         """Index the blocks that sequences in these slots filled in the step that was just committed."""
-        for sequence in self._in_slots(slots):
+        for sequence in self._running.in_slots(slots):
             self.memory.index(sequence)
 
     # Building a step ---------------------------------------------------------------------------------
@@ -157,14 +143,16 @@ class StepScheduler:
         self._rows_left = self._max_rows - survey.decodes - len(survey.prefills)
         if survey.short:
             self._extend_decodes(survey.short)
-        for sequence in self._in_slots(survey.prefills):
+        for sequence in self._running.in_slots(survey.prefills):
             self._schedule_chunk(sequence)
 
     def _extend_decodes(self, short: "array[int]") -> None:
         """Take the block that each decode's next token begins; decodes that get none skip this step."""
-        if len(self.memory.pools) == 1 and self.memory.extend_by_one_block(short, self._in_slots(short)):
+        if len(self.memory.pools) == 1 and self.memory.extend_by_one_block(
+            short, self._running.in_slots(short)
+        ):
             return
-        for sequence in sorted(self._in_slots(short), key=lambda one: (one.priority, one.order)):
+        for sequence in sorted(self._running.in_slots(short), key=lambda one: (one.priority, one.order)):
             if sequence.handle != NO_HANDLE and not self._make_room(sequence):
                 self._leave_out(sequence)
 
@@ -181,20 +169,13 @@ class StepScheduler:
         that slides out at the next commit.
         """
         while not self.memory.extend(sequence, sequence.tokens.computed + 1):
-            victim = self._newest_of_the_lowest_class()
-            if victim is None or self.running == 1:
+            victim = self._running.newest_of_the_lowest_class()
+            if victim is None or len(self._running) == 1:
                 return False
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
-
-    def _newest_of_the_lowest_class(self) -> Sequence | None:
-        for priority in sorted(self._running, reverse=True):
-            for sequence in reversed(self._running[priority].values()):
-                if not sequence.pinned:
-                    return sequence
-        return None
 
     def _preempt(self, victim: Sequence) -> None:
         """Free a sequence's blocks and slot, and put it at the front of its queue, to be recomputed."""
@@ -237,7 +218,7 @@ class StepScheduler:
     def _admit(self) -> None:
         """Admit heads of the queue while they fit."""
         self._has_current_peak = False
-        while self._slots.available:
+        while self._running.slots_free:
             sequence = self._queue.head
             if sequence is None or sequence is self._refused:
                 return
@@ -247,14 +228,14 @@ class StepScheduler:
             prefix = self.memory.allocate(sequence)
             if prefix is None:
                 return
-            self.remove(sequence)
-            self._start(sequence, prefix.blocks, prefix.tokens)
+            self._queue.remove(sequence)
+            self._start(sequence, prefix)
 
     def _is_admissible(self, sequence: Sequence) -> bool:
         """Return whether the predicted peak fits. Not computed for a lone or a pinned sequence."""
         tokens = sequence.tokens
-        longest = self._longest_tokens + tokens.prompt_length + tokens.max_tokens
-        if not self.running or sequence.pinned or self.admission.always_fits(longest):
+        longest = self._running.longest_tokens + tokens.prompt_length + tokens.max_tokens
+        if not self._running or sequence.pinned or self.admission.always_fits(longest):
             self._has_current_peak = False  # it does not include this one
             return True
         if not self._has_current_peak:
@@ -263,36 +244,26 @@ class StepScheduler:
         return self.admission.admit(sequence.key, tokens.num_tokens, tokens.output_length, limit)
 
     def _predict_peak(self) -> None:
-        slots = np.flatnonzero(self._occupied)
-        outputs = np.asarray(self.batch.output_tokens)[slots].astype(np.int64)
+        prompts, outputs = np.asarray(self.batch.num_prompt_tokens), np.asarray(self.batch.output_tokens)
+        slots = np.flatnonzero(prompts)
+        running, outputs = self._running.columns(slots), outputs[slots].astype(np.int64)
         self.admission.begin(
-            self._keys[slots],
-            np.asarray(self.batch.num_prompt_tokens)[slots] + outputs,
+            running.keys,
+            prompts[slots] + outputs,
             outputs,
-            self._max_tokens[slots] - outputs,
-            reserved=self._reserved[slots],
+            running.max_tokens - outputs,
+            reserved=running.pinned,
             shared=self.memory.shared_tokens(0),
         )
         self._has_current_peak = True
 
-    def _start(self, sequence: Sequence, blocks: tuple[list[int], ...], computed: int) -> None:
+    def _start(self, sequence: Sequence, prefix: Prefix) -> None:
         """Give a sequence a slot, and its first chunk if the step has a row and a token left."""
-        tokens = sequence.tokens
-        sequence.handle = self._slots.alloc(sequence.key)
-        slot = sequence.slot
-        tokens.rewind(computed)
-        self.batch.add_request(slot, tokens, blocks)
+        slot = self._running.add(sequence)
+        sequence.tokens.rewind(prefix.tokens)
+        self.batch.add_request(slot, sequence.tokens, prefix.blocks)
         sequence.become(SequenceStatus.PROCESSING)
-        self._admissions += 1
-        sequence.order = self._admissions
-        self._by_slot[slot] = sequence
-        self._occupied[slot] = True
-        self._reserved[slot] = sequence.pinned
-        self._keys[slot] = sequence.key
-        self._max_tokens[slot] = tokens.max_tokens
-        self._longest_tokens += tokens.prompt_length + tokens.max_tokens
-        self._running.setdefault(sequence.priority, {})[sequence.key] = sequence
-        self._count_prompt(sequence, computed)
+        self._count_prompt(sequence, prefix.tokens)
         if self._rows_left > 0:
             self._rows_left -= 1
             self._schedule_chunk(sequence)
@@ -308,8 +279,3 @@ class StepScheduler:
         if sequence.hashes is not None:
             self.prefix_queries += prompt
             self.prefix_hits += hit
-
-    # Helpers -----------------------------------------------------------------------------------------
-
-    def _in_slots(self, slots: Iterable[int]) -> list[Sequence]:
-        return [sequence for slot in slots if (sequence := self._by_slot[slot]) is not None]

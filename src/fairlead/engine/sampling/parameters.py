@@ -44,9 +44,7 @@ class SamplingParameter(msgspec.Struct, frozen=True):
     dtype: type[np.generic] | None = None
 
     def check(self, value: Any) -> None:
-        """Raise ValueError if the value is out of range; None, where it is the default, is not."""
-        if value is None and self.default is None:
-            return
+        """Raise ValueError if the value is out of range; its default is not."""
         low, high = self.minimum, self.maximum
         if (low is not None and not value >= low) or (high is not None and not value <= high):
             bounds = f"at least {low}" if high is None else f"in {low}…{high}"
@@ -82,7 +80,7 @@ PARAMETERS: tuple[SamplingParameter, ...] = (
 
 
 class SequenceSampling(NamedTuple):
-    """One sequence's parameters, its `row` of the columns, and bits of the columns `in_effect` (not off)."""
+    """One sequence's parameters, its `row` of the columns, and the bits of those `in_effect` (not off)."""
 
     parameters: Sampling
     row: bytes
@@ -91,31 +89,34 @@ class SequenceSampling(NamedTuple):
 
 
 class ParameterTable:
-    """Checks and encodes parameters as declared. The columns are the fields of one structured array."""
+    """Checks and encodes parameters as declared. The columns are the fields of one structured array.
+
+    Only the parameters that differ from their defaults are checked and encoded one by one.
+    """
 
     def __init__(self, parameters: Sequence[SamplingParameter]) -> None:
-        self.columns = [parameter for parameter in parameters if parameter.dtype is not None]
-        self.dtype = np.dtype([(parameter.name, parameter.dtype) for parameter in self.columns])
-        self._bounded = [one for one in parameters if one.minimum is not None or one.maximum is not None]
-        self._of_logits = [(one.name, one.off) for one in parameters if one.use == "logits"]
-        self._values = attrgetter(*(column.name for column in self.columns))
-        self._effects = [(column.off, 1 << bit) for bit, column in enumerate(self.columns)]
-        self._row = Struct("=" + "".join(_FORMATS[np.dtype(column.dtype).str] for column in self.columns))
-
-    def check(self, sampling: Sampling) -> None:
-        """Raise ValueError for the first parameter that is out of its range."""
-        for parameter in self._bounded:
-            parameter.check(getattr(sampling, parameter.name))
+        columns = {one.name: one for one in parameters if one.dtype is not None}
+        self.dtype = np.dtype([(name, one.dtype) for name, one in columns.items()])
+        bits = {one.name: 1 << index for index, one in enumerate(parameters)}
+        self.columns = {name: bits[name] for name in columns}  # their bits
+        self._parameters = [(one, one.default, bits[one.name]) for one in parameters]
+        self._values = attrgetter(*bits)
+        self._defaults = {name: one.encode(one.default) for name, one in columns.items()}
+        self._in_effect = sum(bit for one, default, bit in self._parameters if default != one.off)
+        self._of_logits = sum(bits[one.name] for one in parameters if one.use == "logits")
+        self._row = Struct("=" + "".join(_FORMATS[self.dtype[name].str] for name in columns))
 
     def encode(self, sampling: Sampling) -> SequenceSampling:
-        """Return what a sequence with these parameters has in the columns."""
-        values, in_effect = self._values(sampling), 0
-        for value, (off, bit) in zip(values, self._effects, strict=True):
-            if value != off:
-                in_effect |= bit
-        row = self._row.pack(*map(SamplingParameter.encode, self.columns, values))
-        processes_logits = any(getattr(sampling, name) != off for name, off in self._of_logits)
-        return SequenceSampling(sampling, row, in_effect, processes_logits)
+        """Return what a sequence has in the columns. ValueError for a parameter that is out of its range."""
+        row, in_effect = self._defaults.copy(), self._in_effect
+        for value, (parameter, default, bit) in zip(self._values(sampling), self._parameters, strict=True):
+            if value != default:
+                parameter.check(value)
+                in_effect = in_effect & ~bit if value == parameter.off else in_effect | bit
+                if parameter.dtype is not None:
+                    row[parameter.name] = parameter.encode(value)
+        packed = self._row.pack(*row.values())
+        return SequenceSampling(sampling, packed, in_effect, bool(in_effect & self._of_logits))
 
 
 TABLE = ParameterTable(PARAMETERS)
@@ -136,8 +137,8 @@ class SamplingColumns:
 
     def __init__(self, slots: int) -> None:
         self._values = np.zeros(slots, TABLE.dtype)
-        self._names = [parameter.name for parameter in TABLE.columns]
-        self._in_effect: dict[int, int] = {}  # `SequenceSampling.in_effect` by slot
+        self._rows = self._values.view(f"V{TABLE.dtype.itemsize}")  # the same; a row is assigned in one piece
+        self._in_effect = np.zeros(slots, np.int64)  # `SequenceSampling.in_effect`; 0 for empty slots
         self._used = 0  # the same, of any sequence
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -147,18 +148,14 @@ class SamplingColumns:
     def update_state(self, update: BatchUpdate) -> None:
         """Store the values of new sequences, and forget those that left."""
         for slot in update.removed:
-            self._in_effect.pop(slot, None)
-        if update.added:
-            slots = [slot for slot, _ in update.added]
-            samplings: list[SequenceSampling] = [state.sampling for _, state in update.added]
-            rows = b"".join([sampling.row for sampling in samplings])
-            self._values[slots] = np.frombuffer(rows, self._values.dtype)
-            self._in_effect.update(zip(slots, [one.in_effect for one in samplings], strict=True))
-        self._used = 0
-        for used in set(self._in_effect.values()):
-            self._used |= used
+            self._in_effect[slot] = 0
+        for slot, state in update.added:
+            sampling: SequenceSampling = state.sampling
+            self._rows[slot] = sampling.row
+            self._in_effect[slot] = sampling.in_effect
+        self._used = int(np.bitwise_or.reduce(self._in_effect))
 
     def gather(self, slots: np.ndarray) -> dict[str, np.ndarray]:
         """Return the values for `slots` [S] of the parameters that any sequence uses: arrays [S] by name."""
-        used = self._used
-        return {name: self._values[name][slots] for bit, name in enumerate(self._names) if used >> bit & 1}
+        used = [name for name, bit in TABLE.columns.items() if self._used & bit]
+        return {name: self._values[name][slots] for name in used}

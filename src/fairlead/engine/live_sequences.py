@@ -1,0 +1,100 @@
+"""The sequences that were submitted and have not ended, and how they end. Knows no step and no batch."""
+
+from fairlead.engine.deadlines import Deadlines
+from fairlead.engine.output_details import OutputDetails
+from fairlead.engine.scheduler import StepScheduler
+from fairlead.engine.sequence import Sequence, SequenceStatus
+from fairlead.messages import Output
+
+STOPPED = 1  # the reason in `Committed.finished`; any other means the length limit
+
+
+class LiveSequences:
+    """Owns the sequences by key, their time limits, and the outputs that are reported without a step.
+
+    A sequence that ends here is removed from `scheduler` at once.
+    """
+
+    def __init__(self, scheduler: StepScheduler) -> None:
+        self.by_key: dict[int, Sequence] = {}
+        self._scheduler = scheduler
+        self._early_outputs: dict[int, Output] = {}  # refusals and timeouts, for the next outcome
+        self._untimed: list[Sequence] = []  # since the last plan; their time limits begin with the next one
+        self._deadlines = Deadlines()
+
+    def __len__(self) -> int:
+        return len(self.by_key) + len(self._early_outputs)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self.by_key or key in self._early_outputs
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self.by_key[sequence.key] = sequence
+        self._scheduler.submit(sequence)
+        if sequence.timeout_s is not None:
+            self._untimed.append(sequence)
+
+    def refuse(self, key: int, reason: str) -> None:
+        """Report that a sequence can never run."""
+        self._early_outputs[key] = Output(key, [], error=reason)
+
+    def cancel(self, key: int) -> None:
+        """End a sequence without any output for it. One that has ended is ignored."""
+        self._early_outputs.pop(key, None)
+        if (sequence := self.by_key.get(key)) is not None:
+            self._end(sequence, SequenceStatus.CANCELLED)
+
+    def end_overdue(self, now_s: float) -> None:
+        """End the sequences that are out of time."""
+        for sequence in self._untimed:
+            if sequence.key in self.by_key and sequence.timeout_s is not None:
+                self._deadlines.add(sequence.key, now_s + sequence.timeout_s)
+        self._untimed.clear()
+        for key in self._deadlines.passed(now_s):
+            if key in self.by_key:
+                self._early_outputs[key] = self._time_out(self.by_key[key])
+        self._deadlines.forget_all_but(self.by_key, len(self.by_key))
+
+    def take_early_outputs(self) -> list[Output]:
+        """Return what is to be reported without a step, once."""
+        outputs = list(self._early_outputs.values())
+        self._early_outputs.clear()
+        return outputs
+
+    def complete(self, sequence: Sequence, token_id: int, reason: int, details: OutputDetails) -> Output:
+        """End a sequence with its last token."""
+        if details.error is not None:
+            return self.fail(sequence, details.error)
+        self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
+        self._end(sequence, SequenceStatus.COMPLETED)
+        if reason == STOPPED:
+            return details.output(sequence.key, [token_id], "stop", token_id)
+        return details.output(sequence.key, [token_id], "length")
+
+    def complete_embedding(self, sequence: Sequence, vector: bytes) -> Output:
+        """End a sequence with the vector of its prompt."""
+        self._end(sequence, SequenceStatus.COMPLETED, keep=False)
+        return Output(sequence.key, [], finish_reason="stop", vector=vector)
+
+    def report(self, key: int, token_ids: list[int], details: OutputDetails) -> Output:
+        """Return the output of a sequence that goes on, unless its details are an error."""
+        if details.error is not None:
+            return self.fail(self.by_key[key], details.error)
+        return details.output(key, token_ids)
+
+    def fail(self, sequence: Sequence, reason: str) -> Output:
+        """Fail a sequence. Its blocks are not cached, because they may contain the cause of the failure."""
+        self._end(sequence, SequenceStatus.FAILED, keep=False)
+        return Output(sequence.key, [], error=reason)
+
+    def _time_out(self, sequence: Sequence) -> Output:
+        self._end(sequence, SequenceStatus.TIMEOUT)
+        reason = f"the request took longer than {sequence.timeout_s:g} s"
+        return Output(sequence.key, [], error=reason, code="request_timeout")
+
+    def _end(self, sequence: Sequence, final: SequenceStatus, *, keep: bool = True) -> None:
+        sequence.become(final)
+        del self.by_key[sequence.key]
+        self._scheduler.remove(sequence, keep=keep)
+        self._scheduler.cached.pop(sequence.key, None)
