@@ -48,7 +48,7 @@ def extension(name: str) -> Extension:
     return Extension(
         f"fairlead._cext.{name}",
         [f"cext/{name}.pyx", *files(f"{name}/*.c")],
-        depends=[*files(f"{name}/*.h"), *files(f"{name}/*.pxd"), *files(f"{name}/*.pxi")],
+        depends=[*files(f"{name}/*.h"), *files(f"{name}/*.pxd")],
         include_dirs=["cext"],
         extra_compile_args=flags,
         extra_link_args=[flag for flag in flags if flag in OPENMP],

@@ -27,29 +27,29 @@ Promises:
 
 from typing import NamedTuple
 
-from cpython.buffer cimport PyBUF_CONTIG_RO, PyBUF_FORMAT, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_AsLongLongAndOverflow, PyLong_Check, PyLong_CheckExact
-from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.long cimport PyLong_Check
+from cpython.mem cimport PyMem_Free
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport int32_t, int64_t
 cimport cython
 
-from blockpool.index cimport (
-    NONE, Index, Place, fetch_ahead, index_add, index_find, index_prefix, index_remove, index_window,
+from blockpool.chain cimport Chain, chain_extend
+from blockpool.conversion cimport (
+    PyList_New, PyList_SET_ITEM, Py_INCREF, block_or_none, block_size_of, counted, key_of, list_found, read_blocks,
+    read_range,
 )
-from blockpool.siphash cimport Hash, is_none, is_same, siphash
+from blockpool.index cimport NONE, index_prefix, index_window
+from blockpool.kept cimport request_evict, request_keep, request_use
+from blockpool.pool cimport (
+    Pool, PyList_GET_ITEM, blocks_free, contents_index, pool_begin, pool_bytes, pool_end, references_add,
+    references_drop, references_restore, scratch_reserve,
+)
+from blockpool.siphash cimport Hash, is_same, siphash
 
-cdef extern from "Python.h":
-    # Declared with `PyObject *`, so that Cython counts no references for each element.
-    PyObject *PyList_GET_ITEM(PyObject *list, Py_ssize_t index)
-    void PyList_SET_ITEM(PyObject *list, Py_ssize_t index, PyObject *item)
-    list PyList_New(Py_ssize_t length)
-    void Py_INCREF(PyObject *item)
-    object PySequence_Fast(object sequence, const char *message)
-    Py_ssize_t PySequence_Fast_GET_SIZE(object sequence)
-    PyObject **PySequence_Fast_ITEMS(object sequence)
+cdef enum:
+    BLOCKS_AT_MOST = 1 << 28
+    HOLDS_A_BLOCK = 256  # bounds the memory of kept requests to 1 KiB a block; a block itself takes 100 B
 
 
 class OutOfBlocks(Exception):
@@ -75,36 +75,54 @@ class BlockPoolStatistics(NamedTuple):
     evicted_requests: int
 
 
-cdef enum:
-    IN_FREE_LIST = -1    # instead of a reference count
-    BLOCKS_AT_MOST = 1 << 28
-    BLOCK_SIZE_AT_MOST = 1 << 16
-    HOLDS_A_BLOCK = 256  # bounds the memory of kept requests to 1 KiB a block; a block itself takes 100 B
-    ROOM_AT_FIRST = 16
-    PLACES_A_BLOCK = 2   # index places per block, so that collisions are rare
+@cython.final
+@cython.no_gc  # it refers to no objects
+cdef class BlockHashes:
+    """The hash chain of one sequence's full blocks, which all its KV cache groups share.
 
+    Each hash is SipHash-2-4-128 of the previous hash and the block's token ids, 4 bytes each. `hash_key`, 16
+    bytes, must be random, so that a client cannot construct tokens that collide. The first hash follows the
+    hash of `salt`: sequences with different salts share no blocks.
+    """
 
-cdef struct Block:
-    # 32 bytes, so that all fields of a block are in one cache line.
-    Hash hash           # of its content, once it is full
-    int32_t references  # IN_FREE_LIST: none, and not kept
-    int32_t kept        # how often kept requests hold it
-    int32_t owner       # the kept request that held it last; NONE once that request is dropped
-    int32_t tip_of      # the kept request whose last block it is
+    cdef Chain chain
+    cdef readonly int32_t block_size
 
+    def __cinit__(self, hash_key: bytes, block_size: int, salt: bytes = b""):
+        self.chain.key = key_of(hash_key)
+        self.block_size = self.chain.block_size = block_size_of(block_size)
+        if not isinstance(salt, bytes):
+            raise TypeError(f"salt must be bytes, not {type(salt).__name__}")
+        # Padded without ambiguity, so that different salts stay different.
+        padded = salt + b"\x80" + bytes((4 - len(salt) % 4) % 4)
+        self.chain.root = siphash(&self.chain.key, NULL, PyBytes_AS_STRING(padded), PyBytes_GET_SIZE(padded))
 
-cdef struct Request:
-    PyObject *key       # borrowed: the key in BlockPool.rows keeps it alive
-    int32_t *held
-    int32_t count
-    int32_t previous    # less recently used
-    int32_t next        # more recently used, or the next free row
+    def __dealloc__(self):
+        PyMem_Free(self.chain.hashes)
 
+    def extend(self, token_ids: Buffer) -> int:
+        """Hash every full block of the sequence that is not hashed yet; return the number of full blocks.
 
-# Content -------------------------------------------------------------------------------------------
+        `token_ids`: int32, contiguous, all tokens of the sequence from its start. Tokens that are hashed
+        already are not read again; ValueError if there are fewer than that.
+        """
+        chain_extend(&self.chain, token_ids, 0)
+        return self.chain.count
 
+    def __len__(self) -> int:
+        return self.chain.count
 
-include "blockpool/hashes.pxi"
+    def __getitem__(self, index: int) -> bytes:
+        """Return the hash of block `index`, 16 bytes."""
+        cdef Py_ssize_t i = index
+        if i < 0:
+            i += self.chain.count
+        if not 0 <= i < self.chain.count:
+            raise IndexError(f"block {index} of {self.chain.count} that are hashed")
+        return PyBytes_FromStringAndSize(<char *>&self.chain.hashes[i], sizeof(Hash))
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.chain.room * sizeof(Hash)
 
 
 @cython.final
@@ -116,32 +134,15 @@ cdef class BlockPool:
     With `first_in_first_out` the request kept first is evicted first; otherwise the least recently used one.
     """
 
-    cdef Block *blocks
-    cdef int32_t *free_list   # a stack: the last one is allocated first
-    cdef Index index
-    cdef int32_t *scratch     # the block ids of the current call
-    cdef PyObject **found     # the blocks that a lookup has found
-    cdef Py_ssize_t scratch_room  # the capacity of both
-    cdef Request *requests
-    cdef int32_t requests_room
-    cdef int32_t free_request
-    cdef int32_t oldest
-    cdef int32_t newest
-    cdef list numbers         # the ints 0 … total − 1, made once
-    cdef dict rows            # key -> row in `requests`
+    cdef Pool pool
     cdef Hash key
+    cdef list numbers         # the ints 0 … total − 1, made once
+    cdef dict rows            # key -> row in `pool.requests`
     cdef readonly int32_t total
     cdef readonly int32_t block_size
-    cdef readonly int32_t free
-    cdef int32_t referenced
-    cdef int32_t kept         # distinct blocks that kept requests hold
-    cdef int64_t holds        # the same, each block counted once for each request that holds it
-    cdef double used_at_most
-    cdef double entries_at_most
-    cdef bint first_in_first_out
+    cdef int64_t most_in_use  # `trim` evicts while more blocks than this are in use
     cdef int64_t queries
     cdef int64_t hits
-    cdef int64_t evicted_requests
 
     def __cinit__(
         self,
@@ -153,7 +154,6 @@ cdef class BlockPool:
         threshold: float = 0.8,
         first_in_first_out: bool = False,
     ):
-        cdef int64_t block
         cdef double fraction = threshold
         if not 1 <= blocks <= BLOCKS_AT_MOST:
             raise ValueError(f"blocks must be in 1...{BLOCKS_AT_MOST}, not {blocks}")
@@ -163,48 +163,31 @@ cdef class BlockPool:
             raise ValueError(f"max_entries must be at least 1, not {max_entries}")
         self.block_size = block_size_of(block_size)
         self.key = key_of(hash_key)
-        self.total = self.free = blocks
-        self.used_at_most = fraction * self.total
-        self.first_in_first_out = first_in_first_out
-        self.entries_at_most = -1.0 if max_entries is None else fraction * max_entries
-        self.oldest = self.newest = self.free_request = NONE
         self.rows = {}
-        self.numbers = list(range(self.total))
-        self.index.mask = 1
-        while self.index.mask < PLACES_A_BLOCK * <int64_t>self.total:
-            self.index.mask *= 2
-        self.blocks = <Block *>PyMem_Calloc(self.total, sizeof(Block))
-        self.free_list = <int32_t *>PyMem_Calloc(self.total, sizeof(int32_t))
-        self.index.places = <Place *>PyMem_Calloc(self.index.mask, sizeof(Place))
-        if self.blocks == NULL or self.free_list == NULL or self.index.places == NULL:
-            raise MemoryError
-        self.index.mask -= 1
-        for block in range(self.total):
-            self.blocks[block].references = IN_FREE_LIST
-            self.blocks[block].owner = self.blocks[block].tip_of = NONE
-            self.free_list[self.total - 1 - block] = <int32_t>block
+        self.numbers = list(range(blocks))
+        pool_begin(&self.pool, self.numbers)
+        self.pool.first_in_first_out = first_in_first_out
+        self.total = self.pool.total
+        most = int(fraction * blocks)
+        self.most_in_use = most if max_entries is None else min(most, int(fraction * max_entries) // self.block_size)
 
     def __dealloc__(self):
-        cdef int32_t row
-        if self.requests != NULL:
-            for row in range(self.requests_room):
-                PyMem_Free(self.requests[row].held)
-        PyMem_Free(self.requests)
-        PyMem_Free(self.blocks)
-        PyMem_Free(self.free_list)
-        PyMem_Free(self.index.places)
-        PyMem_Free(self.scratch)
-        PyMem_Free(self.found)
+        pool_end(&self.pool)
+
+    @property
+    def free(self) -> int:
+        """The number of blocks in the free list."""
+        return self.pool.free
 
     @property
     def evictable(self) -> int:
         """The number of blocks that no sequence reads, but kept requests hold."""
-        return self.total - self.free - self.referenced
+        return self.pool.total - self.pool.free - self.pool.referenced
 
     @property
     def available(self) -> int:
         """The number of blocks that `get_new_blocks` could allocate now: the free and the evictable."""
-        return self.total - self.referenced
+        return self.pool.total - self.pool.referenced
 
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks `tokens` tokens need; the last one may be partly full."""
@@ -219,25 +202,26 @@ cdef class BlockPool:
         Raise `OutOfBlocks` if fewer are free or evictable.
         """
         cdef int64_t wanted = counted(count)
+        cdef Pool *pool = &self.pool
         cdef PyObject *number
-        cdef PyObject *numbers = <PyObject *>self.numbers
+        cdef PyObject *numbers = pool.numbers
         cdef PyObject *result
         cdef Py_ssize_t i
         cdef int32_t *taken
-        if wanted > self.total - self.referenced:
-            raise OutOfBlocks(f"{wanted} blocks were requested, {self.available} of {self.total} are available")
+        if wanted > pool.total - pool.referenced:
+            raise OutOfBlocks(f"{wanted} blocks were requested, {self.available} of {pool.total} are available")
         given = PyList_New(wanted)
-        while wanted > self.free:
-            evict_row(self, self.oldest)
+        while wanted > pool.free:
+            request_evict(pool, self.rows, pool.oldest)
         result = <PyObject *>given
-        taken = self.free_list + self.free - 1
+        taken = pool.free_list + pool.free - 1
         for i in range(wanted):
-            self.blocks[taken[-i]].references = 1
+            pool.blocks[taken[-i]].references = 1
             number = PyList_GET_ITEM(numbers, taken[-i])
             Py_INCREF(number)
             PyList_SET_ITEM(result, i, number)
-        self.free -= <int32_t>wanted
-        self.referenced += <int32_t>wanted
+        pool.free -= <int32_t>wanted
+        pool.referenced += <int32_t>wanted
         return given
 
     def touch(self, block_ids: Sequence[int]) -> None:
@@ -246,20 +230,13 @@ cdef class BlockPool:
         The most recent kept request that holds the last block becomes the most recently used one. If that
         request has been dropped since, the block before decides, and so on.
         """
-        cdef Py_ssize_t count = read_blocks(self, block_ids)
+        cdef Pool *pool = &self.pool
+        cdef Py_ssize_t count = read_blocks(pool, block_ids)
         cdef Py_ssize_t i
-        cdef Block *block
-        for i in range(count):
-            if self.blocks[self.scratch[i]].references == IN_FREE_LIST:
-                raise ValueError(f"block {self.scratch[i]} is free: it holds nothing that could be read")
-        for i in range(count):
-            block = &self.blocks[self.scratch[i]]
-            self.referenced += block.references == 0
-            block.references += 1
+        references_add(pool, count)
         for i in range(count - 1, -1, -1):
-            block = &self.blocks[self.scratch[i]]
-            if block.owner != NONE:
-                use_row(self, block.owner)
+            if pool.blocks[pool.scratch[i]].owner != NONE:
+                request_use(pool, pool.blocks[pool.scratch[i]].owner)
                 break
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
@@ -267,9 +244,10 @@ cdef class BlockPool:
 
         ValueError if one has no reference left.
         """
-        cdef Py_ssize_t count = read_blocks(self, block_ids)
-        drop_references(self, count)
-        free_unneeded(self, self.scratch, count)
+        cdef Pool *pool = &self.pool
+        cdef Py_ssize_t count = read_blocks(pool, block_ids)
+        references_drop(pool, count)
+        blocks_free(pool, pool.scratch, count)
 
     # Contents
 
@@ -282,33 +260,15 @@ cdef class BlockPool:
         tokens; read only if `hashes` has fewer than `last` blocks. Idempotent. ValueError if there are fewer
         blocks or tokens, a block is not referenced, or it held other tokens when it became full.
         """
-        cdef BlockHashes chain = own_hashes(self, hashes)
+        cdef Chain *chain = self.chain_of(hashes)
+        cdef Pool *pool = &self.pool
         cdef Py_ssize_t begin = counted(first)
         cdef Py_ssize_t end = counted(last)
-        cdef Py_ssize_t i
-        cdef int32_t id
-        cdef Block *block
         if begin > end:
             raise ValueError(f"blocks {first}...{last} are none")
         if chain.count < end:
-            hash_tokens(chain, token_ids, end)
-        read_range(self, block_ids, begin, end)
-        for i in range(end - begin):
-            id = self.scratch[i]
-            if id == NONE:
-                continue
-            block = &self.blocks[id]
-            if block.references <= 0:
-                raise ValueError(f"block {id} is full, but has no reference")
-            if not is_none(&block.hash) and not is_same(&block.hash, &chain.chain[begin + i]):
-                raise ValueError(f"block {id} is full of other tokens already")
-        for i in range(end - begin):
-            id = self.scratch[i]
-            if id == NONE:
-                continue
-            self.blocks[id].hash = chain.chain[begin + i]
-            if index_find(self.index, &chain.chain[begin + i]) == NONE:
-                index_block(self, id)
+            chain_extend(chain, token_ids, end)
+        contents_index(pool, chain.hashes + begin, read_range(pool, block_ids, begin, end))
 
     def match_prefix(self, hashes: BlockHashes, limit: int, *, window: int | None = None) -> list[int]:
         """Return the blocks of the longest cached prefix of a sequence: at most `limit`, all full.
@@ -317,54 +277,51 @@ cdef class BlockPool:
         later tokens do not attend to those before; these are −1 in the result. No reference is added: call
         `touch` before anything else can evict them.
         """
-        cdef BlockHashes chain = own_hashes(self, hashes)
+        cdef Chain *chain = self.chain_of(hashes)
+        cdef Pool *pool = &self.pool
         cdef int64_t longest = min(counted(limit), chain.count)
         cdef int64_t seen = longest if window is None else min(counted(window), longest)
         cdef int64_t length
-        reserve_scratch(self, longest)
+        scratch_reserve(pool, longest)
         self.queries += longest * self.block_size
         if window is None:
-            length = seen = index_prefix(self.index, chain.chain, longest, self.found)
+            length = seen = index_prefix(pool.index, chain.hashes, longest, pool.found)
         else:
-            length = index_window(self.index, chain.chain, longest, seen, self.found)
+            length = index_window(pool.index, chain.hashes, longest, seen, pool.found)
             seen = min(seen, length)
         self.hits += length * self.block_size
-        return list_answer(self, length - seen, length)
+        return list_found(pool, length - seen, length)
+
+    cdef Chain *chain_of(self, hashes) except NULL:
+        if not isinstance(hashes, BlockHashes):
+            raise TypeError(f"hashes must be BlockHashes, not {type(hashes).__name__}")
+        cdef Chain *chain = &(<BlockHashes>hashes).chain
+        if chain.block_size != self.block_size or not is_same(&chain.key, &self.key):
+            raise ValueError("these hashes have another key or block size than the pool")
+        return chain
 
     # Requests that have ended
 
     def retire(self, key: int, block_ids: Sequence[int]) -> None:
-        """Remove a reference from each block of an ended request, and keep the blocks whose hash is known.
+        """Remove a reference from each block of an ended request, and keep its hashed blocks.
 
         They are kept as one request under `key`, the most recently used. It replaces a request kept under the
         same key, and every one that it covers. If no block has a hash, the kept requests do not change.
         ValueError if a block has no reference left.
         """
-        cdef Py_ssize_t count = read_blocks(self, block_ids)
-        cdef Py_ssize_t hashed = 0
-        cdef Py_ssize_t i
-        cdef int32_t row = NONE
-        cdef int32_t replaced
+        cdef Pool *pool = &self.pool
+        cdef Py_ssize_t count = read_blocks(pool, block_ids)
         if not PyLong_Check(key):
             raise TypeError(f"a key is an int, not {type(key).__name__}")
-        drop_references(self, count)
-        for i in range(count):
-            hashed += not is_none(&self.blocks[self.scratch[i]].hash)
-        if hashed:
-            try:
-                row = new_row(self, hashed)
-                replaced = enter_key(self, key if PyLong_CheckExact(key) else int(key), row)
-            except BaseException:
-                restore_references(self, count)
-                free_row(self, row)
-                raise
-            keep_row(self, row, count)
-            if replaced != NONE:
-                drop_row(self, replaced)
-            cover_with(self, row)
-        free_unneeded(self, self.scratch, count)
-        while self.holds > HOLDS_A_BLOCK * <int64_t>self.total:
-            evict_row(self, self.oldest)
+        references_drop(pool, count)
+        try:
+            request_keep(pool, self.rows, key, count)
+        except BaseException:
+            references_restore(pool, count)
+            raise
+        blocks_free(pool, pool.scratch, count)
+        while pool.holds > HOLDS_A_BLOCK * <int64_t>pool.total:
+            request_evict(pool, self.rows, pool.oldest)
 
     def trim(self) -> list[int]:
         """Evict kept requests in order until the cache is within its limits; return the keys of the evicted.
@@ -373,22 +330,22 @@ cdef class BlockPool:
         `threshold` of `max_entries`. Stop as well when nothing is evictable.
         """
         evicted = []
-        while is_over(self) and self.total - self.free - self.referenced > 0:
-            evicted.append(<object>self.requests[self.oldest].key)
-            evict_row(self, self.oldest)
+        while self.pool.total - self.pool.free > self.most_in_use and self.evictable > 0:
+            evicted.append(<object>self.pool.requests[self.pool.oldest].key)
+            request_evict(&self.pool, self.rows, self.pool.oldest)
         return evicted
 
     def free_ids(self) -> list[int]:
         """Return the free blocks, ascending. Their content is lost."""
         cdef int32_t i
-        return sorted([self.free_list[i] for i in range(self.free)])
+        return sorted([self.pool.free_list[i] for i in range(self.pool.free)])
 
     def evict(self, key: int) -> bool:
         """Drop one kept request. Return False, and change nothing, if none is kept under this key."""
         row = self.rows.get(key)
         if row is None:
             return False
-        evict_row(self, row)
+        request_evict(&self.pool, self.rows, row)
         return True
 
     # Questions
@@ -396,32 +353,23 @@ cdef class BlockPool:
     def statistics(self) -> BlockPoolStatistics:
         """Return a frozen summary."""
         return BlockPoolStatistics(
-            total=self.total,
-            free=self.free,
+            total=self.pool.total,
+            free=self.pool.free,
             evictable=self.evictable,
-            referenced=self.referenced,
+            referenced=self.pool.referenced,
             cached_requests=len(self.rows),
-            cached_tokens=<int64_t>self.kept * self.block_size,
+            cached_tokens=<int64_t>self.pool.kept * self.block_size,
             queries=self.queries,
             hits=self.hits,
-            evicted_requests=self.evicted_requests,
+            evicted_requests=self.pool.evicted_requests,
         )
 
     def reference_count(self, block: int) -> int:
         """Return the reference count of a block. ValueError if there is no such block."""
-        return max(self.blocks[number_of_block(self, <PyObject *>block)].references, 0)
+        cdef int32_t id = block_or_none(&self.pool, <PyObject *>block)
+        if id == NONE:
+            raise ValueError("-1 stands for no block")
+        return max(self.pool.blocks[id].references, 0)
 
     def __sizeof__(self) -> int:
-        return (
-            object.__sizeof__(self)
-            + self.total * (sizeof(Block) + sizeof(int32_t))
-            + (self.index.mask + 1) * sizeof(Place)
-            + self.scratch_room * (sizeof(int32_t) + sizeof(PyObject *))
-            + self.requests_room * sizeof(Request)
-            + self.holds * sizeof(int32_t)
-        )
-
-
-include "blockpool/references.pxi"
-include "blockpool/kept.pxi"
-include "blockpool/numbers.pxi"
+        return object.__sizeof__(self) + pool_bytes(&self.pool)

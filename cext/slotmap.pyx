@@ -7,7 +7,7 @@ It has no notion of sequences, batches or memory.
 
 Promises:
 
-- A handle names a binding, not an id: generation · 2³² + id. A handle whose binding has ended is refused,
+- A handle names a binding, not an id: generation · 2³² + id. After a binding has ended, its handle is refused,
   even if the id has a new owner, until the id has had 2³¹ − 1 more owners.
 - The id freed last is allocated first, because its rows are still in the cache. No id is ever retired.
 - `alloc` and `free` take constant time.
@@ -172,7 +172,7 @@ cdef class SlotMap:
         if slot == NONE:
             if not PyLong_Check(handle):
                 raise TypeError(f"a handle is an int, not {type(handle).__name__}")
-            raise StaleHandle(f"{handle} is not, or no longer, the handle of an owner")
+            raise StaleHandle(f"{handle} is not, or no longer, the handle of a binding")
         return slot
 
     cdef int32_t bound_slot(self, handle) noexcept:

@@ -16,10 +16,7 @@ BEGIN_TARGET("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16,av
 
 static void release_tiles(void) { _tile_release(); }
 
-const Kernels amx_bf16 = {
-    .name = "amx", .dtype = BFLOAT16, .tiles = 1, .multiply = multiply_tiles, .embed = NAME(embed),
-    .normalize = NAME(normalize), .add_normalized = NAME(add_normalized), .split_heads = NAME(split_heads),
-    .attend = NAME(attend), .attend_tiled = attend_tiles, .merge = NAME(merge), .reset_thread = release_tiles,
-};
+const Kernels amx_bf16 = KERNELS("amx", BFLOAT16, .tiles = 1, .multiply = multiply_tiles, .attend_tiled = attend_tiles,
+                                 .reset_thread = release_tiles);
 END_TARGET
 #endif

@@ -68,7 +68,7 @@ ALWAYS void weight_pages(Front *front, int room, int channel, const char *const 
 
 /* Turn scores of `count` keys from position `first` on into weights. Row r attends to low[r] … high[r]. */
 static void softmax_front(const Shape *shape, Front *front, int rows, int first, int count, const int *low,
-                         const int *high)
+                          const int *high)
 {
     float cap = shape->attention_cap, factor = shape->attention_scale * LOG2_E;
     int hidden = first < low[rows - 1] || first + count - 1 > high[0], moved = 0;
@@ -116,8 +116,8 @@ static void softmax_front(const Shape *shape, Front *front, int rows, int first,
     }
 }
 
-static void attend_tiles(const Model *model, const Layer *layer, const Step *step, const Task *task, int kv_head, int rows,
-                         char *scratch)
+static void attend_tiles(const Model *model, const Layer *layer, const Step *step, const Task *task, int kv_head,
+                         int rows, char *scratch)
 {
     const Shape *shape = &model->shape;
     Front *front = (Front *)scratch;
@@ -152,6 +152,6 @@ static void attend_tiles(const Model *model, const Layer *layer, const Step *ste
         state[1] = front->sum[r];
         memcpy(state + 16, front->values[0] + r * room, room * sizeof(float));
         NAME(write_output)(model, state, kv_head, task->output + (task->first + r) / G - task->first / G,
-                        (task->first + r) % G, rows);
+                           (task->first + r) % G, rows);
     }
 }

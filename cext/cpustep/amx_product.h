@@ -11,7 +11,7 @@ typedef struct {
 } __attribute__((packed)) TileShapes;
 
 enum {
-    AHEAD = 1024, /* prefetch distance of weights, in bytes */
+    AHEAD = 1024,     /* prefetch distance of weights, in bytes */
     FAR_AHEAD = 4096, /* the same where compute takes longer than memory: into the second-level cache only */
     AHEAD_NARROW = 2048,
     DEPTH_AT_ONCE = 8, /* blocks of 32 inputs; about a panel's part that stays in the first-level cache */
@@ -193,8 +193,10 @@ ALWAYS void multiply_part_by_part(const int kind, const int narrow, const Produc
     Ripe ripe = {0};
     if (parts == 0) parts = 1;
     int buffer = 0; /* which of the two buffers is in use */
-    Coming coming = {.from = (const char *)p->weight + first_panel * panel_size, .to = room,
-                     .left = blocks / parts * 2L * TILE, .lines = lines};
+    Coming coming = {.from = (const char *)p->weight + first_panel * panel_size,
+                     .to = room,
+                     .left = blocks / parts * 2L * TILE,
+                     .lines = lines};
     if (narrow) widen_lines(&coming, INT32_MAX);
     for (int part = 0; part < parts; part++) {
         int block = blocks * part / parts, end = blocks * (part + 1) / parts;
@@ -237,10 +239,9 @@ ALWAYS void multiply_kind(const int kind, const int narrow, const Product *p, in
     if (p->rows > 32) {
         for (int top = 0; top < p->rows; top += ROWS_OF_PART)
             for (int panel = first_panel; panel < last_panel; panel += PANELS_AT_ONCE)
-                multiply_part_by_part(kind, narrow, p, top,
-                                      top + ROWS_OF_PART < p->rows ? top + ROWS_OF_PART : p->rows, panel,
-                                      panel + PANELS_AT_ONCE < last_panel ? panel + PANELS_AT_ONCE : last_panel, sums,
-                                      room);
+                multiply_part_by_part(kind, narrow, p, top, top + ROWS_OF_PART < p->rows ? top + ROWS_OF_PART : p->rows,
+                                      panel, panel + PANELS_AT_ONCE < last_panel ? panel + PANELS_AT_ONCE : last_panel,
+                                      sums, room);
         return;
     }
     Ripe ripe = {0};

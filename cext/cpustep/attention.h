@@ -65,7 +65,7 @@ ALWAYS void NAME(score)(const int R, const int N, const NAME(number) *q, int roo
 
 /* Compute the weighted values of R rows, `W` vectors of channels from `channel` on. */
 ALWAYS void NAME(weight_values)(const int R, const int W, const NAME(number) *weights, int room, int channel,
-                        const char *const *pages, int count, long values, float *states)
+                                const char *const *pages, int count, long values, float *states)
 {
     vf sums[NAME(together)][4];
 #pragma GCC unroll 8
@@ -105,8 +105,8 @@ ALWAYS void NAME(weight_values)(const int R, const int W, const NAME(number) *we
 
 /* Turn a row's scores into softmax weights, and write the chunk's maximum and sum to `state`. `first`: the
  * position of the first score; the row attends to low ≤ position ≤ high. */
-ALWAYS void NAME(softmax)(const Shape *shape, float *scores, NAME(number) *weights, int first, int count, int low, int high,
-                         float *state)
+ALWAYS void NAME(softmax)(const Shape *shape, float *scores, NAME(number) *weights, int first, int count, int low,
+                          int high, float *state)
 {
     vf top = splat(-INFINITY), sum = {0}, scale = splat(shape->attention_scale * LOG2_E);
     float cap = shape->attention_cap;
@@ -159,36 +159,49 @@ ALWAYS void NAME(write_output)(const Model *model, const float *state, int kv_he
     }
 }
 
-#define CASE(R, N) case R: NAME(score)(R, N, q, room, channels, pages, ahead, scores); break;
+#define CASE(R, N) \
+    case R: NAME(score)(R, N, q, room, channels, pages, ahead, scores); break;
 static void NAME(score_rows)(int rows, const NAME(number) *q, int room, int channels, const char *const *pages,
                              long ahead, float *scores)
 {
     switch (rows) {
-        CASE(1, 2) CASE(2, VW == 16 ? 2 : 1)
+        CASE(1, 2)
+        CASE(2, VW == 16 ? 2 : 1)
 #if VW >= 8
-        CASE(3, VW == 16 ? 2 : 1) CASE(4, VW == 16 ? 2 : 1)
+        CASE(3, VW == 16 ? 2 : 1)
+        CASE(4, VW == 16 ? 2 : 1)
 #endif
 #if VW == 16
-        CASE(5, 1) CASE(6, 1) CASE(7, 1) CASE(8, 1)
+        CASE(5, 1)
+        CASE(6, 1)
+        CASE(7, 1)
+        CASE(8, 1)
 #endif
     }
 }
 #undef CASE
 enum { NAME(pages_together_1) = 2, NAME(pages_together_4) = VW == 16 ? 2 : 1 };
 
-#define CASE(R, W) case R: \
-    for (int c = 0; c < room; c += W * VW) NAME(weight_values)(R, W, weights, room, c, pages, count, values, states); \
-    break;
+#define CASE(R, W) \
+    case R: \
+        for (int c = 0; c < room; c += W * VW) \
+            NAME(weight_values)(R, W, weights, room, c, pages, count, values, states); \
+        break;
 static void NAME(weight_rows)(int rows, const NAME(number) *weights, int room, const char *const *pages, int count,
-                             long values, float *states)
+                              long values, float *states)
 {
     switch (rows) {
-        CASE(1, 2) CASE(2, 2)
+        CASE(1, 2)
+        CASE(2, 2)
 #if VW >= 8
-        CASE(3, 2) CASE(4, 2)
+        CASE(3, 2)
+        CASE(4, 2)
 #endif
 #if VW == 16
-        CASE(5, 2) CASE(6, 2) CASE(7, 2) CASE(8, 2)
+        CASE(5, 2)
+        CASE(6, 2)
+        CASE(7, 2)
+        CASE(8, 2)
 #endif
     }
 }
@@ -196,8 +209,8 @@ static void NAME(weight_rows)(int rows, const NAME(number) *weights, int room, c
 
 /* Attend to a chunk of keys with up to `together` rows, row r to low[r] … high[r]; write to `states`. */
 static void NAME(attend_chunk)(const Model *model, const Layer *layer, const Task *task, int kv_head, int chunk,
-                            const NAME(number) *q, int rows, const int *low, const int *high, char *scratch,
-                            float *states)
+                               const NAME(number) *q, int rows, const int *low, const int *high, char *scratch,
+                               float *states)
 {
     const Shape *shape = &model->shape;
     int room = padded(shape->head_dim), channels = shape->head_dim;
@@ -208,7 +221,7 @@ static void NAME(attend_chunk)(const Model *model, const Layer *layer, const Tas
     int count = last_block - first_block;
     float *scores = (float *)scratch;
 #if BF16
-    bf16 *weights = (bf16 *)(scores + NAME(together) * CHUNK);
+    bf16 *weights = (bf16 *)(scores + CHUNK * NAME(together));
 #else
     float *weights = scores;
 #endif
@@ -229,8 +242,8 @@ static void NAME(attend_chunk)(const Model *model, const Layer *layer, const Tas
     for (int n = 0; n < count; n += at_once)
         NAME(score_rows)(rows, q, room, channels, pages + n, (long)model->page_bytes, scores + n * BLOCK);
     for (int r = 0; r < rows; r++)
-        NAME(softmax)(shape, scores + r * CHUNK, weights + r * CHUNK, first_block * BLOCK, count * BLOCK, low[r], high[r],
-                     states + r * STATE(room));
+        NAME(softmax)(shape, scores + r * CHUNK, weights + r * CHUNK, first_block * BLOCK, count * BLOCK, low[r],
+                      high[r], states + r * STATE(room));
     NAME(weight_rows)(rows, weights, room, pages, count, (long)model->page_bytes, states);
 }
 
@@ -239,10 +252,9 @@ static void NAME(attend)(const Model *model, const Layer *layer, const Step *ste
 {
     const Shape *shape = &model->shape;
     int G = shape->heads / shape->kv_heads, room = padded(shape->head_dim), window = shape->windows[layer->group];
-    float *states = (float *)scratch, *parts = states + NAME(together) * STATE(room);
-    char *rest = (char *)(parts + NAME(together) * STATE(room));
-    const NAME(number) *queries =
-        (const NAME(number) *)model->queries + (long)kv_head * step->tokens * G * room;
+    float *states = (float *)scratch, *parts = states + STATE(room) * NAME(together);
+    char *rest = (char *)(parts + STATE(room) * NAME(together));
+    const NAME(number) *queries = (const NAME(number) *)model->queries + (long)kv_head * step->tokens * G * room;
     for (int done = 0, count; done < task->count; done += count) {
         count = task->count - done < NAME(together) ? task->count - done : NAME(together);
         int first = task->first + done, low[NAME(together)], high[NAME(together)];
@@ -261,12 +273,13 @@ static void NAME(attend)(const Model *model, const Layer *layer, const Step *ste
             float *to = chunk == task->chunk_first ? states : parts;
             NAME(attend_chunk)(model, layer, task, kv_head, chunk, q, count, low, high, rest, to);
             if (to == parts)
-                for (int r = 0; r < count; r++) NAME(merge_states)(states + r * STATE(room), parts + r * STATE(room), room);
+                for (int r = 0; r < count; r++)
+                    NAME(merge_states)(states + r * STATE(room), parts + r * STATE(room), room);
         }
         if (task->partial >= 0) continue;
         for (int r = 0; r < count; r++)
             NAME(write_output)(model, states + r * STATE(room), kv_head,
-                            task->output + (first + r) / G - task->first / G, (first + r) % G, rows);
+                               task->output + (first + r) / G - task->first / G, (first + r) % G, rows);
     }
 }
 
@@ -282,6 +295,6 @@ static void NAME(merge)(const Model *model, const Task *task, int kv_head, int r
         for (int chunk = 1; chunk < task->chunk_last - task->chunk_first; chunk++)
             NAME(merge_states)(state, state + chunk * pitch, room);
         NAME(write_output)(model, state, kv_head, task->output + (task->first + r) / G - task->first / G,
-                        (task->first + r) % G, rows);
+                           (task->first + r) % G, rows);
     }
 }

@@ -25,8 +25,8 @@ static int check_row(const Model *model, const Step *step, int row, char *reason
         return refuse(reason, room, "sequence_lengths[%d]: %d is less than the row's %d tokens", row, length, count);
     for (int t = first; t < last; t++)
         if (step->positions[t] != length - last + t)
-            return refuse(reason, room, "positions[%d]: %d, where the row's length makes it %d", t,
-                          step->positions[t], length - last + t);
+            return refuse(reason, room, "positions[%d]: %d, but the row's length requires %d", t, step->positions[t],
+                          length - last + t);
     for (int g = 0; g < shape->groups; g++) {
         if (slot < 0 || slot >= step->table_rows[g])
             return refuse(reason, room, "slots[%d]: %d is not in the block table of %d rows", row, slot,
@@ -44,8 +44,8 @@ static int check_row(const Model *model, const Step *step, int row, char *reason
         for (int t = first; t < last; t++) {
             int position = length - last + t, expected = table[position / BLOCK] * BLOCK + position % BLOCK;
             if (step->slot_mapping[g][t] != expected)
-                return refuse(reason, room, "slot_mapping of group %d, token %d: %d, where the block table says %d", g,
-                              t, step->slot_mapping[g][t], expected);
+                return refuse(reason, room, "slot_mapping of group %d, token %d: %d, but the block table has %d", g, t,
+                              step->slot_mapping[g][t], expected);
         }
     }
     return 0;

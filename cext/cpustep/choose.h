@@ -230,7 +230,7 @@ static void NAME(choose_row)(const Choice *choice, int row, char *scratch)
     NAME(find_highest)(x, count, &choice->highest[row], &choice->tokens[row]);
     float highest = choice->highest[row], temperature = choice->temperatures[row];
     if (!(temperature >= choice->greedy_below) || !(highest > -INFINITY)) return;
-    if (temperature > 1e30f) temperature = 1e30f; /* so that −inf stays −inf */
+    if (temperature > 1e30f) temperature = 1e30f; /* a larger one would turn −inf into NaN */
     float *scores = (float *)scratch, *room = scores + (long)runs * RUN, *tops = room + (long)runs * RUN;
     double *sums = (double *)(tops + (runs + 1) / 2 * 2);
     NAME(take_scores)(x, count, highest < FLT_MAX ? highest : FLT_MAX, temperature, scores, tops);

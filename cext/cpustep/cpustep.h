@@ -12,7 +12,7 @@
  *                                          for each its 16 outputs, for each the pair: AMX's right operand;
  *                                          one line of it is an operand of vdpbf16ps
  *   float32  [N/32][Kp][32]
- * Gate and up are one matrix whose panels have 16 outputs of gate and the same 16 of up.
+ * Gate and up are one matrix: each of its panels has 16 outputs of gate and the same 16 of up.
  *
  * With `int8` a weight is an integer of −127…127 in the same place, except that in bfloat16's order a pair of
  * inputs has the 16 numbers of the first before those of the second. Each output has a scale: its largest
@@ -37,11 +37,11 @@
 typedef uint16_t bf16;
 
 enum {
-    BLOCK = 16,          /* tokens a page */
-    PANEL = 32,          /* outputs a panel of a matrix; sizes are padded to a multiple of it */
-    TILE = 512,          /* numbers in a tile of bfloat16 */
-    CHUNK = 256,         /* keys of one partial softmax; chunks begin at multiples of it */
-    ROWS_AT_ONCE = 32,   /* rows of queries an attention task has at most */
+    BLOCK = 16,        /* tokens a page */
+    PANEL = 32,        /* outputs a panel of a matrix; sizes are padded to a multiple of it */
+    TILE = 512,        /* numbers in a tile of bfloat16 */
+    CHUNK = 256,       /* keys of one partial softmax; chunks begin at multiples of it */
+    ROWS_AT_ONCE = 32, /* rows of queries an attention task has at most */
     HEAD_AT_MOST = 256,
     GROUPS_AT_MOST = 8,
     ROPES_AT_MOST = 8,
@@ -55,66 +55,65 @@ static inline int padded(int size) { return (size + PANEL - 1) / PANEL * PANEL; 
 typedef struct {
     int dtype;
     int vocabulary, hidden, inner, layers, heads, kv_heads, head_dim;
-    int tied;                     /* the output head uses the embedding's matrix */
+    int tied; /* the output head uses the embedding's matrix */
     int qkv_bias, output_bias, mlp_bias;
-    int query_key_norm;           /* an RMSNorm over the channels of each query and key head */
-    int post_norms;               /* the results of attention and MLP are normalized before they are added */
-    int gelu;                     /* the gate is GELU (tanh form), not SiLU */
-    int int8;                     /* weights are kept in 8 bits */
+    int query_key_norm; /* an RMSNorm over the channels of each query and key head */
+    int post_norms;     /* the results of attention and MLP are normalized before they are added */
+    int gelu;           /* the gate is GELU (tanh form), not SiLU */
+    int int8;           /* weights are kept in 8 bits */
     float epsilon;
     float embedding_scale, attention_scale;
-    float attention_cap, logit_cap;   /* cap · tanh(x / cap); 0: none */
+    float attention_cap, logit_cap; /* cap · tanh(x / cap); 0: none */
     int groups, ropes;
-    int windows[GROUPS_AT_MOST];      /* tokens a query attends to, its own included; 0: all */
-    int rotated[ROPES_AT_MOST];       /* channels that rotate, an even number */
+    int windows[GROUPS_AT_MOST]; /* tokens a query attends to, its own included; 0: all */
+    int rotated[ROPES_AT_MOST];  /* channels that rotate, an even number */
     float rope_scale[ROPES_AT_MOST];
     int threads, tokens_at_most;
 } Shape;
 
-enum { /* vectors of a layer */
-    ATTENTION_NORM, QUERY_NORM, KEY_NORM, POST_ATTENTION_NORM, MLP_NORM, POST_MLP_NORM,
-    QKV_BIAS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, VECTORS
-};
+/* The matrices and vectors of a layer. Biases are in the order of the matrices. */
 enum { QKV, OUTPUT, GATE_UP, DOWN, MATRICES };
+enum { ATTENTION_NORM, QUERY_NORM, KEY_NORM, POST_ATTENTION_NORM, MLP_NORM, POST_MLP_NORM, NORMS };
+enum { QKV_BIAS = NORMS, OUTPUT_BIAS, GATE_UP_BIAS, DOWN_BIAS, VECTORS };
 
 typedef struct {
     void *matrices[MATRICES];
-    float *scales[MATRICES];      /* by output, in the order of the panels; NULL without `int8` */
-    float *vectors[VECTORS];      /* NULL: this model has none */
-    char *pages;                  /* [block][kv head][K, V] */
+    float *scales[MATRICES]; /* by output, in the order of the panels; NULL without `int8` */
+    float *vectors[VECTORS]; /* NULL: this model has none */
+    char *pages;             /* [block][kv head][K, V] */
     int group, rope;
 } Layer;
 
 /* A matrix product, rows × weightᵀ, and what is done with its result. */
 enum { STORE, ADD, GATE, LOGITS };
 typedef struct {
-    const void *input;            /* activations, `rows` × `depth` */
+    const void *input; /* activations, `rows` × `depth` */
     const void *weight;
-    const float *scales, *bias;   /* in the order of the panels' outputs, or NULL */
+    const float *scales, *bias; /* in the order of the panels' outputs, or NULL */
     int rows, depth, panels;
     int kind;
-    float *output;                /* STORE, ADD, LOGITS: rows of `stride` floats */
+    float *output; /* STORE, ADD, LOGITS: rows of `stride` floats */
     long stride;
-    int columns;                  /* LOGITS: outputs that exist */
-    float cap;                    /* LOGITS */
-    void *gated;                  /* GATE: activations, `rows` × `gated_depth` */
+    int columns; /* LOGITS: outputs that exist */
+    float cap;   /* LOGITS */
+    void *gated; /* GATE: activations, `rows` × `gated_depth` */
     int gated_depth, gelu;
 } Product;
 
 /* Rows of queries of one sequence. A row is a token and a head of the KV head's group: token · G + head. */
 typedef struct {
-    int first, count;             /* rows of the query buffer */
-    int base, start;              /* the row of the sequence's first token in this step, and its position */
-    int output;                   /* the row of the attention's result for the token of `first` */
-    int chunk_first, chunk_last;  /* chunks of keys to attend to, chunk_last excluded */
-    int partial;                  /* index in `partials` of the first result to merge; −1: none */
-    int tiled;                    /* enough rows for AMX tiles of queries */
-    const int32_t *table;         /* the sequence's blocks */
+    int first, count;            /* rows of the query buffer */
+    int base, start;             /* the row of the sequence's first token in this step, and its position */
+    int output;                  /* the row of the attention's result for the token of `first` */
+    int chunk_first, chunk_last; /* chunks of keys to attend to, chunk_last excluded */
+    int partial;                 /* index in `partials` of the first result to merge; −1: none */
+    int tiled;                   /* enough rows for AMX tiles of queries */
+    const int32_t *table;        /* the sequence's blocks */
 } Task;
 
 typedef struct {
-    Task *tasks, *last_tasks;     /* for all layers but the last; for the last, with sampled rows only */
-    Task *merges, *last_merges;   /* the partial results of chunk_first … chunk_last begin at `partial` */
+    Task *tasks, *last_tasks;   /* for all layers but the last; for the last, with sampled rows only */
+    Task *merges, *last_merges; /* the partial results of chunk_first … chunk_last begin at `partial` */
     int task_count, last_task_count, merge_count, last_merge_count;
 } Plan;
 
@@ -127,25 +126,25 @@ typedef struct {
     void *embedding, *head;
     float *embedding_scales, *head_scales;
     float *final_norm;
-    float *frequencies[ROPES_AT_MOST];  /* radians a position by pair of channels */
+    float *frequencies[ROPES_AT_MOST]; /* radians a position by pair of channels */
     int blocks[GROUPS_AT_MOST];
-    size_t element;               /* bytes of a number in activations and pages; in weights without `int8` */
-    size_t page_bytes;            /* of K for a block and a KV head; V takes the same */
+    size_t element;    /* bytes of a number in activations and pages; in weights without `int8` */
+    size_t page_bytes; /* of K for a block and a KV head; V takes the same */
     char *weights_memory, *cache_memory, *work_memory;
     size_t weights_bytes, cache_bytes, work_bytes;
 
     /* Buffers between the layers. Rows of float32 unless they are activations. */
-    float *stream;                /* [T][Cp] the residual stream */
-    float *sampled;               /* [T][Cp] the rows of it that sample */
-    float *branch;                /* [T][Cp] the result of attention or MLP, if it is normalized first */
-    float *qkv;                   /* [T][(H + 2K)·D padded] */
-    float *angles[ROPES_AT_MOST]; /* [T][2][rotated/2] cosine, then sine, of this step's tokens */
+    float *stream;                   /* [T][Cp] the residual stream */
+    float *sampled;                  /* [T][Cp] the rows of it that sample */
+    float *branch;                   /* [T][Cp] the result of attention or MLP, if it is normalized first */
+    float *qkv;                      /* [T][(H + 2K)·D padded] */
+    float *angles[ROPES_AT_MOST];    /* [T][2][rotated/2] cosine, then sine, of this step's tokens */
     void *normal, *attended, *gated; /* activations: normalized stream, attention's result, gated inner */
-    void *queries;                /* [K][T·G][Dp] */
-    int *clear_from;              /* [groups][T]: offset from which a token zeroes its value page; 16: none */
-    char *scratch;                /* by thread, SCRATCH_BYTES and `panel_bytes` */
-    size_t panel_bytes;           /* of the deepest panel of 8-bit weights once widened; 0 without `int8` */
-    float *partials;              /* [partial][K][ROWS_AT_ONCE][16 + Dp], see attention.h; grows */
+    void *queries;                   /* [K][T·G][Dp] */
+    int *clear_from;                 /* [groups][T]: offset from which a token zeroes its value page; 16: none */
+    char *scratch;                   /* by thread, SCRATCH_BYTES and `panel_bytes` */
+    size_t panel_bytes;              /* of the deepest panel of 8-bit weights once widened; 0 without `int8` */
+    float *partials;                 /* [partial][K][ROWS_AT_ONCE][16 + Dp], see attention.h; grows */
     size_t partials_room;
     Plan plans[GROUPS_AT_MOST];
     Task *tasks_memory;
@@ -155,14 +154,14 @@ typedef struct {
 /* The arguments of one step, named as in the engine's Step. */
 typedef struct {
     int tokens, rows, samples;
-    const int32_t *input_ids, *positions;                  /* [T] */
-    const int32_t *slot_mapping[GROUPS_AT_MOST];           /* [T] block · 16 + offset */
-    const int32_t *query_starts;                           /* [B + 1] */
-    const int32_t *sequence_lengths, *slots;               /* [B] */
-    const int32_t *sample_rows;                            /* [S] ascending */
-    const int32_t *tables[GROUPS_AT_MOST];                 /* [table_rows][table_width] */
+    const int32_t *input_ids, *positions;        /* [T] */
+    const int32_t *slot_mapping[GROUPS_AT_MOST]; /* [T] block · 16 + offset */
+    const int32_t *query_starts;                 /* [B + 1] */
+    const int32_t *sequence_lengths, *slots;     /* [B] */
+    const int32_t *sample_rows;                  /* [S] ascending */
+    const int32_t *tables[GROUPS_AT_MOST];       /* [table_rows][table_width] */
     int table_rows[GROUPS_AT_MOST], table_width[GROUPS_AT_MOST];
-    float *logits;                                         /* [S][logits_stride] */
+    float *logits; /* [S][logits_stride] */
     long logits_stride;
 } Step;
 
@@ -173,14 +172,14 @@ typedef struct {
     int rows, vocabulary;
     const float *logits;
     long stride;
-    const float *temperatures;    /* below `greedy_below`: choose the highest logit */
+    const float *temperatures; /* below `greedy_below`: choose the highest logit */
     float greedy_below;
-    const int32_t *top_k;         /* 0 or less: off */
-    const double *top_p;          /* 1: off */
-    const float *least;           /* the logarithm of min_p */
-    const double *numbers;        /* uniform random numbers, 0 to 1: a fraction of the distribution's sum */
+    const int32_t *top_k;  /* 0 or less: off */
+    const double *top_p;   /* 1: off */
+    const float *least;    /* the logarithm of min_p */
+    const double *numbers; /* uniform random numbers, 0 to 1: a fraction of the distribution's sum */
     int64_t *tokens;
-    float *highest;               /* the highest logit; NaN if one of the logits is NaN */
+    float *highest; /* the highest logit; NaN if one of the logits is NaN */
 } Choice;
 
 enum { RUN = 128 }; /* scores that share one sum and one maximum */
@@ -189,7 +188,7 @@ enum { RUN = 128 }; /* scores that share one sum and one maximum */
 typedef struct Kernels {
     const char *name;
     int dtype;
-    int tiles;                    /* `attend_tiled` exists, for tasks of many rows */
+    int tiles; /* `attend_tiled` exists, for tasks of many rows */
     void (*multiply)(const Product *, int first_panel, int last_panel, char *scratch);
     void (*embed)(const Model *, int token_id, float *row);
     void (*normalize)(const float *row, const float *weight, float epsilon, int size, void *activations, int rows,
@@ -200,8 +199,8 @@ typedef struct Kernels {
     void (*attend_tiled)(const Model *, const Layer *, const Step *, const Task *, int kv_head, int rows,
                          char *scratch);
     void (*merge)(const Model *, const Task *, int kv_head, int rows, char *scratch);
-    void (*choose_row)(const Choice *, int row, char *scratch);  /* float32 only */
-    void (*reset_thread)(void);          /* resets a thread at the end of a step, before it runs other code */
+    void (*choose_row)(const Choice *, int row, char *scratch); /* float32 only */
+    void (*reset_thread)(void); /* resets a thread at the end of a step, before it runs other code */
 } Kernels;
 
 /* dispatch.c: the kernels that this processor can run. NULL if the name is unknown or not supported. */
@@ -209,7 +208,7 @@ const Kernels *find_kernels(int dtype, const char *name);
 const Kernels *list_kernels(int dtype, int index);
 
 /* memory.c */
-void *map_memory(size_t bytes, int hugepages);
+void *map_memory(size_t bytes);
 void unmap_memory(void *memory, size_t bytes);
 void release_memory(char *memory, size_t bytes);
 
@@ -219,15 +218,24 @@ int lay_out_work(Model *);
 int lay_out_cache(Model *, const int *blocks);
 void release_blocks(Model *, int group, int first, int count);
 void free_model(Model *);
-size_t matrix_bytes(const Model *, int outputs, int inputs);
 
-/* pack.c: copies rows `first_row` … of a matrix [outputs, inputs] into panels. `first_row` counts rows of the
- * fused matrix; for gate (half 0) and up (half 1), rows of each. With `scales` they are rounded to 8 bits,
- * each row with its own scale. Returns −1, or the index of a number in `source` that is infinite or NaN. */
+/* tensors.c: finds a tensor of a checkpoint by its name; `layer` is −1 for those of the model. Returns 0 if the
+ * model has no such tensor. The names end with NULL. Either `matrix` or `vector` is NULL. */
 enum { PLAIN = -1, GATE_HALF = 0, UP_HALF = 1 };
-int64_t pack_matrix(const Model *, void *matrix, float *scales, const void *source, int rows, int inputs, int first_row,
-                    int half);
-int64_t pack_vector(float *vector, const float *source, int size, int first, int half);
+typedef struct {
+    int rows, inputs; /* of a matrix; a vector has `rows` numbers and no inputs */
+    int before;       /* the number of rows before it in a fused matrix or vector */
+    int half;         /* gate and up: which half of each panel; rows are counted within it */
+    void *matrix;
+    float *scales, *vector;
+} Tensor;
+const char *tensor_name(int index);
+int find_tensor(const Model *, int layer, const char *name, Tensor *);
+
+/* pack.c: copies `count` rows [count, inputs] of a matrix, from row `first` on, into panels. With 8-bit weights
+ * each row is rounded with its own scale. Returns −1, or the index of a number that is infinite or NaN. */
+int64_t pack_matrix(const Model *, const Tensor *, const void *source, int first, int count);
+int64_t pack_vector(const Tensor *, const float *source);
 
 /* check.c: 0 if a step is valid, else 1, with the fault as text in `reason`. */
 int check_step(const Model *, const Step *, char *reason, size_t room);

@@ -68,7 +68,7 @@ static const struct {
     int (*runs)(void);
 } known[] = {
 #if defined(__x86_64__)
-    {&amx_bf16, has_amx},
+    {&amx_bf16, has_amx}, /* the fastest first */
     {&avx512bf16_bf16, has_avx512bf16},
     {&avx512_bf16, has_avx512},
     {&avx512_f32, has_avx512},

@@ -17,9 +17,11 @@
 #endif
 
 #ifndef KERNELS
-#define KERNELS(label, number_type) { \
-    .name = label, .dtype = number_type, .multiply = NAME(multiply), .embed = NAME(embed), \
-    .normalize = NAME(normalize), .add_normalized = NAME(add_normalized), .split_heads = NAME(split_heads), \
-    .attend = NAME(attend), .merge = NAME(merge), \
-    .choose_row = CHOOSE_ROW }
+/* Further arguments set the members that differ. */
+#define KERNELS(label, number_type, ...) \
+    { \
+        .name = label, .dtype = number_type, .embed = NAME(embed), .normalize = NAME(normalize), \
+        .add_normalized = NAME(add_normalized), .split_heads = NAME(split_heads), .attend = NAME(attend), \
+        .merge = NAME(merge), .choose_row = CHOOSE_ROW, __VA_ARGS__ \
+    }
 #endif

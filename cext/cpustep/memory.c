@@ -10,7 +10,7 @@ enum { HUGE_PAGE = 2 << 20 };
 static size_t mapped_bytes(size_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
 
 /* Map memory that begins on a huge page boundary, so that huge pages can back it from the first byte. */
-void *map_memory(size_t bytes, int hugepages)
+void *map_memory(size_t bytes)
 {
     size_t wanted = mapped_bytes(bytes);
     if (bytes == 0 || wanted < bytes || wanted + HUGE_PAGE < wanted) return NULL;
@@ -24,9 +24,7 @@ void *map_memory(size_t bytes, int hugepages)
     if (before) munmap(memory, before);
     if (HUGE_PAGE - before) munmap(memory + before + wanted, HUGE_PAGE - before);
 #ifdef MADV_HUGEPAGE
-    if (hugepages) madvise(memory + before, wanted, MADV_HUGEPAGE);
-#else
-    (void)hugepages;
+    madvise(memory + before, wanted, MADV_HUGEPAGE);
 #endif
     return memory + before;
 }

@@ -19,15 +19,11 @@ static void *take(Arena *arena, size_t bytes)
     return place;
 }
 
-size_t matrix_bytes(const Model *model, int outputs, int inputs)
-{
-    return (size_t)padded(outputs) * padded(inputs) * (model->shape.int8 ? sizeof(int8_t) : model->element);
-}
-
 /* Allocate a matrix and, for 8-bit weights, its scales. */
 static void *take_matrix(const Model *model, Arena *arena, int outputs, int inputs, float **scales)
 {
-    void *matrix = take(arena, matrix_bytes(model, outputs, inputs));
+    size_t element = model->shape.int8 ? sizeof(int8_t) : model->element;
+    void *matrix = take(arena, (size_t)padded(outputs) * padded(inputs) * element);
     if (model->shape.int8) *scales = take(arena, (size_t)padded(outputs) * sizeof(float));
     return matrix;
 }
@@ -65,18 +61,6 @@ static void assign_weights(Model *model, Arena *arena)
     }
 }
 
-int lay_out_weights(Model *model)
-{
-    Arena arena = {0};
-    assign_weights(model, &arena);
-    model->weights_bytes = arena.used;
-    arena = (Arena){.memory = map_memory(model->weights_bytes, 1)};
-    if (!arena.memory) return -1;
-    model->weights_memory = arena.memory;
-    assign_weights(model, &arena);
-    return 0;
-}
-
 static void assign_work(Model *model, Arena *arena)
 {
     const Shape *s = &model->shape;
@@ -101,24 +85,31 @@ static void assign_work(Model *model, Arena *arena)
     model->scratch = take(arena, s->threads * (SCRATCH_BYTES + model->panel_bytes));
 }
 
-int lay_out_work(Model *model)
+/* Call `assign` twice: first to count the bytes, then to assign memory of that size. */
+static int lay_out(Model *model, void (*assign)(Model *, Arena *), char **memory, size_t *bytes)
 {
     Arena arena = {0};
-    assign_work(model, &arena);
-    model->work_bytes = arena.used;
-    arena = (Arena){.memory = map_memory(model->work_bytes, 1)};
+    assign(model, &arena);
+    *bytes = arena.used;
+    arena = (Arena){.memory = *memory = map_memory(*bytes)};
     if (!arena.memory) return -1;
-    model->work_memory = arena.memory;
-    assign_work(model, &arena);
+    assign(model, &arena);
     return 0;
 }
+
+int lay_out_weights(Model *model)
+{
+    return lay_out(model, assign_weights, &model->weights_memory, &model->weights_bytes);
+}
+
+int lay_out_work(Model *model) { return lay_out(model, assign_work, &model->work_memory, &model->work_bytes); }
 
 int lay_out_cache(Model *model, const int *blocks)
 {
     const Shape *s = &model->shape;
     size_t bytes = 0, block_bytes = (size_t)s->kv_heads * 2 * model->page_bytes;
     for (int l = 0; l < s->layers; l++) bytes += blocks[model->layers[l].group] * block_bytes;
-    char *memory = map_memory(bytes, 1);
+    char *memory = map_memory(bytes);
     if (!memory) return -1;
     unmap_memory(model->cache_memory, model->cache_bytes);
     model->cache_memory = memory;

@@ -1,5 +1,5 @@
-/* Copies rows of a checkpoint's matrix into panels (see cpustep.h). Infinite numbers and NaN are rejected: in
- * the weights they would reach every sequence's results. */
+/* Copies rows of a checkpoint's matrix into panels (see cpustep.h). Infinite numbers and NaN are rejected, because
+ * they would spoil the results of every sequence. */
 #include "cpustep.h"
 
 #include <math.h>
@@ -92,33 +92,32 @@ static int64_t pack_rows_int8(int8_t *matrix, float *scales, const void *source,
     return -1;
 }
 
-int64_t pack_matrix(const Model *model, void *matrix, float *scales, const void *source, int rows, int inputs, int first_row,
-                    int half)
+int64_t pack_matrix(const Model *model, const Tensor *tensor, const void *source, int first, int count)
 {
     int64_t bad = INT64_MAX;
-    int pieces = (rows + 15) / 16;
+    int pieces = (count + 15) / 16, inputs = tensor->inputs, half = tensor->half, dtype = model->shape.dtype;
 #pragma omp parallel for num_threads(model->shape.threads) schedule(static) reduction(min : bad)
     for (int piece = 0; piece < pieces; piece++) {
-        int row = piece * 16, count = rows - row < 16 ? rows - row : 16;
+        int row = piece * 16, rows = count - row < 16 ? count - row : 16, to = tensor->before + first + row;
         int64_t start = (int64_t)row * inputs, found;
-        if (scales) {
-            found = pack_rows_int8(matrix, scales, source, start, model->shape.dtype, count, inputs, first_row + row, half);
+        if (tensor->scales) {
+            found = pack_rows_int8(tensor->matrix, tensor->scales, source, start, dtype, rows, inputs, to, half);
             if (found >= 0) found -= start;
-        } else if (model->shape.dtype == BFLOAT16)
-            found = pack_rows_bf16(matrix, (const bf16 *)source + start, count, inputs, first_row + row, half);
+        } else if (dtype == BFLOAT16)
+            found = pack_rows_bf16(tensor->matrix, (const bf16 *)source + start, rows, inputs, to, half);
         else
-            found = pack_rows_f32(matrix, (const float *)source + start, count, inputs, first_row + row, half);
+            found = pack_rows_f32(tensor->matrix, (const float *)source + start, rows, inputs, to, half);
         if (found >= 0 && start + found < bad) bad = start + found;
     }
     return bad == INT64_MAX ? -1 : bad;
 }
 
-int64_t pack_vector(float *vector, const float *source, int size, int first, int half)
+int64_t pack_vector(const Tensor *tensor, const float *source)
 {
-    for (int i = 0; i < size; i++) {
+    for (int i = 0; i < tensor->rows; i++) {
         if (!isfinite(source[i])) return i;
-        Position position = position_of(first + i, half);
-        vector[position.panel * PANEL + position.half * 16 + position.column] = source[i];
+        Position position = position_of(tensor->before + i, tensor->half);
+        tensor->vector[position.panel * PANEL + position.half * 16 + position.column] = source[i];
     }
     return -1;
 }

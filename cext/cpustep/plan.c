@@ -15,8 +15,8 @@ typedef struct {
     const Model *model;
     const Step *step;
     int group, heads_of_group;
-    int split;         /* whether the keys of long contexts are divided */
-    int partial;       /* the next free index in `partials` */
+    int split;   /* whether the keys of long contexts are divided */
+    int partial; /* the next free index in `partials` */
 } Planner;
 
 static Task make_task(Planner *planner, int row, int first, int count, int output)
@@ -42,7 +42,7 @@ static Task make_task(Planner *planner, int row, int first, int count, int outpu
 
 /* Add the tasks of `count` rows of queries from `first` on. */
 static void add_tasks(Planner *planner, int row, int first, int count, int output, Task *tasks, int *task_count,
-                Task *merges, int *merge_count)
+                      Task *merges, int *merge_count)
 {
     int G = planner->heads_of_group;
     int tiled = planner->model->kernels->tiles && count >= TILED_FROM && count > G;

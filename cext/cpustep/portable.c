@@ -7,9 +7,9 @@
 
 #define BF16 0
 #include "kernels.h"
-const Kernels portable_f32 = KERNELS("portable", FLOAT32);
+const Kernels portable_f32 = KERNELS("portable", FLOAT32, .multiply = NAME(multiply));
 #undef NAME
 #undef BF16
 #define BF16 1
 #include "kernels.h"
-const Kernels portable_bf16 = KERNELS("portable", BFLOAT16);
+const Kernels portable_bf16 = KERNELS("portable", BFLOAT16, .multiply = NAME(multiply));

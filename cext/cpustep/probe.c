@@ -16,7 +16,7 @@ static double now_s(void)
 double read_rate(size_t bytes, int threads, int tries)
 {
     size_t share = bytes / (size_t)threads / 256 * 256;
-    char *memory = map_memory(bytes, 1);
+    char *memory = map_memory(bytes);
     double best = 0;
     if (!memory) return 0;
     memset(memory, 1, bytes);

@@ -87,7 +87,8 @@ ALWAYS void NAME(finish)(const int kind, const Product *p, int panel, int row, c
             b += load(bias + 16 + i);
         }
         if (kind == GATE) {
-            NAME(put)(NAME(element_of)(p->gated, p->rows, p->gated_depth, row, panel * 16 + i), NAME(activate)(a, p->gelu) * b);
+            NAME(put)(NAME(element_of)(p->gated, p->rows, p->gated_depth, row, panel * 16 + i),
+                      NAME(activate)(a, p->gelu) * b);
             continue;
         }
         if (kind == ADD) {
@@ -170,7 +171,8 @@ ALWAYS void NAME(panel)(const int R, const NAME(number) *a, long step, long pitc
         for (int j = 0; j < 2 * PIECES; j++) store(results[m] + j * VW, sums[m][j]);
 }
 
-#define CASE(R) case R: NAME(panel)(R, a, step, pitch, w, depth, results); break;
+#define CASE(R) \
+    case R: NAME(panel)(R, a, step, pitch, w, depth, results); break;
 static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pitch, const NAME(number) *w, int depth,
                             float (*results)[PANEL])
 {
@@ -183,9 +185,16 @@ static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pit
         CASE(3)
 #endif
 #if VW == 16
-        CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+        CASE(4)
+        CASE(5)
+        CASE(6)
+        CASE(7)
+        CASE(8)
 #if !BF16
-        CASE(9) CASE(10) CASE(11) CASE(12)
+        CASE(9)
+        CASE(10)
+        CASE(11)
+        CASE(12)
 #endif
 #endif
     }
@@ -193,8 +202,7 @@ static void NAME(some_rows)(int rows, const NAME(number) *a, long step, long pit
 #undef CASE
 
 /* Widen a whole panel of 8-bit weights into the thread's scratch, after its first SCRATCH_BYTES. */
-__attribute__((unused))
-static const NAME(number) *NAME(widen_panel)(const int8_t *from, long size, char *scratch)
+__attribute__((unused)) static const NAME(number) *NAME(widen_panel)(const int8_t *from, long size, char *scratch)
 {
     NAME(number) *panel = (NAME(number) *)(scratch + SCRATCH_BYTES);
     for (long i = 0; i < size; i += 64) {
@@ -206,8 +214,7 @@ static const NAME(number) *NAME(widen_panel)(const int8_t *from, long size, char
 }
 
 /* Unused in amx.c, which includes this file too. */
-__attribute__((unused))
-static void NAME(multiply)(const Product *p, int first_panel, int last_panel, char *scratch)
+__attribute__((unused)) static void NAME(multiply)(const Product *p, int first_panel, int last_panel, char *scratch)
 {
     float(*results)[PANEL] = (float(*)[PANEL])scratch;
     long panel_size = (long)p->depth * PANEL;

@@ -38,8 +38,8 @@ ALWAYS float NAME(inverse_rms)(const float *x, int size, int room, float epsilon
     return 1.0f / sqrtf(total(squares) / (float)size + epsilon);
 }
 
-static void NAME(normalize)(const float *row, const float *weight, float epsilon, int size, void *activations,
-                            int rows, int index)
+static void NAME(normalize)(const float *row, const float *weight, float epsilon, int size, void *activations, int rows,
+                            int index)
 {
     int depth = padded(size);
     float inverse_rms = NAME(inverse_rms)(row, size, depth, epsilon);

@@ -1,49 +1,14 @@
 /* Runs a step: all layers in one parallel region, with barriers between the parts of a layer. */
 #define _GNU_SOURCE
 #include "cpustep.h"
+#include "team.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#if defined(__linux__)
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#else
-#include <sched.h>
-#endif
-
-/* The barrier and the work counter of the threads. A thread that waits for long sleeps, so that a thread
- * whose core is occupied by another process can move to the sleeper's core. */
-typedef struct {
-    _Alignas(64) atomic_int arrived;
-    _Alignas(64) atomic_int generation;
-    atomic_int sleepers;
-    _Alignas(64) atomic_int next;
-    int threads;
-    _Alignas(64) atomic_int processors[THREADS_AT_MOST]; /* where each was last seen */
-} Team;
-
-enum { SPINS = 4000 };
-
-static inline void pause_briefly(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-static int take_work(Team *team, int count)
-{
-    return atomic_fetch_add_explicit(&team->next, count, memory_order_relaxed);
-}
 
 /* The context of a thread: the model, the step and the thread's number. */
 typedef struct {
@@ -53,65 +18,6 @@ typedef struct {
     int thread, threads;
     char *scratch;
 } Worker;
-
-static void record_processor(const Worker *worker)
-{
-#if defined(__linux__)
-    atomic_int *last_processor = &worker->team->processors[worker->thread];
-    int processor = sched_getcpu();
-    if (atomic_load_explicit(last_processor, memory_order_relaxed) != processor)
-        atomic_store_explicit(last_processor, processor, memory_order_relaxed);
-#else
-    (void)worker;
-#endif
-}
-
-/* Return whether another thread may be waiting for this processor. Spinning would block it: with one busy
- * process beside it on two cores, a step took three times as long. */
-static int shares_processor(const Worker *worker)
-{
-#if defined(__linux__)
-    const atomic_int *processors = worker->team->processors;
-    int processor = atomic_load_explicit(&processors[worker->thread], memory_order_relaxed);
-    for (int t = 0; t < worker->threads; t++)
-        if (t != worker->thread && atomic_load_explicit(&processors[t], memory_order_relaxed) == processor) return 1;
-#else
-    (void)worker;
-#endif
-    return 0;
-}
-
-/* Wait for all threads. All writes before it are visible after it; the work counter restarts at 0. */
-static void wait_for_all(const Worker *worker)
-{
-    Team *team = worker->team;
-    int generation = atomic_load(&team->generation);
-    record_processor(worker);
-    if (atomic_fetch_add(&team->arrived, 1) == team->threads - 1) {
-        atomic_store(&team->arrived, 0);
-        atomic_store(&team->next, 0);
-        atomic_fetch_add(&team->generation, 1);
-#if defined(__linux__)
-        if (atomic_load(&team->sleepers))
-            syscall(SYS_futex, &team->generation, FUTEX_WAKE_PRIVATE, team->threads, NULL, NULL, 0);
-#endif
-        return;
-    }
-    for (int spin = shares_processor(worker) ? SPINS : 0; spin < SPINS; spin++) {
-        if (atomic_load_explicit(&team->generation, memory_order_acquire) != generation) return;
-        pause_briefly();
-    }
-    while (atomic_load(&team->generation) == generation) {
-#if defined(__linux__)
-        atomic_fetch_add(&team->sleepers, 1);
-        syscall(SYS_futex, &team->generation, FUTEX_WAIT_PRIVATE, generation, NULL, NULL, 0);
-        atomic_fetch_sub(&team->sleepers, 1);
-        record_processor(worker);
-#else
-        sched_yield();
-#endif
-    }
-}
 
 /* Each thread has a fixed share of the rows, which all cost the same. */
 #define FOR_SHARE(worker, index, count) \
@@ -144,7 +50,7 @@ static void multiply(const Worker *worker, const Product *product)
             worker->model->kernels->multiply(product, panel, end, worker->scratch);
         }
     }
-    wait_for_all(worker);
+    wait_for_all(worker->team, worker->thread);
 }
 
 static void compute_angles(const Worker *worker, int token)
@@ -175,7 +81,7 @@ static void embed_tokens(const Worker *worker)
         model->kernels->normalize(row, model->layers[0].vectors[ATTENTION_NORM], shape->epsilon, shape->hidden,
                                   model->normal, worker->step->tokens, t);
     }
-    wait_for_all(worker);
+    wait_for_all(worker->team, worker->thread);
 }
 
 /* With `post`, add the normalized result of attention or MLP. Then normalize the stream for the next part. */
@@ -190,7 +96,7 @@ static void normalize_rows(const Worker *worker, float *stream, int rows, const 
         if (post) model->kernels->add_normalized(row, model->branch + r * pitch, post, shape->epsilon, shape->hidden);
         model->kernels->normalize(row, weight, shape->epsilon, shape->hidden, model->normal, rows, r);
     }
-    wait_for_all(worker);
+    wait_for_all(worker->team, worker->thread);
 }
 
 static void attend(const Worker *worker, const Layer *layer, const Task *tasks, int count, const Task *merges,
@@ -206,11 +112,26 @@ static void attend(const Worker *worker, const Layer *layer, const Task *tasks, 
         else
             kernels->attend(model, layer, worker->step, task, work % K, rows, worker->scratch);
     }
-    wait_for_all(worker);
+    wait_for_all(worker->team, worker->thread);
     if (!merge_count) return;
     for (int work; (work = take_work(worker->team, 1)) < merge_count * K;)
         kernels->merge(model, &merges[work / K], work % K, rows, worker->scratch);
-    wait_for_all(worker);
+    wait_for_all(worker->team, worker->thread);
+}
+
+/* Return the product of `rows` rows of `input` with a matrix of a layer. The caller sets where the result goes. */
+static Product product_of(const Layer *layer, int matrix, const void *input, int rows, int depth, int outputs)
+{
+    return (Product){
+        .input = input,
+        .weight = layer->matrices[matrix],
+        .scales = layer->scales[matrix],
+        .bias = layer->vectors[QKV_BIAS + matrix],
+        .rows = rows,
+        .depth = depth,
+        .panels = outputs / PANEL,
+        .stride = outputs,
+    };
 }
 
 /* Run a layer after its attention, for `rows` rows of `stream`: output projection, MLP and the next norm. */
@@ -219,24 +140,19 @@ static void finish_layer(const Worker *worker, const Layer *layer, float *stream
     const Model *model = worker->model;
     const Shape *shape = &model->shape;
     int post = shape->post_norms, hidden = padded(shape->hidden), inner = padded(shape->inner);
-    Product output = {
-        .input = model->attended, .weight = layer->matrices[OUTPUT], .scales = layer->scales[OUTPUT],
-        .bias = layer->vectors[OUTPUT_BIAS], .rows = rows, .depth = padded(shape->heads * shape->head_dim), .panels = hidden / PANEL, .kind = post ? STORE : ADD,
-        .output = post ? model->branch : stream, .stride = hidden,
-    };
+    int attended = padded(shape->heads * shape->head_dim);
+    Product output = product_of(layer, OUTPUT, model->attended, rows, attended, hidden);
+    Product gate_up = product_of(layer, GATE_UP, model->normal, rows, hidden, 2 * inner);
+    Product down = product_of(layer, DOWN, model->gated, rows, inner, hidden);
+    output.kind = down.kind = post ? STORE : ADD;
+    output.output = down.output = post ? model->branch : stream;
+    gate_up.kind = GATE;
+    gate_up.gated = model->gated;
+    gate_up.gated_depth = inner;
+    gate_up.gelu = shape->gelu;
     multiply(worker, &output);
     normalize_rows(worker, stream, rows, layer->vectors[POST_ATTENTION_NORM], layer->vectors[MLP_NORM]);
-    Product gate_up = {
-        .input = model->normal, .weight = layer->matrices[GATE_UP], .scales = layer->scales[GATE_UP],
-        .bias = layer->vectors[GATE_UP_BIAS], .rows = rows, .depth = hidden, .panels = inner / 16, .kind = GATE,
-        .gated = model->gated, .gated_depth = inner, .gelu = shape->gelu,
-    };
     multiply(worker, &gate_up);
-    Product down = {
-        .input = model->gated, .weight = layer->matrices[DOWN], .scales = layer->scales[DOWN],
-        .bias = layer->vectors[DOWN_BIAS], .rows = rows, .depth = inner, .panels = hidden / PANEL, .kind = post ? STORE : ADD,
-        .output = post ? model->branch : stream, .stride = hidden,
-    };
     multiply(worker, &down);
     normalize_rows(worker, stream, rows, layer->vectors[POST_MLP_NORM], next_norm);
 }
@@ -258,16 +174,14 @@ static void run_layer(const Worker *worker, int index)
     const Plan *plan = &model->plans[layer->group];
     int last = index == shape->layers - 1, hidden = padded(shape->hidden);
     int qkv = padded((shape->heads + 2 * shape->kv_heads) * shape->head_dim);
-    Product product = {
-        .input = model->normal, .weight = layer->matrices[QKV], .scales = layer->scales[QKV],
-        .bias = layer->vectors[QKV_BIAS], .rows = step->tokens, .depth = hidden, .panels = qkv / PANEL, .kind = STORE, .output = model->qkv,
-        .stride = qkv,
-    };
+    Product product = product_of(layer, QKV, model->normal, step->tokens, hidden, qkv);
+    product.kind = STORE;
+    product.output = model->qkv;
     multiply(worker, &product);
     FOR_SHARE(worker, t, step->tokens) model->kernels->split_heads(model, layer, step, t);
     if (worker->thread == 0 && (index == 0 || last)) clear_padding(model, last ? step->samples : step->tokens);
     if (!last) {
-        wait_for_all(worker);
+        wait_for_all(worker->team, worker->thread);
         attend(worker, layer, plan->tasks, plan->task_count, plan->merges, plan->merge_count, step->tokens);
         finish_layer(worker, layer, model->stream, step->tokens, model->layers[index + 1].vectors[ATTENTION_NORM]);
         return;
@@ -278,7 +192,7 @@ static void run_layer(const Worker *worker, int index)
         int token = step->query_starts[step->sample_rows[s] + 1] - 1;
         memcpy(model->sampled + (long)s * hidden, model->stream + (long)token * hidden, hidden * sizeof(float));
     }
-    wait_for_all(worker);
+    wait_for_all(worker->team, worker->thread);
     if (!step->samples) return;
     attend(worker, layer, plan->last_tasks, plan->last_task_count, plan->last_merges, plan->last_merge_count,
            step->samples);
@@ -292,9 +206,17 @@ static void run_worker(const Worker *worker)
     embed_tokens(worker);
     for (int l = 0; l < shape->layers; l++) run_layer(worker, l);
     Product logits = {
-        .input = model->normal, .weight = model->head, .scales = model->head_scales, .rows = worker->step->samples,
-        .depth = padded(shape->hidden), .panels = padded(shape->vocabulary) / PANEL, .kind = LOGITS, .output = worker->step->logits,
-        .stride = worker->step->logits_stride, .columns = shape->vocabulary, .cap = shape->logit_cap,
+        .input = model->normal,
+        .weight = model->head,
+        .scales = model->head_scales,
+        .rows = worker->step->samples,
+        .depth = padded(shape->hidden),
+        .panels = padded(shape->vocabulary) / PANEL,
+        .kind = LOGITS,
+        .output = worker->step->logits,
+        .stride = worker->step->logits_stride,
+        .columns = shape->vocabulary,
+        .cap = shape->logit_cap,
     };
     multiply(worker, &logits);
     if (model->kernels->reset_thread) model->kernels->reset_thread();

@@ -22,8 +22,13 @@ typedef int8_t vb __attribute__((vector_size(VW), may_alias));
 
 enum { PIECES = 16 / VW }; /* vectors for 16 numbers */
 
-ALWAYS vf load(const float *from) { vf v; memcpy(&v, from, sizeof v); return v; }
-ALWAYS void store(float *to, vf v) { memcpy(to, &v, sizeof v); }
+/* The same at any address of their numbers. */
+typedef float vf_at __attribute__((vector_size(4 * VW), may_alias, aligned(4)));
+typedef uint32_t vu_at __attribute__((vector_size(4 * VW), may_alias, aligned(2)));
+typedef uint32_t pair_at __attribute__((may_alias, aligned(2)));
+
+ALWAYS vf load(const float *from) { return *(const vf_at *)from; }
+ALWAYS void store(float *to, vf v) { *(vf_at *)to = v; }
 ALWAYS vf load_bytes(const int8_t *from)
 {
 #if VW == 16
@@ -36,10 +41,15 @@ ALWAYS vf load_bytes(const int8_t *from)
     return __builtin_convertvector(__builtin_convertvector(bytes, vi), vf);
 #endif
 }
-ALWAYS vu load_pairs(const bf16 *from) { vu v; memcpy(&v, from, sizeof v); return v; }
-ALWAYS uint32_t load_pair(const bf16 *from) { uint32_t pair; memcpy(&pair, from, sizeof pair); return pair; }
+ALWAYS vu load_pairs(const bf16 *from) { return *(const vu_at *)from; }
+ALWAYS uint32_t load_pair(const bf16 *from) { return *(const pair_at *)from; }
 ALWAYS vf splat(float a) { return a - (vf){0}; }
-ALWAYS float from_bits(uint32_t bits) { float a; memcpy(&a, &bits, sizeof a); return a; }
+ALWAYS float from_bits(uint32_t bits)
+{
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
 ALWAYS vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
 #if VW == 16

@@ -339,7 +339,7 @@ def gives_blocks_back_but_not_the_promise(self, sequence, *, keep):
 
 
 def takes_what_was_promised(self, group):
-    return self._pools[group].available
+    return self.pools[group].available
 
 
 def finds_a_prefix_without_looking_at_all_groups(self, sequence):
@@ -356,9 +356,9 @@ def begins_a_block_behind_its_prefix(self, sequence):
     prefix = match(self, sequence)
     if sequence.tokens.num_tokens > prefix.tokens + BLOCK_SIZE:
         blocks = tuple(
-            ids + pool.get_new_blocks(1) for ids, pool in zip(prefix.blocks, self._pools, strict=True)
+            ids + pool.get_new_blocks(1) for ids, pool in zip(prefix.blocks, self.pools, strict=True)
         )
-        for pool, ids in zip(self._pools, blocks, strict=True):
+        for pool, ids in zip(self.pools, blocks, strict=True):
             pool.free_blocks(ids[-1:])
         return Prefix(blocks, prefix.tokens + BLOCK_SIZE)
     return prefix

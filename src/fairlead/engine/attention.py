@@ -67,7 +67,7 @@ class _Group:
 
 
 class _Decodes(msgspec.Struct):
-    """Decodes of similar length: the newest token of each attends to all that it may see.
+    """Decodes of similar length: the newest token of each attends to all tokens in its window.
 
     `rows` [B] of the step; `blocks` [B · n], a short row padded with its own first block; `mask`
     [B, 1, 1, L], 0 or −inf.
@@ -90,8 +90,8 @@ class _Decodes(msgspec.Struct):
 class _Prefill(msgspec.Struct):
     """T consecutive tokens of one sequence, which attend to themselves and all before them.
 
-    `rows`: their range in the step. `blocks` [n] hold the `length` tokens to see; None: the chunk is all
-    there is, so nothing is read back. `mask` [G · T, L], 0 or −inf; None: plainly causal.
+    `rows`: their range in the step. `blocks` [n] hold the `length` tokens to attend to; None: these are
+    only the chunk itself, so the cache is not read. `mask` [G · T, L], 0 or −inf; None: plainly causal.
     """
 
     rows: slice
@@ -117,7 +117,7 @@ class _Prefill(msgspec.Struct):
 
 
 class _Scores(msgspec.Struct, frozen=True):
-    """How products of queries and keys become weights: scaled, capped where there is a cap, softmax."""
+    """How products of queries and keys become weights: scaled, capped if there is a cap, then softmax."""
 
     scale: float
     cap: float | None

@@ -73,7 +73,7 @@ class CpuStep:
         variant: str | None = None,
         quantization: str | None = None,
     ) -> Self:
-        """Take every tensor of `spec` from `weights`, whose dtype is the one to compute in.
+        """Take every tensor of `spec` from `weights`, and compute in their dtype.
 
         `variant`: one of `cpustep.variants`, None for the fastest that this processor has. `quantization`:
         "int8" to round every matrix to 8 bits while loading, embedding and head included; else None.

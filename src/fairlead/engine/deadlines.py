@@ -7,7 +7,7 @@ _SOME = 64
 
 
 class Deadlines:
-    """A heap. Entries of ended sequences stay for a while; `forget_all_but` bounds their number."""
+    """A heap. Entries of ended sequences are not removed at once; `forget_all_but` bounds their number."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int]] = []  # (seconds, key)
@@ -19,7 +19,7 @@ class Deadlines:
         heapq.heappush(self._heap, (deadline_s, key))
 
     def passed(self, now_s: float) -> Iterator[int]:
-        """Remove and yield the keys whose deadline has passed, including those of ended sequences."""
+        """Remove and yield the keys with a passed deadline, including those of ended sequences."""
         while self._heap and self._heap[0][0] < now_s:
             yield heapq.heappop(self._heap)[1]
 

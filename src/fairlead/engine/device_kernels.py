@@ -32,7 +32,7 @@ def unpack(
     TILE: tl.constexpr,
     WRITERS: tl.constexpr,
 ):
-    """Unpack a step into memory whose addresses never change, and update the block tables.
+    """Unpack a step into memory at fixed addresses, and update the block tables.
 
     A token that was still unknown is replaced by what the previous step chose; an id outside the vocabulary
     runs as 0. Padding rows follow the step's own, up to the padded numbers. The first WRITERS programs share

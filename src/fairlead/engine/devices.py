@@ -28,7 +28,7 @@ class CudaMemory:
 
 @cache
 def runs_our_kernels(device: torch.device) -> bool:
-    """Return whether `device` is a recent CUDA device and Triton, which torch installs for CUDA, is there."""
+    """Return whether `device` is a recent CUDA device and Triton is installed, as with torch for CUDA."""
     return (
         device.type == "cuda"
         and find_spec("triton") is not None

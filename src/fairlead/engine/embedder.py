@@ -1,7 +1,7 @@
 """Runs steps of texts to embed; each ends with its vector. Loaded in place of `runner.ModelRunner`.
 
-Owns the sums of texts whose tokens span several steps. Chooses no tokens: a picked id only means that its
-text has ended. Knows neither the queue nor the wire protocol.
+Owns the sums of texts with tokens in several steps. Chooses no tokens: an id in its results only means
+that the text has ended. Knows neither the queue nor the wire protocol.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class EmbeddingRunner:
     """`fairlead.engine.step.Runner` over a model that was made for embeddings.
 
-    The rows of its steps must have their blocks, and all tokens of a text must pass through, in order.
+    The rows of its steps must have their blocks, and all tokens of a text must be run, in order.
     `slots`: how many texts can be in progress.
     """
 

@@ -22,8 +22,8 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     block_size + offset. `query_starts` [B + 1]: row r's tokens are query_starts[r] … query_starts[r + 1] −
     1. `sequence_lengths` [B]: tokens in the cache after this step. `slots` [B]: row r's index into each
     group's block table, `tables[group]` [slots, blocks per slot]. The first `decodes` rows have one token
-    each. `sample_rows` [S], ascending: the rows whose last token's logits are needed. `scored_tokens` [P],
-    ascending: other tokens whose logits are needed too.
+    each. `sample_rows` [S], ascending: the rows that need logits of their last token. `scored_tokens` [P],
+    ascending: other tokens that need logits.
     """
 
     token_ids: Tensor

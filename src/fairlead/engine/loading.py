@@ -177,14 +177,9 @@ def _with_cache(
     limits = _useful_blocks(shape, slots, max_batched_tokens, spec.block_size)
 
     memory = None if on_cpu else CudaMemory(device)
-    if memory is not None and (spec.kv_cache_bytes is None or spec.gpu_memory is not None):
-        size_bytes = cache_bytes(memory, spec.gpu_memory, spec.kv_cache_bytes)
-    elif spec.kv_cache_bytes is not None:
-        size_bytes = spec.kv_cache_bytes
-    else:
-        required = slots * -(-context // spec.block_size)
-        most = [required if limit is None else min(limit, required) for limit in limits]
-        size_bytes = min(1024 * _MIB, sum(map(int.__mul__, most, block_bytes)))
+    required = slots * -(-context // spec.block_size)
+    useful = (required if limit is None else min(limit, required) for limit in limits)
+    size_bytes = _cache_size(spec, memory, sum(map(int.__mul__, useful, block_bytes)))
     blocks = split_blocks(size_bytes, block_bytes, limits)
     if min(blocks) < 1:
         raise LoadFailed(f"{size_bytes} bytes of KV cache do not hold one block of {sum(block_bytes)} bytes")
@@ -241,13 +236,20 @@ def _with_cache(
     )
 
 
+def _cache_size(spec: WorkerSpec, memory: CudaMemory | None, useful: int) -> int:
+    """Return the size of the KV cache in bytes: as configured, what fits the GPU, or `useful` up to 1 GiB."""
+    if memory is not None and (spec.kv_cache_bytes is None or spec.gpu_memory is not None):
+        return cache_bytes(memory, spec.gpu_memory, spec.kv_cache_bytes)
+    return min(1024 * _MIB, useful) if spec.kv_cache_bytes is None else spec.kv_cache_bytes
+
+
 def _useful_blocks(
     shape: ModelShape, slots: int, max_batched_tokens: int, block_size: int
 ) -> tuple[int | None, ...]:
     """Return how many blocks each group can use at most; None for the widest, which takes what is left.
 
-    Beside a wider group, one with a window needs what its running sequences see, and the tokens of the
-    steps in flight. The tokens of a step for every slot are more than that: the rest keeps the windows of
+    Beside a wider group, one with a window needs the windows of its running sequences, and the tokens of
+    the steps in flight. The tokens of a step for every slot are more than that: the rest keeps the windows of
     ended sequences, without which no prefix could be reused.
     """
     step_blocks = -(-max_batched_tokens // block_size)
@@ -279,5 +281,5 @@ def _device(name: str) -> torch.device:
     if device.type not in {"cpu", "cuda"}:
         raise LoadFailed(f"device {name!r} is not supported (auto, cpu, cuda, cuda:N are)")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise LoadFailed(f"device {name!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices")
+        raise LoadFailed(f"device {name!r} is not there: torch has {torch.cuda.device_count()} CUDA devices")
     return device

@@ -52,8 +52,8 @@ class Memory:
         self._hash_key = hash_key
         self._prefix_cache = prefix_cache
         self._max_entries = max_entries
-        self._windows = tuple(windows)
-        self._pools = tuple(
+        self.windows = tuple(windows)
+        self.pools = tuple(
             BlockPool(
                 blocks,
                 block_size,
@@ -75,20 +75,12 @@ class Memory:
             blocks_ceiling(total, window, block_size, max_batched_tokens)
             for total, window in zip(blocks_total, windows, strict=True)
         ]
-        tables = map(batch.block_table, range(len(self._pools)))
+        tables = map(batch.block_table, range(len(self.pools)))
         self._rows = [[row.data for row in np.asarray(table)] for table in tables]  # by group and slot
-        self._reserved = [0] * len(self._pools)
-        self._table_entries = [0] * len(self._pools)
+        self._reserved = [0] * len(self.pools)
+        self._table_entries = [0] * len(self.pools)
 
     # State -------------------------------------------------------------------------------------------
-
-    @property
-    def pools(self) -> tuple[BlockPool, ...]:
-        return self._pools
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return self._windows
 
     @property
     def slides(self) -> bool:
@@ -98,7 +90,7 @@ class Memory:
     @property
     def longest(self) -> int:
         """The length, in tokens, of the longest sequence that an empty cache can run to its end."""
-        return longest([pool.total for pool in self._pools], self._windows, self._block_size)
+        return longest([pool.total for pool in self.pools], self.windows, self._block_size)
 
     def ceiling(self, group: int) -> int:
         """Return the most tokens that one sequence holds at a time in `group`, whatever its length."""
@@ -106,11 +98,11 @@ class Memory:
 
     def unreserved(self, group: int) -> int:
         """Return how many blocks could be taken now and are not reserved for pinned sequences."""
-        return self._pools[group].available - self._reserved[group]
+        return self.pools[group].available - self._reserved[group]
 
     def shared_tokens(self, group: int) -> int:
         """Return the tokens in blocks that several sequences hold, once for each holder but the first."""
-        pool = self._pools[group]
+        pool = self.pools[group]
         return (self._table_entries[group] - (pool.total - pool.available)) * self._block_size
 
     def new_hashes(self, salt: bytes) -> BlockHashes | None:
@@ -129,22 +121,21 @@ class Memory:
             sequence.hashes = None  # a shared block would not become free when it slides out
         prefix = self._match(sequence)
         needed, reserved = [], []
-        for group, pool in enumerate(self._pools):
-            pool.touch(
-                prefix.blocks[group]
-            )  # before `unreserved`, which counts untouched blocks as available
+        for group, pool in enumerate(self.pools):
+            # Before `unreserved`, which counts untouched blocks as available.
+            pool.touch(prefix.blocks[group])
             count = self._needed_to_begin(group, sequence, prefix)
             reservation = self._reservation(group, sequence, prefix, count) if sequence.pinned else 0
             needed.append(count)
             reserved.append(reservation)
             if count + reservation > self.unreserved(group):
                 for touched in range(group + 1):
-                    self._pools[touched].free_blocks(prefix.blocks[touched])
+                    self.pools[touched].free_blocks(prefix.blocks[touched])
                 return None
         for group, blocks in enumerate(prefix.blocks):
             self._table_entries[group] += len(blocks) - blocks.count(-1) + needed[group]
             self._reserved[group] += reserved[group]
-            blocks.extend(self._pools[group].get_new_blocks(needed[group]))
+            blocks.extend(self.pools[group].get_new_blocks(needed[group]))
         sequence.reserved = reserved if sequence.pinned else None
         sequence.indexed = prefix.tokens // self._block_size if sequence.hashes is not None else 0
         return prefix
@@ -159,10 +150,8 @@ class Memory:
             own = 0 if sequence.reserved is None else sequence.reserved[group]
             if count > self.unreserved(group) + own:
                 return False
-        self._batch.append_block_ids(
-            sequence.slot,
-            tuple(pool.get_new_blocks(count) for pool, count in zip(self._pools, needed, strict=True)),
-        )
+        taken = tuple(pool.get_new_blocks(count) for pool, count in zip(self.pools, needed, strict=True))
+        self._batch.append_block_ids(sequence.slot, taken)
         for group, count in enumerate(needed):
             self._table_entries[group] += count
             self._use_reservation(sequence, group, count)
@@ -170,9 +159,9 @@ class Memory:
 
     def extend_by_one_block(self, slots: ReadOnlySequence[int], sequences: Iterable[Sequence]) -> bool:
         """Take one more block per slot, in the only group; False, with none taken, if that is impossible."""
-        if len(self._pools) > 1 or len(slots) > self.unreserved(0):
+        if len(self.pools) > 1 or len(slots) > self.unreserved(0):
             return False
-        for slot, block in zip(slots, self._pools[0].get_new_blocks(len(slots)), strict=True):
+        for slot, block in zip(slots, self.pools[0].get_new_blocks(len(slots)), strict=True):
             self._batch.append_block_ids(slot, ([block],))
         self._table_entries[0] += len(slots)
         if self._reserved[0]:
@@ -197,7 +186,7 @@ class Memory:
         if sequence.hashes is not None:
             full = sequence.tokens.committed // self._block_size
             tokens = sequence.tokens.tokens_view()
-            for group, pool in enumerate(self._pools):
+            for group, pool in enumerate(self.pools):
                 row = self._rows[group][slot]
                 pool.cache_full_blocks(row, tokens, sequence.indexed, full, sequence.hashes)
             sequence.indexed = full
@@ -205,7 +194,7 @@ class Memory:
             if self._should_delay_sliding(sequence, group):
                 continue
             gone = self._batch.slide(slot, group)
-            self._pools[group].free_blocks(gone)
+            self.pools[group].free_blocks(gone)
             self._table_entries[group] -= len(gone)
             self._use_reservation(sequence, group, -len(gone))
 
@@ -215,7 +204,7 @@ class Memory:
         At most `max_entries` tokens are kept, however seldom `trim` is called.
         """
         for group, (pool, blocks) in enumerate(
-            zip(self._pools, self._batch.block_ids(sequence.slot), strict=True)
+            zip(self.pools, self._batch.block_ids(sequence.slot), strict=True)
         ):
             self._table_entries[group] -= len(blocks) - blocks.count(-1)
             if keep and sequence.hashes is not None:
@@ -230,11 +219,11 @@ class Memory:
 
     def trim(self) -> int:
         """Evict kept requests, in eviction order, while a threshold is exceeded; return how many."""
-        return sum(len(pool.trim()) for pool in self._pools)
+        return sum(len(pool.trim()) for pool in self.pools)
 
     def free_ids(self) -> list[list[int]]:
         """Return the ids of each group's blocks that hold nothing, ascending."""
-        return [pool.free_ids() for pool in self._pools]
+        return [pool.free_ids() for pool in self.pools]
 
     # Helpers -----------------------------------------------------------------------------------------
 
@@ -244,7 +233,7 @@ class Memory:
         A prompt mostly ends within a block. Reuse up to its last full block needs one block more than its
         own next token does. While there is room, that block is kept until the next one is full.
         """
-        tokens, pool = sequence.tokens, self._pools[group]
+        tokens, pool = sequence.tokens, self.pools[group]
         within = tokens.committed % self._block_size > 0
         decodes = tokens.num_tokens - tokens.committed <= 2  # with the token in flight
         return within and decodes and 8 * self.unreserved(group) > pool.total
@@ -254,26 +243,26 @@ class Memory:
         hashes, tokens = sequence.hashes, sequence.tokens
         limit = (tokens.num_tokens - 1) // self._block_size
         if hashes is None or limit == 0:
-            return Prefix(tuple([] for _ in self._pools), 0)
+            return Prefix(tuple([] for _ in self.pools), 0)
         hashes.extend(tokens.tokens_view())
-        if len(self._pools) == 1:
+        if len(self.pools) == 1:
             blocks = self._match_in(0, hashes, limit)
             return Prefix((blocks,), len(blocks) * self._block_size)
         while True:
-            found = tuple(self._match_in(group, hashes, limit) for group in range(len(self._pools)))
+            found = tuple(self._match_in(group, hashes, limit) for group in range(len(self.pools)))
             limit = min(map(len, found))
             if all(len(blocks) == limit for blocks in found):
                 return Prefix(found, limit * self._block_size)
 
     def _match_in(self, group: int, hashes: BlockHashes, limit: int) -> list[int]:
-        window = self._windows[group]
+        window = self.windows[group]
         seen = None if window is None else -(-(window - 1) // self._block_size)
-        return self._pools[group].match_prefix(hashes, limit, window=seen)
+        return self.pools[group].match_prefix(hashes, limit, window=seen)
 
     def _needed_to_begin(self, group: int, sequence: Sequence, prefix: Prefix) -> int:
         """Return how many new blocks follow the prefix: for all tokens or, with a window, the first chunk."""
         tokens = sequence.tokens.num_tokens
-        if self._windows[group] is not None:
+        if self.windows[group] is not None:
             tokens = min(tokens, prefix.tokens + self._chunks[group])
         return -(-tokens // self._block_size) - len(prefix.blocks[group])
 

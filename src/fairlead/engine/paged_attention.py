@@ -136,7 +136,7 @@ class DeviceAttention:
         )
 
     def read(self, layer: int, query: Tensor) -> Tensor:
-        """Return the attention of `query` [T, H, D], whose keys and values must be in the cache: [T, H·D]."""
+        """Return the attention of `query` [T, H, D]: [T, H·D]. Its keys and values must be in the cache."""
         if query.stride(-1) != 1:
             query = query.contiguous()
         output = query.new_empty((len(query), self._fixed["HEADS"] * self._fixed["HEAD_DIM"]))

@@ -47,62 +47,68 @@ def write_cache(
 
 
 @triton.jit
-def _load_tile(
+def _attend(
+    q,  # [ROWS, CHANNELS]
     keys,
     values,
     line,  # the sequence's row of the block table
-    token,  # [TILE] positions
-    seen,  # [TILE], false: 0 is returned instead
     kv_head,
+    start,  # of the first tile
+    first,  # no row attends to tokens before this one
+    end,  # or from this one on
+    position,  # [ROWS]
+    scale,
+    cap,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    CAUSAL: tl.constexpr,  # a row attends to tokens up to its `position`, and to WINDOW of them at most
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Load the keys [CHANNELS, TILE] and the values [TILE, CHANNELS] of tokens in one KV head."""
+    """Attend to the tokens of one KV head, a tile at a time.
+
+    Return for each row: the highest score, the sum of its weights, and its weighted values, not yet divided.
+    """
     channel = tl.arange(0, CHANNELS)
     is_channel = channel < HEAD_DIM
-    block = tl.load(line + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
-    first = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
-    key = tl.load(
-        keys + first[None, :] + channel[:, None], mask=is_channel[:, None] & seen[None, :], other=0.0
-    )
-    value = tl.load(
-        values + first[:, None] + channel[None, :], mask=seen[:, None] & is_channel[None, :], other=0.0
-    )
-    if WIDE:
-        key, value = key.to(tl.float32), value.to(tl.float32)
-    return key, value
-
-
-@triton.jit
-def _attend_tile(
-    q,  # [ROWS, CHANNELS]
-    key,
-    value,
-    visible,  # [ROWS, TILE] or [1, TILE]
-    scale,
-    cap,
-    peak,  # [ROWS], the highest score of each row so far
-    mass,  # [ROWS], the sum of its weights
-    total,  # [ROWS, CHANNELS], its weighted values, not yet divided
-    CAPPED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Attend to one tile of tokens; return the new `peak`, `mass` and `total`."""
-    scores = tl.dot(q, key, input_precision=PRECISION) * scale
-    if CAPPED:
-        # tanh(x) = 1 − 2 / (e²ˣ + 1), which reaches its limits where the power overflows.
-        scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
-    scores = tl.where(visible, scores, float("-inf"))
-    higher = tl.maximum(peak, tl.max(scores, 1))
-    base = tl.where(higher == float("-inf"), 0.0, higher)
-    weights = tl.exp2(scores - base[:, None])
-    shrink = tl.exp2(peak - base)
-    mass = mass * shrink + tl.sum(weights, 1)
-    total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-    return higher, mass, total
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    mass = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for at in range(start, end, TILE):
+        token = at + tl.arange(0, TILE)
+        seen = (token >= first) & (token < end)
+        block = tl.load(line + token // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        place = ((block * BLOCK_SIZE + token % BLOCK_SIZE) * KV_HEADS + kv_head) * HEAD_DIM
+        mask = is_channel[:, None] & seen[None, :]
+        key = tl.load(keys + place[None, :] + channel[:, None], mask=mask, other=0.0)
+        mask = seen[:, None] & is_channel[None, :]
+        value = tl.load(values + place[:, None] + channel[None, :], mask=mask, other=0.0)
+        if WIDE:
+            key, value = key.to(tl.float32), value.to(tl.float32)
+        scores = tl.dot(q, key, input_precision=PRECISION) * scale
+        if CAPPED:
+            # tanh(x) = 1 − 2 / (e²ˣ + 1), which reaches its limits where the power overflows.
+            scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
+        visible = seen[None, :]
+        if CAUSAL:
+            visible = visible & (token[None, :] <= position[:, None])
+            if WINDOW:
+                visible = visible & (token[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(peak - base)
+        mass = mass * shrink + tl.sum(weights, 1)
+        total = total * shrink[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+        peak = higher
+    return peak, mass, total
 
 
 @triton.jit
@@ -170,19 +176,12 @@ def decode(
     )
     if WIDE:
         q = q.to(tl.float32)
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    mass = tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for at in range(start, end, TILE):
-        token = at + tl.arange(0, TILE)
-        seen = (token >= first) & (token < end)
-        key, value = _load_tile(
-            keys, values, line, token, seen, kv_head, KV_HEADS, HEAD_DIM, CHANNELS, BLOCK_SIZE, WIDE
-        )
-        visible = seen[None, :]
-        peak, mass, total = _attend_tile(
-            q, key, value, visible, scale, cap, peak, mass, total, CAPPED, PRECISION
-        )
+    # fmt: off
+    peak, mass, total = _attend(
+        q, keys, values, line, kv_head, start, first, end, head, scale, cap,
+        KV_HEADS, HEAD_DIM, CHANNELS, BLOCK_SIZE, False, WINDOW, CAPPED, ROWS, TILE, PRECISION, WIDE,
+    )
+    # fmt: on
     if SPLITS == 1:
         total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
         to = output + row * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
@@ -232,6 +231,19 @@ def combine(
     tl.store(to, total.to(output.dtype.element_ty), mask=channel < HEAD_DIM)
 
 
+@triton.jit
+def _row_of_tile(query_starts, tile, origin, first_row, rows, Q: tl.constexpr):
+    """Return the row that a tile belongs to, by bisection."""
+    low = first_row
+    high = rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = (tl.load(query_starts + middle) - origin) // Q + middle - first_row <= tile
+        low = tl.where(fits, middle, low)
+        high = tl.where(fits, high, middle)
+    return low
+
+
 @triton.jit(do_not_specialize=["first_row", "rows"])
 def prefill(
     query,  # [T, H, HEAD_DIM]
@@ -271,13 +283,7 @@ def prefill(
     G: tl.constexpr = HEADS // KV_HEADS
     Q: tl.constexpr = ROWS // G
     origin = tl.load(query_starts + first_row)
-    low = first_row
-    high = rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = (tl.load(query_starts + middle) - origin) // Q + middle - first_row <= tile
-        low = tl.where(fits, middle, low)
-        high = tl.where(fits, high, middle)
+    low = _row_of_tile(query_starts, tile, origin, first_row, rows, Q)
     begin = tl.load(query_starts + low)
     count = tl.load(query_starts + low + 1) - begin
     done = (tile - (begin - origin) // Q - (low - first_row)) * Q
@@ -305,26 +311,16 @@ def prefill(
     )
     if WIDE:
         q = q.to(tl.float32)
-    position = start + offset
     last = start + tl.minimum(done + Q, count) - 1
     first = 0
     if WINDOW:
         first = tl.maximum(start + done - WINDOW + 1, 0)
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    mass = tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for at in range(first // TILE * TILE, last + 1, TILE):
-        token = at + tl.arange(0, TILE)
-        seen = (token >= first) & (token <= last)
-        key, value = _load_tile(
-            keys, values, line, token, seen, kv_head, KV_HEADS, HEAD_DIM, CHANNELS, BLOCK_SIZE, WIDE
-        )
-        visible = seen[None, :] & (token[None, :] <= position[:, None])
-        if WINDOW:
-            visible = visible & (token[None, :] > position[:, None] - WINDOW)
-        peak, mass, total = _attend_tile(
-            q, key, value, visible, scale, cap, peak, mass, total, CAPPED, PRECISION
-        )
+    # fmt: off
+    _, mass, total = _attend(
+        q, keys, values, line, kv_head, first // TILE * TILE, first, last + 1, start + offset, scale, cap,
+        KV_HEADS, HEAD_DIM, CHANNELS, BLOCK_SIZE, True, WINDOW, CAPPED, ROWS, TILE, PRECISION, WIDE,
+    )
+    # fmt: on
     total = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
     to = output + token_of_step[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + channel[None, :]
     tl.store(to, total.to(output.dtype.element_ty), mask=is_output)

@@ -29,7 +29,7 @@ class _Chunk(NamedTuple):
 
 
 class PromptRows:
-    """The P tokens of a step whose logits are needed to score prompts.
+    """The P tokens of a step that need logits to score prompts.
 
     `tokens`: their indices among the step's tokens; `next_ids`: the token after each in its prompt.
     """

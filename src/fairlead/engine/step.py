@@ -26,7 +26,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
 
     `token_ids`: int32 [S], one per sampling row, in the step's order. A negative id fails only that row's
     sequence, for the reason in `errors`. `logprobs`, `errors` and `vectors` are keyed by sample index.
-    `vectors` (float32, little-endian) are the embeddings of prompts; token ids of such rows mean nothing.
+    `vectors` (float32, little-endian) are the embeddings of prompts; token ids of such rows have no meaning.
     `prompt_scores` are keyed by sequence key.
     """
 
@@ -38,7 +38,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
 
 
 class PendingStep(Protocol):
-    """A launched step whose results have not been fetched."""
+    """A launched step. Its results have not been fetched yet."""
 
     def wait(self) -> SampledTokens:
         """Block until the step is done and return its results."""
@@ -57,7 +57,7 @@ class Runner(Protocol):
     def arenas(self) -> "Sequence[Buffer] | int": ...
 
     def launch(self, step: Step, batch: InputBatch) -> PendingStep:
-        """Start a step, whose rows must have their blocks already."""
+        """Start a step. Its rows must have their blocks already."""
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Return the memory of free blocks to the system, where the device can. Ids by group, ascending."""

@@ -33,8 +33,8 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
 
     From `attention_norm` on, names follow `layer`; those of an expert's matrices follow `expert` as well.
     Query, key and value, or gate and up, may have the same name: the stored tensor is these in this order.
-    `prefixes`: what the beginning of a stored name is replaced by, before all else; the first match counts.
-    None: the tensor is ignored.
+    `prefixes`: pairs (prefix, replacement) that are applied to stored names first; only the first match is
+    used. With the replacement None the tensor is ignored.
     """
 
     prefixes: tuple[tuple[str, str | None], ...] = ()

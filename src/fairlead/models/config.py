@@ -1,6 +1,6 @@
 """Reads a `config.json` of Hugging Face's layout and reports errors by file and key.
 
-Knows no keys: their meaning is defined where they are read.
+Knows no keys: each module that reads a key defines its meaning.
 """
 
 import json
@@ -94,7 +94,7 @@ class CheckpointConfig:
         return tuple(ids)
 
     def names(self, key: str) -> dict[str, str]:
-        """Return an object whose values are strings."""
+        """Return an object that has only strings as values."""
         value = self._value(key, None)
         if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
             raise self.fails(key, "must be an object of strings")

@@ -7,7 +7,7 @@ repository is never run.
 
 Excluded, each with an error: models with states, convolutions or linear attention in place of a KV
 cache, encoders, layers of different sizes or that share a cache, latent attention, attention sinks and
-biases, mixtures of experts, checkpoints whose tensors have other names than the modules or are quantized.
+biases, mixtures of experts, checkpoints that are quantized or name tensors differently from the modules.
 
 T tokens of all sequences of a step, flattened; H query heads, K KV heads, D channels per head; V vocabulary.
 """
@@ -214,8 +214,10 @@ def _check(config: CheckpointConfig, model_class: Any, model_config: Any) -> Non
 
 
 def _read_max_positions(config: CheckpointConfig, text: Any) -> int:
-    """Return the most tokens that a text can have. longrope has different angles for short and long texts,
-    which one batch cannot mix: of such a model only short texts are served.
+    """Return the most tokens that a text can have.
+
+    longrope has different angles for short and long texts, and one batch cannot mix them. A model with it
+    serves only short texts.
     """
     most = getattr(text, "max_position_embeddings", None)
     if type(most) is not int or most < 1:
@@ -230,7 +232,7 @@ def _read_max_positions(config: CheckpointConfig, text: Any) -> int:
 
 
 def _check_windows(config: CheckpointConfig, text: Any, windows: Sequence[int | None]) -> None:
-    """Check that the layers report their windows: a model may set them in its mask alone, which we ignore."""
+    """Check that the layers report their windows. We would ignore windows that are only in a model's mask."""
     window = getattr(text, "sliding_window", None)
     if not window or getattr(text, "use_sliding_window", True) is False:
         return

@@ -1,7 +1,7 @@
 """Attention for modules of transformers: their calls are passed on to the engine's attention.
 
-transformers finds the function here in its registry of attention functions. A call has all parameters that
-our attention knows; one with any other, or that looks ahead, raises `NotImplementedError` with the reason.
+transformers finds the function here in its registry of attention functions. A call may have only
+parameters that our attention supports; any other, or attention to later tokens, raises `NotImplementedError`.
 
 T tokens of all sequences of a step, flattened; H query heads, K KV heads, D channels per head.
 """

@@ -1,6 +1,6 @@
 """A model of transformers with our weights: built without memory, then filled from the checkpoint.
 
-Promises what `Weights` does, for models whose tensors have the names of their modules. Where that is
+Promises what `Weights` does, for models that name their tensors like their modules. Where that is
 impossible, it raises `NotImplementedError` with the reason.
 """
 
@@ -75,7 +75,7 @@ class _LinearModule(nn.Module):
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Let modules make parameters without memory; other tensors that they compute (angles, say) have it."""
+    """Make modules create parameters without memory. Other tensors, such as angles, are still allocated."""
     original = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -58,7 +58,7 @@ def read_gemma3(config: CheckpointConfig) -> ArchitectureSpec:
 
 
 def read_multimodal_gemma3(config: CheckpointConfig) -> ArchitectureSpec:
-    """Read `config.json` of a multimodal checkpoint, whose vision tensors are not loaded."""
+    """Read `config.json` of a multimodal checkpoint. Its vision tensors are not loaded."""
     names = msgspec.structs.replace(_NAMES, prefixes=_TEXT_PREFIXES + _IMAGE_PREFIXES)
     return msgspec.structs.replace(read_gemma3(config), names=names)
 

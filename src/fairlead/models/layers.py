@@ -1,4 +1,4 @@
-"""The parts that every decoder is made of. They hold weights and know no checkpoint, cache or batch.
+"""The parts that every decoder is made of. They hold weights and use no checkpoint, cache or batch.
 
 Dimensions: T tokens of all sequences of a step, flattened; C hidden size; H query heads, K KV heads,
 D channels per head; I the MLP's inner size; E experts, k of them per token; V vocabulary.

@@ -26,9 +26,9 @@ class Linear(Protocol):
 class Quantization(msgspec.Struct, frozen=True):
     """One way to keep the weights of linear layers.
 
-    `make` makes a layer from a weight [out, in] and a bias [out] or None, whose memory is reused afterwards
-    unless `UnquantizedLinear.reorders` is false. `refusal` returns why it does not run on a device with
-    activations of a dtype, or None.
+    `make` makes a layer from a weight [out, in] and a bias [out] or None. The caller reuses their memory
+    afterwards unless `UnquantizedLinear.reorders` is false. `refusal` returns why it does not run on a device
+    with activations of a dtype, or None.
     """
 
     name: str | None

@@ -103,8 +103,8 @@ def read_source(
         reason = "makes embeddings, no text" if needs_head else "has neither a head nor modules.json"
         raise config.fails("architectures", f"{config.texts('architectures')} {reason}")
     chosen = choose_dtype(config, dtype, device)
-    how = find_quantization(quantization)
-    if (problem := how.refusal(device, chosen)) is not None:
+    method = find_quantization(quantization)
+    if (problem := method.refusal(device, chosen)) is not None:
         raise LoadFailed(f"quantization {quantization} {problem}")
     build: Callable[[Weights], Model]
     if spec is not None:
@@ -115,7 +115,7 @@ def read_source(
         from fairlead.models.fallback import fallback
 
         build = fallback(config, config.texts("architectures"), ARCHITECTURES)
-    return WeightSource(directory, build, spec, chosen, how, read_eos_token_ids(config), pooling)
+    return WeightSource(directory, build, spec, chosen, method, read_eos_token_ids(config), pooling)
 
 
 def choose_dtype(config: CheckpointConfig, name: str, device: torch.device) -> torch.dtype:

@@ -79,9 +79,9 @@ def _read_kind(config: CheckpointConfig) -> Literal["mean", "last"]:
 
 
 class Pooler:
-    """Makes the vectors of texts whose tokens may span several steps. Sums are float32, by slot.
+    """Makes the vectors of texts. The tokens of a text may span several steps. Sums are float32, by slot.
 
-    For a mean, every token of a text must pass through here: with a cached prefix, only "last" would work.
+    For a mean, every token of a text must be added, so texts must not begin with a cached prefix.
     """
 
     def __init__(self, pooling: Pooling, *, slots: int, hidden_size: int, device: torch.device) -> None:

@@ -23,7 +23,7 @@ ARCHITECTURES: dict[str, Callable[[CheckpointConfig], ArchitectureSpec]] = {
 }
 
 
-# Networks without a head, as embedding models are saved, and the architecture that each is the body of.
+# Networks without a head, as embedding models are saved, and the architecture to which each belongs.
 _BODIES = {
     "Gemma3TextModel": "Gemma3ForCausalLM",
     **{name.replace("ForCausalLM", "Model"): name for name in ARCHITECTURES if name.endswith("ForCausalLM")},

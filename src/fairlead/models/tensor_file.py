@@ -104,7 +104,7 @@ class TensorFile:
             with path.open("rb") as file:
                 size = path.stat().st_size
                 if size < _LENGTH.size:
-                    raise self._fails(f"{size} bytes, no safetensors file")
+                    raise self._fails(f"{size} bytes are too few for a safetensors file")
                 self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: the path is malformed
             raise self._fails(str(getattr(error, "strerror", None) or error)) from error

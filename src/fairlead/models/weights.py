@@ -29,9 +29,10 @@ _PIECE_BYTES = 16 * 1024 * 1024  # of a file that are in memory at once during a
 class Weights:
     """The tensors of the checkpoint in `directory`, provided as `dtype` on `device`.
 
-    `report` is called with the fraction read, 0…1, at least every 5 %. `bytes_placed` counts what is in
-    the device's memory now. `quantization` makes the layers that may be quantized. Use it as a context
-    manager: the files are closed at its end, except those with a tensor that is used in place.
+    `report` is called with the fraction read, 0…1, at least every 5 %. `listing` is the file that lists the
+    tensors, `bytes_total` their size. `bytes_placed` counts what is in the device's memory now.
+    `quantization` makes the layers that may be quantized. Use it as a context manager: the files are closed
+    at its end, except those with a tensor that is used in place.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class Weights:
         self._report = report
         self._tensors: dict[str, StoredTensor] = {}
         self._taken: dict[str, StoredTensor] = {}
-        self._listing = directory
+        self.listing = directory
         self._open(directory)
-        self._bytes_total = self._count()
+        self.bytes_total = self._count()
         self._shared_buffer = torch.empty(0, dtype=dtype)
         self._bytes_read = 0
         self._reported = 0.0
@@ -65,16 +66,6 @@ class Weights:
     ) -> None:
         self._tensors.clear()
         self._taken.clear()
-
-    @property
-    def listing(self) -> Path:
-        """The file that lists the tensors."""
-        return self._listing
-
-    @property
-    def bytes_total(self) -> int:
-        """The size of all tensors in the checkpoint, in bytes."""
-        return self._bytes_total
 
     def fails(self, name: str, reason: str) -> LoadFailed:
         """Return the error to raise for a tensor that was taken."""
@@ -93,7 +84,7 @@ class Weights:
                 raise tensor.fails(f"has the same name as {renamed[new].name!r}, {new!r}")
             renamed[new] = tensor
         self._tensors = renamed
-        self._bytes_total = self._count()
+        self.bytes_total = self._count()
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Take one tensor, which must have this shape."""
@@ -148,7 +139,7 @@ class Weights:
         return Embedding(table), projection
 
     def finish(self) -> None:
-        """Report completion; raise `LoadFailed` if a tensor was not taken, as this is another model then."""
+        """Report completion; raise `LoadFailed` if a tensor is left, because this is another model then."""
         left = [tensor for name, tensor in self._tensors.items() if not name.endswith("rotary_emb.inv_freq")]
         for tensor in left:
             raise tensor.fails(f"is unexpected ({len(left)} in all): this is another model")
@@ -181,7 +172,7 @@ class Weights:
 
     @property
     def _piece_bytes(self) -> int:
-        return min(_PIECE_BYTES, self._bytes_total // _PROGRESS_STEPS)
+        return min(_PIECE_BYTES, self.bytes_total // _PROGRESS_STEPS)
 
     def _tied_head(self, table: Tensor) -> Linear:
         if UnquantizedLinear.reorders(self.dtype, self.device):
@@ -197,7 +188,7 @@ class Weights:
 
     def _take(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         if name not in self._tensors:
-            raise LoadFailed(f"{self._listing}: tensor {name!r} is missing")
+            raise LoadFailed(f"{self.listing}: tensor {name!r} is missing")
         tensor = self._tensors.pop(name)
         if tensor.shape != shape:
             raise tensor.fails(f"has shape {list(tensor.shape)}, expected {list(shape)}")
@@ -207,7 +198,7 @@ class Weights:
 
     def _read(self, size_bytes: int) -> None:
         self._bytes_read += size_bytes
-        fraction = min(1.0, self._bytes_read / self._bytes_total)
+        fraction = min(1.0, self._bytes_read / self.bytes_total)
         if fraction - self._reported >= 1 / _PROGRESS_STEPS:
             self._reported = fraction
             self._report(fraction)
@@ -216,13 +207,13 @@ class Weights:
         return max(1, sum(tensor.nbytes for tensor in self._tensors.values()))
 
     def _open(self, directory: Path) -> None:
-        """Open every file of the checkpoint; set `_listing` to the file that lists the tensors."""
+        """Open every file of the checkpoint; set `listing` to the file that lists the tensors."""
         index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
         if index.is_file():
-            self._listing = index
+            self.listing = index
             self._open_shards(CheckpointConfig.read(index), directory)
         elif single.exists():
-            self._listing = single
+            self.listing = single
             self._tensors = dict(TensorFile(single).tensors)
         elif any(found for pattern in _PICKLED for found in directory.glob(pattern)):
             raise LoadFailed(
@@ -248,5 +239,5 @@ class Weights:
         for name, shard in files.items():
             if name not in self._tensors or self._tensors[name].file.path.name != shard:
                 raise LoadFailed(
-                    f"{directory / shard}: tensor {name!r} is missing, which should be here by the index"
+                    f"{directory / shard}: tensor {name!r} is missing, but the index lists it here"
                 )

@@ -1,8 +1,8 @@
-"""Linear layers whose weights are 8-bit floats: half the memory, and half the time to read it.
+"""Linear layers with weights of 8-bit floats: half the memory, and half the time to read it.
 
 Weights are scaled per output channel when they are loaded, inputs per token at each call. Both are rounded to
-e4m3, multiplied in 8 bits and summed in float32. A product is off by 2–4 % of the most that its factors could
-give. A model's head and the routers of its experts stay exact.
+e4m3, multiplied in 8 bits and summed in float32. The error of a product is 2–4 % of its largest possible
+value. A model's head and the routers of its experts stay exact.
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are 8-bit integers: half the memory of bfloat16, in plain torch.
+"""Linear layers with weights of 8-bit integers: half the memory of bfloat16, in plain torch.
 
 Owns the rule that `cext/cpustep` follows too: each output has one scale, its largest weight / 127, and its
 weights are the nearest integers; activations are not rounded. Restoring the matrix at each call takes more

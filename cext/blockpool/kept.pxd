@@ -1,0 +1,155 @@
+"""Kept requests, and the linked list that orders them by last use. `rows`: BlockPool.rows, key -> row."""
+
+from cpython.long cimport PyLong_CheckExact
+from cpython.mem cimport PyMem_Free
+from cpython.object cimport PyObject
+from libc.stdint cimport int32_t, int64_t
+
+from blockpool.index cimport NONE, fetch_ahead, index_find
+from blockpool.pool cimport Block, Pool, Request, block_index, blocks_free, grown
+from blockpool.siphash cimport is_none
+
+cdef enum:
+    REQUESTS_AT_FIRST = 16
+
+cdef inline void request_free(Pool *pool, int32_t row) noexcept:
+    PyMem_Free(pool.requests[row].held)
+    pool.requests[row].held = NULL
+    pool.requests[row].next = pool.free_request
+    pool.free_request = row
+
+cdef inline int32_t request_begin(Pool *pool, Py_ssize_t count) except NONE:
+    # Return an empty row with room for `count` blocks.
+    cdef int32_t row, room
+    cdef Request *request
+    if pool.free_request == NONE:
+        room = max(2 * pool.requests_room, REQUESTS_AT_FIRST)
+        pool.requests = <Request *>grown(pool.requests, room * sizeof(Request))
+        for row in range(room - 1, pool.requests_room - 1, -1):
+            pool.requests[row].held = NULL
+            request_free(pool, row)
+        pool.requests_room = room
+    row = pool.free_request
+    request = &pool.requests[row]
+    request.held = <int32_t *>grown(NULL, count * sizeof(int32_t))
+    request.count = 0
+    pool.free_request = request.next
+    return row
+
+cdef inline int32_t request_enter(Pool *pool, dict rows, key, int32_t row) except -2:
+    # Map `key` to `row`; return the row that it mapped to before, or NONE.
+    # Of equal keys the dict keeps the first object, so `requests` must refer to that one.
+    before = rows.get(key)
+    rows[key] = row
+    pool.requests[row].key = <PyObject *>key if before is None else pool.requests[<int32_t>before].key
+    return NONE if before is None else before
+
+cdef inline void request_link(Pool *pool, int32_t row) noexcept:
+    # Make it the most recently used one.
+    cdef Request *request = &pool.requests[row]
+    request.previous = pool.newest
+    request.next = NONE
+    if pool.newest == NONE:
+        pool.oldest = row
+    else:
+        pool.requests[pool.newest].next = row
+    pool.newest = row
+
+cdef inline void request_unlink(Pool *pool, int32_t row) noexcept:
+    cdef Request *request = &pool.requests[row]
+    if request.previous == NONE:
+        pool.oldest = request.next
+    else:
+        pool.requests[request.previous].next = request.next
+    if request.next == NONE:
+        pool.newest = request.previous
+    else:
+        pool.requests[request.next].previous = request.previous
+
+cdef inline void request_use(Pool *pool, int32_t row) noexcept:
+    if row != pool.newest and not pool.first_in_first_out:
+        request_unlink(pool, row)
+        request_link(pool, row)
+
+cdef inline void request_drop(Pool *pool, int32_t row) noexcept:
+    # Its key must not be in `rows`, or map to another row by now.
+    cdef Request *request = &pool.requests[row]
+    cdef Block *block
+    cdef int32_t i
+    for i in range(request.count):
+        fetch_ahead(&pool.blocks[request.held[i]])
+    for i in range(request.count):
+        block = &pool.blocks[request.held[i]]
+        fetch_ahead(&pool.index.places[<int64_t>block.hash.low & pool.index.mask])
+        block.kept -= 1
+        pool.kept -= block.kept == 0
+        if block.owner == row:
+            block.owner = NONE
+    block = &pool.blocks[request.held[request.count - 1]]
+    if block.tip_of == row:
+        block.tip_of = NONE
+    pool.holds -= request.count
+    request_unlink(pool, row)
+    blocks_free(pool, request.held, request.count)
+    request_free(pool, row)
+
+cdef inline int request_evict(Pool *pool, dict rows, int32_t row) except -1:
+    del rows[<object>pool.requests[row].key]
+    request_drop(pool, row)
+    pool.evicted_requests += 1
+    return 0
+
+cdef inline void request_hold(Pool *pool, int32_t row, Py_ssize_t count) noexcept:
+    # Hold the blocks in `scratch` that have a hash, or instead the blocks that are indexed for that hash.
+    cdef Request *request = &pool.requests[row]
+    cdef Py_ssize_t i
+    cdef int32_t holder
+    cdef Block *block
+    for i in range(count):
+        block = &pool.blocks[pool.scratch[i]]
+        if is_none(&block.hash):
+            continue
+        holder = index_find(pool.index, &block.hash)
+        if holder == NONE:
+            holder = pool.scratch[i]
+            block_index(pool, holder)
+        block = &pool.blocks[holder]
+        pool.kept += block.kept == 0
+        block.kept += 1
+        block.owner = row
+        request.held[request.count] = holder
+        request.count += 1
+    pool.holds += request.count
+    request_link(pool, row)
+
+cdef inline int request_cover(Pool *pool, dict rows, int32_t row) except -1:
+    # Drop the requests that `row` covers: it holds their last block, with at least as many blocks before it.
+    cdef Request *request = &pool.requests[row]
+    cdef int32_t i, other
+    cdef int32_t last = request.count - 1
+    for i in range(request.count):
+        other = pool.blocks[request.held[i]].tip_of
+        if other != NONE and (i == last or pool.requests[other].count <= i + 1):
+            del rows[<object>pool.requests[other].key]
+            request_drop(pool, other)
+    pool.blocks[request.held[last]].tip_of = row
+    return 0
+
+cdef inline int request_keep(Pool *pool, dict rows, key, Py_ssize_t count) except -1:
+    # Keep the blocks in `scratch` that have a hash, if any, under `key`. An exception changes nothing.
+    cdef Py_ssize_t i, hashed = 0
+    cdef int32_t row, replaced
+    for i in range(count):
+        hashed += not is_none(&pool.blocks[pool.scratch[i]].hash)
+    if hashed == 0:
+        return 0
+    row = request_begin(pool, hashed)
+    try:
+        replaced = request_enter(pool, rows, key if PyLong_CheckExact(key) else int(key), row)
+    except BaseException:
+        request_free(pool, row)
+        raise
+    request_hold(pool, row, count)
+    if replaced != NONE:
+        request_drop(pool, replaced)
+    return request_cover(pool, rows, row)
