@@ -13,7 +13,6 @@ from quart import Response as QuartResponse
 from quart import request
 from quart_trio import QuartTrio
 
-from api.conftest import FakeAnswer
 from api.raw_http import Apps, get, serving
 from fairlead.answer.deltas import Deltas
 from fairlead.api.dialects.openai_chat import ChatDialect
@@ -26,6 +25,7 @@ from fairlead.api.request_auth import RequestAuth
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
+from fairlead.gateway import Answer
 from fairlead.job import Delta
 from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.quotas import Quotas
@@ -68,7 +68,7 @@ def direct_app() -> Callable[..., Awaitable[None]]:
 
     async def route(request: Request) -> Response:
         text = (await request.read() or b"hello").decode("latin-1")
-        answer = FakeAnswer(Deltas(1))
+        answer = Answer(Deltas(1), waited_s=0.0)
         pending = PendingAnswer()
         pending.started(answer)
         request.nursery.start_soon(say, answer.deltas, text)
