@@ -95,7 +95,8 @@ def _tool(name: str, *arguments: str, shows_itself: bool = False) -> Step:
 
 def _python(arguments: Sequence[str], *, shown: bool = False) -> Outcome:
     """Run this interpreter in the repository; with `shown`, print its output as it arrives."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    # The tests start hundreds of interpreters; without bytecode files each would compile the package again.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
     with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,

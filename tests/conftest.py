@@ -7,7 +7,9 @@ again, also on a busy machine. With `--hypothesis-profile nightly` it searches f
 repeats those that failed in an earlier run, which it keeps in `.hypothesis/examples`.
 """
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,11 @@ MARKS = {
     **dict.fromkeys(("cext", "engine", "models"), "kernels"),
     "gpu": "gpu",
 }
+UNIT_ONLY = ("unit", "unit and not slow")  # of `-m`
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # every core has a worker already
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -58,6 +63,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--simulation-processes", type=int, default=2, help="processes that simulate")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import the other tests if only unit tests are selected: most of them import torch."""
+    only_unit = config.option.markexpr in UNIT_ONLY and collection_path.is_relative_to(TESTS)
+    return True if only_unit and mark_of(collection_path) != "unit" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Freeze the objects of all modules and items, so that no garbage collection visits them again."""
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test by its folder. Deselect the tests marked `nightly` unless `--nightly` is given."""
     for item in items:
@@ -70,5 +91,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def mark_of(path: Path) -> str:
     """Return the mark of a test file's folder. Files beside the folders are unit tests."""
-    folder = path.relative_to(TESTS).parts[0]
-    return MARKS.get(folder, "unit")
+    folder = path.relative_to(TESTS).parts[:1]
+    return MARKS.get("".join(folder), "unit")
