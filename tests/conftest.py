@@ -3,8 +3,8 @@
 Without a GPU, Triton interprets our kernels; it reads that setting when it is imported.
 
 Hypothesis generates the same examples in each run and has no deadline. So a commit that passed once passes
-again, also on a busy machine. With `--hypothesis-profile nightly` it searches for new examples. It first
-repeats those that failed in an earlier run, which it keeps in `.hypothesis/examples`.
+again, also on a busy machine. With `--hypothesis-profile nightly` it searches longer, for new examples. It
+first repeats those that failed in an earlier run, which it keeps in `.hypothesis/examples`.
 """
 
 import gc
@@ -36,13 +36,16 @@ if not Path("/dev/nvidiactl").exists():
 settings.register_profile(
     "nightly",
     # Every setting is given, because Hypothesis has other defaults if the variable `CI` is set.
+    max_examples=300,
     derandomize=False,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
     print_blob=True,
 )
-settings.register_profile("suite", settings.get_profile("nightly"), derandomize=True, database=None)
+settings.register_profile(
+    "suite", settings.get_profile("nightly"), max_examples=100, derandomize=True, database=None
+)
 settings.load_profile("suite")
 
 
@@ -56,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz-requests", type=int, default=1000, help="mutated requests to a real server")
     group.addoption("--fuzz-connections", type=int, default=100, help="mutated connections beside them")
     group = parser.getgroup("simulation")
-    group.addoption("--simulation-hours", type=int, default=20, help="virtual hours to simulate")
+    group.addoption("--simulation-hours", type=int, default=10, help="virtual hours to simulate")
     group.addoption("--simulation-seed", type=int, default=None, help="the seed to replay, or to begin with")
     group.addoption("--simulation-sweep", default="", help="the place in a sweep to replay, as name:number")
     group.addoption("--simulation-thorough", action="store_true", help="faults at every place, not at some")

@@ -81,7 +81,6 @@ GENERATED = {"data": st.data()}
 DIFFERENT = {"sent": words, "other": words}
 
 
-@settings(max_examples=300)
 @given(**RELAYED)
 def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, other_chunk_words, sizes, end):
     reader = READERS[path]
@@ -100,7 +99,6 @@ def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, ot
         assert 8 / chunk_words <= client.tokens < 8 / chunk_words + 1
 
 
-@settings(max_examples=300)
 @given(**GENERATED)
 def test_an_engines_answer_is_continued_by_its_tokens(data):
     token_ids = data.draw(st.lists(st.integers(0, 9), max_size=12))

@@ -92,14 +92,14 @@ def outcome(tmp_path, content: bytes, *, keys: bool = False) -> Config | None:
         return None
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_changed_value_is_accepted_or_refused_by_line_and_key(tmp_path, data):
     (tmp_path / "small").mkdir(exist_ok=True)
     outcome(tmp_path, changed(data.draw).encode(), keys=True)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     cuts=st.lists(
         st.tuples(

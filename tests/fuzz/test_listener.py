@@ -1,6 +1,5 @@
 """Clients that send malformed requests and disconnect midway, while another is always answered."""
 
-import gc
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -188,11 +187,6 @@ async def test_malformed_requests_of_thousands_of_clients_affect_no_other_client
     await visit(make_app(), 4, clients)
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown_mb < 50
-    gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    await visit(make_app(), 1001, 5000)
-    grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    assert grown_mb < 100
 
 
 async def test_clients_that_never_read_cost_no_more_than_their_buffers():
