@@ -67,9 +67,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import the other tests if only unit tests are selected: most of them import torch."""
-    only_unit = config.option.markexpr in UNIT_ONLY and collection_path.is_relative_to(TESTS)
-    return True if only_unit and mark_of(collection_path) != "unit" else None
+    """If few tests are selected, do not import the files of all others: most of them import torch."""
+    if not collection_path.is_relative_to(TESTS):
+        return None
+    other = False
+    if config.option.markexpr in UNIT_ONLY:
+        other = mark_of(collection_path) != "unit"
+    elif config.option.markexpr == "alone" and collection_path.suffix == ".py":
+        other = b"mark.alone" not in collection_path.read_bytes()
+    return True if other else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -81,6 +81,7 @@ def write(directory, dtype, layers, *, tied, shards):
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # takes several gigabytes of memory, and every core
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize(
     ("stored", "layers", "tied", "shards", "dtype", "runs", "quantization"),
