@@ -53,7 +53,7 @@ def main() -> int:
 
     lines: list[str] = []
     failures = 0
-    pytest_summary = "pytest did not finish"
+    pytest_summaries: list[str] = []
     for step in _steps(fast=fast):
         print(f"\n-- {step.name} ", "-" * (76 - len(step.name)), flush=True, sep="")
         started = time.monotonic()
@@ -61,7 +61,7 @@ def main() -> int:
         if not step.shows_itself:
             print(outcome.output if not outcome.passed else _last_line(outcome.output), flush=True)
         elif found := [line for line in outcome.output.splitlines() if PYTEST_SUMMARY.search(line)]:
-            pytest_summary = found[-1].strip("= ")
+            pytest_summaries.append(f"{step.name}: {found[-1].strip('= ')}")
         failures += not outcome.passed
         verdict = "passed" if outcome.passed else "FAILED"
         lines.append(f"{verdict}  {time.monotonic() - started:6.1f} s  {step.name}")
@@ -69,15 +69,16 @@ def main() -> int:
     print("\n-- summary ", "-" * 69, sep="")
     print("\n".join(lines))
     print(f"{failures} of {len(lines)} checks failed" if failures else f"all {len(lines)} checks passed")
-    print(pytest_summary, flush=True)
+    print("\n".join(pytest_summaries) or "pytest did not finish", flush=True)
     return 1 if failures else 0
 
 
 def _steps(*, fast: bool) -> list[Step]:
     stubs = [f"fairlead._cext.{source.stem}" for source in sorted(KERNELS_BUILT.glob("*.pyi"))]
     # Each process has its own files and ports. An idle one takes over half of another's remaining tests.
-    selected = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q"]
-    selected += ["-m", "unit and not slow"] if fast else []
+    beside_others = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q", "-m"]
+    beside_others.append("unit and not slow" if fast else "not alone")
+    alone = [] if fast else [_tool("pytest, alone", "-m", "pytest", "-q", "-m", "alone", shows_itself=True)]
     return [
         Step("kernels are built from these sources", _check_kernels),
         _tool("ruff format", "-m", "ruff", "format", "--check", "."),
@@ -85,7 +86,8 @@ def _steps(*, fast: bool) -> list[Step]:
         _tool("import-linter", "-c", LINT_IMPORTS),
         _tool("mypy", "-m", "mypy"),
         _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
-        _tool("pytest", "-m", "pytest", *selected, shows_itself=True),
+        _tool("pytest", "-m", "pytest", *beside_others, shows_itself=True),
+        *alone,
     ]
 
 
@@ -95,7 +97,8 @@ def _tool(name: str, *arguments: str, shows_itself: bool = False) -> Step:
 
 def _python(arguments: Sequence[str], *, shown: bool = False) -> Outcome:
     """Run this interpreter in the repository; with `shown`, print its output as it arrives."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    # The tests start hundreds of interpreters; without bytecode files each would compile the package again.
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": ""}
     with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,

@@ -3,11 +3,13 @@
 Without a GPU, Triton interprets our kernels; it reads that setting when it is imported.
 
 Hypothesis generates the same examples in each run and has no deadline. So a commit that passed once passes
-again, also on a busy machine. With `--hypothesis-profile nightly` it searches for new examples. It first
-repeats those that failed in an earlier run, which it keeps in `.hypothesis/examples`.
+again, also on a busy machine. With `--hypothesis-profile nightly` it searches longer, for new examples. It
+first repeats those that failed in an earlier run, which it keeps in `.hypothesis/examples`.
 """
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,21 +25,27 @@ MARKS = {
     **dict.fromkeys(("cext", "engine", "models"), "kernels"),
     "gpu": "gpu",
 }
+UNIT_ONLY = ("unit", "unit and not slow")  # of `-m`
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # every core has a worker already
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile(
     "nightly",
     # Every setting is given, because Hypothesis has other defaults if the variable `CI` is set.
+    max_examples=300,
     derandomize=False,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
     print_blob=True,
 )
-settings.register_profile("suite", settings.get_profile("nightly"), derandomize=True, database=None)
+settings.register_profile(
+    "suite", settings.get_profile("nightly"), max_examples=100, derandomize=True, database=None
+)
 settings.load_profile("suite")
 
 
@@ -51,11 +59,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz-requests", type=int, default=1000, help="mutated requests to a real server")
     group.addoption("--fuzz-connections", type=int, default=100, help="mutated connections beside them")
     group = parser.getgroup("simulation")
-    group.addoption("--simulation-hours", type=int, default=20, help="virtual hours to simulate")
+    group.addoption("--simulation-hours", type=int, default=10, help="virtual hours to simulate")
     group.addoption("--simulation-seed", type=int, default=None, help="the seed to replay, or to begin with")
     group.addoption("--simulation-sweep", default="", help="the place in a sweep to replay, as name:number")
     group.addoption("--simulation-thorough", action="store_true", help="faults at every place, not at some")
     group.addoption("--simulation-processes", type=int, default=2, help="processes that simulate")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """If few tests are selected, do not import the files of all others: most of them import torch."""
+    if not collection_path.is_relative_to(TESTS):
+        return None
+    other = False
+    if config.option.markexpr in UNIT_ONLY:
+        other = mark_of(collection_path) != "unit"
+    elif config.option.markexpr == "alone" and collection_path.suffix == ".py":
+        other = b"mark.alone" not in collection_path.read_bytes()
+    return True if other else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Freeze the objects of all modules and items, so that no garbage collection visits them again."""
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -70,5 +100,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def mark_of(path: Path) -> str:
     """Return the mark of a test file's folder. Files beside the folders are unit tests."""
-    folder = path.relative_to(TESTS).parts[0]
-    return MARKS.get(folder, "unit")
+    folder = path.relative_to(TESTS).parts[:1]
+    return MARKS.get("".join(folder), "unit")

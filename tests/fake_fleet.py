@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
 from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
 from fairlead.errors import FairleadError, InvalidRequest
+from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 from fairlead.process.output import ProcessOutput
 from fairlead.text.model import TextModel
 
 
 @dataclass
-class FakeFleet:
+class FakeFleet(Fleet):  # so that mypy compares the methods
     """Models that are always ready: those of the engine, and those `elsewhere`, whose jobs are relayed.
 
     Calls are recorded in `asked`; with a `refusal`, each then raises it.
@@ -24,7 +26,7 @@ class FakeFleet:
     statuses: list[ModelStatus] | None = None
     node_statuses: list[NodeStatus] = field(default_factory=list)
     refusal: FairleadError | None = None
-    calls: list[tuple] = field(default_factory=list)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
     instance: str = "0" * 32
     outputs: dict[str, ProcessOutput] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
@@ -33,12 +35,15 @@ class FakeFleet:
     configs: Iterable[AnyModelConfig] = ()
     texts: dict[str, TextModel] = field(default_factory=dict)
     is_ready: bool = True
-    problems: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def problems(self) -> dict[str, str]:
+        return {}
 
     async def prepare(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         await trio.sleep_forever()
 

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
@@ -10,6 +11,7 @@ from fairlead.answer.sink import Sink
 from fairlead.errors import FairleadError
 from fairlead.job import Delta, Job, Sampling
 from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import Node
 
 LIMITS = NodeLimits(seats=1, max_model_len=1000)
 
@@ -58,10 +60,11 @@ class TimedNode:
             into.put(Delta(index, text="last", token_ids=[2], finish_reason="stop"))
 
 
+_node_type: type[Node] = TimedNode  # so that mypy compares them
 _numbers = itertools.count()
 
 
-def job(tenant: str = "A", *, stream: bool = False, n: int = 1, **options: object) -> Job:
+def job(tenant: str = "A", *, stream: bool = False, n: int = 1, **options: Any) -> Job:
     """Return a job with a prompt of three tokens."""
     return Job(
         id=f"job {next(_numbers)}",

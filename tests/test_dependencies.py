@@ -39,20 +39,24 @@ UNDECLARED = {
 
 def imported(files: Iterable[Path]) -> set[str]:
     """Return the top modules that are imported at run time, also by `import_module` and `importorskip`."""
+    return set().union(*map(_imported_by, files))
+
+
+@cache
+def _imported_by(file: Path) -> frozenset[str]:
     found = set()
-    for file in files:
-        for node in _run(ast.parse(file.read_text())):
-            match node:
-                case ast.Import(names):
-                    found |= {name.name.partition(".")[0] for name in names}
-                case ast.ImportFrom(module=str(module), level=0):
-                    found.add(module.partition(".")[0])
-                case ast.Call(
-                    ast.Attribute(attr="importorskip" | "import_module") | ast.Name("import_module"),
-                    [ast.Constant(str(module)), *_],
-                ):
-                    found.add(module.partition(".")[0])
-    return found
+    for node in _run(ast.parse(file.read_text())):
+        match node:
+            case ast.Import(names):
+                found |= {name.name.partition(".")[0] for name in names}
+            case ast.ImportFrom(module=str(module), level=0):
+                found.add(module.partition(".")[0])
+            case ast.Call(
+                ast.Attribute(attr="importorskip" | "import_module") | ast.Name("import_module"),
+                [ast.Constant(str(module)), *_],
+            ):
+                found.add(module.partition(".")[0])
+    return frozenset(found)
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:

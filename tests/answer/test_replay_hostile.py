@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from answer.test_replay import event_deltas
@@ -45,7 +45,6 @@ def events(draw):
     return f"data: {json.dumps(document)}\n\n".encode()
 
 
-@settings(max_examples=200)
 @given(second=st.lists(events(), min_size=1, max_size=6))
 def test_no_second_attempt_raises(second):
     client = Collected()

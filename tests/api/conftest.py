@@ -1,9 +1,10 @@
 """A small real model, a gateway that follows a script, and a client that calls the application by ASGI."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -12,6 +13,7 @@ import tokenizers
 import trio
 import trio.testing
 from structlog.testing import LogCapture
+from werkzeug.routing import Rule
 
 from api import far_away
 from fairlead.answer.deltas import Deltas
@@ -20,7 +22,9 @@ from fairlead.api.route_table import ROUTES
 from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, Limits, ModelConfig, QueueConfig
+from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import Cancelled, FairleadError
+from fairlead.gateway import Answer, Gateway
 from fairlead.job import Delta, Job
 from fairlead.job_metrics import JobStatistics
 from fairlead.text.model import TextModel
@@ -35,9 +39,24 @@ TEMPLATE = (
 )
 LINES = ["hello world", "the quick brown fox", "<|user|>hello<|assistant|>", "one two three"]
 
+# Werkzeug compiles a function for each route of an application, which takes 25 ms. The function builds URLs,
+# which nothing does here. So applications share them.
+_compile_builder = Rule._compile_builder
+_builders: dict[tuple[str, bool], Callable[..., Any]] = {}
+
+
+def _shared_builder(rule: Rule, append_unknown: bool = True) -> Callable[..., Any]:
+    key = rule.rule, append_unknown
+    if key not in _builders:
+        _builders[key] = _compile_builder(rule, append_unknown)
+    return _builders[key]
+
+
+Rule._compile_builder = _shared_builder  # type: ignore[method-assign, assignment]
+
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory) -> TextModel:
+def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     directory = tmp_path_factory.mktemp("small")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,25 +69,14 @@ def model(tmp_path_factory) -> TextModel:
     )
     tokenizer.train_from_iterator(LINES, trainer)
     tokenizer.save(str(directory / "tokenizer.json"))
-    write = lambda name, content: (directory / name).write_text(json.dumps(content))  # noqa: E731
-    write("config.json", {"max_position_embeddings": 4096, "eos_token_id": 0})
-    write("generation_config.json", {"do_sample": True, "temperature": 0.7, "top_k": 20})
-    write("tokenizer_config.json", {"chat_template": TEMPLATE, "eos_token": "<eos>"})
+    files: dict[str, dict[str, Any]] = {
+        "config": {"max_position_embeddings": 4096, "eos_token_id": 0},
+        "generation_config": {"do_sample": True, "temperature": 0.7, "top_k": 20},
+        "tokenizer_config": {"chat_template": TEMPLATE, "eos_token": "<eos>"},
+    }
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
     return TextModel.load(directory, name="small")
-
-
-@dataclass
-class FakeAnswer:
-    deltas: Deltas
-    estimated_wait_s: int | None = None
-    queue_position: int | None = None
-    estimated_wait_p90_s: int | None = None
-
-
-@dataclass
-class FakeWaiting:
-    position: int
-    estimated_wait_s: int
 
 
 Step = list[Delta] | FairleadError | None
@@ -76,7 +84,7 @@ Script = Callable[[Job], Iterable[Step]]
 
 
 @dataclass
-class FakeGateway:
+class FakeGateway(Gateway):
     """Puts each step of the script into the deltas and waits until it is processed; at None it blocks.
 
     Before that, a job is queued for `wait_s`. Then it is refused, if there is a `refusal`, or occupies its
@@ -100,11 +108,17 @@ class FakeGateway:
         (job,) = self.jobs
         return job
 
-    async def serve(self, job: Job, *, task_status: trio.TaskStatus = trio.TASK_STATUS_IGNORED) -> None:
+    async def serve(
+        self, job: Job, *, task_status: trio.TaskStatus[Answer] = trio.TASK_STATUS_IGNORED
+    ) -> None:
         self.jobs.append(job)
         assert job.request_id not in self._scopes
-        answer = FakeAnswer(
-            Deltas(job.sequences), self.estimated_wait_s, self.queue_position, self.estimated_wait_p90_s
+        answer = Answer(
+            Deltas(job.sequences),
+            waited_s=self.wait_s,
+            estimated_wait_s=self.estimated_wait_s,
+            estimated_wait_p90_s=self.estimated_wait_p90_s,
+            queue_position=self.queue_position,
         )
         begun = False
         try:
@@ -137,12 +151,12 @@ class FakeGateway:
         """Return empty statistics."""
         return JobStatistics({}, {})
 
-    def waiting(self, request_id: str) -> FakeWaiting | None:
+    def waiting(self, request_id: str) -> WaitEstimate | None:
         """Return the position, which decreases by one a second."""
         if request_id not in self._waits_until:
             return None
         left_s = round(self._waits_until[request_id] - trio.current_time())
-        return FakeWaiting(position=left_s, estimated_wait_s=8 * left_s)
+        return WaitEstimate(position=left_s, estimated_wait_s=8 * left_s)
 
     async def _wait(self, job: Job) -> None:
         if self.wait_s:
@@ -189,11 +203,11 @@ class Reply:
         return b"".join(self.pieces)
 
     @property
-    def json(self):
+    def json(self) -> Any:
         return json.loads(self.body)
 
     @property
-    def error(self):
+    def error(self) -> Any:
         return self.json["error"]
 
     @property
@@ -214,7 +228,7 @@ class Reply:
         return blocks
 
     @property
-    def chunks(self):
+    def chunks(self) -> list[Any]:
         """The events of a stream that ended with `[DONE]`, without that."""
         *events, end = self.events
         assert end == b"[DONE]"
@@ -224,30 +238,41 @@ class Reply:
 class Client:
     """Sends one request at a time to the application, without a socket."""
 
-    def __init__(self, app, gateway: FakeGateway) -> None:
+    def __init__(self, app: Callable[..., Awaitable[None]], gateway: FakeGateway | None) -> None:
         self.app = app
         self.gateway = gateway
 
-    async def get(self, path: str, **options) -> Reply:
+    async def get(self, path: str, **options: Any) -> Reply:
         return await self.send("GET", path, b"", **options)
 
-    async def post(self, path: str, content, **options) -> Reply:
+    async def post(self, path: str, content: Any, **options: Any) -> Reply:
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
         return await self.send("POST", path, body, **options)
 
     async def send(
-        self, method, path, body, *, headers=(), client=("192.0.2.7", 4711), left=None, pieces=None
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        *,
+        headers: Any = (),
+        client: tuple[str, int] | None = ("192.0.2.7", 4711),
+        left: trio.Event | None = None,
+        pieces: list[bytes] | None = None,
     ) -> Reply:
         reply = Reply(pieces=[] if pieces is None else pieces)
         left = trio.Event() if left is None else left
-        received = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
+        received: list[dict[str, Any]] = [
+            {"type": "http.disconnect"},
+            {"type": "http.request", "body": body, "more_body": False},
+        ]
 
-        async def receive():
+        async def receive() -> dict[str, Any]:
             if len(received) == 1:
                 await left.wait()
             return received.pop()
 
-        async def send(message):
+        async def send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 reply.status = message["status"]
                 reply.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
@@ -285,12 +310,12 @@ def client_of(
     gateway_script: Script | None = None,
     routes: Sequence[Route] = ROUTES,
     bypasses_quart: bool = True,
-    **changes,
+    **changes: Any,
 ) -> Client:
     """Return a client of an application with these keys; `changes` replace the other services."""
     gateway = FakeGateway(gateway_script or hello_world)
     card = ModelConfig(path=Path(), name=model.name)
-    services = {
+    services: dict[str, Any] = {
         "config": Config(
             models=(card,), api_keys=api_keys, queue=queue or QueueConfig(), limits=Limits(sequences=8)
         ),
@@ -311,18 +336,18 @@ def client_of(
 
 
 @pytest.fixture
-def client(model) -> Client:
+def client(model: TextModel) -> Client:
     return client_of(model)
 
 
 @pytest.fixture
-def client_with(model) -> Callable[..., Client]:
+def client_with(model: TextModel) -> Callable[..., Client]:
     """A function that returns a client of an application with these keys, or with other services."""
     return lambda *api_keys, **changes: client_of(model, *api_keys, **changes)
 
 
 @pytest.fixture
-def far(client_with) -> Client:
+def far(client_with: Callable[..., Client]) -> Client:
     """A client of an application with one local model and one on another server."""
     return client_with(
         fleet=FakeFleet(["small"], ["far"]),
@@ -332,13 +357,13 @@ def far(client_with) -> Client:
 
 
 @pytest.fixture
-def chat() -> Callable[..., dict]:
+def chat() -> Callable[..., dict[str, Any]]:
     """A function that returns the body of a chat request."""
     return lambda **fields: {"model": "small", "messages": [{"role": "user", "content": "hello"}], **fields}
 
 
 @pytest.fixture
-def log():
+def log() -> Iterator[Any]:
     """The log entries written while the test runs."""
     capture = LogCapture()
     earlier = structlog.get_config()["processors"]

@@ -1,8 +1,9 @@
 """Responses of another server, as the deltas of the node that relays them, and requests for its model."""
 
 import json
+from typing import Any
 
-from fairlead.job import Delta
+from fairlead.job import Delta, Job
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
@@ -20,13 +21,13 @@ EVENTS = [
 ]
 
 
-def whole(job):
+def whole(job: Job) -> list[list[Delta]]:
     """Return another server's response: one body for all choices."""
     first = Delta(0, raw=[ANSWER], relayed_tokens=7, finish_reason="stop")
     return [[first, *(Delta(index, finish_reason="stop") for index in range(1, job.sequences))]]
 
 
-def streamed(job):
+def streamed(job: Job) -> list[list[Delta]]:
     """Return another server's events. If there are several choices, the end belongs to none of them."""
     tail = job.sequences if job.sequences > 1 else 0
     return [
@@ -38,5 +39,5 @@ def streamed(job):
     ]
 
 
-def asking(**fields) -> bytes:
+def asking(**fields: Any) -> bytes:
     return json.dumps({"model": "far", "messages": [{"role": "user", "content": "hello"}], **fields}).encode()

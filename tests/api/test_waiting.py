@@ -6,9 +6,9 @@ import pytest
 import trio
 import trio.testing
 
-from api.conftest import FakeWaiting
 from api.raw_http import post, serving
 from fairlead.config import QueueConfig
+from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import Cancelled, NodeFailed, QueueFull, QueueTimeout
 from fairlead.job import Delta
 
@@ -163,7 +163,7 @@ async def test_a_response_that_is_not_streamed_never_starts_early(client, chat, 
 async def test_comments_and_a_cut_are_sent_by_the_real_listener(client_with, chat):
     client = client_with(queue=QueueConfig(keep_alive_s=0.001))
     client.gateway.wait_s = 1000.0
-    client.gateway.waiting = lambda _: FakeWaiting(1000, 8000)  # at any time
+    client.gateway.waiting = lambda _: WaitEstimate(1000, 8000)  # at any time
     request = post(json.dumps(chat(stream=True)).encode(), CHAT, "X-Request-Id: mine")
     async with serving(client.app) as server:
         stream = await server.connect()

@@ -13,7 +13,6 @@ from cext.block_pool_oracle import BlockHashesOracle, BlockPoolOracle
 from fairlead._cext.blockpool import OutOfBlocks
 
 MACHINE_SETTINGS = settings(
-    max_examples=250,
     stateful_step_count=40,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),

@@ -9,7 +9,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from cext.fair_queue_oracle import FairQueueOracle
 
 MACHINE_SETTINGS = settings(
-    max_examples=300,
     stateful_step_count=40,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),

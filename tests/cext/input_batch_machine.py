@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cext.input_batch_oracle import HEADER, InputBatchOracle, Offsets, SequenceStateOracle
 
 MACHINE_SETTINGS = settings(
-    max_examples=300,
     stateful_step_count=40,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),

@@ -7,7 +7,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from cext.slot_map_oracle import LAST_GENERATION, SlotMapOracle
 
 MACHINE_SETTINGS = settings(
-    max_examples=200,
     stateful_step_count=40,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),

@@ -61,8 +61,8 @@ def test_each_option_reaches_the_requests(server, ignores_eos):
 
 def test_a_level_starts_no_more_requests_when_its_time_is_up(server, tmp_path):
     result = tmp_path / "result.json"
-    options = ["--streams=1", "--requests=300", "--warmup=0", "--duration=0.001", "--json", str(result)]
-    assert load(server, *options).returncode == 0
+    options = ["--streams=1", "--requests=300", "--prompt-tokens=12", "--warmup=0", "--duration=0.001"]
+    assert load(server, *options, "--json", str(result)).returncode == 0
     assert 0 < json.loads(result.read_bytes())["levels"][0]["requests"] < 300
 
 

@@ -66,7 +66,7 @@ def test_pytests_own_summary_is_recognized(line):
 
 
 def test_a_test_that_fails_is_not_run_again(tmp_path, monkeypatch):
-    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "-p no:schemathesis"\n')
     (tmp_path / "test_it.py").write_text(
         "from pathlib import Path\n\n"
         "def test_something():\n"

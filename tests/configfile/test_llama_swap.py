@@ -368,7 +368,7 @@ def test_expansion_of_macros_is_bounded(tmp_path):
 
 def test_total_size_of_expanded_macros_is_bounded(tmp_path):
     text = f"macros: {{a: {'x' * 1000}, b: '{'${a}' * 90}'}}\nx-all: 1\nmodels:\n" + "".join(
-        f"  m{number}: {{cmd: '${{PORT}} ${{b}}'}}\n" for number in range(60)
+        f"  m{number}: {{cmd: '${{PORT}}', env: ['A=${{b}}']}}\n" for number in range(60)
     )
     assert any("expands to more than" in refusal for refusal in refusals(tmp_path, text))
 

@@ -1,11 +1,12 @@
 """Effects that are only recorded, and helpers that build jobs, nodes and limits for a scheduler."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
 from fairlead._cext.fairqueue import FairQueue
+from fairlead.dispatch.effects import Effects
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
@@ -32,7 +33,7 @@ class Ledger:
     """Wraps a fair queue. `charged` is what each tenant has been charged, less its refunds."""
 
     def __init__(self, line: FairQueue) -> None:
-        self.charged: Counter[str] = Counter()
+        self.charged: defaultdict[str | int, float] = defaultdict(float)
         self._line = line
         self._unpaid: set[int] = set()  # handles that were not popped, and so not charged, yet
 
@@ -45,7 +46,7 @@ class Ledger:
         return [handle for handle in self._unpaid if handle in self._line]
 
     def pop(self, fits: Callable[[int], bool | None]) -> int:
-        popped = []
+        popped: list[tuple[int, str | int, float]] = []
 
         def noting(handle: int) -> bool | None:
             popped[:] = [(handle, self._line.tenant(handle), self._line.cost(handle))]
@@ -128,6 +129,9 @@ class RecordedEffects:
         self.idle_nodes.append((node_id, used))
 
 
+_effects_type: type[Effects] = RecordedEffects  # so that mypy compares them
+
+
 def job(
     tenant: str = "A",
     *,
@@ -136,7 +140,7 @@ def job(
     model: str = MODEL,
     cost: float = 1.0,
     tokens: int = 0,
-    **options,
+    **options: Any,
 ) -> Ticket:
     """Return a ticket for a job with one prompt."""
     recorded_job = Job(
@@ -159,7 +163,7 @@ def elsewhere(seats: int, *, longest: int = 100, load: float | None = None) -> N
     return NodeLimits(seats=seats, max_model_len=longest, load=load, evictable=False, needs_relay=True)
 
 
-def scheduler(capacity: int = 100, **options) -> tuple[Scheduler, RecordedEffects]:
+def scheduler(capacity: int = 100, **options: Any) -> tuple[Scheduler, RecordedEffects]:
     effects = RecordedEffects()
     return Scheduler(effects, capacity=capacity, random=Random(0), **options), effects
 

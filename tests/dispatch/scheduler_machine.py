@@ -22,7 +22,7 @@ from fairlead.swap.policy import EvictionPolicy, SwapReason
 CAPACITY = 5
 LATE = 16  # jobs that must be submitted before the server may be drained
 RELAY = Relay("/v1/completions", b"{}")
-SETTINGS = settings(max_examples=150, stateful_step_count=50)
+SETTINGS = settings(stateful_step_count=50)
 
 
 class OneAtATime(EvictionPolicy):

@@ -1,7 +1,7 @@
 """Several free seats of the only node are granted in one call of the kernel, in the order of single calls."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch.recorded import FakeNode, job, limits, scheduler, submit
@@ -77,7 +77,6 @@ def test_jobs_are_popped_one_by_one_if_not_all_could_have_every_seat(other):
 
 
 @pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
-@settings(max_examples=300)
 @given(
     jobs=st.lists(JOBS, min_size=4, max_size=25),
     seats=st.lists(st.integers(2, 8), min_size=1, max_size=4),

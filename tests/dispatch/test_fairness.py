@@ -1,18 +1,21 @@
 """The fairness goals, on short runs of the benchmark's simulations: the real scheduler in virtual time."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import fairness
 from fairlead.config import QueueConfig
+from simulation import contention
 from simulation.backlog import backlog
-from simulation.contention import flood, overload, share_after_idling
+from simulation.contention import overload, share_after_idling
 from simulation.forecasts import forecasts
 from simulation.placing import by_old_reports, by_own_counts
 from simulation.swapping import BOUND_S, LOAD_S, LONGEST_S, swapping
 
+flood = cache(contention.flood)
 KEPT = Path(fairness.__file__).with_name("results") / "fairness.json"
 
 
@@ -35,14 +38,16 @@ def test_by_tokens_a_light_tenant_hardly_waits_and_throughput_is_kept():
     assert by_tokens.throughput >= 0.97 * by_turns.throughput
 
 
+@pytest.mark.slow
 def test_flood_causes_no_refusals_for_other_tenants():
-    assert flood("stubborn", seeds=[1]).refused <= 0.001
-    assert flood("flood", seeds=[1]).refused <= 0.001
-    assert flood("stubborn", seeds=[1], displacing=False).refused > 0.05
+    assert flood("stubborn", seeds=(1,)).refused <= 0.001
+    assert flood("flood", seeds=(1,)).refused <= 0.001
+    assert flood("stubborn", seeds=(1,), displacing=False).refused > 0.05
 
 
+@pytest.mark.slow
 def test_a_flood_makes_the_others_wait_no_longer_than_one_greedy_tenant_does():
-    assert flood("stubborn", seeds=[1]).p99_s <= 1.2 * flood("greedy", seeds=[1]).p99_s
+    assert flood("stubborn", seeds=(1,)).p99_s <= 1.2 * flood("greedy", seeds=(1,)).p99_s
 
 
 def test_an_idle_tenant_gains_no_extra_share():
@@ -50,6 +55,7 @@ def test_an_idle_tenant_gains_no_extra_share():
     assert share_after_idling(lifting=False, idle_s=60.0, burst_s=30.0) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["roundRobin", "tokens"])
 def test_the_quantile_estimate_and_its_p90_are_accurate(order):
     result = forecasts(order, length_s=4000.0, load=0.75)

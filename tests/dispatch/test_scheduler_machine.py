@@ -149,6 +149,7 @@ _deadline = Scheduler.deadline
 _add = Queue._add
 
 
+@pytest.mark.slow  # all parameters together
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [

@@ -1,20 +1,21 @@
 """A server in a thread, whose only model answers with a script."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import trio
 
-from api.conftest import FakeFleet, FakeGateway, Script, hello_world
+from api.conftest import FakeGateway, Script, hello_world
 from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import ApiKey, Config, ModelConfig
 from fairlead.http.listener import bind, serve_http
-from fairlead.job_metrics import JobMetrics
+from fairlead.job_metrics import JobMetrics, JobStatistics
 from fairlead.text.model import TextModel
+from fake_fleet import FakeFleet
 
 DEMO = Path(__file__).resolve().parents[2] / "src" / "fairlead" / "demo" / "fairlead-demo"
 
@@ -22,7 +23,7 @@ DEMO = Path(__file__).resolve().parents[2] / "src" / "fairlead" / "demo" / "fair
 class Gateway(FakeGateway):
     """Reports statistics without any job."""
 
-    def statistics(self):
+    def statistics(self) -> JobStatistics:
         return JobMetrics().statistics()
 
 
@@ -49,7 +50,7 @@ def scripted_server(
     (listening,) = bind("127.0.0.1", 0)
     url = "http://{}:{}".format(*listening.getsockname())
     began = threading.Event()
-    ends: list = []
+    ends: list[Callable[[], None]] = []
 
     async def serve() -> None:
         with trio.CancelScope() as scope:

@@ -100,7 +100,7 @@ def running_world(folder: Path, **queue: Any) -> Iterator[World]:
                 for name, process in servers.items()
             ],
             # A node which is only slow does not fail three probes in a row.
-            "healthCheck": {"interval": "50ms", "timeout": "3s"},
+            "healthCheck": {"interval": "50ms", "timeout": "2s"},
             "queue": {"capacity": CAPACITY, "timeout": "1h"} | queue,
         }
         file = folder / "fairlead.yaml"
@@ -189,7 +189,7 @@ def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: World)
 
 
 def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_path: Path):
-    timeout_s = 8  # a node is free long before that
+    timeout_s = 5  # a node is free long before that
     with running_world(tmp_path, timeout=f"{timeout_s}s") as opened:
         with opened.held() as held:
             opened.take_all(**held)

@@ -6,15 +6,20 @@ that was not copied to the device.
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlySequence
 
-from fairlead.engine.step import SampledTokens
+from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead.engine.engine import Engine
+from fairlead.engine.step import Outcome, PendingStep, Runner, SampledTokens
 from fairlead.job import Sampling
 from fairlead.messages import Output
 
 VOCABULARY = 13
 EOS = 0
 START = 7
+
+Pick = Callable[[InputBatch, Step, int, int | str], int | str]
 
 
 def mixed(state: int, token_id: int) -> int:
@@ -68,7 +73,7 @@ class FakeRunner:
         *,
         windows: ReadOnlySequence[int | None] = (None,),
         overlaps: bool = False,
-        pick=None,
+        pick: Pick | None = None,
     ) -> None:
         self.overlaps = overlaps
         self.arenas = 2
@@ -79,17 +84,17 @@ class FakeRunner:
         self._pick = pick
         self._tables: dict[tuple[int, int], dict[int, int]] = {}  # (group, slot): column → block
         self._cache: list[dict[int, tuple[int, int, int | None]]] = [{} for _ in windows]
-        self._picked: dict[int, array] = {}
-        self._queue: deque = deque()
+        self._picked: dict[int, array[int]] = {}
+        self._queue: deque[PendingFake] = deque()
 
-    def launch(self, step, batch) -> "PendingFake":
+    def launch(self, step: Step, batch: InputBatch) -> "PendingFake":
         pending = PendingFake(self, step, batch)
         self._queue.append(pending)
         if not self.overlaps:
             self.work_until(pending)
         return pending
 
-    def release(self, blocks) -> None:
+    def release(self, blocks: ReadOnlySequence[ReadOnlySequence[int]]) -> None:
         """Do nothing: the cache is a dictionary."""
 
     def work_until(self, pending: "PendingFake") -> None:
@@ -100,15 +105,16 @@ class FakeRunner:
             except Exception as error:  # noqa: BLE001  raised by `wait` of that step
                 oldest.error = error
 
-    def run(self, step, batch, *, broken: bool = False) -> SampledTokens:
+    def run(self, step: Step, batch: InputBatch, *, broken: bool = False) -> SampledTokens:
         self.steps += 1
         self.computed += step.tokens
         self._take_block_writes(list(step.block_writes))
         if broken:
             raise RuntimeError("the device is broken")
         before = self._picked.get(step.number - 1)
+        token_id: int | str
         token_ids = array("i")
-        errors = {}
+        errors: dict[int, str] = {}
         sampling_rows = set(step.sample_rows)
         for row in range(step.rows):
             first, last = step.query_starts[row], step.query_starts[row + 1]
@@ -127,8 +133,7 @@ class FakeRunner:
                     token_id = self._pick(batch, step, row, token_id)
                 if isinstance(token_id, str):
                     errors[len(token_ids)] = token_id
-                    token_id = -1
-                token_ids.append(token_id)
+                token_ids.append(-1 if isinstance(token_id, str) else token_id)
         self._picked = {step.number: token_ids}
         return SampledTokens(token_ids, {}, errors)
 
@@ -144,7 +149,7 @@ class FakeRunner:
         block = self._tables.get((group, slot), {}).get(position // self._block_size, -1)
         return -1 if block < 0 else block * self._block_size + position % self._block_size
 
-    def _compute(self, step, index: int, slot: int, token_id: int) -> None:
+    def _compute(self, step: Step, index: int, slot: int, token_id: int) -> None:
         """Write a token to the cache: its id, its position and the state of all tokens up to it."""
         position = step.positions[index]
         for group, window in enumerate(self.windows):
@@ -176,8 +181,11 @@ class FakeRunner:
         return "read what was never written" if state is None else chosen(state, seen)
 
 
-class PendingFake:
-    def __init__(self, runner: FakeRunner, step, batch) -> None:
+_runner_type: type[Runner] = FakeRunner  # so that mypy compares them
+
+
+class PendingFake(PendingStep):
+    def __init__(self, runner: FakeRunner, step: Step, batch: InputBatch) -> None:
         self._runner, self.step, self.batch = runner, step, batch
         self.broken = False  # set it before the step runs
         self.picks: SampledTokens | None = None
@@ -196,10 +204,10 @@ class PendingFake:
 class Loop:
     """Runs an engine with a runner as a model's process does, and collects the outputs of each sequence."""
 
-    def __init__(self, engine, runner) -> None:
+    def __init__(self, engine: Engine, runner: FakeRunner) -> None:
         self.engine, self.runner = engine, runner
         self.now_s = 0.0
-        self.under_way: tuple | None = None
+        self.under_way: tuple[Step, PendingFake] | None = None
         self.token_ids_of: dict[int, list[int]] = {}
         self.ends: dict[int, Output] = {}
 
@@ -217,7 +225,7 @@ class Loop:
             before, self.under_way = self.under_way, None
             self.finish(*before)
 
-    def finish(self, step, pending: PendingFake) -> None:
+    def finish(self, step: Step, pending: PendingFake) -> None:
         try:
             picks = pending.wait()
         except RuntimeError as error:
@@ -225,7 +233,7 @@ class Loop:
             return
         self.hear(self.engine.commit(step, picks))
 
-    def hear(self, outcome) -> None:
+    def hear(self, outcome: Outcome) -> None:
         keys, tokens = memoryview(outcome.keys).cast("q"), memoryview(outcome.tokens).cast("i")
         named = [*keys, *(output.key for output in outcome.outputs)]
         assert len(set(named)) == len(named)

@@ -316,7 +316,6 @@ class EngineMachine(RuleBasedStateMachine):
 MACHINE_SETTINGS = settings(
     phases=[Phase.generate],
     report_multiple_bugs=False,
-    max_examples=150,
     stateful_step_count=30,
 )
 

@@ -134,7 +134,7 @@ class RememberedSequences(RuleBasedStateMachine):
 
 
 TestRememberedSequences = RememberedSequences.TestCase
-TestRememberedSequences.settings = settings(max_examples=150, stateful_step_count=25)
+TestRememberedSequences.settings = settings(stateful_step_count=25)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The peak memory of loading a model of two gigabytes, in a separate process: weights are in memory once."""
+"""The peak memory of loading a model of one or two gigabytes, in its own process: weights are there once."""
 
 import json
 import math
@@ -81,6 +81,7 @@ def write(directory, dtype, layers, *, tied, shards):
 
 
 @pytest.mark.slow
+@pytest.mark.alone  # takes several gigabytes of memory, and every core
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize(
     ("stored", "layers", "tied", "shards", "dtype", "runs", "quantization"),
@@ -90,11 +91,12 @@ def write(directory, dtype, layers, *, tied, shards):
         ("BF16", 18, True, 3, "bfloat16", "compiled", ""),
         pytest.param("F32", 8, True, 1, "float32", "torch", "", marks=pytest.mark.nightly),
         pytest.param("F32", 8, True, 1, "float32", "compiled", "", marks=pytest.mark.nightly),
-        ("F32", 18, True, 2, "bfloat16", "torch", ""),
+        ("F32", 8, True, 2, "bfloat16", "torch", ""),
+        pytest.param("F32", 18, True, 2, "bfloat16", "torch", "", marks=pytest.mark.nightly),
         ("BF16", 40, True, 3, "bfloat16", "compiled", "int8"),
     ],
 )
-def test_loading_two_gigabytes_takes_at_most_ten_percent_more(
+def test_loading_gigabytes_takes_at_most_ten_percent_more(
     stored, layers, tied, shards, dtype, runs, quantization, tmp_path
 ):
     write(tmp_path, stored, layers, tied=tied, shards=shards)
@@ -102,7 +104,7 @@ def test_loading_two_gigabytes_takes_at_most_ten_percent_more(
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ended.returncode == 0, ended.stderr
     weight_bytes, taken, step, last = json.loads(ended.stdout)
-    assert weight_bytes > 1.9e9
+    assert weight_bytes > (1.9e9 if layers > 8 else 0.9e9)
     assert taken <= 1.1 * weight_bytes
     assert step <= 0.05
     assert last == 1

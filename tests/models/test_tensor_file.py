@@ -142,7 +142,6 @@ def test_symbolic_link_to_a_file_is_accepted(tmp_path):
 
 
 @settings(
-    max_examples=300,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

@@ -7,10 +7,13 @@ from typing import Any
 import msgspec
 import trio
 
+from fairlead.answer.sink import Sink
 from fairlead.config import HealthConfig
 from fairlead.errors import FairleadError
 from fairlead.http.client import Upstream, UpstreamTimeouts
 from fairlead.job import Delta, Job, Relay, Sampling
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.stub_server import StubServer
 from upstream_readers import READERS
@@ -26,10 +29,10 @@ class Listening:
         self.news = trio.Event()
         self._up: set[str] = set()
 
-    def __call__(self, node, limits):
+    def __call__(self, node: Node, limits: NodeLimits | None) -> None:
         """See `NodeReport`."""
         if limits is None:
-            report = ("down", node.id)
+            report: tuple[Any, ...] = ("down", node.id)
             self._up.discard(node.id)
         elif node.id in self._up:
             report = ("seats", node.id, limits.seats, sorted(node.models))
@@ -46,7 +49,7 @@ class Listening:
             await self.news.wait()
 
 
-class Collected:
+class Collected(Sink):
     """A sink that keeps everything, with events for the first delta and the end."""
 
     def __init__(self, choices: int = 1) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any
+from unittest.mock import patch
 
 import trio
 
 from fairlead.config import HealthConfig
 from fairlead.http import client as module
 from fairlead.http.client import Upstream
+from fairlead.http.links import Link
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import Listening
 
@@ -27,7 +29,7 @@ WELL = (
 )
 
 
-class ScriptedLink:
+class ScriptedLink(Link):
     """One connection: it returns the server's response to each request, then end-of-file."""
 
     def __init__(self, server: "ScriptedServer") -> None:
@@ -77,12 +79,9 @@ class ScriptedServer:
 @contextmanager
 def scripted(answer: Answer) -> Iterator[ScriptedServer]:
     """Connect every pool to this server within the block."""
-    server, connect = ScriptedServer(answer), module.connect
-    module.connect = server.connect  # type: ignore[assignment]
-    try:
+    server = ScriptedServer(answer)
+    with patch.object(module, "connect", server.connect):
         yield server
-    finally:
-        module.connect = connect
 
 
 def node(listener: Any = None, *, failures: int | None = None, **options: Any) -> RemoteNode:

@@ -50,7 +50,8 @@ class Asked:
     @property
     def document(self) -> dict[str, Any]:
         """The body as JSON."""
-        return json.loads(self.body or b"{}")
+        document: dict[str, Any] = json.loads(self.body or b"{}")
+        return document
 
 
 class _Leave(Exception):
@@ -141,7 +142,8 @@ class StubServer:
     async def _about_itself(self, stream: trio.SocketStream, path: str) -> None:
         if self.stalls_probes:
             await trio.sleep_forever()
-        status, answer = 404, {"error": "no such route"}
+        status = 404
+        answer: Any = {"error": "no such route"}
         if path == "/health" and self.health:
             status, answer = (200, self.health_body) if self.healthy else (503, {"error": "loading"})
         elif path == "/v1/models":

@@ -46,11 +46,11 @@ class PipeStream(trio.abc.Stream):
             return self._end.receive_now(max_bytes or 1 << 16)
         return b""
 
-    async def send_all(self, data: bytes) -> None:
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of it."""
         self._check()
         try:
-            await self._end.send(data)
+            await self._end.send(bytes(data))
         except OSError as error:
             raise trio.BrokenResourceError from error
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -27,7 +28,7 @@ class SimulatedServer:
         seats: int = 1,
         request_timeout_s: float = 600.0,
         api_keys: tuple[ApiKey, ...] = (),
-        **queue: object,
+        **queue: Any,
     ) -> None:
         config = Config(
             models=(ModelConfig(path=Path(), name="m"),),
@@ -51,7 +52,7 @@ class SimulatedServer:
             self._has_begun.set()
             await trio.sleep_forever()
 
-    async def ask(self, tenant: str = "A", *, left: trio.Event | None = None, **body: object) -> Reply:
+    async def ask(self, tenant: str = "A", *, left: trio.Event | None = None, **body: Any) -> Reply:
         """Request a completion; append the tenant to `answered` when the response is complete."""
         await self._has_begun.wait()
         content = {"prompt": "hello", "max_tokens": 10, "user": tenant} | body
@@ -63,7 +64,7 @@ class SimulatedServer:
         self.answered.append(tenant)
         return reply
 
-    async def come(self, *tenants: str, **body: object) -> list[Reply]:
+    async def come(self, *tenants: str, **body: Any) -> list[Reply]:
         """Send one request per tenant, each once the last one waits or runs; return the list for replies."""
         replies: list[Reply] = []
 
@@ -78,7 +79,7 @@ class SimulatedServer:
     async def queue(self) -> dict[str, float]:
         """Return the body of `GET /queue`."""
         await self._has_begun.wait()
-        return (await self.client.get("/queue")).json
+        return dict((await self.client.get("/queue")).json)
 
 
 def _fake_fleet(*_: object, **__: object) -> FakeFleet:

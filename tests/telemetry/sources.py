@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.gateway import Gateway
 from fairlead.job import Job, Sampling
 from fairlead.job_metrics import JobMetrics, JobStatistics
 from fairlead.nodes.status import EngineStatus
@@ -13,7 +15,7 @@ from fairlead.telemetry.snapshot import Overview
 
 
 @dataclass
-class FakeFleet:
+class FakeFleet(Fleet):
     """A fleet with the statuses that a test sets."""
 
     statuses: list[ModelStatus] = field(default_factory=list)
@@ -27,7 +29,7 @@ class FakeFleet:
 
 
 @dataclass
-class FakeGateway:
+class FakeGateway(Gateway):
     """A gateway whose statistics are of `metrics` and of the requests under way."""
 
     metrics: JobMetrics = field(default_factory=JobMetrics)
@@ -70,7 +72,12 @@ class FakeSources:
 
 def engine(model: str = "m", **changes: Any) -> ModelStatus:
     """Return the status of a loaded local model."""
-    settings = {"kind": "engine", "node": f"engine:{model}", "state": "ready", "seats": 8} | changes
+    settings: dict[str, Any] = {
+        "kind": "engine",
+        "node": f"engine:{model}",
+        "state": "ready",
+        "seats": 8,
+    } | changes
     return ModelStatus(model=model, **settings)
 
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -49,7 +50,7 @@ class Stream:
         self.ended.set()
 
 
-def worker(options: str = "", **limits: object) -> Worker:
+def worker(options: str = "", **limits: Any) -> Worker:
     return Worker(messages.WorkerSpec(path=f"fake:{options}", **limits), command=COMMAND)
 
 
@@ -101,7 +102,7 @@ def is_gone(pid: int | None) -> bool:
     return False
 
 
-def scripted(code: str, **limits: object) -> Worker:
+def scripted(code: str, **limits: Any) -> Worker:
     """Return a worker whose child runs this code, which has a `connection`."""
     begin = "import os, signal, socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[2]))\n"
     command = [sys.executable, "-c", begin + textwrap.dedent(code)]

@@ -22,10 +22,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fairlead import messages
+from fairlead._cext.inputbatch import InputBatch, SequenceState, Step
 from fairlead.engine.device_memory import cache_bytes
-from fairlead.engine.step import SampledTokens
+from fairlead.engine.step import PendingStep, Runner, SampledTokens
 from fairlead.errors import LoadFailed
 from fairlead.worker import main
+from fairlead.worker.main import LoadedEngine
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from worker.fake_gpu import MIB, FakeGpu
@@ -62,10 +64,10 @@ class FakeRunner:
         self._sums: dict[int, tuple[int, int, int]] = {}  # by slot: key, number of tokens, and their sum
         self._latest = array("i")
 
-    def release(self, blocks) -> None:
+    def release(self, blocks: Sequence[Sequence[int]]) -> None:
         """Do nothing: there is no device memory."""
 
-    def launch(self, step, batch) -> "FakeStep":
+    def launch(self, step: Step, batch: InputBatch) -> "FakeStep":
         """Compute the results at once, in the order of launches; `wait` adds the delay."""
         number = 0
         if step.rows >= self._options.get("rows", 1):
@@ -91,7 +93,7 @@ class FakeRunner:
         self._latest = token_ids
         return FakeStep(self, number, SampledTokens(token_ids, vectors=vectors))
 
-    def _sum_before(self, state, slot: int, start: int) -> int:
+    def _sum_before(self, state: SequenceState, slot: int, start: int) -> int:
         key, length, total = self._sums.get(slot, (0, 0, 0))
         if (key, length) == (state.key, start):
             return total
@@ -109,7 +111,10 @@ class FakeRunner:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class FakeStep:
+_runner_type: type[Runner] = FakeRunner  # so that mypy compares them
+
+
+class FakeStep(PendingStep):
     def __init__(self, runner: FakeRunner, number: int, picks: SampledTokens) -> None:
         self._runner, self._number, self._picks = runner, number, picks
 
@@ -118,7 +123,7 @@ class FakeStep:
         return self._picks
 
 
-def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> SimpleNamespace:
+def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> LoadedEngine:
     written, _, mark = spec.path.removeprefix("fake:").partition(";")
     pairs = (option.partition("=") for option in written.split(",") if option)
     options = {name: int(value or 1) for name, _, value in pairs}

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fairlead.engine.device_memory import DeviceMemory
+
 MIB = 1024 * 1024
 
 
@@ -19,7 +21,7 @@ class OutOfMemory(RuntimeError):
     """More memory was requested than is free."""
 
 
-class FakeGpu:
+class FakeGpu(DeviceMemory):
     """Implements `DeviceMemory` for the GPU in that file."""
 
     def __init__(self, file: Path) -> None:
@@ -36,7 +38,7 @@ class FakeGpu:
 
     def taken(self) -> int:
         with self._state() as state:
-            return state["taken"].get(str(os.getpid()), 0)
+            return int(state["taken"].get(str(os.getpid()), 0))
 
     def take(self, size_bytes: int) -> None:
         """Allocate memory; raise `OutOfMemory` if not enough is free."""
@@ -54,13 +56,13 @@ class FakeGpu:
     def most_processes(self) -> int:
         """The largest number of processes that had memory at the same time."""
         with self._state() as state:
-            return state["processes"]
+            return int(state["processes"])
 
     @property
     def refused(self) -> int:
         """How many allocations were refused."""
         with self._state() as state:
-            return state["refused"]
+            return int(state["refused"])
 
     @contextmanager
     def _state(self) -> Iterator[dict[str, Any]]:
