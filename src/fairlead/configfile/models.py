@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.config import AnyModelConfig, CommandConfig, Fault, ModelConfig
+from fairlead.config import MODEL_KINDS, AnyModelConfig, CommandConfig, Fault, ModelConfig
 from fairlead.config.spelling import KeyPath, settings_of
 from fairlead.configfile import llama_swap
 from fairlead.configfile.convert import Conversion
