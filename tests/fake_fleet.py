@@ -8,6 +8,7 @@ import trio
 
 from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
 from fairlead.errors import FairleadError, InvalidRequest
+from fairlead.fleet.catalog import ModelCatalog
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 from fairlead.process.output import ProcessOutput
@@ -82,8 +83,8 @@ class FakeFleet(Fleet):  # so that mypy compares the methods
         self._note("output", model)
         return self.outputs.setdefault(model, ProcessOutput())
 
-    @property
-    def catalog(self) -> "FakeCatalog":
+    @property  # made anew, because a test may change what it has
+    def catalog(self) -> "FakeCatalog":  # type: ignore[override]
         return FakeCatalog(self)
 
     async def load(self, model: str) -> None:
@@ -121,10 +122,10 @@ class FakeFleet(Fleet):  # so that mypy compares the methods
             raise self.refusal
 
 
-class FakeCatalog:
+class FakeCatalog(ModelCatalog):  # so that mypy compares the methods
     """What the routes use of the catalog of a `FakeFleet`."""
 
-    def __init__(self, fleet: FakeFleet) -> None:
+    def __init__(self, fleet: FakeFleet) -> None:  # nothing is read
         self.models = {config.name: config for config in fleet.configs}
         self.config = Config(models=(), include_aliases_in_list=fleet.lists_aliases)
         self.texts = fleet.texts

@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from fairlead import messages
 from fairlead._cext.inputbatch import InputBatch, SequenceState, Step
@@ -27,7 +28,6 @@ from fairlead.engine.device_memory import cache_bytes
 from fairlead.engine.step import PendingStep, Runner, SampledTokens
 from fairlead.errors import LoadFailed
 from fairlead.worker import main
-from fairlead.worker.main import LoadedEngine
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from worker.fake_gpu import MIB, FakeGpu
@@ -123,7 +123,7 @@ class FakeStep(PendingStep):
         return self._picks
 
 
-def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> LoadedEngine:
+def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> Any:
     written, _, mark = spec.path.removeprefix("fake:").partition(";")
     pairs = (option.partition("=") for option in written.split(",") if option)
     options = {name: int(value or 1) for name, _, value in pairs}
