@@ -17,29 +17,27 @@ counts refusals. Memory grows with the most entries that ever waited at once.
   VTC with predicted lengths [Sheng et al., OSDI'24].
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
   takes neither a turn nor a charge, and is never displaced.
-- `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the waiting tenants.
+- `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the most tenants at once.
 """
 
 from collections import namedtuple
 
-from cpython.dict cimport PyDict_GetItemWithError
-from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check
-from cpython.object cimport PyObject
+from cpython.long cimport PyLong_AsLongLongAndOverflow
 from libc.math cimport INFINITY, isfinite
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 cimport cython
 
 from fairqueue.order cimport (
-    entries_before, entry_join, entry_leave, entry_next, entry_serve, handles_before, line_longest, order_begin,
+    entries_before, entry_join, entry_leave, entry_next, entry_serve, line_longest, order_begin,
 )
 from fairqueue.queue cimport (
-    CLASSES, HEAPS, IDLE, NONE, RUN, Chain, Load, Queue, Run, Tenant, entry_at, entry_last, entry_reserve, handle_of,
-    queue_clear, queue_end, run_of, tenant_begin, tenant_free,
+    CLASSES, IDLE, NONE, RINGS, Chain, Queue, Ring, entry_last, entry_of, entry_reserve, handle_of, queue_end,
+    queue_size, run_of,
 )
-from fairqueue.turns cimport counter_of, heap_add, heap_remove, level, tenant_charge, tenant_matters, tenant_refund
-
-cdef extern from "Python.h":
-    long PyLong_AsLong(PyObject *number) except? -1
+from fairqueue.tenants cimport (
+    counter_of, is_worth_remembering, level, tenant_begin, tenant_charge, tenant_free, tenant_refund,
+)
+from fairqueue.turns cimport turn_leave, turn_next
 
 cdef enum:
     BYPASS_AT_MOST = 255
@@ -92,7 +90,8 @@ cdef class FairQueue:
         self.queue.by_tokens = fairness == "tokens"
         self.queue.min_share = min_share
         self.queue.free_run = self.queue.free_tenant = NONE
-        queue_clear(&self.queue)
+        for i in range(RINGS):
+            self.queue.rings[i] = Ring(1, 0, NONE, NONE)
 
     def __dealloc__(self):
         queue_end(&self.queue)
@@ -119,13 +118,14 @@ cdef class FairQueue:
         """
         cdef int64_t own = self.waiting(tenant)
         cdef int32_t own_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef int32_t other
+        cdef int32_t other, entry
         cdef Chain *line
         for other in range(CLASSES - 1, own_priority - 1, -1):
             line = line_longest(&self.queue, other)
             if line != NULL and (other > own_priority or line.length >= own + self.slack):
-                handle = handle_of(&self.queue, entry_last(&self.queue, line))
-                self.remove(entry_last(&self.queue, line), &self.displaced)
+                entry = entry_last(&self.queue, line)
+                handle = handle_of(&self.queue, entry)
+                self.remove(entry, &self.displaced)
                 return handle
         return None
 
@@ -135,7 +135,7 @@ cdef class FairQueue:
         `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now.
         Entries are tried class by class, tenant by tenant, from first to last. The first with False may be
         passed by `bypass` pops in total; after that no entry behind it leaves before it does. If `fits` raises,
-        nothing has changed. `fits` and other threads may change the queue; then entries may be tried twice.
+        nothing has changed. `fits` and other threads may change the queue; no entry is tried twice.
         """
         cdef int32_t entry = entry_next(&self.queue) if fits is None else self.first_fitting(fits)
         if entry == NONE:
@@ -180,9 +180,11 @@ cdef class FairQueue:
 
     def clear(self) -> None:
         """Discard every entry, and reset rounds and counters. Weights stay."""
-        self.discarded += self.queue.length
-        queue_clear(&self.queue)
-        self.rows.clear()
+        while self.queue.length > 0:
+            self.remove(entry_next(&self.queue), &self.discarded)
+        while turn_next(&self.queue, IDLE) != NONE:
+            self.forget(turn_next(&self.queue, IDLE))
+        self.queue.last_level = 0.0
 
     def set_weight(self, tenant: str | int, weight: float) -> None:
         """Divide this tenant's future charges by `weight`. ValueError if 65,536 others have one that is not 1."""
@@ -226,18 +228,17 @@ cdef class FairQueue:
         cdef int32_t row = self.known(tenant)
         if not self.queue.by_tokens:
             return 0.0
-        return level(&self.queue) if row == NONE else counter_of(&self.queue, row)
+        return level(&self.queue) if row == NONE else counter_of(&self.queue, &self.queue.tenants[row])
 
     def position(self, handle: int) -> int:
-        """Return the length of `ahead`; under round robin without `min_share` by counting only. KeyError if stale."""
-        cdef int32_t entry = self.waiting_entry(handle)
-        if self.queue.by_tokens or self.queue.min_share > 0.0:
-            return len(handles_before(&self.queue, entry))
-        return entries_before(&self.queue, entry)
+        """Return the length of `ahead`. KeyError if stale."""
+        return entries_before(&self.queue, self.waiting_entry(handle), None)
 
     def ahead(self, handle: int) -> list[int]:
         """Return the handles that leave before this one if nothing changes, in order. KeyError if stale."""
-        return handles_before(&self.queue, self.waiting_entry(handle))
+        handles = []
+        entries_before(&self.queue, self.waiting_entry(handle), handles)
+        return handles
 
     def tenant(self, handle: int) -> str | int:
         """Return the tenant of an entry. KeyError if stale."""
@@ -264,7 +265,7 @@ cdef class FairQueue:
         """Return a frozen summary."""
         cdef int64_t pushed = self.queue.length + self.popped + self.discarded + self.displaced
         return FairQueueStatistics(
-            self.queue.length, self.capacity, len(self.rows) - self.queue.heap_lengths[IDLE],
+            self.queue.length, self.capacity, len(self.rows) - self.queue.rings[IDLE].tenants,
             pushed, self.popped, self.discarded, self.refused, self.displaced,
         )
 
@@ -275,9 +276,7 @@ cdef class FairQueue:
         return entry_of(&self.queue, handle) != NONE
 
     def __sizeof__(self) -> int:
-        cdef size_t runs = self.queue.runs_capacity * (sizeof(Run) + RUN * sizeof(Load))
-        cdef size_t tenants = self.queue.tenants_capacity * (sizeof(Tenant) + HEAPS * sizeof(int32_t))
-        return object.__sizeof__(self) + runs + tenants
+        return object.__sizeof__(self) + queue_size(&self.queue)
 
     # Steps that can fail come first: checks, memory and Python objects, and only then the links. No foreign code
     # runs in between, because tenants are exactly str or int.
@@ -287,6 +286,7 @@ cdef class FairQueue:
         cdef double checked_cost = cost_of(cost)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
         cdef int64_t checked_size = integer_of(size, SIZE_AT_MOST, "size")
+        cdef object handle
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
@@ -299,19 +299,18 @@ cdef class FairQueue:
 
     cdef int32_t first_fitting(self, fits) except -2:
         # Return the entry that leaves next, or NONE. If that passes over another, count it. `fits` may change the
-        # order, so it is copied as far as it is likely to be needed, and handles are validated again.
-        cdef Py_ssize_t begin = 0, limit = TRIED_AT_FIRST
-        cdef int64_t clock = self.queue.clock
+        # order, so it is copied as far as it is likely to be needed, then further; handles are validated again.
+        cdef Py_ssize_t limit = TRIED_AT_FIRST
         cdef int32_t entry, passed
         cdef bint fitting
-        head = None
-        while True:
-            if clock != self.queue.clock:
-                begin, head, clock = 0, None, self.queue.clock
+        head, handles, tried = None, None, set()
+        while handles is None or len(handles) == limit // 8:
             handles = order_begin(&self.queue, limit)
-            for handle in handles[begin:]:
-                if entry_of(&self.queue, handle) == NONE:
+            limit *= 8
+            for handle in handles:
+                if handle in tried or entry_of(&self.queue, handle) == NONE:
                     continue
+                tried.add(handle)
                 answer = fits(handle)
                 fitting = answer
                 entry, passed = entry_of(&self.queue, handle), entry_of(&self.queue, head)
@@ -325,9 +324,7 @@ cdef class FairQueue:
                     head = handle
                     if self.queue.loads[entry].passed >= self.bypass:
                         return NONE
-            if len(handles) < limit:
-                return NONE
-            begin, limit = limit, limit * 8
+        return NONE
 
     cdef int remove(self, int32_t entry, int64_t *count) except -1:
         # Remove an entry and count it; a popped one is served.
@@ -340,27 +337,27 @@ cdef class FairQueue:
         return self.forget_idle(tenant)
 
     cdef int32_t known(self, tenant) except -2:
-        cdef PyObject *row
+        # Return the row of a tenant, or NONE.
         if type(tenant) is not str and type(tenant) is not int:
             raise TypeError(f"a tenant is a str or an int, not {type(tenant).__name__}")
-        row = PyDict_GetItemWithError(self.rows, tenant)
-        return NONE if row == NULL else <int32_t>PyLong_AsLong(row)
+        return self.rows.get(tenant, NONE)
 
     cdef int forget_idle(self, int32_t changed) except -1:
         # A tenant without waiting entries is remembered as long as that affects the order.
-        cdef int32_t tenant
-        if self.queue.tenants[changed].waiting > 0:
-            return 0
-        if self.queue.tenants[changed].places[IDLE] == NONE:
-            heap_add(&self.queue, IDLE, changed)
-        while self.queue.heap_lengths[IDLE] > 0:
-            tenant = self.queue.heaps[IDLE]
-            if self.queue.heap_lengths[IDLE] <= REMEMBERED_AT_MOST and tenant_matters(&self.queue, tenant):
-                break
-            heap_remove(&self.queue, IDLE, tenant)
-            name = <object>self.queue.tenants[tenant].name
-            tenant_free(&self.queue, tenant)
-            del self.rows[name]
+        cdef int32_t tenant = NONE if self.queue.tenants[changed].waiting else turn_next(&self.queue, IDLE)
+        while tenant != NONE and (
+            self.queue.rings[IDLE].tenants > REMEMBERED_AT_MOST
+            or not is_worth_remembering(&self.queue, &self.queue.tenants[tenant])
+        ):
+            self.forget(tenant)
+            tenant = turn_next(&self.queue, IDLE)
+        return 0
+
+    cdef int forget(self, int32_t tenant) except -1:
+        name = <object>self.queue.tenants[tenant].name
+        turn_leave(&self.queue, tenant, IDLE)
+        tenant_free(&self.queue, tenant)
+        del self.rows[name]
         return 0
 
     cdef int32_t waiting_entry(self, handle) except NONE:
@@ -368,15 +365,6 @@ cdef class FairQueue:
         if entry == NONE:
             raise KeyError(handle)
         return entry
-
-
-cdef int32_t entry_of(Queue *queue, handle) noexcept:
-    cdef int overflow = 0
-    cdef int64_t number
-    if not PyLong_Check(handle):
-        return NONE
-    number = PyLong_AsLongLongAndOverflow(handle, &overflow)
-    return NONE if overflow else entry_at(queue, number)
 
 
 cdef inline double cost_of(cost) except -1.0:
