@@ -141,8 +141,8 @@ class FakeGateway:
         """Return the position, which decreases by one a second."""
         if request_id not in self._waits_until:
             return None
-        left_s = round(self._waits_until[request_id] - trio.current_time())
-        return FakeWaiting(position=left_s, estimated_wait_s=8 * left_s)
+        disconnected_s = round(self._waits_until[request_id] - trio.current_time())
+        return FakeWaiting(position=disconnected_s, estimated_wait_s=8 * disconnected_s)
 
     async def _wait(self, job: Job) -> None:
         if self.wait_s:
@@ -182,7 +182,7 @@ class Reply:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     pieces: list[bytes] = field(default_factory=list)
-    whole: bool = False
+    is_complete: bool = False
 
     @property
     def body(self) -> bytes:
@@ -236,15 +236,15 @@ class Client:
         return await self.send("POST", path, body, **options)
 
     async def send(
-        self, method, path, body, *, headers=(), client=("192.0.2.7", 4711), left=None, pieces=None
+        self, method, path, body, *, headers=(), client=("192.0.2.7", 4711), disconnected=None, pieces=None
     ) -> Reply:
         reply = Reply(pieces=[] if pieces is None else pieces)
-        left = trio.Event() if left is None else left
+        disconnected = trio.Event() if disconnected is None else disconnected
         received = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
 
         async def receive():
             if len(received) == 1:
-                await left.wait()
+                await disconnected.wait()
             return received.pop()
 
         async def send(message):
@@ -252,7 +252,7 @@ class Client:
                 reply.status = message["status"]
                 reply.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
             else:
-                reply.whole = not message.get("more_body", False)
+                reply.is_complete = not message.get("more_body", False)
                 if message["body"]:
                     reply.pieces.append(message["body"])
 
@@ -322,12 +322,12 @@ def client_with(model) -> Callable[..., Client]:
 
 
 @pytest.fixture
-def far(client_with) -> Client:
+def relay_client(client_with) -> Client:
     """A client of an application with one local model and one on another server."""
     return client_with(
         fleet=FakeFleet(["small"], ["far"]),
         aliases={"tiny": "small", "away": "far"},
-        gateway_script=far_away.whole,
+        gateway_script=far_away.complete_response,
     )
 
 

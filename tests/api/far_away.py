@@ -20,13 +20,13 @@ EVENTS = [
 ]
 
 
-def whole(job):
+def complete_response(job):
     """Return another server's response: one body for all choices."""
     first = Delta(0, raw=[ANSWER], relayed_tokens=7, finish_reason="stop")
     return [[first, *(Delta(index, finish_reason="stop") for index in range(1, job.sequences))]]
 
 
-def streamed(job):
+def event_stream(job):
     """Return another server's events. If there are several choices, the end belongs to none of them."""
     tail = job.sequences if job.sequences > 1 else 0
     return [
@@ -38,5 +38,5 @@ def streamed(job):
     ]
 
 
-def asking(**fields) -> bytes:
+def relay_body(**fields) -> bytes:
     return json.dumps({"model": "far", "messages": [{"role": "user", "content": "hello"}], **fields}).encode()
