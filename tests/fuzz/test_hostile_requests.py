@@ -64,7 +64,7 @@ def test_mutated_requests_to_all_routes_cause_no_fault_and_do_not_affect_the_can
         grammar = await grammar_of(attacked.address, models=(MODEL,), spare=SPARE)
         attack = Attack(attacked.address, grammar, at_once=AT_ONCE)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(canary.sing)
+            nursery.start_soon(canary.check_canary)
             await attack.run(requests=requests, connections=connections)
             nursery.cancel_scope.cancel()
         return kept, attack.findings
