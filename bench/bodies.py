@@ -30,9 +30,9 @@ from bodies_parts import (
     Canary,
     Server,
     answer_from_memory,
-    ask,
     connect,
     long_context_model,
+    post_body,
     request,
     serving,
 )
@@ -51,7 +51,7 @@ def attack(server: Server, canary: Canary, case: Case, rounds: int) -> dict[str,
         before_mb = server.memory_mb()
         canary.forget()
         server.forget()
-        answer = ask(server.port, case.path, body)
+        answer = post_body(server.port, case.path, body)
         time.sleep(SETTLE_S)
         found.append(
             {
@@ -77,12 +77,12 @@ def fairness(server: Server) -> dict[str, Any]:
     """Return the time of a chat of 25 KB, alone and during six texts of 4 MB of another user."""
     chat = chat_of(b"Hello " * 4_200)  # refused after it has been encoded; only the encoding matters here
     text = b'{"model":"near","prompt":"%s"}' % (b"hello " * 700_000)
-    alone = ask(server.port, CHAT, chat, KEYS[1])
-    threads = [threading.Thread(target=ask, args=(server.port, "/tokenize", text)) for _ in range(6)]
+    alone = post_body(server.port, CHAT, chat, KEYS[1])
+    threads = [threading.Thread(target=post_body, args=(server.port, "/tokenize", text)) for _ in range(6)]
     for thread in threads:
         thread.start()
     time.sleep(SETTLE_S)
-    beside = ask(server.port, CHAT, chat, KEYS[1])
+    beside = post_body(server.port, CHAT, chat, KEYS[1])
     for thread in threads:
         thread.join()
     return {
@@ -138,7 +138,7 @@ def measure(only: str, rounds: int) -> dict[str, Any]:
         process(answer_from_memory) as node,
         serving(long_context_model(Path(directory)), node.url) as server,
     ):
-        ask(server.port, CHAT, CASES["chat of 2 KB"].make())
+        post_body(server.port, CHAT, CASES["chat of 2 KB"].make())
         with Canary(server.port) as canary:
             time.sleep(1)
             canary.forget()

@@ -212,7 +212,7 @@ def connect(port: int) -> socket.socket:
     return sock
 
 
-def ask(port: int, path: str, body: bytes, key: str = KEYS[0]) -> Answer:
+def post_body(port: int, path: str, body: bytes, key: str = KEYS[0]) -> Answer:
     """Send a request and read its answer."""
     begun = time.perf_counter()
     with connect(port) as sock:

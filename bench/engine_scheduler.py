@@ -196,12 +196,12 @@ def measure_vllm(environment: Path, steps: int, seed: int) -> list[dict[str, Any
     script = Path(__file__).with_name("vllm_scheduler.py")
     loads = [load._asdict() for load in LOADS if not load.waiting]
     work = {"loads": loads, "running": RUNNING, "prompt_tokens": PROMPT_TOKENS, "longest": LONGEST}
-    asked = json.dumps(work | {"block_size": BLOCK_SIZE, "steps": steps, "warm_up": WARM_UP, "seed": seed})
+    request = json.dumps(work | {"block_size": BLOCK_SIZE, "steps": steps, "warm_up": WARM_UP, "seed": seed})
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [environment / "bin" / "python", "-P", script],
         check=False,
-        input=asked,
+        input=request,
         text=True,
         env=variables,
         capture_output=True,

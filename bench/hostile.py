@@ -108,11 +108,11 @@ async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]
     """
     alone, beside = Canary(server.address, MODEL), Canary(server.address, MODEL)
     with trio.move_on_after(options.alone_s):
-        await alone.sing()
+        await alone.check_canary()
     memory_mb = server.memory_mb()
     began = time.monotonic()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(beside.sing)
+        nursery.start_soon(beside.check_canary)
         arguments = [f"--{name}={getattr(options, name.replace('-', '_'))}" for name in ATTACK_OPTIONS]
         url = f"http://{server.address[0]}:{server.address[1]}"
         command = [sys.executable, __file__, "--attack", "--url", url, *arguments]
@@ -120,7 +120,7 @@ async def measure(server: Server, options: argparse.Namespace) -> dict[str, Any]
         nursery.cancel_scope.cancel()
     took_s = time.monotonic() - began
     with trio.move_on_after(options.alone_s):
-        await alone.sing()
+        await alone.check_canary()
     found = json.loads(attacker.stdout)
     return {
         "requests": sum(found["answers"].values()),

@@ -140,7 +140,7 @@ async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[s
     outcomes: Counter[str] = Counter()
     stall_s = 0.0
 
-    async def ask(number: int) -> None:
+    async def run_job(number: int) -> None:
         body = json.dumps({"model": "m", "stream": stream}).encode()
         job = Job(
             id="job",
@@ -179,7 +179,7 @@ async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[s
         with trio.move_on_after(limit_s) as limit:
             async with trio.open_nursery() as jobs:
                 for number in range(at_once):
-                    jobs.start_soon(ask, number)
+                    jobs.start_soon(run_job, number)
         nursery.cancel_scope.cancel()
     upstream.close()
     if limit.cancelled_caught:

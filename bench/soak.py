@@ -78,14 +78,14 @@ async def _soak(world: World, options: Options) -> Report:
         await _load(world, report, options.seed, options.minutes * 60, options.grace_s)
         nursery.cancel_scope.cancel()
     after = await idle(world, REST_S)
-    lived = world.steady_pid in world.engine_children()
+    kept_its_process = world.steady_pid in world.engine_children()
     code = await trio.to_thread.run_sync(world.stop)
 
     by_minute = minutes_of(report, world.began_s)
     growth = growth_of(samples, by_minute)
     problems = [*report.problems, *problems_at_rest(before, after), *problems_of_growth(growth)]
     problems += problems_in_log(_log(world.log))
-    if not lived:
+    if not kept_its_process:
         problems.append("the steady model's process did not live as long as the server")
     if code != 0:
         problems.append(f"the server ended with exit code {code}")

@@ -14,7 +14,7 @@ from fairlead.config import ApiKey, Config, ConfigError, Limits, ModelConfig, No
 EMPTY = Config(models=())
 
 
-async def ask(app, path="/health", **scope) -> tuple[int, dict]:
+async def call(app, path="/health", **scope) -> tuple[int, dict]:
     """Send a GET directly to the application; return the status and the JSON body."""
     sent = []
     received = [{"type": "http.request", "body": b"", "more_body": False}]
@@ -64,7 +64,7 @@ class Server:
 
 
 async def test_without_a_lifespan_requests_are_answered_503_with_the_reason():
-    status, body = await ask(create_app(EMPTY))
+    status, body = await call(create_app(EMPTY))
     assert (status, body["error"]["code"]) == (503, "not_started")
     assert "must run its lifespan" in body["error"]["message"]
 
@@ -75,9 +75,9 @@ async def test_the_routes_answer_from_startup_to_shutdown_and_again_after_a_rest
         async with app.test_app() as running:
             client = running.test_client()
             assert (await client.get("/ready")).status_code == 200
-            assert (await ask(app, "/ready"))[0] == 200
+            assert (await call(app, "/ready"))[0] == 200
             assert (await client.post("/v1/chat/completions", json={"model": "m"})).status_code == 404
-        assert (await ask(app))[0] == 503
+        assert (await call(app))[0] == 503
 
 
 async def test_all_routes_belong_to_the_quart_application():
@@ -103,12 +103,12 @@ async def test_app_can_be_mounted_by_starlette(autojump_clock):
     outer_lifespan = app.lifespan  # Starlette calls it with the outer application
 
     async with outer_lifespan(object()):
-        assert (await ask(app, "/llm/ready", root_path="/llm"))[0] == 200
-        assert (await ask(app, "/ready", root_path="/llm"))[0] == 200
-        assert (await ask(app, "/other/ready", root_path="/llm"))[0] == 404
-        assert (await ask(app, "/llm/openapi.json", root_path="/llm"))[1]["servers"] == [{"url": "/llm"}]
-        assert "servers" not in (await ask(app, "/openapi.json"))[1]
-    assert (await ask(app))[0] == 503
+        assert (await call(app, "/llm/ready", root_path="/llm"))[0] == 200
+        assert (await call(app, "/ready", root_path="/llm"))[0] == 200
+        assert (await call(app, "/other/ready", root_path="/llm"))[0] == 404
+        assert (await call(app, "/llm/openapi.json", root_path="/llm"))[1]["servers"] == [{"url": "/llm"}]
+        assert "servers" not in (await call(app, "/openapi.json"))[1]
+    assert (await call(app))[0] == 503
 
 
 async def test_a_second_lifespan_at_a_time_is_refused(autojump_clock):
@@ -119,7 +119,7 @@ async def test_a_second_lifespan_at_a_time_is_refused(autojump_clock):
         (message,) = server.messages
         assert message["type"] == "lifespan.startup.failed"
         assert "this application runs already" in message["message"]
-        assert (await ask(app))[0] == 200
+        assert (await call(app))[0] == 200
 
 
 async def test_an_error_in_the_block_ends_the_server_and_is_raised(autojump_clock):
@@ -128,7 +128,7 @@ async def test_an_error_in_the_block_ends_the_server_and_is_raised(autojump_cloc
         async with app.lifespan():
             raise LookupError("the outer application's")
     assert raised.group_contains(LookupError)
-    assert (await ask(app))[0] == 503
+    assert (await call(app))[0] == 503
 
 
 async def test_limits_of_the_configuration_are_enforced(autojump_clock):
@@ -171,7 +171,7 @@ async def request_under_way(app, path: str, answered: list):
     async with trio.open_nursery() as nursery:
 
         async def run():
-            answered.append(await ask(app, path))
+            answered.append(await call(app, path))
 
         nursery.start_soon(run)
         await trio.testing.wait_all_tasks_blocked()
@@ -249,7 +249,7 @@ async def test_a_failure_of_the_server_is_raised_in_the_lifespan_and_ends_reques
                 async with request_under_way(app, "/held", answered):
                     fails.set()
     assert [(status, body["error"]["code"]) for status, body in answered] == [(503, "draining")]
-    status, body = await ask(app)
+    status, body = await call(app)
     assert (status, body["error"]["message"]) == (503, "Fairlead has been shut down here")
 
 
@@ -261,7 +261,7 @@ async def failure_of(app) -> str:
     await server.run(app)
     (message,) = server.messages
     assert message["type"] == "lifespan.startup.failed"
-    assert (await ask(app))[0] == 503
+    assert (await call(app))[0] == 503
     return message["message"]
 
 

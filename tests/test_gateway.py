@@ -40,7 +40,7 @@ async def text_of(answer: Answer) -> str:
     return text
 
 
-async def ask(gateway: Gateway, request: Job, answered: list[str]) -> None:
+async def run_job(gateway: Gateway, request: Job, answered: list[str]) -> None:
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, request)
         await text_of(answer)
@@ -62,7 +62,7 @@ async def test_two_tenants_with_five_jobs_and_two_are_answered_a_b_a_b_a_a_a(aut
     answered: list[str] = []
     async with trio.open_nursery() as clients:
         for tenant in "AAAAABB":
-            clients.start_soon(ask, gateway, job(tenant), answered)
+            clients.start_soon(run_job, gateway, job(tenant), answered)
             await trio.testing.wait_all_tasks_blocked()
     assert "".join(answered) == "ABABAAA"
 
@@ -73,17 +73,17 @@ async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock, nurse
     answered: list[str] = []
     async with trio.open_nursery() as clients:
         for _ in range(10):
-            clients.start_soon(ask, gateway, job(), answered)
+            clients.start_soon(run_job, gateway, job(), answered)
     assert (len(answered), node.most_running, node.running) == (10, 1, 0)
 
 
 async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=10), estimate="mean")
     answered: list[str] = []
-    await ask(gateway, job(), answered)
+    await run_job(gateway, job(), answered)
     async with trio.open_nursery() as clients:
         for _ in range(4):
-            clients.start_soon(ask, gateway, job(), answered)
+            clients.start_soon(run_job, gateway, job(), answered)
             await trio.testing.wait_all_tasks_blocked()
         assert dispatcher.statistics().waiting == 3
         assert dispatcher.estimator.for_newcomer("m", "A", 1).estimated_wait_s == 30
@@ -98,7 +98,7 @@ async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(autojump_cl
     answered: list[str] = []
     async with trio.open_nursery() as clients:
         for _ in range(3):
-            clients.start_soon(ask, gateway, job(), answered)
+            clients.start_soon(run_job, gateway, job(), answered)
             await trio.testing.wait_all_tasks_blocked()
         started = trio.current_time()
         with pytest.raises(QueueFull) as refused:
@@ -114,7 +114,7 @@ async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_que
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=500), queue_timeout_s=30)
     answered: list[str] = []
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask, gateway, job(), answered)
+        clients.start_soon(run_job, gateway, job(), answered)
         await trio.testing.wait_all_tasks_blocked()
         started = trio.current_time()
         with pytest.raises(QueueTimeout) as timeout:
@@ -138,7 +138,7 @@ async def test_a_plain_job_may_take_longer_for_its_first_delta_than_the_queue_ti
 ):
     gateway, _ = gateway_for(nursery, TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
     answered: list[str] = []
-    await ask(gateway, job(), answered)
+    await run_job(gateway, job(), answered)
     assert answered == ["A"]
 
 
@@ -185,10 +185,10 @@ async def test_client_that_disconnects_at_any_time_holds_nothing(autojump_clock,
     gateway, dispatcher = gateway_for(nursery, node)
     answered: list[str] = []
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask, gateway, job("first"), answered)
+        clients.start_soon(run_job, gateway, job("first"), answered)
         await trio.testing.wait_all_tasks_blocked()
         with trio.move_on_after(leave_after_s):
-            await ask(gateway, job("leaves"), answered)
-        clients.start_soon(ask, gateway, job("after"), answered)
+            await run_job(gateway, job("leaves"), answered)
+        clients.start_soon(run_job, gateway, job("after"), answered)
     assert [tenant for tenant in answered if tenant != "leaves"] == ["first", "after"]
     assert (node.running, dispatcher.statistics().running, dispatcher.statistics().waiting) == (0, 0, 0)

@@ -87,7 +87,7 @@ class World:
     def up(self, node: PlayingNode, seats: int = 1) -> None:
         self.registry.report(node, NodeLimits(seats=seats, max_model_len=1000))
 
-    async def ask(self, sent: Job) -> str:
+    async def run_job(self, sent: Job) -> str:
         """Return the answer's text, read as a route reads it. Raise the job's error."""
         try:
             async with trio.open_nursery() as exchange:
@@ -115,7 +115,7 @@ async def read(answer: Answer, *, stream: bool) -> str:
     return text
 
 
-def asking(tenant: str = "A", *, stream: bool = True, n: int = 1, request_id: str = "", **sampling: object):
+def new_job(tenant: str = "A", *, stream: bool = True, n: int = 1, request_id: str = "", **sampling: object):
     wanted = job(tenant, stream=stream, n=n, request_id=request_id)
     return Job(
         **{name: getattr(wanted, name) for name in wanted.__struct_fields__ if name != "sampling"},
@@ -126,10 +126,10 @@ def asking(tenant: str = "A", *, stream: bool = True, n: int = 1, request_id: st
 @pytest.fixture(params=["plain", "greedy stream", "seeded stream", "random stream"])
 def anything(request):
     return {
-        "plain": asking(stream=False),
-        "greedy stream": asking(temperature=0),
-        "seeded stream": asking(seed=3),
-        "random stream": asking(),
+        "plain": new_job(stream=False),
+        "greedy stream": new_job(temperature=0),
+        "seeded stream": new_job(seed=3),
+        "random stream": new_job(),
     }[request.param]
 
 
@@ -140,7 +140,7 @@ async def test_a_node_that_fails_before_the_first_delta_is_never_seen(
     nodes = [PlayingNode(name, failing if name == "bad" else WHOLE) for name in ("bad", "good")]
     world = World(nursery, *nodes)
     for _ in range(5):  # whichever node gets the first attempt
-        assert await world.ask(anything) == TEXT
+        assert await world.run_job(anything) == TEXT
         world.check_at_rest()
     assert len(nodes[1].served) == 5
 
@@ -155,11 +155,11 @@ async def test_a_second_attempt_waits_for_another_node_even_if_the_failed_one_ha
     async def keep_the_good_one_busy() -> None:
         await trio.sleep(1)
         world.up(good)
-        await world.ask(asking("B"))
+        await world.run_job(new_job("B"))
 
     nursery.start_soon(keep_the_good_one_busy)
     started = trio.current_time()
-    assert await world.ask(anything) == TEXT
+    assert await world.run_job(anything) == TEXT
     assert pytest.approx(51 + 3) == trio.current_time() - started
     assert (bad.served, good.served) == (["A"], ["B", "A"])
 
@@ -167,7 +167,7 @@ async def test_a_second_attempt_waits_for_another_node_even_if_the_failed_one_ha
 async def test_second_attempt_goes_to_the_same_node_if_it_is_the_only_one(autojump_clock, nursery, anything):
     node = PlayingNode("only", (2.0, GONE), WHOLE)
     world = World(nursery, node)
-    assert await world.ask(anything) == TEXT
+    assert await world.run_job(anything) == TEXT
     assert len(node.served) == 2
     world.check_at_rest()
 
@@ -187,7 +187,7 @@ async def test_a_second_attempt_waits_for_a_node_that_went_down_to_come_back(
 
     nursery.start_soon(change_the_node)
     started = trio.current_time()
-    assert await world.ask(anything) == TEXT
+    assert await world.run_job(anything) == TEXT
     assert pytest.approx(40 + 3) == trio.current_time() - started
 
 
@@ -196,13 +196,13 @@ async def test_retried_job_goes_before_all_others_of_its_tenant(autojump_clock, 
     world = World(nursery, node)
     done: list[str] = []
 
-    async def ask(name: str) -> None:
-        await world.ask(asking(request_id=name))
+    async def run_job(name: str) -> None:
+        await world.run_job(new_job(request_id=name))
         done.append(name)
 
     async with trio.open_nursery() as clients:
         for name in ("first", "second", "third"):
-            clients.start_soon(ask, name)
+            clients.start_soon(run_job, name)
             await trio.testing.wait_all_tasks_blocked()
     assert done == ["first", "second", "third"]
 
@@ -218,21 +218,21 @@ async def test_a_stream_that_can_be_repeated_goes_on_where_it_broke_off(
     beginning = tuple(Delta(0, letter, [ord(letter)]) for letter in read_text)
     bad = PlayingNode("bad", (1.0, *beginning, 1.0, GONE), (*whole, end))
     world = World(nursery, bad)
-    assert await world.ask(asking(**sampling)) == TEXT
+    assert await world.run_job(new_job(**sampling)) == TEXT
     world.check_at_rest()
 
 
 async def test_a_stream_that_cannot_be_repeated_fails_once_its_client_has_some_of_it(autojump_clock, nursery):
     world = World(nursery, PlayingNode("bad", (1.0, "one ", 1.0, GONE), WHOLE))
     with pytest.raises(NodeFailed, match="gone"):
-        await world.ask(asking())
+        await world.run_job(new_job())
     world.check_at_rest()
 
 
 async def test_a_stream_of_which_nothing_was_read_is_begun_anew(autojump_clock, nursery):
     world = World(nursery, PlayingNode("bad", ("uno ", 1.0, GONE), WHOLE))
     async with trio.open_nursery() as exchange:
-        answer = await exchange.start(world.gateway.serve, asking())
+        answer = await exchange.start(world.gateway.serve, new_job())
         await trio.sleep(20)
         assert await read(answer, stream=True) == TEXT
     assert answer.deltas.tokens == 3
@@ -240,7 +240,7 @@ async def test_a_stream_of_which_nothing_was_read_is_begun_anew(autojump_clock, 
 
 async def test_a_plain_answer_that_breaks_off_is_made_again(autojump_clock, nursery):
     world = World(nursery, PlayingNode("bad", ("uno ", "due ", 5.0, GONE), WHOLE))
-    assert await world.ask(asking(stream=False)) == TEXT
+    assert await world.run_job(new_job(stream=False)) == TEXT
 
 
 async def test_each_choice_resumes_where_it_stopped(autojump_clock, nursery):
@@ -254,7 +254,7 @@ async def test_each_choice_resumes_where_it_stopped(autojump_clock, nursery):
     again = choices((2, "p"), (0, "a"), (2, "q"), (0, "b"), (1, "x"), (0, "."), (1, "."), (2, "."))
     world = World(nursery, PlayingNode("bad", (1.0, *first, 1.0, GONE), (1.0, *again)))
     async with trio.open_nursery() as exchange:
-        answer = await exchange.start(world.gateway.serve, asking(temperature=0, n=3))
+        answer = await exchange.start(world.gateway.serve, new_job(temperature=0, n=3))
         texts = ["", "", ""]
         while taken := await answer.deltas.take():
             for delta in taken:
@@ -266,7 +266,7 @@ async def test_each_choice_resumes_where_it_stopped(autojump_clock, nursery):
 async def test_an_answer_that_comes_out_otherwise_is_an_error_not_a_mixture(autojump_clock, nursery):
     world = World(nursery, PlayingNode("bad", (1.0, "one ", 1.0, GONE), (1.0, "uno ", 1.0, "due.")))
     async with trio.open_nursery() as exchange:
-        answer = await exchange.start(world.gateway.serve, asking(temperature=0))
+        answer = await exchange.start(world.gateway.serve, new_job(temperature=0))
         assert (await answer.deltas.take())[0].text == "one "
         with pytest.raises(NodeFailed, match="did not repeat"):
             await answer.deltas.take()
@@ -278,7 +278,7 @@ async def test_second_failure_is_reported(autojump_clock, nursery, anything):
     node = PlayingNode("bad", (1.0, GONE), (1.0, last), WHOLE)
     world = World(nursery, node)
     with pytest.raises(NodeFailed, match="gone again"):
-        await world.ask(anything)
+        await world.run_job(anything)
     assert len(node.served) == 2
     world.check_at_rest()
 
@@ -292,9 +292,9 @@ async def test_request_to_a_commands_server_is_repeated_only_if_it_is_idempotent
     sent = job(relay=Relay("/x", b"", passthrough=Passthrough(method, ())))
     if attempts == 1:
         with pytest.raises(NodeFailed, match="gone"):
-            await world.ask(sent)
+            await world.run_job(sent)
     else:
-        await world.ask(sent)
+        await world.run_job(sent)
     assert len(node.served) == attempts
 
 
@@ -302,7 +302,7 @@ async def test_failure_of_a_sequence_is_not_retried(autojump_clock, nursery, any
     node = PlayingNode("bad", (1.0, EngineFailed("NaN")), WHOLE)
     world = World(nursery, node)
     with pytest.raises(EngineFailed):
-        await world.ask(anything)
+        await world.run_job(anything)
     assert len(node.served) == 1
     world.check_at_rest()
 
@@ -311,7 +311,7 @@ async def test_full_node_costs_no_attempt_and_is_not_tried_for_a_second(autojump
     node = PlayingNode("full", (FULL,), (0.5, FULL), (FULL,), (GONE,), (FULL,), WHOLE)
     world = World(nursery, node)
     started = trio.current_time()
-    assert await world.ask(anything) == TEXT
+    assert await world.run_job(anything) == TEXT
     assert len(node.served) == 6
     assert pytest.approx(4 * 1 + 0.5 + 3) == trio.current_time() - started
     world.check_at_rest()
@@ -322,9 +322,9 @@ async def test_full_node_gets_the_job_when_another_of_its_jobs_ends(autojump_clo
     world = World(nursery, node, seats=4)
     started = trio.current_time()
     async with trio.open_nursery() as clients:
-        clients.start_soon(world.ask, asking())
+        clients.start_soon(world.run_job, new_job())
         await trio.testing.wait_all_tasks_blocked()
-        assert await world.ask(asking()) == TEXT
+        assert await world.run_job(new_job()) == TEXT
         assert pytest.approx(0.25 + 3) == trio.current_time() - started
 
 
@@ -332,7 +332,7 @@ async def test_job_refused_by_a_full_node_goes_to_another_at_once(autojump_clock
     world = World(nursery, PlayingNode("full", (FULL,)), PlayingNode("good", WHOLE))
     started = trio.current_time()
     for _ in range(5):
-        assert await world.ask(asking()) == TEXT
+        assert await world.run_job(new_job()) == TEXT
     assert pytest.approx(5 * 3) == trio.current_time() - started
 
 
@@ -340,7 +340,7 @@ async def test_job_refused_until_its_deadline_gets_a_queue_timeout(autojump_cloc
     world = World(nursery, PlayingNode("full", (FULL,)), timeout_s=30)
     started = trio.current_time()
     with pytest.raises(QueueTimeout):
-        await world.ask(anything)
+        await world.run_job(anything)
     assert pytest.approx(30) == trio.current_time() - started
     world.check_at_rest()
 
@@ -356,7 +356,7 @@ async def test_second_wait_keeps_the_first_deadline(autojump_clock, nursery, any
 
     nursery.start_soon(take_the_node_away)
     with pytest.raises(QueueTimeout):
-        await world.ask(anything)
+        await world.run_job(anything)
     assert pytest.approx(30) == trio.current_time() - started
     world.check_at_rest()
 
@@ -372,14 +372,14 @@ async def test_queue_timeout_does_not_apply_after_the_first_delta(autojump_clock
         world.up(node)
 
     nursery.start_soon(change_the_node)
-    assert await world.ask(asking(temperature=0)) == TEXT
+    assert await world.run_job(new_job(temperature=0)) == TEXT
 
 
 async def test_the_request_timeout_runs_from_the_first_seat(autojump_clock, nursery, anything):
     world = World(nursery, PlayingNode("slow", (60.0, GONE), (60.0, "one.")), timeout_s=1000)
     started = trio.current_time()
     with pytest.raises(RequestTimeout):
-        await world.ask(anything)
+        await world.run_job(anything)
     assert pytest.approx(100) == trio.current_time() - started
     world.check_at_rest()
 
@@ -395,7 +395,7 @@ async def test_the_request_timeout_ends_the_second_wait_too(autojump_clock, nurs
     nursery.start_soon(take_the_node_away)
     started = trio.current_time()
     with pytest.raises(RequestTimeout):
-        await world.ask(anything)
+        await world.run_job(anything)
     assert pytest.approx(100) == trio.current_time() - started
     world.check_at_rest()
 
@@ -407,10 +407,10 @@ async def test_client_that_disconnects_at_any_time_holds_nothing(
     node = PlayingNode("only", (5.0, GONE), (FULL,), (1.0, "one ", 1.0, "two ", 1.0, "three."))
     world = World(nursery, node)
     with trio.move_on_after(leave_after_s):
-        await world.ask(anything)
+        await world.run_job(anything)
     world.check_at_rest()
     node.plays = [WHOLE]
-    assert await world.ask(asking()) == TEXT
+    assert await world.run_job(new_job()) == TEXT
 
 
 async def test_cancellation_in_the_second_wait_is_raised_at_once(autojump_clock, nursery, anything):
@@ -424,7 +424,7 @@ async def test_cancellation_in_the_second_wait_is_raised_at_once(autojump_clock,
     nursery.start_soon(cancel)
     started = trio.current_time()
     with pytest.raises(Cancelled):
-        await world.ask(anything)
+        await world.run_job(anything)
     assert pytest.approx(3.5) == trio.current_time() - started
     world.check_at_rest()
 
@@ -443,7 +443,7 @@ async def test_failed_load_is_raised_to_a_job_that_waits_for_its_second_attempt(
 
     nursery.start_soon(break_the_node)
     with pytest.raises(LoadFailed):
-        await world.ask(anything)
+        await world.run_job(anything)
     world.check_at_rest()
 
 
@@ -457,10 +457,10 @@ async def test_a_server_that_drains_lets_a_failed_job_run_again(autojump_clock, 
         world.dispatcher.scheduler.drain()
 
     nursery.start_soon(drain)
-    assert await world.ask(anything) == TEXT
+    assert await world.run_job(anything) == TEXT
 
 
 async def test_late_output_of_a_failed_node_is_dropped(autojump_clock, nursery):
     node = PlayingNode("bad", (1.0, GONE, "late ", "words."), WHOLE)
     world = World(nursery, node)
-    assert await world.ask(asking()) == TEXT
+    assert await world.run_job(new_job()) == TEXT

@@ -17,7 +17,7 @@ from fairlead.gateway import Gateway
 from fairlead.http.server_sent_events import split_events
 from fairlead.job import Job, Sampling
 from fairlead.nodes.remote_node import RemoteNode
-from nodes.listening import relayed_job, stub, upstream_of
+from nodes.listening import relayed_job, stub, upstream_for
 from nodes.stub_server import StubServer, text
 from upstream_readers import CHAT_READER
 
@@ -35,13 +35,13 @@ class Fleet:
         registry = NodeRegistry(self.dispatcher.scheduler)
         self.gateway = Gateway(self.dispatcher, registry, request_timeout_s=60)
         for name, server in (("sick", sick), ("well", well)):
-            node = RemoteNode(name, upstream_of(server), registry.report, names={"m": "m"}, seats=4)
+            node = RemoteNode(name, upstream_for(server), registry.report, names={"m": "m"}, seats=4)
             node.came_up()
         states = self.dispatcher.scheduler._nodes
         states["well"].acquire(0)  # busier than the other
         self.rest = self.dispatcher.statistics()
 
-    async def ask(self, job: Job) -> bytes:
+    async def run_job(self, job: Job) -> bytes:
         """Return all bytes of the answer. Raise the job's error."""
         try:
             async with trio.open_nursery() as exchange:
@@ -72,7 +72,7 @@ async def fleet(**behaviour: object) -> AsyncIterator[Fleet]:
         )
 
 
-def asking(*, stream: bool = True, **sampling: object) -> Job:
+def new_job(*, stream: bool = True, **sampling: object) -> Job:
     return msgspec.structs.replace(relayed_job(stream=stream), sampling=Sampling(max_tokens=10, **sampling))
 
 
@@ -86,7 +86,7 @@ def content(raw: bytes) -> str:
 )
 async def test_failure_before_the_answer_is_not_seen_by_the_client(stream, how, after):
     async with fleet(how=how, after=after) as opened:
-        raw = await opened.ask(asking(stream=stream))
+        raw = await opened.run_job(new_job(stream=stream))
         assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 1)
     if stream:
         assert text(8) == content(raw)
@@ -99,7 +99,7 @@ async def test_failure_before_the_answer_is_not_seen_by_the_client(stream, how, 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}], ids=["greedy", "seeded"])
 async def test_repeatable_stream_resumes_at_the_other_server(how, after, sampling):
     async with fleet(how=how, after=after, waits=True) as opened:
-        raw = await opened.ask(asking(**sampling))
+        raw = await opened.run_job(new_job(**sampling))
         assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 1)
     assert text(8) == content(raw)
     assert raw.count(b"[DONE]") == 1
@@ -108,7 +108,7 @@ async def test_repeatable_stream_resumes_at_the_other_server(how, after, samplin
 async def test_unrepeatable_stream_is_an_error_once_some_of_it_was_read():
     async with fleet(how="reset", after=4, waits=True) as opened:
         with pytest.raises(NodeFailed):
-            await opened.ask(asking())
+            await opened.run_job(new_job())
         assert len(opened.well.jobs) == 0
 
 
@@ -117,7 +117,7 @@ async def test_jobs_refused_by_a_full_server_go_to_the_other(stream, mock_clock)
     # The clock does not move: a full server would be tried again after a second.
     async with fleet(how="status", after=429) as opened:
         for _ in range(3):
-            await opened.ask(asking(stream=stream))
+            await opened.run_job(new_job(stream=stream))
         assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 3)
 
 
@@ -125,5 +125,5 @@ async def test_jobs_refused_by_a_full_server_go_to_the_other(stream, mock_clock)
 async def test_request_refused_by_a_server_is_not_sent_to_another(stream):
     async with fleet(how="status", after=422) as opened:
         with pytest.raises(NodeRefused) as refused:
-            await opened.ask(asking(stream=stream))
+            await opened.run_job(new_job(stream=stream))
         assert (refused.value.status, len(opened.well.jobs)) == (422, 0)

@@ -27,7 +27,9 @@ class World:
         nodes.report(node, NodeLimits(seats=1, max_model_len=LIMITS.max_model_len))
         self.gateway = Gateway(dispatcher, nodes, request_timeout_s=100, on_finished=self.timelines.append)
 
-    async def ask(self, *, tenant: str = "A", left_after_s: float = float("inf"), **options: object) -> None:
+    async def run_job(
+        self, *, tenant: str = "A", left_after_s: float = float("inf"), **options: object
+    ) -> None:
         with trio.move_on_after(left_after_s):
             try:
                 async with trio.open_nursery() as exchange:
@@ -44,9 +46,9 @@ class World:
 async def test_a_job_that_waited_is_stamped_at_each_moment(autojump_clock, nursery):
     world = World(nursery, TimedNode(service_s=10, first_s=4))
     async with trio.open_nursery() as clients:
-        clients.start_soon(world.ask)
+        clients.start_soon(world.run_job)
         await trio.testing.wait_all_tasks_blocked()
-        clients.start_soon(world.ask)
+        clients.start_soon(world.run_job)
     second = world.timelines[1]
     moments = (second.granted_s, second.first_delta_s, second.ended_s)
     assert pytest.approx((10, 14, 20)) == tuple(moment - second.arrived_s for moment in moments)
@@ -59,7 +61,7 @@ async def test_statistics_show_a_job_while_it_waits_and_while_it_runs(autojump_c
     world = World(nursery, TimedNode(service_s=10))
     async with trio.open_nursery() as clients:
         for _ in range(3):
-            clients.start_soon(world.ask)
+            clients.start_soon(world.run_job)
         await trio.testing.wait_all_tasks_blocked()
         model = world.gateway.statistics().models["m"]
         assert (model.waiting, model.running, model.outcomes) == (2, 1, {})
@@ -79,9 +81,9 @@ async def test_client_that_disconnects_is_recorded_as_having_left(
 ):
     world = World(nursery, TimedNode(service_s=10, first_s=3))
     async with trio.open_nursery() as clients:
-        clients.start_soon(world.ask)
+        clients.start_soon(world.run_job)
         await trio.testing.wait_all_tasks_blocked()
-        clients.start_soon(lambda: world.ask(tenant="B", left_after_s=left_after_s))
+        clients.start_soon(lambda: world.run_job(tenant="B", left_after_s=left_after_s))
     (left,) = [timeline for timeline in world.timelines if timeline.job.tenant == "B"]
     assert (LEFT, had_seat, tokens) == (left.outcome, left.granted_s is not None, left.tokens)
     assert world.gateway.statistics().models["m"].outcomes == {SUCCESS: 1, LEFT: 1}
@@ -107,9 +109,9 @@ async def test_client_with_the_whole_answer_may_disconnect_before_its_node_is_do
 async def test_refusal_and_failure_are_reported_once_each_with_their_codes(autojump_clock, nursery):
     world = World(nursery, TimedNode(service_s=5, fails=EngineFailed("broken")), capacity=0)
     async with trio.open_nursery() as clients:
-        clients.start_soon(world.ask)
+        clients.start_soon(world.run_job)
         await trio.testing.wait_all_tasks_blocked()
-        clients.start_soon(world.ask)
+        clients.start_soon(world.run_job)
     assert world.outcomes() == ["queue_full", "engine_failed"]
 
 

@@ -238,7 +238,7 @@ async def test_models_run_in_the_processes_that_the_factory_makes():
         with pytest.raises(LoadFailed, match="x: no container is free"):
             await opened.fleet.load("x")
         assert opened.status("x").state == "failed"
-        assert await opened.ask(question("x"))
+        assert await opened.run_job(question("x"))
         await opened.fleet.unload("x")
     assert process.made == ["x", "x"]
 

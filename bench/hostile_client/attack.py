@@ -96,9 +96,9 @@ class Attack:
                 if len(self.findings.faults) >= self._max_faults:
                     return
                 if kind == "connection":
-                    await self._visit(seed)
+                    await self._attack_once(seed)
                 else:
-                    wire = await self._ask(wire, seed)
+                    wire = await self._send_and_receive(wire, seed)
         finally:
             if wire is not None:
                 wire.socket.close()
@@ -114,7 +114,7 @@ class Attack:
             raise
         return Wire(sock)
 
-    async def _ask(self, wire: Wire | None, seed: int) -> Wire | None:
+    async def _send_and_receive(self, wire: Wire | None, seed: int) -> Wire | None:
         """Send a request, on the given connection if it is open. Return the connection if it stays open."""
         request = self._grammar.request(seed)
         fault: str | None
@@ -125,7 +125,7 @@ class Attack:
             with trio.fail_after(PATIENCE_S):
                 async with trio.open_nursery() as sending:
                     sending.start_soon(
-                        _send_in_vain, wire, request.data
+                        _send_ignoring_close, wire, request.data
                     )  # the server may refuse it before the end
                     reply = await wire.reply(request.asks)
                     sending.cancel_scope.cancel()
@@ -140,7 +140,7 @@ class Attack:
         if reply is None and again and fault is not None and fault.startswith("no answer: "):
             assert wire is not None
             wire.socket.close()  # the server may have closed it, as after a refusal
-            return await self._ask(None, seed)
+            return await self._send_and_receive(None, seed)
         if fault is not None:
             self.findings.faults.append(Fault(fault, "request", seed, request.data))
         if wire is not None and (
@@ -150,7 +150,7 @@ class Attack:
             return None
         return wire
 
-    async def _visit(self, seed: int) -> None:
+    async def _attack_once(self, seed: int) -> None:
         """Send mutated bytes in pieces, perhaps read a little, and disconnect in one of several ways."""
         random = Random(f"visit {seed}")
         data = self._grammar.conversation(seed)
@@ -174,7 +174,7 @@ class Attack:
             self.findings.faults.append(Fault("status 500", "connection", seed, data))
 
 
-async def _send_in_vain(wire: Wire, data: bytes) -> None:
+async def _send_ignoring_close(wire: Wire, data: bytes) -> None:
     with suppress(OSError):
         await wire.send(data)
 

@@ -15,7 +15,7 @@ CANARY_S = 120.0
 PROMPT = {"prompt": "The quick brown fox", "max_tokens": 16, "temperature": 0, "user": "canary"}
 
 
-async def ask(address: Address, method: str, path: str, content: bytes = b"") -> Reply:
+async def fetch(address: Address, method: str, path: str, content: bytes = b"") -> Reply:
     """Return the response to one request on a new connection."""
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -33,8 +33,8 @@ async def send(address: Address, method: str, request: bytes) -> Reply:
 
 async def grammar_of(address: Address, *, models: tuple[str, ...], spare: str) -> Grammar:
     """Return the grammar of the server's OpenAPI document and of the files of its dashboard."""
-    document = json.loads((await ask(address, "GET", "/openapi.json")).body)
-    page = (await ask(address, "GET", "/")).body.decode()
+    document = json.loads((await fetch(address, "GET", "/openapi.json")).body)
+    page = (await fetch(address, "GET", "/")).body.decode()
     files = re.findall(r'(?:src|href)="/?(dashboard/[^"]+)"', page)
     return Grammar(document, tuple(f"/{file}" for file in files), models=models, spare=spare)
 
@@ -49,13 +49,13 @@ class Canary:
     faults: list[str] = field(default_factory=list)
     took_s: list[float] = field(default_factory=list)
 
-    async def sing(self, *, pause_s: float = 0.02) -> None:
+    async def check_canary(self, *, pause_s: float = 0.02) -> None:
         """Send requests until cancelled."""
         content = json.dumps(PROMPT | {"model": self.model}).encode()
         while True:
             began = time.perf_counter()
             with trio.fail_after(CANARY_S):
-                reply = await ask(self.address, "POST", "/v1/completions", content)
+                reply = await fetch(self.address, "POST", "/v1/completions", content)
             self.took_s.append(time.perf_counter() - began)
             if reply.status == 200:
                 self.texts.add(json.loads(reply.body)["choices"][0]["text"])

@@ -27,10 +27,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Generate an answer in the dialect of the path."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        limit = asked.get("max_tokens") or asked.get("max_output_tokens") or WORDS_AT_MOST
+        request_body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        limit = request_body.get("max_tokens") or request_body.get("max_output_tokens") or WORDS_AT_MOST
         words = [f"{number} " for number in range(min(limit, WORDS_AT_MOST))]
-        if not asked.get("stream"):
+        if not request_body.get("stream"):
             time.sleep(WORD_S * len(words))
             self._send(_whole(self.path, "".join(words), len(words)))
             return
@@ -101,8 +101,8 @@ def _events(path: str, words: list[str]) -> Iterator[bytes]:
         return
     is_chat = path == "/v1/chat/completions"
     for word in words:
-        said: dict[str, Any] = {"delta": {"content": word}} if is_chat else {"text": word}
-        yield _data({"id": "c", "choices": [{"index": 0, **said, "finish_reason": None}]})
+        part: dict[str, Any] = {"delta": {"content": word}} if is_chat else {"text": word}
+        yield _data({"id": "c", "choices": [{"index": 0, **part, "finish_reason": None}]})
     last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
     yield _data({"id": "c", "choices": [{"index": 0, **last, "finish_reason": "stop"}]})
     yield b"data: [DONE]\n\n"

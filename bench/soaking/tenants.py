@@ -232,9 +232,9 @@ class Tenants:
             self._report.answered[f"{path} of {model}"] += 1
         if not allowed:
             at_s = time.monotonic() - self._world.began_s
-            said = answer.body[-300:].decode(errors="replace")
+            body_end = answer.body[-300:].decode(errors="replace")
             self._report.problem(
-                f"{at_s:.0f} s: {path} for {model}: {outcome}, {answer.status} {answer.code} {said!r}"
+                f"{at_s:.0f} s: {path} for {model}: {outcome}, {answer.status} {answer.code} {body_end!r}"
             )
         if measured and outcome == "success" and body.get("stream"):
             now_s = time.monotonic()
@@ -256,10 +256,10 @@ class Tenants:
         return "cut" if answer.ending == "cut" else "refused"
 
     def _model(self, chance: random.Random) -> str:
-        guest = self._guest()
-        if guest == "vectors":  # an embedding model
-            guest = "far"
-        models = ("steady", "far", guest, chance.choice(("victim", "talker")))
+        model_of_session = self._guest()
+        if model_of_session == "vectors":  # an embedding model
+            model_of_session = "far"
+        models = ("steady", "far", model_of_session, chance.choice(("victim", "talker")))
         return chance.choices(models, (60, 20, 19, 1))[0]
 
     def _guest(self) -> str:

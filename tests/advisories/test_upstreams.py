@@ -11,7 +11,7 @@ from advisories.tries import tries
 from fairlead.errors import NodeFailed
 from fairlead.http.client import Upstream
 from fairlead.nodes.remote_node import RemoteNode
-from nodes.listening import Collected, Listening, generated, relayed_job
+from nodes.listening import CollectedDeltas, RecordingListener, generated, relayed_job
 
 KEY = "sk-node-0123456789abcdef"
 BOMB = gzip.compress(b"data: " + bytes(20_000_000))
@@ -55,10 +55,10 @@ async def two_servers() -> AsyncIterator[tuple[Bait, Bait]]:
         nursery.cancel_scope.cancel()
 
 
-async def result_of(server: Bait, *, stream: bool) -> Collected:
+async def result_of(server: Bait, *, stream: bool) -> CollectedDeltas:
     """Send the node one job and return its outcome."""
     upstream = Upstream(server.url, name="bait", api_key=KEY)
-    node = RemoteNode("bait", upstream, Listening(), names={"m": "m"}, seats=1)
+    node = RemoteNode("bait", upstream, RecordingListener(), names={"m": "m"}, seats=1)
     node.came_up()
     try:
         return await generated(node, relayed_job(stream=stream))

@@ -16,7 +16,7 @@ from fairlead.text.embedding import EmbeddingSettings
 from fairlead.text.model import TextModel
 from fairlead.worker.client import Worker
 from nodes import test_engine_node as engine_node
-from nodes.test_engine_node import Reports, generating, job, model, running
+from nodes.test_engine_node import Reports, generate_deltas, job, model, running
 
 __all__ = ["model"]
 
@@ -50,7 +50,7 @@ def expected(submitted) -> dict[int, tuple[float, float]]:
 async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
     submitted = job(1, prompts=prompts, embed=True)
     async with running(embedder, Reports(), "embeds") as node:
-        async with generating(node, submitted) as deltas:
+        async with generate_deltas(node, submitted) as deltas:
             assert expected(submitted) == await vectors(deltas)
             assert deltas.tokens == 0
         await engine_node._until_idle(node)
@@ -72,7 +72,7 @@ async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: Te
     monkeypatch.setattr(Worker, "submit", submitted)
     monkeypatch.setattr(texts._Texts, "receive_vector", returned)
     large_job = job(1, prompts=100, embed=True)
-    async with running(embedder, Reports(), "embeds") as node, generating(node, large_job) as deltas:
+    async with running(embedder, Reports(), "embeds") as node, generate_deltas(node, large_job) as deltas:
         assert expected(large_job) == await vectors(deltas)
     assert max(most) == TEXTS_AT_ONCE
     assert not there
@@ -81,13 +81,13 @@ async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: Te
 @pytest.mark.parametrize("read", [0, 40])
 async def test_leaving_the_block_removes_every_text_from_the_child(embedder: TextModel, read: int):
     async with running(embedder, Reports(), "embeds,delay_ms=2") as node:
-        async with generating(node, job(1, prompts=200, embed=True)) as deltas:
+        async with generate_deltas(node, job(1, prompts=200, embed=True)) as deltas:
             with trio.fail_after(60):
                 while read > 0:
                     read -= len(await deltas.take())
         await engine_node._until_idle(node)
         again = job(1, prompts=2, embed=True)
-        async with generating(node, again) as deltas:
+        async with generate_deltas(node, again) as deltas:
             assert expected(again) == await vectors(deltas)
 
 
@@ -96,7 +96,7 @@ async def test_death_of_the_child_fails_the_job_however_many_texts_were_done(emb
     try:
         async with (
             running(embedder, Reports(), "embeds,delay_ms=2") as node,
-            generating(node, job(1, prompts=2000, embed=True)) as deltas,
+            generate_deltas(node, job(1, prompts=2000, embed=True)) as deltas,
         ):
             await deltas.take()
             os.kill(node.pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ async def test_death_of_the_child_fails_the_job_however_many_texts_were_done(emb
 async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: TextModel):
     async with running(embedder, Reports(), "embeds,raise_in_step=2") as node:
         with pytest.raises(EngineFailed, match="on fire"):
-            async with generating(node, job(1, prompts=2000, embed=True)) as deltas:
+            async with generate_deltas(node, job(1, prompts=2000, embed=True)) as deltas:
                 await vectors(deltas)
         assert not len(node._worker._sequences)
         await engine_node._until_idle(node)
@@ -122,7 +122,7 @@ async def test_timeout_also_ends_the_texts_that_wait(embedder: TextModel):
     async with running(embedder, Reports(), "embeds,delay_ms=20,slots=1") as node:
         submitted = job(1, prompts=500, embed=True)
         with trio.move_on_after(0.2) as clock:
-            async with generating(node, submitted) as deltas:
+            async with generate_deltas(node, submitted) as deltas:
                 clock.deadline += 60  # the node received the earlier deadline
                 with pytest.raises(RequestTimeout):
                     await vectors(deltas)
@@ -135,7 +135,7 @@ async def test_job_of_the_wrong_kind_is_refused(model: TextModel, embedder: Text
     made = model if embed else embedder
     async with running(made, Reports(), "" if embed else "embeds") as node:
         with pytest.raises(InvalidRequest, match="embeddings") as refused:
-            async with generating(node, job(1, embed=embed)):
+            async with generate_deltas(node, job(1, embed=embed)):
                 raise AssertionError("it was not made for that")
         assert refused.value.param == "model"
 
@@ -143,6 +143,6 @@ async def test_job_of_the_wrong_kind_is_refused(model: TextModel, embedder: Text
 async def test_child_that_cannot_embed_reports_it_and_continues_to_run(embedder: TextModel):
     async with running(embedder, Reports(), "") as node:
         with pytest.raises(EngineFailed, match="this model makes no vectors"):
-            async with generating(node, job(1, embed=True)) as deltas:
+            async with generate_deltas(node, job(1, embed=True)) as deltas:
                 await vectors(deltas)
         assert node.is_ready

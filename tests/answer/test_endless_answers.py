@@ -12,17 +12,17 @@ from fairlead.answer import relayed_stream
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.errors import NodeFailed, NodeRefused
 from fairlead.nodes.remote_node import remote_node
-from nodes.listening import Listening, generated, ready_node, relayed_job, stub
+from nodes.listening import RecordingListener, generated, ready_node, relayed_job, stub
 from nodes.scripted import (
+    STREAM_BODY,
     STREAM_HEAD,
-    WELL,
     chunk,
     endless,
+    full_response,
     head,
     node,
     scripted,
     stream,
-    whole,
 )
 
 ANSWER = b'{"choices": [{"message": {"content": "hi"}}]}'
@@ -131,17 +131,17 @@ async def test_endless_response_is_cut_off_early_with_little_memory(name):
         with pytest.raises(NodeFailed, match=message):
             raise got.error
 
-        server.answer = lambda _request: [stream(WELL)]
+        server.answer = lambda _request: [stream(STREAM_BODY)]
         got = await generated(far, relayed_job())
-        assert (got.error, got.raw) == (None, WELL)
+        assert (got.error, got.raw) == (None, STREAM_BODY)
         assert server.open_links == 1
         assert far.status().connections.busy == 0
 
 
 async def test_data_after_the_end_of_a_stream_is_dropped_with_its_connection():
-    with scripted(lambda _request: endless(b"x" * 8192, WELL)) as server:
+    with scripted(lambda _request: endless(b"x" * 8192, STREAM_BODY)) as server:
         got = await generated(node(), relayed_job())
-        assert (got.error, got.raw) == (None, WELL)
+        assert (got.error, got.raw) == (None, STREAM_BODY)
         assert server.links[0].read_bytes < 200_000
         assert server.open_links == 0
 
@@ -149,7 +149,7 @@ async def test_data_after_the_end_of_a_stream_is_dropped_with_its_connection():
 async def test_stream_with_comments_between_its_events_succeeds():
     event = b'data: {"choices":[{"text":"a"}]}\n\n'
     events = [(b": still here\n\n" * 9 + event) * 20] * 100
-    with scripted(lambda _request: [stream(*events, WELL)]):
+    with scripted(lambda _request: [stream(*events, STREAM_BODY)]):
         got = await generated(node(), relayed_job())
     assert got.error is None
     assert got.text() == "a" * 2000 + "well"
@@ -158,8 +158,8 @@ async def test_stream_with_comments_between_its_events_succeeds():
 @pytest.mark.parametrize(("answer_bytes", "is_taken"), [(len(ANSWER), True), (len(ANSWER) - 1, False)])
 async def test_size_limit_of_a_response_is_configurable(answer_bytes, is_taken):
     config = NodeConfig(id="far", url="http://127.0.0.1:1", models=("m",), answer_bytes=answer_bytes)
-    with scripted(lambda _request: [whole(ANSWER)]):
-        far = remote_node(config, Listening(), HealthConfig())
+    with scripted(lambda _request: [full_response(ANSWER)]):
+        far = remote_node(config, RecordingListener(), HealthConfig())
         far.came_up()
         got = await generated(far, relayed_job(stream=False))
     assert (got.error is None) == is_taken

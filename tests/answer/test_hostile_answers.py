@@ -5,13 +5,13 @@ import pytest
 from fairlead.answer.relayed_stream import RelayFailed
 from fairlead.errors import NodeRefused
 from fairlead.http.client import UpstreamFailed
-from nodes.listening import Listening, generated, relayed_job
+from nodes.listening import RecordingListener, generated, relayed_job
 from nodes.scripted import (
-    WELL,
+    STREAM_BODY,
+    full_response,
     head,
     node,
     scripted,
-    whole,
 )
 
 ANSWER = b'{"choices": [{"message": {"content": "hi"}}]}'
@@ -40,7 +40,7 @@ async def relay(answer: bytes, *, streams: bool = False):
     ],
 )
 async def test_json_type_is_accepted_with_any_parameters(kind):
-    got = await relay(whole(ANSWER, kind))
+    got = await relay(full_response(ANSWER, kind))
     assert (got.error, got.raw) == (None, ANSWER)
 
 
@@ -70,7 +70,7 @@ FOREIGN = [
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("body", [PAGE, ANSWER], ids=["page", "json"])
 async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
-    got = await relay(whole(body, kind), streams=streams)
+    got = await relay(full_response(body, kind), streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
     assert (got.error.status, got.error.code) == (502, "node_failed")
@@ -79,12 +79,13 @@ async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
 
 
 async def test_two_content_types_are_refused():
-    got = await relay(whole(ANSWER, "application/json", "Content-Type: text/html"))
+    got = await relay(full_response(ANSWER, "application/json", "Content-Type: text/html"))
     assert isinstance(got.error, UpstreamFailed)
 
 
 @pytest.mark.parametrize(
-    ("answer", "streams"), [(whole(ANSWER), True), (whole(WELL, "text/event-stream"), False)]
+    ("answer", "streams"),
+    [(full_response(ANSWER), True), (full_response(STREAM_BODY, "text/event-stream"), False)],
 )
 async def test_stream_instead_of_json_or_the_reverse_fails_only_its_job(answer, streams):
     got = await relay(answer, streams=streams)
@@ -96,7 +97,7 @@ async def test_stream_instead_of_json_or_the_reverse_fails_only_its_job(answer, 
 @pytest.mark.parametrize("streams", [False, True])
 async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
     kind = "text/event-stream" if streams else "application/json"
-    got = await relay(whole(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
+    got = await relay(full_response(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
 
@@ -110,7 +111,9 @@ async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
 )
 @pytest.mark.parametrize("streams", [False, True])
 async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status, streams):
-    answer = whole(ANSWER, "application/json", "Location: http://127.0.0.1:1/", status=f"{status} Odd")
+    answer = full_response(
+        ANSWER, "application/json", "Location: http://127.0.0.1:1/", status=f"{status} Odd"
+    )
     got = await relay(answer, streams=streams)
     assert got.deltas == []
     assert isinstance(got.error, UpstreamFailed)
@@ -119,7 +122,7 @@ async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status
 @pytest.mark.parametrize(
     "answer",
     [
-        whole(b""),
+        full_response(b""),
         head("application/json", "Connection: close"),
         head("application/json", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
     ],
@@ -168,7 +171,7 @@ async def test_wrong_length_of_the_body_is_a_failure_of_the_node(lines):
     ],
 )
 async def test_body_that_is_not_a_json_object_fails_its_job(body):
-    got = await relay(whole(body))
+    got = await relay(full_response(body))
     assert got.deltas == []
     assert isinstance(got.error, RelayFailed)
 
@@ -183,12 +186,12 @@ async def test_body_that_is_not_a_json_object_fails_its_job(body):
     ],
 )
 async def test_unusual_json_object_is_relayed_unchanged(body):
-    got = await relay(whole(body))
+    got = await relay(full_response(body))
     assert (got.error, got.raw) == (None, body)
 
 
 async def test_error_with_status_200_fails_the_job():
-    got = await relay(whole(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
+    got = await relay(full_response(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
     assert got.deltas == []
     assert isinstance(got.error, RelayFailed)
     assert got.error.message == "far failed: no credit  left"
@@ -200,7 +203,7 @@ async def test_error_with_status_200_fails_the_job():
 @pytest.mark.parametrize("kind", ["application/json", "application/problem+json; charset=utf-8"])
 async def test_refusal_in_json_is_relayed_unchanged(kind):
     body = b'{"error":  {"message": "no such tool"}}'
-    got = await relay(whole(body, kind, status="422 Odd"))
+    got = await relay(full_response(body, kind, status="422 Odd"))
     assert isinstance(got.error, NodeRefused)
     assert (got.error.status, got.error.body) == (422, body)
 
@@ -224,7 +227,7 @@ async def test_refusal_in_json_is_relayed_unchanged(kind):
 )
 @pytest.mark.parametrize("streams", [False, True])
 async def test_any_other_refusal_is_quoted_as_one_short_line(body, kind, streams):
-    got = await relay(whole(body, kind, status="400 Bad"), streams=streams)
+    got = await relay(full_response(body, kind, status="400 Bad"), streams=streams)
     assert isinstance(got.error, NodeRefused)
     assert (got.error.status, got.error.body) == (400, b"")
     assert got.error.message.startswith("far answered 400")
@@ -233,7 +236,9 @@ async def test_any_other_refusal_is_quoted_as_one_short_line(body, kind, streams
 
 
 async def test_compressed_refusal_is_not_relayed():
-    got = await relay(whole(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad"))
+    got = await relay(
+        full_response(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad")
+    )
     assert isinstance(got.error, NodeRefused)
     assert (got.error.message, got.error.body) == ("far answered 400", b"")
 
@@ -244,22 +249,22 @@ async def test_compressed_refusal_is_not_relayed():
 @pytest.mark.parametrize(
     ("answer", "is_down"),
     [
-        (whole(PAGE, "text/html"), True),
-        (whole(ANSWER, None), True),
-        (whole(b"", status="302 Found"), True),
-        (whole(b"", status="204 None"), True),
-        (whole(b""), True),
+        (full_response(PAGE, "text/html"), True),
+        (full_response(ANSWER, None), True),
+        (full_response(b"", status="302 Found"), True),
+        (full_response(b"", status="204 None"), True),
+        (full_response(b""), True),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300 + b"\r\n", True),
         # A response that a request itself can cause must not take the node down for all others.
-        (whole(b'{"a": "%s"}' % (b"x" * MOST)), False),
-        (whole(b'{"a": "%s"}' % (b"x" * 1_100_000), status="422 Odd"), False),
-        (whole(b'{"a": NaN}'), False),
-        (whole(PAGE, "text/html", status="400 Bad"), False),
-        (whole(PAGE, "text/html", status="500 Bad"), False),
+        (full_response(b'{"a": "%s"}' % (b"x" * MOST)), False),
+        (full_response(b'{"a": "%s"}' % (b"x" * 1_100_000), status="422 Odd"), False),
+        (full_response(b'{"a": NaN}'), False),
+        (full_response(PAGE, "text/html", status="400 Bad"), False),
+        (full_response(PAGE, "text/html", status="500 Bad"), False),
     ],
 )
 async def test_three_responses_that_no_request_could_cause_take_the_node_down(answer, is_down):
-    listener = Listening()
+    listener = RecordingListener()
     with scripted(lambda _request: [answer]):
         far = node(listener, failures=3, answer_bytes=MOST)
         for _ in range(3):

@@ -11,7 +11,7 @@ from fairlead.answer.relayed_stream import RelayedStream
 from fairlead.config import FiltersConfig
 from fairlead.errors import InvalidRequest, NodeFailed
 from fairlead.http.client_connection import ClientConnection
-from nodes.listening import CHAT, Collected, generated, ready_node, relayed_job, stub
+from nodes.listening import CHAT, CollectedDeltas, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text, whole_answer
 from upstream_readers import CHAT_READER
 
@@ -51,7 +51,7 @@ async def test_only_a_stream_starts_a_task(stream, tasks, mock_clock):
 
 async def test_wait_for_a_whole_response_ends_when_the_node_goes_down():
     async with stub() as server:
-        node, into = ready_node(server), Collected()
+        node, into = ready_node(server), CollectedDeltas()
         async with trio.open_nursery() as nursery:
 
             async def wait():
@@ -119,7 +119,7 @@ async def test_merged_deltas_of_several_choices_end_with_done():
 
 
 async def test_first_events_are_held_back_until_there_is_text():
-    into = Collected()
+    into = CollectedDeltas()
     job = relayed_job(stub={"how": "stall", "after": 1})  # only the role, no text
     async with stub() as server, ready_node(server).generate(job, into):
         while not server.jobs:
@@ -191,7 +191,7 @@ async def test_job_without_a_client_request_is_refused():
 
     async with stub() as server:
         with pytest.raises(NodeFailed, match="as clients write them"):
-            async with ready_node(server).generate(job(), Collected()):
+            async with ready_node(server).generate(job(), CollectedDeltas()):
                 pass
 
 

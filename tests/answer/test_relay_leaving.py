@@ -5,7 +5,7 @@ import trio
 from trio.abc import Instrument
 
 from fairlead.errors import NodeFailed, RequestTimeout
-from nodes.listening import Collected, Listening, generated, ready_node, relayed_job, stub
+from nodes.listening import CollectedDeltas, RecordingListener, generated, ready_node, relayed_job, stub
 from nodes.stub_server import StubServer
 
 # More than a response takes. Each step is a separate run, and at least one run must complete.
@@ -39,7 +39,7 @@ async def test_disconnect_at_any_step_leaves_nothing_behind(stream, warm):
             node = ready_node(server)
             if warm:
                 await generated(node, relayed_job())
-            into = Collected()
+            into = CollectedDeltas()
             with trio.CancelScope() as scope:
                 instrument = _AtStep(scope, step)
                 trio.lowlevel.add_instrument(instrument)
@@ -85,7 +85,7 @@ async def test_many_short_requests_leave_no_connection_busy():
 
 async def test_server_connection_closes_when_the_client_disconnects():
     async with stub() as server:
-        into = Collected()
+        into = CollectedDeltas()
         async with ready_node(server).generate(relayed_job(stub={"delay_s": 0.01, "words": 10_000}), into):
             await into.first.wait()
         await _connections(server, 0)
@@ -95,7 +95,7 @@ async def test_error_inside_the_block_is_raised_unchanged():
     async with stub() as server:
         node = ready_node(server)
         with pytest.raises(RequestTimeout):
-            async with node.generate(relayed_job(stub={"how": "silent"}), Collected()):
+            async with node.generate(relayed_job(stub={"how": "silent"}), CollectedDeltas()):
                 raise RequestTimeout("too long")
         assert node.status().busy == 0
 
@@ -114,12 +114,12 @@ async def test_stream_that_does_not_close_delays_nothing(autojump_clock):
 async def test_node_reports_that_it_is_down_before_its_jobs_fail():
     order = []
 
-    class Noted(Listening):
+    class Noted(RecordingListener):
         def __call__(self, node, limits):
             if limits is None:
                 order.append("down")
 
-    class Failing(Collected):
+    class Failing(CollectedDeltas):
         def fail(self, error):
             order.append("failed")
             super().fail(error)
@@ -139,7 +139,7 @@ async def test_node_reports_that_it_is_down_before_its_jobs_fail():
 async def test_job_fails_when_its_node_goes_down_as_it_arrives():
     async with stub() as server:
         node = ready_node(server)
-        into = Collected()
+        into = CollectedDeltas()
         async with node.generate(relayed_job(), into):
             node.went_down(NodeFailed("it was unplugged"))
             await into.over.wait()

@@ -8,7 +8,7 @@ import trio
 from fairlead.answer import relayed_stream
 from fairlead.errors import NodeFailed, NodeFull, NodeRefused
 from fairlead.http.client import UpstreamFailed
-from nodes.listening import Collected, generated, ready_node, relayed_job, stub
+from nodes.listening import CollectedDeltas, generated, ready_node, relayed_job, stub
 from nodes.stub_server import StubServer, text, word
 
 SICK = [
@@ -163,15 +163,15 @@ async def test_event_over_the_limit_is_refused():
 async def test_three_failures_take_the_node_down_and_fail_its_jobs():
     from fairlead.config import HealthConfig
     from fairlead.nodes.remote_node import RemoteNode
-    from nodes.listening import Listening, upstream_of
+    from nodes.listening import RecordingListener, upstream_for
 
-    listener = Listening()
+    listener = RecordingListener()
     async with stub() as server:
         node = RemoteNode(
-            "stub", upstream_of(server), listener, names={"m": "m"}, seats=4, health=HealthConfig()
+            "stub", upstream_for(server), listener, names={"m": "m"}, seats=4, health=HealthConfig()
         )
         node.came_up()
-        running = Collected()
+        running = CollectedDeltas()
         async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), running):
             await running.first.wait()
             for _ in range(3):
@@ -180,14 +180,14 @@ async def test_three_failures_take_the_node_down_and_fail_its_jobs():
         assert isinstance(running.error, NodeFailed)
         assert listener.reports == [("up", "stub", 4), ("down", "stub")]
         with pytest.raises(NodeFailed, match="is down"):
-            async with node.generate(relayed_job(), Collected()):
+            async with node.generate(relayed_job(), CollectedDeltas()):
                 pass
 
 
 async def test_failed_job_does_not_affect_others():
     async with stub() as server:
         node = ready_node(server)
-        good = Collected()
+        good = CollectedDeltas()
         async with node.generate(relayed_job(stub={"delay_s": 0.01}), good):
             await generated(node, relayed_job(stub={"how": "reset", "after": 2}))
             await good.over.wait()

@@ -7,7 +7,7 @@ import pytest
 from fairlead.answer import relay
 from fairlead.config import ConfigError, NodeConfig
 from fairlead.errors import NodeFailed, NodeFull, NodeRefused
-from nodes.listening import Listening, generated, ready_node, relayed_job, stub
+from nodes.listening import RecordingListener, generated, ready_node, relayed_job, stub
 from nodes.stub_server import whole
 
 
@@ -18,7 +18,7 @@ async def refused(monkeypatch, status: int, body: bytes, headers: str = ""):
     async def say(self, path, document):
         await self.stream.send_all(answer)
 
-    listening = Listening()
+    listening = RecordingListener()
     async with stub() as server:
         monkeypatch.setattr("nodes.stub_server._Misbehaviour.answer", say)
         got = await generated(ready_node(server, listening), relayed_job())

@@ -12,7 +12,7 @@ from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.errors import NodeFailed
 from fairlead.http.server_sent_events import split_events
 from fairlead.job import Delta, TokenLogprob
-from nodes.listening import Collected, generated, ready_node, relayed_job, stub
+from nodes.listening import CollectedDeltas, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text
 from upstream_readers import CHAT_READER, READERS
 
@@ -60,7 +60,7 @@ def copy(delta):
 
 def repeated(first, second, reader=CHAT_READER):
     """Return what the client got from an attempt that failed after `first`, and another with `second`."""
-    client = Collected()
+    client = CollectedDeltas()
     recorded = RecordingSink(client)
     for delta in first:
         recorded.put(copy(delta))
@@ -182,7 +182,7 @@ def test_nothing_is_sent_after_a_difference():
 
 
 def test_a_choice_that_had_ended_is_not_continued():
-    client = Collected(2)
+    client = CollectedDeltas(2)
     recorded = RecordingSink(client)
     recorded.put(Delta(0, "a", [1], finish_reason="stop"))
     recorded.put(Delta(1, "b", [2]))
@@ -218,7 +218,7 @@ async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
         for choices in (1, 2):  # with several choices, the end comes without an event
             whole = await generated(ready_node(server), relayed_job(n=choices, delay_s=0.001))
             begun = [Delta(index, "w0 w", [1, 2]) for index in range(choices)]
-            client = Collected(choices)
+            client = CollectedDeltas(choices)
             recorded = RecordingSink(client)
             for delta in begun:
                 recorded.put(delta)
@@ -243,7 +243,7 @@ def test_response_of_an_engine_can_continue_a_relayed_one():
 
 
 def test_third_attempt_is_possible():
-    client = Collected()
+    client = CollectedDeltas()
     deltas = [Delta(0, letter, [number]) for number, letter in enumerate("abcd")]
     recorded = RecordingSink(client)
     recorded.put(copy(deltas[0]))
@@ -261,7 +261,7 @@ def test_third_attempt_is_possible():
 @pytest.mark.parametrize("after", range(2, 10))
 @pytest.mark.parametrize("how", ["reset", "half", "broken", "end"])
 async def test_client_receives_one_response_from_two_servers(after, how):
-    client = Collected()
+    client = CollectedDeltas()
     recorded = RecordingSink(_Unfailing(client))
     async with stub() as sick, stub() as well:
         first = ready_node(sick)
@@ -297,7 +297,7 @@ class _Unfailing:
         pass
 
 
-class _Watched(Collected):
+class _Watched(CollectedDeltas):
     """Forwards deltas and failures to another sink, and records them and the end."""
 
     def __init__(self, into):

@@ -11,7 +11,7 @@ from fairlead.answer.deltas import Deltas
 from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.errors import NodeFailed
 from fairlead.job import Delta
-from nodes.listening import Collected
+from nodes.listening import CollectedDeltas
 from nodes.stub_server import stream_events
 from upstream_readers import CHAT_READER
 
@@ -47,7 +47,7 @@ def events(draw):
 
 @given(second=st.lists(events(), min_size=1, max_size=6))
 def test_no_second_attempt_raises(second):
-    client = Collected()
+    client = CollectedDeltas()
     recorded = RecordingSink(client)
     for delta in FIRST:
         recorded.put(delta)
@@ -59,7 +59,7 @@ def test_no_second_attempt_raises(second):
 
 
 def test_error_message_quotes_only_the_beginning_of_a_difference():
-    client = Collected()
+    client = CollectedDeltas()
     recorded = RecordingSink(client)
     recorded.put(Delta(0, "a" * 10_000, raw=[b"a"]))
     ReplaySink(recorded, CHAT_READER).put(Delta(0, "b" * 10_000 + "\x1b", [1]))
@@ -90,7 +90,7 @@ def text_delta(text: str) -> Delta:
 @pytest.mark.parametrize("tool_calls", [5, [5], {"function": 5}, [{"function": [5]}]])
 def test_invalid_tool_calls_are_ignored(tool_calls):
     choice = {"index": 0, "delta": {"content": "w0 w1 w2 w3 w4 w5"}, "tool_calls": tool_calls}
-    client = Collected()
+    client = CollectedDeltas()
     recorded = RecordingSink(client)
     for delta in FIRST:
         recorded.put(delta)

@@ -6,7 +6,7 @@ import pytest
 from fairlead.answer.reported import EXCERPT_LENGTH, UNSEEN_TOKENS, excerpt, seconds
 from fairlead.job import Sampling
 from nodes.listening import generated, relayed_job
-from nodes.scripted import node, scripted, stream, whole
+from nodes.scripted import full_response, node, scripted, stream
 
 # Used in the responses below.
 ALLOWED = 10
@@ -57,24 +57,24 @@ async def tokens_of(answer: bytes, relayed) -> int:
     ],
 )
 async def test_plausible_token_count_of_a_whole_response_is_used(reported, tokens):
-    answer = whole(b'{"choices": %s%s}' % (CHOICES, usage(reported)))
+    answer = full_response(b'{"choices": %s%s}' % (CHOICES, usage(reported)))
     assert await tokens_of(answer, job(stream=False)) == tokens
 
 
 async def test_estimate_is_at_most_what_the_client_allowed():
-    answer = whole(b'{"choices": [{"text": "%s"}]}' % (b"x" * 1000))
+    answer = full_response(b'{"choices": [{"text": "%s"}]}' % (b"x" * 1000))
     assert await tokens_of(answer, job(stream=False)) == ALLOWED
     assert await tokens_of(answer, job(stream=False, n=3)) == 3 * ALLOWED
 
 
 @pytest.mark.parametrize("reported", [b"0", b"7", *NOT_BELIEVED])
 async def test_no_tokens_are_counted_where_nothing_is_generated(reported):
-    answer = whole(b'{"data": [{"embedding": [1, 2]}]%s}' % usage(reported))
+    answer = full_response(b'{"data": [{"embedding": [1, 2]}]%s}' % usage(reported))
     assert await tokens_of(answer, job(stream=False, max_tokens=1)) == 0
 
 
 async def test_reported_prompt_tokens_are_ignored():
-    answer = whole(b'{"choices": [], "usage": {"prompt_tokens": 1000000000, "completion_tokens": 2}}')
+    answer = full_response(b'{"choices": [], "usage": {"prompt_tokens": 1000000000, "completion_tokens": 2}}')
     relayed = job(stream=False)
     assert await tokens_of(answer, relayed) == 2
     assert relayed.prompt_tokens == 0

@@ -196,7 +196,7 @@ class Reply:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     pieces: list[bytes] = field(default_factory=list)
-    whole: bool = False
+    is_complete: bool = False
 
     @property
     def body(self) -> bytes:
@@ -257,11 +257,11 @@ class Client:
         *,
         headers: Any = (),
         client: tuple[str, int] | None = ("192.0.2.7", 4711),
-        left: trio.Event | None = None,
+        disconnected: trio.Event | None = None,
         pieces: list[bytes] | None = None,
     ) -> Reply:
         reply = Reply(pieces=[] if pieces is None else pieces)
-        left = trio.Event() if left is None else left
+        disconnected = trio.Event() if disconnected is None else disconnected
         received: list[dict[str, Any]] = [
             {"type": "http.disconnect"},
             {"type": "http.request", "body": body, "more_body": False},
@@ -269,7 +269,7 @@ class Client:
 
         async def receive() -> dict[str, Any]:
             if len(received) == 1:
-                await left.wait()
+                await disconnected.wait()
             return received.pop()
 
         async def send(message: dict[str, Any]) -> None:
@@ -277,7 +277,7 @@ class Client:
                 reply.status = message["status"]
                 reply.headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
             else:
-                reply.whole = not message.get("more_body", False)
+                reply.is_complete = not message.get("more_body", False)
                 if message["body"]:
                     reply.pieces.append(message["body"])
 
@@ -347,12 +347,12 @@ def client_with(model: TextModel) -> Callable[..., Client]:
 
 
 @pytest.fixture
-def far(client_with: Callable[..., Client]) -> Client:
+def relay_client(client_with: Callable[..., Client]) -> Client:
     """A client of an application with one local model and one on another server."""
     return client_with(
         fleet=FakeFleet(["small"], ["far"]),
         aliases={"tiny": "small", "away": "far"},
-        gateway_script=far_away.whole,
+        gateway_script=far_away.complete_response,
     )
 
 

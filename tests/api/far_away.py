@@ -21,13 +21,13 @@ EVENTS = [
 ]
 
 
-def whole(job: Job) -> list[list[Delta]]:
+def complete_response(job: Job) -> list[list[Delta]]:
     """Return another server's response: one body for all choices."""
     first = Delta(0, raw=[ANSWER], relayed_tokens=7, finish_reason="stop")
     return [[first, *(Delta(index, finish_reason="stop") for index in range(1, job.sequences))]]
 
 
-def streamed(job: Job) -> list[list[Delta]]:
+def event_stream(job: Job) -> list[list[Delta]]:
     """Return another server's events. If there are several choices, the end belongs to none of them."""
     tail = job.sequences if job.sequences > 1 else 0
     return [
@@ -39,5 +39,5 @@ def streamed(job: Job) -> list[list[Delta]]:
     ]
 
 
-def asking(**fields: Any) -> bytes:
+def relay_body(**fields: Any) -> bytes:
     return json.dumps({"model": "far", "messages": [{"role": "user", "content": "hello"}], **fields}).encode()

@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
-    whole: bool
+    is_complete: bool
 
     @property
     def error(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Client:
         while data:
             data = data[await self.socket.send(data) :]
 
-    async def send_in_vain(self, data: bytes) -> None:
+    async def send_ignoring_close(self, data: bytes) -> None:
         """Send data that the server may not read completely before it closes the connection."""
         with suppress(ConnectionError):
             await self.send(data)
@@ -75,16 +75,16 @@ class Client:
         status = int(lines[0].split(" ")[1])
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
         if status == 100 or head:
-            return Answer(status, headers, b"", whole=True)
+            return Answer(status, headers, b"", is_complete=True)
         if headers.get("transfer-encoding") == "chunked":
             return Answer(status, headers, *await self._chunks())
         if "content-length" in headers:
             return Answer(status, headers, *await self._exactly(int(headers["content-length"])))
         while await self._receive():
             pass
-        return Answer(status, headers, self._received, whole=True)
+        return Answer(status, headers, self._received, is_complete=True)
 
-    async def ask(self, data: bytes) -> Answer:
+    async def fetch(self, data: bytes) -> Answer:
         """Send a request and read its response."""
         await self.send(data)
         return await self.answer()
@@ -135,10 +135,10 @@ class Client:
                 if not await self._receive():
                     return body, False
             size, _, self._received = self._received.partition(b"\r\n")
-            chunk, whole = await self._exactly(int(size, 16) + 2)
+            chunk, is_complete = await self._exactly(int(size, 16) + 2)
             body += chunk[:-2]
-            if not whole or size == b"0":
-                return body, whole
+            if not is_complete or size == b"0":
+                return body, is_complete
 
 
 class Server:
@@ -163,11 +163,11 @@ class Server:
         """Close all connections of `connect` that are still open."""
         self._clients.close()
 
-    async def ask(self, data: bytes) -> Answer:
+    async def fetch(self, data: bytes) -> Answer:
         """Return the response to a request on a new connection."""
         client = await self.connect()
         with client.socket:
-            return await client.ask(data)
+            return await client.fetch(data)
 
 
 @asynccontextmanager
@@ -260,7 +260,7 @@ class Apps:
         finally:
             self.cancelled.set()
 
-    async def drip(self, receive, send) -> None:
+    async def stream_in_two_parts(self, receive, send) -> None:
         """Stream one chunk, wait for `go`, then stream the last one."""
         await start(send)
         await send({"type": "http.response.body", "body": b"first ", "more_body": True})

@@ -94,7 +94,7 @@ class Values:
 
 
 @st.composite
-def spoilt(draw: st.DrawFn, values: st.SearchStrategy) -> Any:
+def invalidated(draw: st.DrawFn, values: st.SearchStrategy) -> Any:
     """Return one of `values` with a member changed, removed or added."""
     value = draw(values)
     if not isinstance(value, dict) or not value:

@@ -51,7 +51,7 @@ class SharesMachine(RuleBasedStateMachine):
         elif not self.account[holding][2]:
             before = {one: list(entry) for one, entry in self.account.items()}
             self.account[holding][1] += amount
-            expected = self.taken_back(holding)
+            expected = self.expected_revocations(holding)
             revoked = self.shares.grow(holding, amount)
             assert revoked == expected
             if amount <= Fraction(TOTAL, self.names(before)) - self.sum_of(before, holding.name):
@@ -59,7 +59,7 @@ class SharesMachine(RuleBasedStateMachine):
                 kept_above = sum(
                     self.sum_of(before, name)
                     for name in "abc"
-                    if name != holding.name and self.keeps(before, name)
+                    if name != holding.name and self.has_kept(before, name)
                 )
                 assert kept_above or holding not in revoked
 
@@ -75,20 +75,20 @@ class SharesMachine(RuleBasedStateMachine):
         self.account.pop(holding, None)
 
     @rule(holding=holdings)
-    def leave_and_be_remembered(self, holding):
+    def end_and_keep_reference(self, holding):
         self.shares.leave(holding)
         self.account.pop(holding, None)
 
     @invariant()
-    def all_is_accounted_for(self):
+    def total_equals_the_sum_of_holdings(self):
         assert self.shares.taken == sum(entry[1] for entry in self.account.values()) <= TOTAL
         assert self.shares.holders == self.names(self.account)
 
     @invariant()
-    def what_has_ended_holds_nothing(self):
+    def ended_holdings_hold_no_bytes(self):
         assert all(not holding.gone for holding in self.account)
 
-    def taken_back(self, growing):
+    def expected_revocations(self, growing):
         """Revoke holdings in the model by the rules, and return them."""
         revoked = []
         while sum(entry[1] for entry in self.account.values()) > TOTAL:
@@ -113,8 +113,8 @@ class SharesMachine(RuleBasedStateMachine):
     def names(self, account):
         return len({name for name, _, _ in account.values()})
 
-    def sum_of(self, account, wanted):
-        return sum(amount for name, amount, _ in account.values() if name == wanted)
+    def sum_of(self, account, wanted_name):
+        return sum(amount for name, amount, _ in account.values() if name == wanted_name)
 
-    def keeps(self, account, wanted):
-        return any(kept for name, _, kept in account.values() if name == wanted)
+    def has_kept(self, account, wanted_name):
+        return any(kept for name, _, kept in account.values() if name == wanted_name)

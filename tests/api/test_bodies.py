@@ -88,7 +88,7 @@ async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
         await held(bodies, 4 * KB - 1)
         await newer.send(of("ana", b"x" * 4 * KB)[:-1])
         await held(bodies, 8 * KB - 2)
-        assert (await other.ask(of("bob", b"x" * 3 * KB))).status == 200
+        assert (await other.fetch(of("bob", b"x" * 3 * KB))).status == 200
         answer = await newer.answer()
         assert (
             answer.status,
@@ -104,9 +104,9 @@ async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
 async def test_a_body_larger_than_the_total_is_too_large(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
-        answer = await server.ask(of("ana", b"x" * 2 * KB))
+        answer = await server.fetch(of("ana", b"x" * 2 * KB))
         assert (answer.status, answer.error["code"]) == (413, "body_too_large")
-        assert (await server.ask(of("ana", b"x" * KB))).body == b"1024"
+        assert (await server.fetch(of("ana", b"x" * KB))).body == b"1024"
 
 
 @both
@@ -115,7 +115,7 @@ async def test_an_announced_body_that_is_not_sent_takes_no_memory(app_with):
     async with serving(app_with(bodies)) as server:
         for _ in range(3):
             await (await server.connect()).send(of("ana", b"x" * KB)[:-KB])
-        assert (await server.ask(of("bob", b"x" * KB))).body == b"1024"
+        assert (await server.fetch(of("bob", b"x" * KB))).body == b"1024"
 
 
 @both
@@ -134,7 +134,7 @@ async def test_a_disconnect_releases_the_memory_of_the_body(app_with):
 async def test_a_body_timeout_releases_the_memory_of_the_body(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies), Limits(body_timeout_s=0.1)) as server:
-        assert (await server.ask(of("ana", b"x" * KB)[:-1])).status == 408
+        assert (await server.fetch(of("ana", b"x" * KB)[:-1])).status == 408
         await held(bodies, 0)
 
 
@@ -165,11 +165,11 @@ async def test_a_request_whose_response_has_started_is_not_refused_for_another()
         client = await server.connect()
         await client.send(of("ana", b"x" * 8 * KB))
         await client.until(b"first")
-        refused = await server.ask(of("bob", b"x" * 3 * KB))
+        refused = await server.fetch(of("bob", b"x" * 3 * KB))
         assert refused.status == 429
         begun.set()
         answer = await client.answer()
-        assert (answer.status, answer.body, answer.whole) == (200, b"firstsecond", True)
+        assert (answer.status, answer.body, answer.is_complete) == (200, b"firstsecond", True)
 
 
 async def test_a_waiting_request_that_holds_its_body_is_refused_for_another_tenant():
@@ -184,7 +184,7 @@ async def test_a_waiting_request_that_holds_its_body_is_refused_for_another_tena
         waiting = await server.connect()
         await waiting.send(of("ana", b"x" * 8 * KB))
         await held(bodies, 8 * KB)
-        assert (await server.ask(of("bob", b"x" * 3 * KB))).status == 200
+        assert (await server.fetch(of("bob", b"x" * 3 * KB))).status == 200
         assert (await waiting.answer()).status == 429
 
 
@@ -225,7 +225,9 @@ async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, st
 
 async def test_a_relayed_job_holds_its_body_to_its_end(model):
     client = client_of(
-        model, fleet=FakeFleet(["small"], ["far"]), gateway_script=lambda job: [None, *far_away.whole(job)]
+        model,
+        fleet=FakeFleet(["small"], ["far"]),
+        gateway_script=lambda job: [None, *far_away.complete_response(job)],
     )
     shares = client.app.generation_routes._body_memory
     body = padded(1000, model="far")
@@ -262,9 +264,9 @@ async def test_nothing_of_a_revoked_body_stays_in_memory(freed):
         client = await server.connect()
         await client.send(of("ana", b"x" * 1_900_000)[:-1])
         await held(bodies, 1_899_999)
-        assert (await server.ask(of("bob", b"x" * 200_000))).status == 200
+        assert (await server.fetch(of("bob", b"x" * 200_000))).status == 200
         assert (await client.answer()).status == 429
-        assert (await server.ask(get().replace(b"GET", b"POST"))).status == 200
+        assert (await server.fetch(get().replace(b"GET", b"POST"))).status == 200
         await freed()
 
 

@@ -22,7 +22,7 @@ from fairlead.job import Delta, Job
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.remote_node import RemoteNode
 from fake_fleet import FakeFleet
-from nodes.listening import stub, upstream_of
+from nodes.listening import stub, upstream_for
 from nodes.stub_server import WORDS, StubServer, text, word
 
 NAME = "small"
@@ -44,11 +44,11 @@ class Engine:
         self.requested.set()
         assert job.prompts
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._say, into)
+            nursery.start_soon(self._generate_words, into)
             yield
             nursery.cancel_scope.cancel()
 
-    async def _say(self, into: Sink) -> None:
+    async def _generate_words(self, into: Sink) -> None:
         for number in range(min(WORDS, self._fails_after)):
             into.put(Delta(0, word(number), [number + 1]))
             await trio.sleep(0.01)  # so that each is read separately
@@ -58,16 +58,16 @@ class Engine:
             into.put(Delta(0, "", [0], finish_reason="stop"))
 
 
-class World:
+class EngineAndStub:
     """A server whose engine and remote node have the same model. The node named `first` is up first."""
 
-    def __init__(self, model, engine: Engine, elsewhere: StubServer) -> None:
+    def __init__(self, model, engine: Engine, remote_stub: StubServer) -> None:
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
         self.nodes = NodeRegistry(self.dispatcher.scheduler)
         self._engine = engine
-        self._stub = elsewhere
+        self._stub = remote_stub
         self._remote = RemoteNode(
-            "elsewhere", upstream_of(elsewhere), self.nodes.report, names={NAME: NAME}, seats=4
+            "elsewhere", upstream_for(remote_stub), self.nodes.report, names={NAME: NAME}, seats=4
         )
         self.app = Application(
             Services(
@@ -82,7 +82,7 @@ class World:
             )
         )
 
-    async def ask(self, first: str, body: dict) -> Answer:
+    async def post_chat(self, first: str, body: dict) -> Answer:
         async with trio.open_nursery() as nursery, serving(self.app) as server:
             nursery.start_soon(self.dispatcher.run)
             if first == "engine":
@@ -92,7 +92,7 @@ class World:
                 self._remote.came_up()
                 nursery.start_soon(self._after_stub)
             client = await server.connect()
-            answer = await client.ask(post(json.dumps(body).encode(), path="/v1/chat/completions"))
+            answer = await client.fetch(post(json.dumps(body).encode(), path="/v1/chat/completions"))
             nursery.cancel_scope.cancel()
         assert self.dispatcher.statistics().running == 0
         return answer
@@ -110,7 +110,7 @@ class World:
         self._engine_up()
 
 
-def asking(**fields: object) -> dict:
+def chat_body(**fields: object) -> dict:
     return {
         "model": NAME,
         "messages": [{"role": "user", "content": "hello"}],
@@ -132,37 +132,39 @@ def text_of(answer: Answer) -> str:
 @pytest.mark.parametrize("fails_after", [1, 4, WORDS])
 async def test_another_server_completes_a_stream_that_our_engine_started(model, fails_after):
     engine = Engine(fails_after)
-    async with stub() as elsewhere:
-        answer = await World(model, engine, elsewhere).ask("engine", asking())
-        assert (engine.jobs, len(elsewhere.jobs)) == (1, 1)
-    assert answer.whole
+    async with stub() as remote_stub:
+        answer = await EngineAndStub(model, engine, remote_stub).post_chat("engine", chat_body())
+        assert (engine.jobs, len(remote_stub.jobs)) == (1, 1)
+    assert answer.is_complete
     assert text() == text_of(answer)
 
 
 @pytest.mark.parametrize("after", [2, 4, WORDS])
 async def test_our_engine_completes_a_stream_that_another_server_started(model, after):
     engine = Engine()
-    async with stub() as elsewhere:
-        elsewhere.behaviour = {"how": "reset", "after": after, "delay_s": 0.01}
-        answer = await World(model, engine, elsewhere).ask("stub", asking())
-        assert (engine.jobs, len(elsewhere.jobs)) == (1, 1)
-    assert answer.whole
+    async with stub() as remote_stub:
+        remote_stub.behaviour = {"how": "reset", "after": after, "delay_s": 0.01}
+        answer = await EngineAndStub(model, engine, remote_stub).post_chat("stub", chat_body())
+        assert (engine.jobs, len(remote_stub.jobs)) == (1, 1)
+    assert answer.is_complete
     assert text() == text_of(answer)
 
 
 async def test_a_failed_stream_that_cannot_be_repeated_ends_with_an_error(model):
     engine = Engine(4)
-    async with stub() as elsewhere:
-        answer = await World(model, engine, elsewhere).ask("engine", asking(temperature=1))
-        assert len(elsewhere.jobs) == 0
-    assert not answer.whole
+    async with stub() as remote_stub:
+        answer = await EngineAndStub(model, engine, remote_stub).post_chat("engine", chat_body(temperature=1))
+        assert len(remote_stub.jobs) == 0
+    assert not answer.is_complete
     assert json.loads(answer.body.split(b"data: ")[-1])["error"]["code"] == "node_failed"
 
 
 async def test_a_stream_whose_repetition_differs_ends_with_an_error(model):
     engine = Engine(4)
-    async with stub() as elsewhere:
-        elsewhere.behaviour = {"words": 2}
-        answer = await World(model, engine, elsewhere).ask("engine", asking(seed=1, temperature=1))
-    assert not answer.whole
+    async with stub() as remote_stub:
+        remote_stub.behaviour = {"words": 2}
+        answer = await EngineAndStub(model, engine, remote_stub).post_chat(
+            "engine", chat_body(seed=1, temperature=1)
+        )
+    assert not answer.is_complete
     assert "did not repeat" in json.loads(answer.body.split(b"data: ")[-1])["error"]["message"]

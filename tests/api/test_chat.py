@@ -61,7 +61,7 @@ async def test_a_stream_has_exactly_these_bytes(client, chat):
     assert reply.headers["content-type"] == "text/event-stream"
     assert reply.headers["cache-control"] == "no-cache"
     assert reply.headers["x-accel-buffering"] == "no"
-    assert reply.whole
+    assert reply.is_complete
 
 
 async def test_last_delta_is_empty_and_comes_after_the_last_text_and_its_logprobs(client, chat):
@@ -228,7 +228,7 @@ async def test_an_error_after_the_first_byte_is_an_event_and_cuts_the_stream(cli
         "error": {"message": "the node died", "type": "server_error", "param": None, "code": "node_failed"}
     }
     assert b"[DONE]" not in reply.body
-    assert not reply.whole
+    assert not reply.is_complete
 
 
 async def test_a_bug_while_streaming_is_an_event_without_internals_and_cuts_the_stream(client, chat, log):
@@ -237,7 +237,7 @@ async def test_a_bug_while_streaming_is_an_event_without_internals_and_cuts_the_
     assert json.loads(reply.events[-1])["error"]["code"] == "internal_error"
     assert b"IndexError" not in reply.body
     assert [IndexError] == [type(entry["exc_info"]) for entry in log]
-    assert not reply.whole
+    assert not reply.is_complete
 
 
 @pytest.mark.parametrize("script", [[None], [[Delta(0, "Hel", [1])], None]], ids=["waiting", "running"])
@@ -246,7 +246,7 @@ async def test_a_disconnect_ends_the_job(client, chat, stream, script):
     client.gateway.script = lambda job: script
     left = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: client.post(CHAT, chat(stream=stream), left=left))
+        nursery.start_soon(lambda: client.post(CHAT, chat(stream=stream), disconnected=left))
         await trio.testing.wait_all_tasks_blocked()
         assert len(client.gateway.jobs) == 1
         assert client.gateway.ended == 0

@@ -11,8 +11,8 @@ from fairlead.config import ApiKey, Config, ConfigError, CorsConfig, Limits, Mod
 CHAT = "/v1/chat/completions"
 PAGE = "https://chat.example"
 FROM_PAGE = {"Host": "localhost:8000", "Origin": PAGE}
-FROM_ELSEWHERE = {"Host": "localhost:8000", "Origin": "https://evil.example"}
-ASKING = {
+FROM_OTHER_ORIGIN = {"Host": "localhost:8000", "Origin": "https://evil.example"}
+PREFLIGHT = {
     "Access-Control-Request-Method": "POST",
     "Access-Control-Request-Headers": "authorization, x-stainless-os",
 }
@@ -42,7 +42,7 @@ def of_cors(reply) -> set[str]:
 async def test_by_default_no_page_is_allowed_and_no_response_has_cors_headers(client, chat):
     own = await client.post(CHAT, chat(), headers={"Host": "localhost", "Origin": "http://localhost"})
     foreign = await client.post(CHAT, chat(), headers=FROM_PAGE)
-    preflight = await client.send("OPTIONS", CHAT, b"", headers=FROM_PAGE | ASKING)
+    preflight = await client.send("OPTIONS", CHAT, b"", headers=FROM_PAGE | PREFLIGHT)
     assert [own.status, foreign.status, preflight.status] == [200, 403, 403]
     assert [of_cors(reply) for reply in (own, foreign, preflight)] == [set()] * 3
 
@@ -80,7 +80,7 @@ async def test_pages_of_other_origins_are_refused(client_for, chat):
         headers = FROM_PAGE | {"Origin": origin}
         for reply in (
             await client.post(CHAT, chat(), headers=headers),
-            await client.send("OPTIONS", CHAT, b"", headers=headers | ASKING),
+            await client.send("OPTIONS", CHAT, b"", headers=headers | PREFLIGHT),
         ):
             assert (reply.status, reply.error["param"]) == (403, "Origin")
             assert of_cors(reply) == {"vary"}
@@ -94,12 +94,12 @@ async def test_host_is_checked_for_configured_pages_too(client_for, chat):
 
 async def test_preflight_needs_no_key(client_for):
     client = client_for(PAGE, api_keys=(ApiKey("sk"),))
-    reply = await client.send("OPTIONS", CHAT, b"", headers=FROM_PAGE | ASKING)
+    reply = await client.send("OPTIONS", CHAT, b"", headers=FROM_PAGE | PREFLIGHT)
     assert (reply.status, reply.body, reply.headers[ACCESS]) == (204, b"", PAGE)
     assert reply.headers["access-control-allow-methods"] == "OPTIONS, POST"
     assert reply.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
     assert reply.headers["access-control-max-age"] == "600"
-    reply = await client.send("OPTIONS", "/v1/models", b"", headers=FROM_PAGE | ASKING)
+    reply = await client.send("OPTIONS", "/v1/models", b"", headers=FROM_PAGE | PREFLIGHT)
     assert reply.headers["access-control-allow-methods"] == "GET, HEAD, OPTIONS"
 
 
@@ -107,23 +107,23 @@ async def test_key_is_needed_for_everything_except_the_preflight(client_for, cha
     client = client_for(PAGE, api_keys=(ApiKey("sk"),))
     refused = await client.post(CHAT, chat(), headers=FROM_PAGE)
     assert (refused.status, refused.headers[ACCESS]) == (401, PAGE)
-    for headers in (FROM_PAGE, FROM_ELSEWHERE | ASKING, {"Host": "localhost"} | ASKING):
+    for headers in (FROM_PAGE, FROM_OTHER_ORIGIN | PREFLIGHT, {"Host": "localhost"} | PREFLIGHT):
         assert (await client.send("OPTIONS", CHAT, b"", headers=headers)).status == 401
-    assert (await client.send("OPTIONS", "/nothing", b"", headers=FROM_PAGE | ASKING)).status == 401
+    assert (await client.send("OPTIONS", "/nothing", b"", headers=FROM_PAGE | PREFLIGHT)).status == 401
     with_key = FROM_PAGE | {"Authorization": "Bearer sk"}
     assert (await client.post(CHAT, chat(), headers=with_key)).status == 200
 
 
 @pytest.mark.parametrize("names", ["", "a\tb:", "a b", "a,,b", "é", "x" * 5000])
 async def test_invalid_header_names_are_not_repeated(client_for, names):
-    headers = FROM_PAGE | ASKING | {"Access-Control-Request-Headers": names}
+    headers = FROM_PAGE | PREFLIGHT | {"Access-Control-Request-Headers": names}
     reply = await client_for(PAGE).send("OPTIONS", CHAT, b"", headers=headers)
     assert (reply.status, "access-control-allow-headers" in reply.headers) == (204, False)
 
 
 async def test_star_allows_every_page(client_for, chat):
     client = client_for("*")
-    for headers in (FROM_PAGE, FROM_ELSEWHERE, FROM_PAGE | {"Origin": "null"}, {}):
+    for headers in (FROM_PAGE, FROM_OTHER_ORIGIN, FROM_PAGE | {"Origin": "null"}, {}):
         reply = await client.post(CHAT, chat(), headers=headers)
         assert (reply.status, reply.headers[ACCESS]) == (200, "*")
         assert "vary" not in reply.headers
@@ -136,7 +136,7 @@ async def test_operator_routes_are_closed_to_configured_pages(client_for, origin
     authorized = {"Authorization": "Bearer sk"} if keys else {}
     for route in (route for route in ROUTES if route.permission in OPERATORS):
         path = route.path.replace("{node_id}", "big").replace("{name}", "small")
-        reply = await client.send("OPTIONS", path, b"", headers=FROM_PAGE | ASKING | authorized)
+        reply = await client.send("OPTIONS", path, b"", headers=FROM_PAGE | PREFLIGHT | authorized)
         assert (reply.status, of_cors(reply)) == (403, set())
     for method, path in (
         ("POST", "/models/load"),
@@ -153,7 +153,7 @@ async def test_operator_routes_are_closed_to_configured_pages(client_for, origin
 async def test_stream_over_a_socket_has_the_headers(client_for):
     body = b'{"messages": [{"role": "user", "content": "hello"}], "stream": true}'
     async with serving(client_for(PAGE).app) as server:
-        answer = await server.ask(post(body, CHAT, f"Origin: {PAGE}"))
+        answer = await server.fetch(post(body, CHAT, f"Origin: {PAGE}"))
     assert (answer.status, answer.headers[ACCESS]) == (200, PAGE)
 
 

@@ -214,7 +214,7 @@ async def test_a_disconnect_ends_the_job(client, autojump_clock, steps):
     client.gateway.script = lambda job: [*script(job)[:steps], None]
     left = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: client.post(EMBEDDINGS, {"input": ["a", "b"]}, left=left))
+        nursery.start_soon(lambda: client.post(EMBEDDINGS, {"input": ["a", "b"]}, disconnected=left))
         await trio.testing.wait_all_tasks_blocked()
         assert client.gateway.ended == 0
         left.set()
@@ -241,14 +241,14 @@ async def test_a_large_response_is_written_in_a_thread(client, monkeypatch):
 async def test_a_model_that_another_server_has_too_may_embed_there(client_with, embedder):
     fleet = FakeFleet(["small"], ["small"])
     client = client_with(models={"small": embedder}, fleet=fleet)
-    theirs = b'{"theirs": [1,  2]}'
+    relayed_body = b'{"theirs": [1,  2]}'
     client.gateway.script = lambda job: [
-        [Delta(0, raw=[theirs], finish_reason="stop")],
+        [Delta(0, raw=[relayed_body], finish_reason="stop")],
         [Delta(index, finish_reason="stop") for index in range(1, job.sequences)],
     ]
     body = {"model": "small", "input": ["a", "b"], "unheard_of": 1, "stream": True}
     reply = await client.post(EMBEDDINGS, body)
-    assert (reply.status, reply.body) == (200, theirs)
+    assert (reply.status, reply.body) == (200, relayed_body)
     job = client.gateway.job
     assert (job.sequences, job.embed) == (2, True)
     assert (

@@ -28,7 +28,7 @@ async def test_every_error_of_the_tree_has_its_status_and_code(client, chat, kin
     assert isinstance(reply.error["type"], str)
     assert ("retry-after" in reply.headers) == (kind.status in {409, 429, 503})
     assert reply.headers.get("x-should-retry") == ("false" if kind.should_retry is False else None)
-    assert reply.whole
+    assert reply.is_complete
 
 
 @pytest.mark.parametrize("stream", [False, True])

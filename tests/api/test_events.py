@@ -262,10 +262,10 @@ async def test_the_history_is_kept_from_the_apps_start_to_its_end(watchable, aut
         nursery.start_soon(partial(client.app, {"type": "lifespan", "asgi": {}}, from_test.receive, note))
         await to_app.send({"type": "lifespan.startup"})
         await trio.sleep(10.5 * INTERVAL_S)
-        left, pieces = trio.Event(), []
-        nursery.start_soon(partial(client.get, "/events", left=left, pieces=pieces))
+        disconnected, pieces = trio.Event(), []
+        nursery.start_soon(partial(client.get, "/events", disconnected=disconnected, pieces=pieces))
         await trio.sleep(0.1)
-        left.set()
+        disconnected.set()
         await to_app.send({"type": "lifespan.shutdown"})
     assert messages == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     (_, history), _ = parsed(pieces[0])
@@ -285,11 +285,11 @@ def watchable(client_with):
 
 async def test_events_route_reports_the_queue_statistics(watchable, autojump_clock):
     client = watchable(queue_statistics=lambda: {"waiting": 5, "running": 3, "capacity": 100, "seats": 3})
-    left, pieces = trio.Event(), []
+    disconnected, pieces = trio.Event(), []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(client.get, "/events", left=left, pieces=pieces))
+        nursery.start_soon(partial(client.get, "/events", disconnected=disconnected, pieces=pieces))
         await trio.sleep(3.1)
-        left.set()
+        disconnected.set()
     received = parsed(b"".join(pieces))
     assert [event for event, _ in received] == ["history"] + ["snapshot"] * 4
     assert {
@@ -300,15 +300,15 @@ async def test_events_route_reports_the_queue_statistics(watchable, autojump_clo
 
 
 async def test_events_have_the_content_type_that_browsers_require(watchable, autojump_clock):
-    client, left, replies = watchable(), trio.Event(), []
+    client, disconnected, replies = watchable(), trio.Event(), []
 
     async def watch() -> None:
-        replies.append(await client.get("/events", left=left))
+        replies.append(await client.get("/events", disconnected=disconnected))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         await trio.sleep(1.5)
-        left.set()
+        disconnected.set()
     assert [reply.headers["content-type"] for reply in replies] == ["text/event-stream"]
 
 
@@ -316,8 +316,8 @@ async def test_watchers_are_bounded_and_a_disconnect_frees_a_place(watchable, au
     client = watchable()
     leaving = [trio.Event() for _ in range(MAX_CLIENTS)]
     async with trio.open_nursery() as nursery:
-        for left in leaving:
-            nursery.start_soon(partial(client.get, "/events", left=left))
+        for disconnected in leaving:
+            nursery.start_soon(partial(client.get, "/events", disconnected=disconnected))
         await trio.sleep(2)
         refused = await client.get("/events")
         assert (refused.status, refused.error["code"]) == (429, "rate_limited")
@@ -326,12 +326,12 @@ async def test_watchers_are_bounded_and_a_disconnect_frees_a_place(watchable, au
         leaving[7].set()
         await trio.sleep(1)
         again, pieces = trio.Event(), []
-        nursery.start_soon(partial(client.get, "/events", left=again, pieces=pieces))
+        nursery.start_soon(partial(client.get, "/events", disconnected=again, pieces=pieces))
         await trio.sleep(1)
         assert pieces
         assert (await client.get("/events")).status == 429
-        for left in (*leaving, again):
-            left.set()
+        for disconnected in (*leaving, again):
+            disconnected.set()
 
 
 async def test_a_head_request_takes_no_place(watchable, autojump_clock):
@@ -344,12 +344,14 @@ async def test_watching_needs_the_key(watchable, autojump_clock):
     client = watchable(ApiKey(key="sesame"))
     refused = await client.get("/events")
     assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
-    left, pieces = trio.Event(), []
+    disconnected, pieces = trio.Event(), []
     async with trio.open_nursery() as nursery:
         key = {"Authorization": "Bearer sesame"}
-        nursery.start_soon(partial(client.get, "/events", headers=key, left=left, pieces=pieces))
+        nursery.start_soon(
+            partial(client.get, "/events", headers=key, disconnected=disconnected, pieces=pieces)
+        )
         await trio.sleep(1)
-        left.set()
+        disconnected.set()
     assert pieces
 
 
@@ -388,7 +390,7 @@ async def test_a_watcher_that_does_not_read_is_cut_off_and_its_place_is_free(mon
         await client.send(get("/events"))
         await until(lambda: watched._clients == 1)
         await until(lambda: watched._clients == 0)
-        assert not (await client.answer()).whole
+        assert not (await client.answer()).is_complete
 
 
 async def test_a_server_that_shuts_down_does_not_wait_for_watchers():
@@ -401,5 +403,5 @@ async def test_a_server_that_shuts_down_does_not_wait_for_watchers():
         looked_at.draining = True
         server.shutdown.set()
         await server.ended.wait()
-        assert (await client.answer()).whole
+        assert (await client.answer()).is_complete
     assert watched._clients == 0

@@ -68,7 +68,7 @@ async def test_a_task_of_the_request_ends_when_its_answer_has_been_sent(app):
         return await current().nursery.start(task)
 
     async with serving(app) as server:
-        assert (await server.ask(get())).body == b"begun"
+        assert (await server.fetch(get())).body == b"begun"
         await ended.wait()
 
 
@@ -117,14 +117,14 @@ async def test_a_stream_has_no_timeout_and_keeps_its_connection_alive(app):
 
     async with serving(app) as server:
         client = await server.connect()
-        answers = [await client.ask(get("/stream")) for _ in range(10)]
-    assert [(answer.body, answer.whole) for answer in answers] == [(b"01234", True)] * 10
+        answers = [await client.fetch(get("/stream")) for _ in range(10)]
+    assert [(answer.body, answer.is_complete) for answer in answers] == [(b"01234", True)] * 10
 
 
 async def test_an_idle_connection_times_out_after_a_response(app):
     async with serving(app, Limits(idle_timeout_s=0.3)) as server:
         client = await server.connect()
-        assert (await client.ask(get("/hello"))).body == b"hello"
+        assert (await client.fetch(get("/hello"))).body == b"hello"
         assert await client.end() == b""
 
 
@@ -141,12 +141,15 @@ async def test_a_head_request_for_an_endless_stream_ends(app):
         client = await server.connect()
         await client.send(b"HEAD /stream HTTP/1.1\r\nHost: test\r\n\r\n")
         assert (await client.answer(head=True)).status == 200
-        assert (await client.ask(get("/hello"))).body == b"hello"
+        assert (await client.fetch(get("/hello"))).body == b"hello"
 
 
 async def test_an_error_page_without_an_error_handler_is_sent_unchanged(app):
     async with serving(app) as server:
-        answers = [await server.ask(get("/nowhere")), await server.ask(get("*").replace(b"GET", b"OPTIONS"))]
+        answers = [
+            await server.fetch(get("/nowhere")),
+            await server.fetch(get("*").replace(b"GET", b"OPTIONS")),
+        ]
     assert [answer.status for answer in answers] == [404, 404]
 
 
@@ -164,8 +167,8 @@ async def test_an_error_of_a_task_before_the_response_is_handled_like_the_routes
 
     async with serving(app) as server:
         client = await server.connect()
-        answer = await client.ask(get("/", "X-Name: ana"))
-        assert (await client.ask(get("/hello"))).body == b"hello"
+        answer = await client.fetch(get("/", "X-Name: ana"))
+        assert (await client.fetch(get("/hello"))).body == b"hello"
     assert (answer.status, answer.headers["x-signed"]) == (502, "ana")
     assert answer.body.replace(b" ", b"").strip() == b'{"code":"node_failed","name":"ana"}'
 
@@ -185,7 +188,7 @@ async def test_an_error_before_started_is_raised_in_the_route_without_a_group(ap
             raise
 
     async with serving(app) as server:
-        assert (await server.ask(get())).status == 429
+        assert (await server.fetch(get())).status == 429
     assert caught == ["queue_full"]
 
 
@@ -207,8 +210,8 @@ async def test_a_task_that_fails_during_the_response_cuts_it_and_is_logged_once(
 
     with structlog.testing.capture_logs() as logs:
         async with serving(app) as server:
-            answer = await server.ask(get())
-    assert (answer.status, answer.body, answer.whole) == (200, b"half", False)
+            answer = await server.fetch(get())
+    assert (answer.status, answer.body, answer.is_complete) == (200, b"half", False)
     assert [entry["event"] for entry in logs] == ["request failed"]
 
 
@@ -223,8 +226,8 @@ async def test_a_cut_stream_is_incomplete_and_logs_nothing(app):
 
     with structlog.testing.capture_logs() as logs:
         async with serving(app) as server:
-            answer = await server.ask(get())
-    assert (answer.body, answer.whole, logs) == (b"data: error\n\n", False, [])
+            answer = await server.fetch(get())
+    assert (answer.body, answer.is_complete, logs) == (b"data: error\n\n", False, [])
 
 
 @pytest.mark.parametrize("name", ["X-Broken", "X Broken"])
@@ -238,7 +241,7 @@ async def test_an_invalid_response_header_fails_only_its_request(app, name):
             client = await server.connect()
             await client.send(get())
             await client.end()
-            assert (await server.ask(get("/hello"))).body == b"hello"
+            assert (await server.fetch(get("/hello"))).body == b"hello"
     assert [entry["event"] for entry in logs] == ["request failed"]
 
 
@@ -248,7 +251,7 @@ async def test_an_invalid_response_header_fails_only_its_request(app, name):
 @pytest.mark.parametrize("encoding", [(), ("Content-Encoding: identity",)])
 async def test_a_body_of_exactly_the_limit_is_read(app, encoding):
     async with serving(app, Limits(body_bytes=1000)) as server:
-        answer = await server.ask(post(b"x" * 1000, "/echo", *encoding))
+        answer = await server.fetch(post(b"x" * 1000, "/echo", *encoding))
     assert (answer.status, len(answer.body)) == (200, 1000)
 
 
@@ -291,7 +294,7 @@ async def test_a_compressed_body_is_refused_by_the_name_of_its_header(app, encod
         return "", error.status
 
     async with serving(app) as server:
-        answer = await server.ask(post(b"\x1f\x8b", "/echo", f"Content-Encoding: {encoding}"))
+        answer = await server.fetch(post(b"\x1f\x8b", "/echo", f"Content-Encoding: {encoding}"))
     assert (answer.status, seen) == (400, ["Content-Encoding"])
 
 

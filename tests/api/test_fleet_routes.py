@@ -143,7 +143,7 @@ async def test_a_disconnect_ends_the_wait_for_a_load(client_with):
     fleet, left = Slow(["small"]), trio.Event()
     client = client_with(fleet=fleet)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: client.post("/models/load", {"model": "small"}, left=left))
+        nursery.start_soon(lambda: client.post("/models/load", {"model": "small"}, disconnected=left))
         await trio.testing.wait_all_tasks_blocked()
         assert not fleet.left
         left.set()

@@ -8,7 +8,7 @@ from fairlead.config import ApiKey
 
 CHAT = "/v1/chat/completions"
 OWN = {"Host": "localhost:8000", "Origin": "http://localhost:8000"}
-FOREIGN = [
+OTHER_ORIGIN = [
     ({"Host": "evil.example:8000"}, "Host"),
     ({"Host": "evil.example:8000", "Origin": "http://evil.example:8000"}, "Host"),
     ({"Host": "localhost:8000", "Origin": "http://evil.example"}, "Origin"),
@@ -18,7 +18,7 @@ FOREIGN = [
 PROBES = {"/health", "/ready"}
 
 
-@pytest.mark.parametrize(("headers", "param"), FOREIGN)
+@pytest.mark.parametrize(("headers", "param"), OTHER_ORIGIN)
 async def test_without_keys_every_route_refuses_pages_of_other_servers(client, headers, param):
     for path in sorted(paths_of(client.app) - PROBES):
         for method in ("GET", "POST", "DELETE", "OPTIONS"):
@@ -28,7 +28,7 @@ async def test_without_keys_every_route_refuses_pages_of_other_servers(client, h
     assert client.gateway.jobs == []
 
 
-@pytest.mark.parametrize(("headers", "_param"), FOREIGN)
+@pytest.mark.parametrize(("headers", "_param"), OTHER_ORIGIN)
 async def test_probes_are_open_for_every_host_and_origin(client, headers, _param):
     for path in PROBES:
         assert (await client.get(path, headers=headers)).status == 200
@@ -59,7 +59,7 @@ async def test_program_that_uses_http_1_0_need_not_send_host(client):
     async with serving(client.app) as server:
         for path in ("/nodes", "/v1/models", "/health"):
             request = get(path, version="1.0").replace(b"Host: test\r\n", b"")
-            assert (await server.ask(request)).status == 200
+            assert (await server.fetch(request)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ async def test_host_that_is_invalid_in_dns_causes_no_failure(client_with, host):
 
 async def test_server_named_in_the_target_is_checked_like_host(client):
     async with serving(client.app) as server:
-        assert (await server.ask(get("http://evil.example/v1/models"))).status == 403
-        assert (await server.ask(get("http://localhost/v1/models"))).status == 200
+        assert (await server.fetch(get("http://evil.example/v1/models"))).status == 403
+        assert (await server.fetch(get("http://localhost/v1/models"))).status == 200
 
 
-@pytest.mark.parametrize(("headers", "_param"), FOREIGN)
+@pytest.mark.parametrize(("headers", "_param"), OTHER_ORIGIN)
 async def test_with_keys_a_page_needs_one_and_operator_routes_refuse_it(client_with, chat, headers, _param):
     client = client_with(ApiKey("sk"))
     assert (await client.post(CHAT, chat(), headers=headers)).status == 401
@@ -91,15 +91,15 @@ async def test_with_keys_a_page_needs_one_and_operator_routes_refuse_it(client_w
 
 async def test_removal_of_the_keys_turns_the_check_on(client_with, chat):
     client = client_with(ApiKey("sk"))
-    foreign = {"Host": "evil.example", "Authorization": "Bearer sk"}
-    assert (await client.post(CHAT, chat(), headers=foreign)).status == 200
+    other_origin = {"Host": "evil.example", "Authorization": "Bearer sk"}
+    assert (await client.post(CHAT, chat(), headers=other_origin)).status == 200
     client.app.change_keys(())
-    assert (await client.post(CHAT, chat(), headers=foreign)).status == 403
+    assert (await client.post(CHAT, chat(), headers=other_origin)).status == 403
     client.app.change_keys([ApiKey("sk")])
-    assert (await client.post(CHAT, chat(), headers=foreign)).status == 200
+    assert (await client.post(CHAT, chat(), headers=other_origin)).status == 200
 
 
 async def test_refusal_of_a_page_is_sent_although_its_body_was_not_read(client):
     async with serving(client.app) as server:
-        answer = await server.ask(post(b"x" * 100_000, CHAT, "Origin: null"))
+        answer = await server.fetch(post(b"x" * 100_000, CHAT, "Origin: null"))
     assert (answer.status, answer.error["code"]) == (403, "forbidden")

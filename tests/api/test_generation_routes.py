@@ -50,13 +50,13 @@ async def echo(request: Request) -> Response:
 @pytest.mark.parametrize("encoding", ["identity", ""])
 async def test_a_body_of_exactly_the_limit_is_read(encoding):
     async with serving(served(echo), Limits(body_bytes=10)) as server:
-        answer = await server.ask(post(b"0123456789", "/", f"Content-Encoding: {encoding}"))
+        answer = await server.fetch(post(b"0123456789", "/", f"Content-Encoding: {encoding}"))
     assert (answer.status, answer.body) == (200, b"0123456789")
 
 
 async def test_a_body_announced_as_too_large_is_refused_before_it_is_sent():
     async with serving(served(echo), Limits(body_bytes=10)) as server:
-        answer = await server.ask(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 11\r\n\r\n")
+        answer = await server.fetch(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 11\r\n\r\n")
     assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
@@ -72,13 +72,13 @@ async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed(
 
 async def test_a_body_that_is_not_sent_times_out():
     async with serving(served(echo), Limits(body_timeout_s=0.3)) as server:
-        answer = await server.ask(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\nabc")
+        answer = await server.fetch(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\nabc")
     assert (answer.status, answer.error["code"]) == (408, "body_timeout")
 
 
 async def test_a_compressed_body_is_refused_by_the_name_of_its_header():
     async with serving(served(echo)) as server:
-        answer = await server.ask(post(b"x", "/", "Content-Encoding: gzip"))
+        answer = await server.fetch(post(b"x", "/", "Content-Encoding: gzip"))
     assert (answer.status, answer.error["param"]) == (400, "Content-Encoding")
 
 
@@ -137,7 +137,7 @@ async def test_deltas_put_between_two_runs_of_the_task_are_sent_in_order(version
         deltas.put(Delta(0, "last ", finish_reason="stop"))
         answer = await client.answer()
     expected = "begun " + "".join(f"{number} {number}b " for number in range(100)) + "last END"
-    assert (answer.body.decode(), answer.whole) == (expected, True)
+    assert (answer.body.decode(), answer.is_complete) == (expected, True)
 
 
 class Steps(trio.abc.Instrument):
@@ -182,7 +182,7 @@ async def test_a_slow_client_gets_everything_once_and_in_order(at_once, _time):
         deltas.put(Delta(0, finish_reason="stop"))
         answer = await client.answer()
     expected = b"".join(b"%04d " % number * 2000 for number in range(400)) + b"END"
-    assert answer.whole
+    assert answer.is_complete
     assert expected == answer.body  # apart from the line above, as it has four megabytes
 
 
@@ -211,7 +211,7 @@ async def test_a_failing_writer_sends_an_error_event_and_cuts_the_stream_without
             await trio.testing.wait_all_tasks_blocked()
             deltas.put(Delta(0, "!"))
             answer = await client.answer()
-    assert not answer.whole
+    assert not answer.is_complete
     begun, _, error = answer.body.partition(b"data: ")
     assert (begun, json.loads(error)["error"]["code"]) == (b"begun ", "internal_error")
     assert [entry["event"] for entry in logs] == ["unexpected error"]
@@ -249,7 +249,7 @@ async def test_a_failing_route_is_a_500_without_internals_and_is_logged_once():
 
     with structlog.testing.capture_logs() as logs:
         async with serving(served(fail)) as server:
-            answer = await server.ask(get())
+            answer = await server.fetch(get())
     assert (answer.status, answer.error["code"]) == (500, "internal_error")
     assert "secret" not in answer.body.decode()
     assert [entry["event"] for entry in logs] == ["unexpected error"]
@@ -266,7 +266,7 @@ async def test_an_error_of_a_task_of_the_request_is_handled_like_the_routes():
 
     with structlog.testing.capture_logs() as logs:
         async with serving(served(route)) as server:
-            assert (await server.ask(get())).status == 500
+            assert (await server.fetch(get())).status == 500
     assert [entry["event"] for entry in logs] == ["unexpected error"]
 
 

@@ -289,6 +289,6 @@ def test_any_body_is_a_request_or_an_invalid_request(body):
 
 
 @given(st.binary(min_size=1, max_size=20), st.integers(0, 60))
-def test_bytes_inserted_into_a_valid_body_raise_no_other_error(noise, place):
-    good = b"{" + MESSAGES + b',"temperature":1}'
-    assert isinstance(outcome(good[:place] + noise + good[place:]), ChatCompletionRequest | InvalidRequest)
+def test_bytes_inserted_into_a_valid_body_raise_no_other_error(noise, path):
+    valid = b"{" + MESSAGES + b',"temperature":1}'
+    assert isinstance(outcome(valid[:path] + noise + valid[path:]), ChatCompletionRequest | InvalidRequest)

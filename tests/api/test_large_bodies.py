@@ -180,30 +180,30 @@ def check(parsed, body):
 
 
 @pytest.mark.parametrize("name", TOO_MANY)
-async def test_too_many_values_are_refused_by_the_name_of_their_member(far, parsed, name):
+async def test_too_many_values_are_refused_by_the_name_of_their_member(relay_client, parsed, name):
     path, make, param = TOO_MANY[name]
     body = make()
-    reply = await post(far, path, body)
+    reply = await post(relay_client, path, body)
     assert (reply.status, reply.error["param"]) == (400, param)
-    assert far.gateway.jobs == []
+    assert relay_client.gateway.jobs == []
     check(parsed, body)
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_a_value_that_is_too_long_is_refused_by_name(far, parsed, name):
+async def test_a_value_that_is_too_long_is_refused_by_name(relay_client, parsed, name):
     path, make, param = LONG[name]
     body = make()
-    reply = await post(far, path, body)
+    reply = await post(relay_client, path, body)
     assert (reply.status, reply.error["param"]) == (400, param)
     assert len(reply.body) < 2000
     check(parsed, body)
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-async def test_a_large_body_within_the_bounds_is_served(far, parsed, name):
+async def test_a_large_body_within_the_bounds_is_served(relay_client, parsed, name):
     path, make = ACCEPTED[name]
     body = make()
-    reply = await post(far, path, body)
+    reply = await post(relay_client, path, body)
     assert reply.status == 200
     check(parsed, body)
 
@@ -241,11 +241,11 @@ async def test_the_bounds_are_configurable(client_with, chat):
         ),
     ],
 )
-async def test_parts_of_a_chat_have_bounds_of_their_own(far, chat, most, item, body, param):
-    refused = await far.post(CHAT, chat(**body([item] * (most + 1))))
+async def test_parts_of_a_chat_have_bounds_of_their_own(relay_client, chat, most, item, body, param):
+    refused = await relay_client.post(CHAT, chat(**body([item] * (most + 1))))
     assert (refused.status, refused.error["param"]) == (400, param)
     assert f"<= {most}" in refused.error["message"]
-    within = await far.post(CHAT, chat(max_tokens=4096, **body([item] * most)))
+    within = await relay_client.post(CHAT, chat(max_tokens=4096, **body([item] * most)))
     assert f"<= {most}" not in within.error["message"]  # refused by a later check
 
 

@@ -132,7 +132,7 @@ async def test_load_that_fails_is_an_error_event_after_the_report(client, chat, 
     assert reply.status == 200
     assert "Loaded" not in reasoning(reply)
     assert b"no such weights" in reply.events[-1]
-    assert not reply.whole
+    assert not reply.is_complete
 
 
 async def test_relayed_chat_reports_the_load_before_the_relayed_events(client_with, chat, autojump_clock):
@@ -140,7 +140,7 @@ async def test_relayed_chat_reports_the_load_before_the_relayed_events(client_wi
         model="far", kind="command", node="command:far", state="loading", load=LoadStatus(progress=None)
     )
     client = client_with(
-        fleet=FakeFleet(statuses=[status], loading_state_of=["far"]), gateway_script=far_away.streamed
+        fleet=FakeFleet(statuses=[status], loading_state_of=["far"]), gateway_script=far_away.event_stream
     )
     client.gateway.wait_s = 2.0
     reply = await client.post(CHAT, chat(model="far", stream=True))

@@ -88,10 +88,10 @@ async def test_a_job_has_its_clients_traceparent(client, chat):
 async def test_concurrent_requests_all_get_complete_metrics(client):
     replies = []
 
-    async def ask() -> None:
+    async def send_request() -> None:
         replies.append(await client.get("/metrics"))
 
     async with trio.open_nursery() as askers:
         for _ in range(10):
-            askers.start_soon(ask)
-    assert {reply.whole and reply.status == 200 for reply in replies} == {True}
+            askers.start_soon(send_request)
+    assert {reply.is_complete and reply.status == 200 for reply in replies} == {True}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from api.conftest import client_of
-from api.far_away import whole
+from api.far_away import complete_response
 from fairlead.api.body import BodyParser
 from fairlead.api.dialects.dialect import GenerationRequest, StreamingDialect
 from fairlead.api.dialects.event_reader import EventReader, EventShape, text_members
@@ -157,7 +157,7 @@ async def test_new_dialect_writes_refusals_of_the_queue_in_its_own_form(client):
 async def test_new_dialect_ends_a_stream_with_its_own_error(client):
     client.gateway.script = lambda job: [[Delta(0, "Hello", [1])], NodeFailed("gone")]
     reply = await client.post(PATH, {"model": "small", "text": "hello"})
-    assert not reply.whole
+    assert not reply.is_complete
     assert [json.loads(line) for line in reply.body.splitlines()] == [
         {"number": 1, "piece": "Hello"},
         {"number": 2, "fault": "gone"},
@@ -175,7 +175,7 @@ async def test_new_dialect_ends_a_relayed_stream_with_its_own_error(client):
 
 
 async def test_new_dialect_is_relayed_with_its_reader(client):
-    client.gateway.script = whole
+    client.gateway.script = complete_response
     reply = await client.post(PATH, {"model": "far", "stream": False, "anything": 1})
     assert reply.status == 200
     relay = client.gateway.job.relay

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from api import far_away
 from api.conftest import client_of, hello_world
-from api.schema_values import ANYTHING, Values, spoilt
+from api.schema_values import ANYTHING, Values, invalidated
 from api.test_embeddings import script as embedded
 from api.test_upstream import answered
 from fairlead.api import openapi
@@ -63,7 +63,7 @@ def script(job):
         return hello_world(job)
     if job.relay.passthrough is not None:
         return answered(b"one", headers={"content-type": "*/*"})(job)
-    return far_away.streamed(job) if job.relay.stream else far_away.whole(job)
+    return far_away.event_stream(job) if job.relay.stream else far_away.complete_response(job)
 
 
 def values_for(path: str) -> Values:
@@ -83,8 +83,8 @@ def bodies_for(method: str, path: str) -> st.SearchStrategy[bytes]:
         return st.just(b"")
     right = values_for(path).of(operation["requestBody"]["content"]["application/json"]["schema"])
     needed = GOOD.get(path.removeprefix("/v1"), {})
-    good = right.map(lambda value: {**value, **needed})
-    written = st.one_of(st.just(needed), good, good, right, spoilt(right), ANYTHING).map(
+    valid = right.map(lambda value: {**value, **needed})
+    written = st.one_of(st.just(needed), valid, valid, right, invalidated(right), ANYTHING).map(
         lambda value: json.dumps(value).encode()
     )
     return st.one_of(written, written, written, st.binary(max_size=20))
@@ -164,16 +164,16 @@ def test_every_response_to_a_generated_request_is_documented(model, method, path
         keys=st.sampled_from([(), (), (KEY,)]),
         headers=st.sampled_from([{}, WITH_KEY, {**WITH_KEY, "Origin": "https://evil.example"}]),
     )
-    def ask(body, at, query, keys, headers):
+    def check_response(body, at, query, keys, headers):
         reply = trio.run(lambda: clients[keys].send(method, at + query, body, headers=headers))
         check_is_documented(method, path, reply)
         statuses.add(reply.status)
 
-    ask()
-    good = {
+    check_response()
+    valid = {
         status for status in map(int, DOCUMENT["paths"][path][method.lower()]["responses"]) if status < 300
     }
-    assert statuses & good, f"no request succeeded: {statuses}"
+    assert statuses & valid, f"no request succeeded: {statuses}"
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ async def test_options_lists_the_methods_and_head_is_get_without_its_body(model,
     assert (reply.status, reply.body) == (200, b"")
     assert set(reply.headers["allow"].split(", ")) == documented(path)
     if "GET" in documented(path):
-        head, got = await client.send("HEAD", path, b""), await client.get(path)
+        head, statuses_of_operation = await client.send("HEAD", path, b""), await client.get(path)
         assert (head.status, head.headers["content-type"], head.body) == (
-            got.status,
-            got.headers["content-type"],
+            statuses_of_operation.status,
+            statuses_of_operation.headers["content-type"],
             b"",
         )
 

@@ -97,9 +97,9 @@ async def test_every_route_is_found_by_its_own_spelling(client):
 async def test_misspelled_generating_route_is_a_404_over_a_socket_too(client):
     async with serving(client.app) as server:
         for path in ("//v1/completions", "/v1%2fcompletions", "/v1/completions/", "/v1/x/../completions"):
-            answer = await server.ask(post(b"{}", path))
+            answer = await server.fetch(post(b"{}", path))
             assert (answer.status, answer.error["code"]) == (404, "not_found")
-        answer = await server.ask(get("*").replace(b"GET", b"OPTIONS"))
+        answer = await server.fetch(get("*").replace(b"GET", b"OPTIONS"))
         assert (answer.status, answer.error["code"]) == (404, "not_found")
 
 

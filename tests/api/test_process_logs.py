@@ -92,7 +92,7 @@ class Follower:
 
     def __init__(self, client, nursery: trio.Nursery) -> None:
         self.pieces: list[bytes] = []
-        self.left = trio.Event()
+        self.disconnected = trio.Event()
         self.over = trio.Event()
         self.reply = None
         nursery.start_soon(self._run, client)
@@ -102,7 +102,9 @@ class Follower:
         return b"".join(self.pieces).decode()
 
     async def _run(self, client) -> None:
-        self.reply = await client.get(f"{LOGS}?follow=true", left=self.left, pieces=self.pieces)
+        self.reply = await client.get(
+            f"{LOGS}?follow=true", disconnected=self.disconnected, pieces=self.pieces
+        )
         self.over.set()
 
 
@@ -138,7 +140,7 @@ async def test_followers_are_bounded_and_a_disconnect_frees_a_place(
     refused = await client.get(f"{LOGS}?follow=true")
     assert (refused.status, refused.error["code"]) == (429, "rate_limited")
     assert (await client.get(LOGS)).status == 200
-    followers[0].left.set()
+    followers[0].disconnected.set()
     await trio.sleep(1)
     another = Follower(client, nursery)
     await trio.sleep(1)
@@ -154,7 +156,7 @@ async def test_following_ends_when_the_server_drains(client_with, fleet, nursery
     with trio.fail_after(1):
         await follower.over.wait()
     assert follower.text.endswith("last words\n")
-    assert follower.reply.whole
+    assert follower.reply.is_complete
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -169,4 +171,4 @@ async def test_following_ends_when_the_model_is_removed_or_replaced(
         fleet.outputs["small"] = ProcessOutput()
     with trio.fail_after(1):
         await follower.over.wait()
-    assert follower.reply.whole
+    assert follower.reply.is_complete

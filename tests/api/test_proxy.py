@@ -16,9 +16,9 @@ from api.far_away import (
     MESSAGES,
     RELAYED_ONLY,
     STREAMING,
-    asking,
-    streamed,
-    whole,
+    complete_response,
+    event_stream,
+    relay_body,
 )
 from fairlead.api.generate import USUAL_TOKENS
 from fairlead.config import ApiKey, KeyLimits
@@ -29,12 +29,12 @@ from fake_fleet import FakeFleet
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_a_request_and_its_response_are_relayed_unchanged(far, path):
-    body = asking(unheard_of=[{"of": None}], tools=3, response_format={"type": "json_schema"})
-    reply = await far.post(path, body, headers={"X-Request-Id": "mine"})
+async def test_a_request_and_its_response_are_relayed_unchanged(relay_client, path):
+    body = relay_body(unheard_of=[{"of": None}], tools=3, response_format={"type": "json_schema"})
+    reply = await relay_client.post(path, body, headers={"X-Request-Id": "mine"})
     assert (reply.status, reply.body, reply.headers["content-type"]) == (200, ANSWER, KIND)
     assert reply.headers["x-request-id"] == "mine"
-    job = far.gateway.job
+    job = relay_client.gateway.job
     assert (path, body, False) == (job.relay.path, job.relay.body, job.relay.stream)
     assert (
         job.model,
@@ -46,56 +46,58 @@ async def test_a_request_and_its_response_are_relayed_unchanged(far, path):
 
 @pytest.mark.parametrize("path", STREAMING)
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_a_relayed_stream_has_only_the_events_of_the_other_server(far, path, choices):
-    far.gateway.script = streamed
-    reply = await far.post(path, asking(stream=True, n=choices))
+async def test_a_relayed_stream_has_only_the_events_of_the_other_server(relay_client, path, choices):
+    relay_client.gateway.script = event_stream
+    reply = await relay_client.post(path, relay_body(stream=True, n=choices))
     assert (reply.status, reply.body) == (200, b"".join(EVENTS))
     assert reply.headers["content-type"] == "text/event-stream"
-    assert reply.whole
-    assert far.gateway.job.stream
-    assert far.gateway.job.relay.stream
+    assert reply.is_complete
+    assert relay_client.gateway.job.stream
+    assert relay_client.gateway.job.relay.stream
 
 
-async def test_events_are_relayed_as_they_arrive(far):
-    far.gateway.script = lambda job: [[Delta(0, "far", raw=EVENTS[:2])], None]
-    pieces, left = [], trio.Event()
+async def test_events_are_relayed_as_they_arrive(relay_client):
+    relay_client.gateway.script = lambda job: [[Delta(0, "far", raw=EVENTS[:2])], None]
+    pieces, disconnected = [], trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: far.post(CHAT, asking(stream=True), pieces=pieces, left=left))
+        nursery.start_soon(
+            lambda: relay_client.post(CHAT, relay_body(stream=True), pieces=pieces, disconnected=disconnected)
+        )
         await trio.testing.wait_all_tasks_blocked()
         assert b"".join(EVENTS[:2]) == b"".join(pieces)
-        left.set()
+        disconnected.set()
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/messages/count_tokens"])
-async def test_stream_is_relayed_but_ignored_where_nothing_is_generated(far, path):
-    body = asking(stream=True)
-    reply = await far.post(path, body)
+async def test_stream_is_relayed_but_ignored_where_nothing_is_generated(relay_client, path):
+    body = relay_body(stream=True)
+    reply = await relay_client.post(path, body)
     assert reply.body == ANSWER
     assert (
-        far.gateway.job.stream,
-        far.gateway.job.relay.stream,
-        far.gateway.job.relay.body,
+        relay_client.gateway.job.stream,
+        relay_client.gateway.job.relay.stream,
+        relay_client.gateway.job.relay.body,
     ) == (False, False, body)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_queued_response_reports_its_estimated_wait(far, stream):
-    far.gateway.script = streamed if stream else whole
-    far.gateway.estimated_wait_s, far.gateway.queue_position = 24, 3
-    reply = await far.post(CHAT, asking(stream=stream))
+async def test_queued_response_reports_its_estimated_wait(relay_client, stream):
+    relay_client.gateway.script = event_stream if stream else complete_response
+    relay_client.gateway.estimated_wait_s, relay_client.gateway.queue_position = 24, 3
+    reply = await relay_client.post(CHAT, relay_body(stream=stream))
     assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("24", "3")
 
 
-async def test_comments_of_a_queued_stream_precede_the_relayed_events(far, autojump_clock):
-    far.gateway.script, far.gateway.wait_s = streamed, 17.0
-    reply = await far.post(CHAT, asking(stream=True))
+async def test_comments_of_a_queued_stream_precede_the_relayed_events(relay_client, autojump_clock):
+    relay_client.gateway.script, relay_client.gateway.wait_s = event_stream, 17.0
+    reply = await relay_client.post(CHAT, relay_body(stream=True))
     assert b": queued position=2 estimated_wait=16\n\n" + b"".join(EVENTS) == reply.body
 
 
-async def test_a_response_with_many_choices_is_one_body(far):
-    reply = await far.post(CHAT, asking(n=8))
+async def test_a_response_with_many_choices_is_one_body(relay_client):
+    reply = await relay_client.post(CHAT, relay_body(n=8))
     assert reply.body == ANSWER
-    assert far.gateway.job.sequences == 8
+    assert relay_client.gateway.job.sequences == 8
 
 
 # Fields that are read ------------------------------------------------------------------------------
@@ -115,24 +117,24 @@ async def test_a_response_with_many_choices_is_one_body(far):
         ({}, 1),
     ],
 )  # fmt: skip
-async def test_each_prompt_of_a_text_completion_has_its_choices(far, fields, choices):
-    await far.post(COMPLETIONS, asking(**fields))
-    assert choices == far.gateway.job.sequences
+async def test_each_prompt_of_a_text_completion_has_its_choices(relay_client, fields, choices):
+    await relay_client.post(COMPLETIONS, relay_body(**fields))
+    assert choices == relay_client.gateway.job.sequences
 
 
 @pytest.mark.parametrize("path", RELAYED_ONLY)
-async def test_n_is_ignored_where_there_are_no_choices(far, path):
-    await far.post(path, asking(n=5, prompt=["one", "two"]))
-    assert far.gateway.job.sequences == 1
+async def test_n_is_ignored_where_there_are_no_choices(relay_client, path):
+    await relay_client.post(path, relay_body(n=5, prompt=["one", "two"]))
+    assert relay_client.gateway.job.sequences == 1
 
 
 @pytest.mark.parametrize(
     ("path", "fields"), [(CHAT, {"n": 9}), (COMPLETIONS, {"n": 3, "prompt": ["a", "b", "c"]})]
 )
-async def test_more_choices_than_a_request_may_have_are_refused(far, path, fields):
-    reply = await far.post(path, asking(**fields))
+async def test_more_choices_than_a_request_may_have_are_refused(relay_client, path, fields):
+    reply = await relay_client.post(path, relay_body(**fields))
     assert (reply.status, reply.error["param"]) == (400, "n")
-    assert far.gateway.jobs == []
+    assert relay_client.gateway.jobs == []
 
 
 @pytest.mark.parametrize(
@@ -149,9 +151,11 @@ async def test_more_choices_than_a_request_may_have_are_refused(far, path, field
         ("/v1/messages/count_tokens", {"max_tokens": 10}, (1, 1.0, None)),
     ],
 )
-async def test_token_limit_temperature_and_seed_are_read_for_queue_and_failover(far, path, fields, expected):
-    await far.post(path, asking(**fields))
-    sampling = far.gateway.job.sampling
+async def test_token_limit_temperature_and_seed_are_read_for_queue_and_failover(
+    relay_client, path, fields, expected
+):
+    await relay_client.post(path, relay_body(**fields))
+    sampling = relay_client.gateway.job.sampling
     assert expected == (sampling.max_tokens, sampling.temperature, sampling.seed)
 
 
@@ -172,11 +176,11 @@ async def test_token_limit_temperature_and_seed_are_read_for_queue_and_failover(
         ("priority", 1.5),
     ],
 )
-async def test_an_invalid_field_that_is_read_is_refused_by_name(far, path, field, lie):
-    reply = await far.post(path, asking(**{field: lie}))
+async def test_an_invalid_field_that_is_read_is_refused_by_name(relay_client, path, field, lie):
+    reply = await relay_client.post(path, relay_body(**{field: lie}))
     assert (reply.status, reply.json["error"]["param"]) == (400, field)
     assert field in reply.json["error"]["message"]
-    assert far.gateway.jobs == []
+    assert relay_client.gateway.jobs == []
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -194,40 +198,40 @@ async def test_an_invalid_field_that_is_read_is_refused_by_name(far, path, field
         b"\xff\xfe",
     ],
 )
-async def test_a_body_that_is_no_json_object_is_not_relayed(far, path, body):
-    reply = await far.post(path, body)
+async def test_a_body_that_is_no_json_object_is_not_relayed(relay_client, path, body):
+    reply = await relay_client.post(path, body)
     assert reply.status == 400
     assert "error" in reply.json
-    assert far.gateway.jobs == []
+    assert relay_client.gateway.jobs == []
 
 
-async def test_of_duplicate_members_the_last_one_counts(far):
+async def test_of_duplicate_members_the_last_one_counts(relay_client):
     body = b'{"model": "small", "stream": true, "model": "far", "stream": false}'
-    assert (await far.post(CHAT, body)).body == ANSWER
-    assert (far.gateway.job.model, far.gateway.job.relay.stream) == ("far", False)
+    assert (await relay_client.post(CHAT, body)).body == ANSWER
+    assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.stream) == ("far", False)
 
 
 # Models and permissions --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_an_unknown_model_is_not_found(far, path):
-    reply = await far.post(path, asking(model="huge"))
+async def test_an_unknown_model_is_not_found(relay_client, path):
+    reply = await relay_client.post(path, relay_body(model="huge"))
     assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
-    assert far.gateway.jobs == []
+    assert relay_client.gateway.jobs == []
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_an_alias_is_resolved_to_its_model(far, path):
-    body = asking(model="away")
-    await far.post(path, body)
-    assert (far.gateway.job.model, far.gateway.job.relay.body) == ("far", body)
+async def test_an_alias_is_resolved_to_its_model(relay_client, path):
+    body = relay_body(model="away")
+    await relay_client.post(path, body)
+    assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.body) == ("far", body)
 
 
 @pytest.mark.parametrize("path", RELAYED_ONLY)
 @pytest.mark.parametrize("name", ["small", "tiny"])
-async def test_local_models_are_refused_on_routes_for_relayed_models(far, path, name):
-    reply = await far.post(path, asking(model=name))
+async def test_local_models_are_refused_on_routes_for_relayed_models(relay_client, path, name):
+    reply = await relay_client.post(path, relay_body(model=name))
     assert (reply.status, reply.json["error"]["param"]) == (400, "model")
     assert f"'small' is not served under {path}" in reply.json["error"]["message"]
 
@@ -235,52 +239,56 @@ async def test_local_models_are_refused_on_routes_for_relayed_models(far, path, 
 async def test_a_key_may_use_its_models_by_any_name(client_with):
     near, away = ApiKey("sk-near", models=("small",)), ApiKey("sk-away", models=("away",))
     client = client_with(
-        near, away, fleet=FakeFleet(["small"], ["far"]), aliases={"away": "far"}, gateway_script=whole
+        near,
+        away,
+        fleet=FakeFleet(["small"], ["far"]),
+        aliases={"away": "far"},
+        gateway_script=complete_response,
     )
     for path in ALL:
-        refused = await client.post(path, asking(), headers={"x-api-key": near.key})
+        refused = await client.post(path, relay_body(), headers={"x-api-key": near.key})
         assert (refused.status, refused.json["error"]["code"]) == (403, "forbidden")
-        assert (await client.post(path, asking())).status == 401
-        assert (await client.post(path, asking(), headers={"x-api-key": away.key})).status == 200
+        assert (await client.post(path, relay_body())).status == 401
+        assert (await client.post(path, relay_body(), headers={"x-api-key": away.key})).status == 200
     assert len(ALL) == len(client.gateway.jobs)
-    unnamed = await client.post(CHAT, asking(model=None), headers={"x-api-key": away.key})
+    unnamed = await client.post(CHAT, relay_body(model=None), headers={"x-api-key": away.key})
     assert unnamed.status == 200
     assert client.gateway.jobs[-1].model == "far"
 
 
-async def test_with_several_models_a_name_is_required(far):
-    reply = await far.post(CHAT, asking(model=None))
+async def test_with_several_models_a_name_is_required(relay_client):
+    reply = await relay_client.post(CHAT, relay_body(model=None))
     assert (reply.status, reply.error["param"]) == (400, "model")
 
 
-async def test_a_remote_model_has_an_estimate_but_cannot_be_tokenized(far):
-    assert (await far.get("/queue/estimate?model=away")).status == 200
-    reply = await far.post("/tokenize", {"model": "far", "prompt": "hello"})
+async def test_a_remote_model_has_an_estimate_but_cannot_be_tokenized(relay_client):
+    assert (await relay_client.get("/queue/estimate?model=away")).status == 200
+    reply = await relay_client.post("/tokenize", {"model": "far", "prompt": "hello"})
     assert (reply.status, reply.error["param"]) == (400, "model")
 
 
 async def test_a_prompt_whose_estimate_exceeds_the_token_limit_is_admitted(client_with):
     key = ApiKey("sk", limits=KeyLimits(tokens_per_minute=100))
-    client = client_with(key, fleet=FakeFleet([], ["far"]), gateway_script=whole)
+    client = client_with(key, fleet=FakeFleet([], ["far"]), gateway_script=complete_response)
     headers = {"Authorization": f"Bearer {key.key}"}
-    image_request = asking(image="x" * 100_000)
+    image_request = relay_body(image="x" * 100_000)
     assert (await client.post(CHAT, image_request, headers=headers)).status == 200
-    assert (await client.post(CHAT, asking(), headers=headers)).status == 429
+    assert (await client.post(CHAT, relay_body(), headers=headers)).status == 429
 
 
-async def test_user_and_priority_are_read_from_the_body(far):
-    await far.post(CHAT, asking(user="alice", priority="low"), headers={"X-No-Queue": "1"})
-    job = far.gateway.job
+async def test_user_and_priority_are_read_from_the_body(relay_client):
+    await relay_client.post(CHAT, relay_body(user="alice", priority="low"), headers={"X-No-Queue": "1"})
+    job = relay_client.gateway.job
     assert (job.tenant, job.priority, job.no_queue) == ("user/alice", 2, True)
 
 
-async def test_vllms_priority_is_read_and_relayed_unchanged(far):
-    await far.post(CHAT, asking(priority=-1))
-    job = far.gateway.job
+async def test_vllms_priority_is_read_and_relayed_unchanged(relay_client):
+    await relay_client.post(CHAT, relay_body(priority=-1))
+    job = relay_client.gateway.job
     assert (job.priority, json.loads(job.relay.body)["priority"]) == (0, -1)
 
 
-async def test_fields_of_likelihood_evaluations_are_relayed(far):
+async def test_fields_of_likelihood_evaluations_are_relayed(relay_client):
     fields = {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 5}
-    await far.post("/v1/completions", {"model": "far", **fields})
-    assert fields.items() <= json.loads(far.gateway.job.relay.body).items()
+    await relay_client.post("/v1/completions", {"model": "far", **fields})
+    assert fields.items() <= json.loads(relay_client.gateway.job.relay.body).items()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from api.far_away import ANSWER, CHAT, COMPLETIONS, EVENTS, streamed, whole
+from api.far_away import ANSWER, CHAT, COMPLETIONS, EVENTS, complete_response, event_stream
 from fairlead.config import QueueConfig
 from fairlead.job import Delta
 from fake_fleet import FakeFleet
@@ -13,7 +13,7 @@ from fake_fleet import FakeFleet
 @pytest.fixture
 def both(client_with):
     """A client of an application whose model another server has, too."""
-    return client_with(fleet=FakeFleet(["small"], ["small"]), gateway_script=whole)
+    return client_with(fleet=FakeFleet(["small"], ["small"]), gateway_script=complete_response)
 
 
 def ours(job):
@@ -53,7 +53,7 @@ async def test_a_whole_response_is_written_by_the_server_that_generates_it(both,
 
 
 async def test_events_are_written_by_the_server_that_generates_them(both, chat):
-    both.gateway.script = streamed
+    both.gateway.script = event_stream
     assert b"".join(EVENTS) == (await both.post(CHAT, chat(stream=True))).body
     both.gateway.script = ours
     reply = await both.post(CHAT, chat(stream=True))
@@ -62,16 +62,16 @@ async def test_events_are_written_by_the_server_that_generates_them(both, chat):
 
 
 async def test_a_stream_continued_by_another_server_has_one_beginning_and_one_end(both, chat):
-    both.gateway.script = lambda job: [*ours(job)[:1], *streamed(job)[1:]]
+    both.gateway.script = lambda job: [*ours(job)[:1], *event_stream(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
     assert contents(reply.events) == ["", "Hel", "far", None]
     assert reply.body.count(b"[DONE]") == 1
     assert reply.body.count(b'"finish_reason":"stop"') == 1
-    assert reply.whole
+    assert reply.is_complete
 
 
 async def test_a_stream_continued_by_our_engine_has_one_beginning_and_one_end(both, chat):
-    both.gateway.script = lambda job: [*streamed(job)[:2], *ours(job)[1:]]
+    both.gateway.script = lambda job: [*event_stream(job)[:2], *ours(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
     assert contents(reply.events) == ["", "far", "lo", None]
     assert reply.body.count(b"[DONE]") == 1
@@ -80,7 +80,7 @@ async def test_a_stream_continued_by_our_engine_has_one_beginning_and_one_end(bo
 
 
 async def test_a_stream_that_lacks_only_its_end_is_ended_by_our_engine(both, chat):
-    both.gateway.script = lambda job: [*streamed(job)[:2], ours(job)[-1]]
+    both.gateway.script = lambda job: [*event_stream(job)[:2], ours(job)[-1]]
     reply = await both.post(CHAT, chat(stream=True))
     assert contents(reply.events) == ["", "far", None]
     assert reply.body.count(b'"finish_reason":"stop"') == 1

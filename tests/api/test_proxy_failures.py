@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from api.far_away import ALL, CHAT, EVENTS, MESSAGES, asking, streamed
+from api.far_away import ALL, CHAT, EVENTS, MESSAGES, event_stream, relay_body
 from fairlead.config import ApiKey
 from fairlead.errors import NodeFailed, NodeRefused, QueueFull, RequestTimeout
 from fairlead.job import Delta
@@ -17,22 +17,22 @@ from fake_fleet import FakeFleet
 
 @pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_by_another_server_is_relayed_unchanged(far, path, stream):
+async def test_a_refusal_by_another_server_is_relayed_unchanged(relay_client, path, stream):
     body = b'{"error": {"message":\n "no such tool"}, "detail": 1}'
-    far.gateway.refusal = NodeRefused("refused", status=422, body=body)
-    reply = await far.post(path, asking(stream=stream), headers={"X-Request-Id": "mine"})
+    relay_client.gateway.refusal = NodeRefused("refused", status=422, body=body)
+    reply = await relay_client.post(path, relay_body(stream=stream), headers={"X-Request-Id": "mine"})
     assert (reply.status, reply.body) == (422, body)
     assert (
         reply.headers["content-type"],
         reply.headers["x-content-type-options"],
     ) == ("application/json", "nosniff")
     assert reply.headers["x-request-id"] == "mine"
-    assert reply.whole
+    assert reply.is_complete
 
 
-async def test_a_refusal_without_a_body_is_reported_in_our_format(far):
-    far.gateway.refusal = NodeRefused("far answered 418", status=418)
-    reply = await far.post(CHAT, asking())
+async def test_a_refusal_without_a_body_is_reported_in_our_format(relay_client):
+    relay_client.gateway.refusal = NodeRefused("far answered 418", status=418)
+    reply = await relay_client.post(CHAT, relay_body())
     assert (
         reply.status,
         reply.error["message"],
@@ -50,12 +50,14 @@ async def test_a_refusal_without_a_body_is_reported_in_our_format(far):
         (b"", None),
     ],
 )
-async def test_a_refusal_after_an_early_response_is_an_error_event(far, response, data, autojump_clock):
-    far.gateway.wait_s = 17.0
-    far.gateway.refusal = NodeRefused("far answered 400: what?", status=400, body=response)
-    reply = await far.post(CHAT, asking(stream=True))
+async def test_a_refusal_after_an_early_response_is_an_error_event(
+    relay_client, response, data, autojump_clock
+):
+    relay_client.gateway.wait_s = 17.0
+    relay_client.gateway.refusal = NodeRefused("far answered 400: what?", status=400, body=response)
+    reply = await relay_client.post(CHAT, relay_body(stream=True))
     assert reply.status == 200
-    assert not reply.whole
+    assert not reply.is_complete
     (event,) = reply.events
     error = json.loads(event)
     if data is None:
@@ -64,48 +66,51 @@ async def test_a_refusal_after_an_early_response_is_an_error_event(far, response
         assert data == error
 
 
-async def test_a_node_that_fails_during_a_stream_causes_an_error_event_and_a_cut(far):
-    far.gateway.script = lambda job: [*streamed(job)[:2], NodeFailed("far ended a stream before its end")]
-    reply = await far.post(CHAT, asking(stream=True))
+async def test_a_node_that_fails_during_a_stream_causes_an_error_event_and_a_cut(relay_client):
+    relay_client.gateway.script = lambda job: [
+        *event_stream(job)[:2],
+        NodeFailed("far ended a stream before its end"),
+    ]
+    reply = await relay_client.post(CHAT, relay_body(stream=True))
     begun, error = b"".join(EVENTS[:2]), reply.body[len(b"".join(EVENTS[:2])) :]
     assert begun + error == reply.body
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "node_failed"
-    assert not reply.whole
+    assert not reply.is_complete
 
 
-async def test_without_streaming_a_failed_response_has_no_partial_text(far):
-    far.gateway.script = lambda job: [[Delta(0, raw=[b"half"])], RequestTimeout("too long")]
-    reply = await far.post(CHAT, asking())
+async def test_without_streaming_a_failed_response_has_no_partial_text(relay_client):
+    relay_client.gateway.script = lambda job: [[Delta(0, raw=[b"half"])], RequestTimeout("too long")]
+    reply = await relay_client.post(CHAT, relay_body())
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
     assert b"half" not in reply.body
 
 
 @pytest.mark.parametrize(
     "script",
-    [lambda job: [None], lambda job: [[Delta(0)], None], lambda job: [*streamed(job)[:2], None]],
+    [lambda job: [None], lambda job: [[Delta(0)], None], lambda job: [*event_stream(job)[:2], None]],
 )
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_a_disconnect_ends_the_job_in_every_state(far, path, stream, script):
-    far.gateway.script = script
+async def test_a_disconnect_ends_the_job_in_every_state(relay_client, path, stream, script):
+    relay_client.gateway.script = script
     left = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: far.post(path, asking(stream=stream), left=left))
+        nursery.start_soon(lambda: relay_client.post(path, relay_body(stream=stream), disconnected=left))
         await trio.testing.wait_all_tasks_blocked()
-        assert (len(far.gateway.jobs), far.gateway.ended) == (1, 0)
+        assert (len(relay_client.gateway.jobs), relay_client.gateway.ended) == (1, 0)
         left.set()
-    assert far.gateway.ended == 1
+    assert relay_client.gateway.ended == 1
 
 
 @pytest.mark.parametrize("wait_s", [3.0, 30.0])
-async def test_a_disconnect_ends_a_queued_job(far, autojump_clock, wait_s):
-    far.gateway.wait_s = 1000.0
+async def test_a_disconnect_ends_a_queued_job(relay_client, autojump_clock, wait_s):
+    relay_client.gateway.wait_s = 1000.0
     left = trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: far.post(CHAT, asking(stream=True), left=left))
+        nursery.start_soon(lambda: relay_client.post(CHAT, relay_body(stream=True), disconnected=left))
         await trio.sleep(wait_s)  # before and after the early response
         left.set()
-    assert far.gateway.ended == 1
+    assert relay_client.gateway.ended == 1
     assert wait_s == trio.current_time()
 
 
@@ -118,17 +123,17 @@ async def test_errors_of_anthropics_routes_have_its_format(client_with, path):
     client = client_with(key, fleet=FakeFleet([], ["far"]))
 
     async def refused(method="POST", body=None, key="sk"):
-        reply = await client.send(method, path, body or asking(), headers={"x-api-key": key})
+        reply = await client.send(method, path, body or relay_body(), headers={"x-api-key": key})
         assert {"type": "error", "error": reply.json["error"]} == reply.json
         return reply.status, reply.json["error"]["type"], reply.json["error"]["code"]
 
     assert await refused(key="wrong") == (401, "authentication_error", "invalid_api_key")
-    assert await refused(body=asking(model="huge")) == (404, "not_found_error", "model_not_found")
+    assert await refused(body=relay_body(model="huge")) == (404, "not_found_error", "model_not_found")
     assert await refused(body=b"{") == (400, "invalid_request_error", "invalid_request")
     assert await refused("GET") == (405, "invalid_request_error", "method_not_allowed")
     assert await refused(body=b" " * (16 * 2**20 + 1)) == (413, "request_too_large", "body_too_large")
     client.gateway.refusal = QueueFull("full", retry_after_s=7)
-    reply = await client.post(path, asking(), headers={"x-api-key": "sk"})
+    reply = await client.post(path, relay_body(), headers={"x-api-key": "sk"})
     assert (
         reply.status,
         reply.json["error"]["type"],
@@ -140,11 +145,14 @@ async def test_errors_of_anthropics_routes_have_its_format(client_with, path):
     assert await refused() == (500, "api_error", "internal_error")
 
 
-async def test_an_error_in_anthropics_stream_is_an_event_named_error(far):
-    far.gateway.script = lambda job: [[Delta(0, "a", raw=[b"event: ping\ndata: {}\n\n"])], NodeFailed("gone")]
-    reply = await far.post(MESSAGES, asking(stream=True))
+async def test_an_error_in_anthropics_stream_is_an_event_named_error(relay_client):
+    relay_client.gateway.script = lambda job: [
+        [Delta(0, "a", raw=[b"event: ping\ndata: {}\n\n"])],
+        NodeFailed("gone"),
+    ]
+    reply = await relay_client.post(MESSAGES, relay_body(stream=True))
     head, _, error = reply.body.partition(b"event: error\n")
     assert head == b"event: ping\ndata: {}\n\n"
     body = json.loads(error.removeprefix(b"data: "))
     assert (body["type"], body["error"]["type"]) == ("error", "api_error")
-    assert not reply.whole
+    assert not reply.is_complete

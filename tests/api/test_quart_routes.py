@@ -29,7 +29,7 @@ async def answers_of(model, method, path, body, headers, **options):
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         reply = await client.send(method, path, content, headers=headers)
         del reply.headers["x-request-id"]
-        found.append((reply.status, reply.headers, without_own(reply.body), reply.whole))
+        found.append((reply.status, reply.headers, without_own(reply.body), reply.is_complete))
     return found
 
 
@@ -92,7 +92,9 @@ async def test_a_disconnect_ends_the_job(model, stream, script, autojump_clock):
     left = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
-            lambda: client.send("POST", CHAT, json.dumps({**ASK, "stream": stream}).encode(), left=left)
+            lambda: client.send(
+                "POST", CHAT, json.dumps({**ASK, "stream": stream}).encode(), disconnected=left
+            )
         )
         await trio.sleep(1)
         assert (len(client.gateway.jobs), client.gateway.ended) == (1, 0)

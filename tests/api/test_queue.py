@@ -34,11 +34,11 @@ async def cancelled(client, chat, *, cancel_headers=None, **fields):
     """Send a request, cancel it, and return both responses."""
     replies = []
 
-    async def ask():
+    async def send_request():
         replies.append(await client.post(CHAT, chat(**fields), headers={"X-Request-Id": "mine"}))
 
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask)
+        clients.start_soon(send_request)
         await trio.testing.wait_all_tasks_blocked()
         cancel = await client.post("/v1/requests/mine/cancel", b"", headers=cancel_headers or {})
     (reply,) = replies
@@ -69,7 +69,7 @@ async def test_a_stream_that_is_cancelled_ends_with_an_error_event_and_is_cut(cl
     assert b"Hello" in reply.body
     assert b'"code":"cancelled"' in reply.events[-1]
     assert b"[DONE]" not in reply.body
-    assert not reply.whole
+    assert not reply.is_complete
 
 
 async def test_a_stream_cancelled_after_its_early_200_ends_with_an_error(client_with, chat, autojump_clock):
@@ -77,18 +77,18 @@ async def test_a_stream_cancelled_after_its_early_200_ends_with_an_error(client_
     client.gateway.wait_s = 100.0
     replies = []
 
-    async def ask():
+    async def send_request():
         replies.append(await client.post(CHAT, chat(stream=True), headers={"X-Request-Id": "mine"}))
 
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask)
+        clients.start_soon(send_request)
         await trio.sleep(22)
         assert (await client.post("/v1/requests/mine/cancel", b"")).status == 200
     (reply,) = replies
     assert reply.status == 200
     assert len(reply.comments) == 2
     assert b'"code":"cancelled"' in reply.events[-1]
-    assert not reply.whole
+    assert not reply.is_complete
 
 
 @pytest.mark.parametrize("other_user", [BOB, OTHER_ANA])
@@ -99,19 +99,19 @@ async def test_cancelling_a_job_of_another_key_gets_the_same_404_as_an_unknown_i
     client.gateway.wait_s = 10.0
     replies = []
 
-    async def ask():
+    async def send_request():
         replies.append(await client.post(CHAT, chat(), headers=bearer(ANA, **{"X-Request-Id": "mine"})))
 
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask)
+        clients.start_soon(send_request)
         await trio.testing.wait_all_tasks_blocked()
-        foreign = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(other_user))
+        other_key = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(other_user))
         unknown = await client.post("/v1/requests/none/cancel", b"", headers=bearer(other_user))
-        nobody = await client.post("/v1/requests/mine/cancel", b"")
+        without_key = await client.post("/v1/requests/mine/cancel", b"")
         own = await client.post("/v1/requests/mine/cancel", b"", headers=bearer(ANA))
-    assert (foreign.status, foreign.error["code"]) == (404, "not_found")
-    assert foreign.body == unknown.body.replace(b"none", b"mine")
-    assert (nobody.status, own.status) == (401, 200)
+    assert (other_key.status, other_key.error["code"]) == (404, "not_found")
+    assert other_key.body == unknown.body.replace(b"none", b"mine")
+    assert (without_key.status, own.status) == (401, 200)
     assert [reply.status for reply in replies] == [499]
 
 
@@ -135,7 +135,7 @@ async def test_an_id_with_special_characters_can_be_cancelled(client, chat, give
         asking = await server.connect()
         await asking.send(post(json.dumps(chat(stream=True)).encode(), CHAT, f"X-Request-Id: {given}"))
         await asking.until(b"Hello")
-        reply = await server.ask(post(b"", f"/v1/requests/{quote(given, safe='')}/cancel"))
+        reply = await server.fetch(post(b"", f"/v1/requests/{quote(given, safe='')}/cancel"))
         assert b'"code":"cancelled"' in await asking.end()
     assert (reply.status, json.loads(reply.body)["id"]) == (200, given)
 
@@ -155,12 +155,12 @@ async def test_an_id_in_flight_gets_a_suffix_and_can_be_used_again_afterwards(
     client.gateway.wait_s = 10.0
     replies = []
 
-    async def ask():
+    async def send_request():
         replies.append(await client.post(CHAT, chat(), headers={"X-Request-Id": given}))
 
     async with trio.open_nursery() as clients:
         for _ in range(3):
-            clients.start_soon(ask)
+            clients.start_soon(send_request)
             await trio.testing.wait_all_tasks_blocked()
     ids = [job.request_id for job in client.gateway.jobs]
     assert given == ids[0]
@@ -175,13 +175,13 @@ async def test_a_bug_is_logged_with_the_request_id_of_the_response(client, chat,
     client.gateway.refusal = ZeroDivisionError("bug")
     replies = []
 
-    async def ask():
+    async def send_request():
         replies.append(await client.post(CHAT, chat(), headers={"X-Request-Id": "mine"}))
 
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask)
+        clients.start_soon(send_request)
         await trio.testing.wait_all_tasks_blocked()
-        clients.start_soon(ask)
+        clients.start_soon(send_request)
     reported = {reply.headers["x-request-id"] for reply in replies}
     assert reported == {entry["request_id"] for entry in log}
     assert len(reported) == 2

@@ -321,12 +321,12 @@ async def test_concurrent_jobs_count_until_they_end_or_their_client_disconnects(
     client.gateway.script = lambda job: [[Delta(0, "a", [1])], None]
     left = trio.Event()
 
-    async def ask():
-        await client.post(CHAT, chat(stream=True), headers=BEARER, left=left)
+    async def send_request():
+        await client.post(CHAT, chat(stream=True), headers=BEARER, disconnected=left)
 
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask)
-        clients.start_soon(ask)
+        clients.start_soon(send_request)
+        clients.start_soon(send_request)
         await trio.testing.wait_all_tasks_blocked()
         refused = await client.post(CHAT, chat(), headers=BEARER)
         assert (refused.status, refused.error["code"]) == (429, "rate_limited")
@@ -343,7 +343,7 @@ async def test_a_client_that_disconnects_is_charged_for_the_generated_tokens(
     client.gateway.script = lambda job: [[Delta(0, "a", [1, 2, 3])], None]
     left = trio.Event()
     async with trio.open_nursery() as clients:
-        clients.start_soon(lambda: client.post(CHAT, chat(stream=True), headers=BEARER, left=left))
+        clients.start_soon(lambda: client.post(CHAT, chat(stream=True), headers=BEARER, disconnected=left))
         await trio.testing.wait_all_tasks_blocked()
         left.set()
     reply = await client.get("/v1/models", headers=BEARER)

@@ -54,13 +54,13 @@ async def test_request_leaves_no_reference_cycle(client, request_, status):
     async with serving(client.app) as server:
         connection = await server.connect()
         # The first request fills caches. The objects of the last one may still be in use.
-        statuses.add((await connection.ask(request_)).status)
+        statuses.add((await connection.fetch(request_)).status)
         gc.collect()
         gc.disable()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             for _ in range(REQUESTS):
-                statuses.add((await connection.ask(request_)).status)
+                statuses.add((await connection.fetch(request_)).status)
             gc.collect()
             leaked = sorted({type(found).__qualname__ for found in gc.garbage if from_package(found)})
         finally:

@@ -94,7 +94,7 @@ async def test_refusal_of_the_listener_is_logged_with_what_is_known_of_the_reque
     client, log, request_bytes, expected
 ):
     async with serving(client.app) as server:
-        answer = await server.ask(request_bytes)
+        answer = await server.fetch(request_bytes)
     (line,) = [entry for entry in log if entry["event"] == "request refused"]
     assert (line["outcome"], line["status"], line.get("method"), line.get("path")) == expected
     assert (line["client"], line["reason"]) == ("127.0.0.1", answer.error["message"])

@@ -112,11 +112,13 @@ async def test_running_models_are_those_of_a_key(server, key, models, nodes):
 
 async def watched(server, key, seconds=0.1):
     """Return the values of the events that a watcher with this key gets in that time."""
-    left, pieces = trio.Event(), []
+    disconnected, pieces = trio.Event(), []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(partial(server.get, "/events", headers=bearer(key), left=left, pieces=pieces))
+        nursery.start_soon(
+            partial(server.get, "/events", headers=bearer(key), disconnected=disconnected, pieces=pieces)
+        )
         await trio.sleep(seconds)
-        left.set()
+        disconnected.set()
     blocks = b"".join(pieces).decode().strip().split("\n\n")
     return [json.loads(block.partition("data: ")[2]) for block in blocks]
 

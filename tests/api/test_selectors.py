@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from api.far_away import ALL, CHAT, asking, streamed, whole
+from api.far_away import ALL, CHAT, complete_response, event_stream, relay_body
 from fairlead.config import ApiKey, SelectorConfig, SelectorSettings
 from fairlead.errors import NodeFailed
 from fairlead.fleet.status import ModelStatus
@@ -17,7 +17,7 @@ PIN = SelectorConfig("pin", ("gone", "b", "small"))
 SPILL = SelectorConfig("spillover", ("b", "c", "d"), SelectorSettings(2))
 
 
-class World:
+class SelectorServer:
     """A client of an application with an engine's model, two commands and a remote node."""
 
     def __init__(self, client_with, *api_keys: ApiKey, **selectors: SelectorConfig) -> None:
@@ -34,7 +34,7 @@ class World:
             fleet=self.fleet,
             aliases={"tiny": "small", "slow": "c"},
             selectors=self.selectors,
-            gateway_script=whole,
+            gateway_script=complete_response,
         )
         self.jobs = self.client.gateway.jobs
 
@@ -45,10 +45,10 @@ class World:
         )
         self.fleet.statuses[:] = self.statuses.values()
 
-    async def ask(self, name: str, key: ApiKey | None = None, path: str = CHAT):
+    async def node_of_answer(self, name: str, key: ApiKey | None = None, path: str = CHAT):
         """Return the model of the job, or the status and code of the refusal."""
         headers = {} if key is None else {"Authorization": f"Bearer {key.key}"}
-        reply = await self.client.post(path, asking(model=name), headers=headers)
+        reply = await self.client.post(path, relay_body(model=name), headers=headers)
         return self.jobs[-1].model if reply.status == 200 else (reply.status, reply.error["code"])
 
 
@@ -56,75 +56,75 @@ class World:
 
 
 async def test_warm_chooses_a_loaded_model_and_otherwise_the_first_that_is_served(client_with):
-    world = World(client_with, w=WARM)
+    world = SelectorServer(client_with, w=WARM)
     world.becomes("b", "loading")
-    assert await world.ask("w") == "b"
+    assert await world.node_of_answer("w") == "b"
     world.becomes("c", "ready")
-    assert await world.ask("w") == "c"
+    assert await world.node_of_answer("w") == "c"
     world.becomes("b", "failed", "no such file")
     world.becomes("c", "draining")
-    assert await world.ask("w") == "small"
+    assert await world.node_of_answer("w") == "small"
 
 
 async def test_pin_always_chooses_the_first_that_is_served(client_with):
-    world = World(client_with, p=PIN)
+    world = SelectorServer(client_with, p=PIN)
     world.becomes("b", "failed", "no such file")
     world.becomes("small", "ready")
-    assert await world.ask("p") == "b"
+    assert await world.node_of_answer("p") == "b"
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path != CHAT])
 async def test_every_route_has_selectors_and_the_server_gets_its_models_name(client_with, path):
-    world = World(client_with, p=PIN)
-    assert await world.ask("p", path=path) == "b"
-    request = json.loads(asking(model="p"))
+    world = SelectorServer(client_with, p=PIN)
+    assert await world.node_of_answer("p", path=path) == "b"
+    request = json.loads(relay_body(model="p"))
     assert request | {"model": "b"} == json.loads(world.jobs[-1].relay.body)
 
 
 async def test_a_target_may_be_an_alias_and_is_requested_by_it(client_with):
     # An alias may have parameters of its own.
-    world = World(client_with, p=SelectorConfig("pin", ("slow",)))
-    assert await world.ask("p") == "c"
+    world = SelectorServer(client_with, p=SelectorConfig("pin", ("slow",)))
+    assert await world.node_of_answer("p") == "c"
     assert json.loads(world.jobs[-1].relay.body)["model"] == "slow"
 
 
 async def test_a_response_of_an_engines_model_has_its_own_name(client_with, chat):
-    world = World(client_with, p=SelectorConfig("pin", ("tiny",)))
+    world = SelectorServer(client_with, p=SelectorConfig("pin", ("tiny",)))
     world.client.gateway.script = client_with().gateway.script
     reply = await world.client.post(CHAT, chat(model="p"))
     assert "small" == reply.json["model"] == world.jobs[-1].model
 
 
 async def test_a_model_whose_node_does_not_answer_is_not_preferred_to_one_that_can_be_loaded(client_with):
-    world = World(
+    world = SelectorServer(
         client_with, w=SelectorConfig("warm", ("d", "b")), s=SelectorConfig("spillover", ("d", "b"))
     )
-    assert [await world.ask(name) for name in "ws"] == ["d", "d"]
+    assert [await world.node_of_answer(name) for name in "ws"] == ["d", "d"]
     world.becomes("d", "stopped", "it does not answer its probes")
-    assert [await world.ask(name) for name in "ws"] == ["b", "b"]
+    assert [await world.node_of_answer(name) for name in "ws"] == ["b", "b"]
 
 
 async def test_an_engines_model_that_is_being_removed_is_skipped(client_with):
-    world = World(client_with, p=SelectorConfig("pin", ("old", "b")))
+    world = SelectorServer(client_with, p=SelectorConfig("pin", ("old", "b")))
     world.fleet.statuses.append(ModelStatus(model="old", kind="engine", node="engine:old", state="ready"))
-    assert await world.ask("p") == "b"
+    assert await world.node_of_answer("p") == "b"
 
 
 async def test_a_selector_without_served_targets_is_not_found(client_with):
-    world = World(client_with, none=SelectorConfig("warm", ("gone", "nobody")))
-    reply = await world.client.post(CHAT, asking(model="none"))
+    world = SelectorServer(client_with, none=SelectorConfig("warm", ("gone", "nobody")))
+    reply = await world.client.post(CHAT, relay_body(model="none"))
     assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
     assert reply.error["message"] == "no model that 'none' stands for is served here"
     assert world.jobs == []
 
 
 async def test_if_all_targets_failed_the_first_is_tried_and_its_error_returned(client_with):
-    world = World(client_with, w=WARM, s=SPILL)
+    world = SelectorServer(client_with, w=WARM, s=SPILL)
     for model in world.statuses:
         world.becomes(model, "failed", "no such file")
     world.client.gateway.refusal = NodeFailed("it does not start")
     for name, first in (("w", "small"), ("s", "b")):
-        reply = await world.client.post(CHAT, asking(model=name))
+        reply = await world.client.post(CHAT, relay_body(model=name))
         assert (reply.status, world.jobs[-1].model) == (502, first)
 
 
@@ -132,89 +132,93 @@ async def test_if_all_targets_failed_the_first_is_tried_and_its_error_returned(c
 
 
 async def test_jobs_spill_over_while_others_run_and_return_when_these_have_ended(client_with):
-    world = World(client_with, s=SPILL)
-    world.client.gateway.script = lambda job: [*whole(job), None]
+    world = SelectorServer(client_with, s=SPILL)
+    world.client.gateway.script = lambda job: [*complete_response(job), None]
     left = trio.Event()
     async with trio.open_nursery() as clients:
         for _ in range(6):
-            clients.start_soon(lambda: world.client.post(CHAT, asking(model="s"), left=left))
+            clients.start_soon(lambda: world.client.post(CHAT, relay_body(model="s"), disconnected=left))
             await trio.testing.wait_all_tasks_blocked()
         assert [job.model for job in world.jobs] == ["b", "b", "c", "c", "d", "d"]
         left.set()
-    world.client.gateway.script = whole
-    assert [await world.ask("s") for _ in range(3)] == ["b"] * 3
+    world.client.gateway.script = complete_response
+    assert [await world.node_of_answer("s") for _ in range(3)] == ["b"] * 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_disconnect_while_waiting_frees_a_place(client_with, stream, autojump_clock):
-    world = World(client_with, s=SPILL)
+    world = SelectorServer(client_with, s=SPILL)
     world.client.gateway.wait_s = 100.0
     left = [trio.Event() for _ in range(3)]
     async with trio.open_nursery() as clients:
         for event in left:
             clients.start_soon(
-                lambda event=event: world.client.post(CHAT, asking(model="s", stream=stream), left=event)
+                lambda event=event: world.client.post(
+                    CHAT, relay_body(model="s", stream=stream), disconnected=event
+                )
             )
             await trio.sleep(1)
         assert [job.model for job in world.jobs] == ["b", "b", "c"]
         left[0].set()
         await trio.sleep(1)
-        clients.start_soon(lambda: world.client.post(CHAT, asking(model="s"), left=left[1]))
+        clients.start_soon(lambda: world.client.post(CHAT, relay_body(model="s"), disconnected=left[1]))
         await trio.sleep(1)
         assert world.jobs[-1].model == "b"
         for event in left:
             event.set()
     world.client.gateway.wait_s = 0.0
-    assert [await world.ask("s") for _ in range(3)] == ["b"] * 3
+    assert [await world.node_of_answer("s") for _ in range(3)] == ["b"] * 3
 
 
 @pytest.mark.parametrize("body", [{"n": 1000}, {"stream": True, "n": 1000}])
 async def test_a_request_that_is_refused_after_its_choice_takes_no_place(client_with, body):
-    world = World(client_with, s=SPILL)
+    world = SelectorServer(client_with, s=SPILL)
     for _ in range(5):
-        assert (await world.client.post(CHAT, asking(model="s", **body))).status == 400
+        assert (await world.client.post(CHAT, relay_body(model="s", **body))).status == 400
     world.client.gateway.refusal = NodeFailed("gone")
     for _ in range(5):
-        assert (await world.client.post(CHAT, asking(model="s"))).status == 502
+        assert (await world.client.post(CHAT, relay_body(model="s"))).status == 502
     world.client.gateway.refusal = None
-    assert [await world.ask("s") for _ in range(3)] == ["b"] * 3
+    assert [await world.node_of_answer("s") for _ in range(3)] == ["b"] * 3
 
 
 async def test_a_stream_holds_its_place_to_its_end(client_with):
-    world = World(client_with, s=SPILL)
-    world.client.gateway.script = lambda job: [*streamed(job)[:2], None]
+    world = SelectorServer(client_with, s=SPILL)
+    world.client.gateway.script = lambda job: [*event_stream(job)[:2], None]
     left = trio.Event()
     async with trio.open_nursery() as clients:
         for _ in range(3):
-            clients.start_soon(lambda: world.client.post(CHAT, asking(model="s", stream=True), left=left))
+            clients.start_soon(
+                lambda: world.client.post(CHAT, relay_body(model="s", stream=True), disconnected=left)
+            )
             await trio.testing.wait_all_tasks_blocked()
         assert [job.model for job in world.jobs] == ["b", "b", "c"]
         left.set()
 
 
 async def test_running_jobs_of_a_changed_or_removed_selector_end_normally(client_with):
-    world = World(client_with, s=SPILL)
-    world.client.gateway.script = lambda job: [*whole(job), None]
+    world = SelectorServer(client_with, s=SPILL)
+    world.client.gateway.script = lambda job: [*complete_response(job), None]
     left = trio.Event()
     async with trio.open_nursery() as clients:
 
-        async def ask() -> None:
-            clients.start_soon(lambda: world.client.post(CHAT, asking(model="s"), left=left))
+        async def node_of_answer() -> None:
+            clients.start_soon(lambda: world.client.post(CHAT, relay_body(model="s"), disconnected=left))
             await trio.testing.wait_all_tasks_blocked()
 
-        await ask()
+        await node_of_answer()
         world.selectors["s"] = SelectorConfig("spillover", ("c", "b"))
-        await ask()
-        await ask()
+        await node_of_answer()
+        await node_of_answer()
         world.selectors["s"] = PIN
-        await ask()
+        await node_of_answer()
         assert [job.model for job in world.jobs[:2] + world.jobs[3:]] == ["b", "c", "b"]
         del world.selectors["s"]
-        assert (await world.client.post(CHAT, asking(model="s"))).status == 404
+        assert (await world.client.post(CHAT, relay_body(model="s"))).status == 404
         left.set()
     world.selectors["s"] = SPILL
-    world.client.gateway.script = whole
-    assert [await world.ask("s") for _ in range(3)] == ["b"] * 3
+    world.client.gateway.script = complete_response
+    assert [await world.node_of_answer("s") for _ in range(3)] == ["b"] * 3
 
 
 # Permissions -----------------------------------------------------------------------------------------------
@@ -225,25 +229,25 @@ NONE = ApiKey("sk-none", models=("d",))
 
 
 async def test_a_key_for_a_selector_may_use_its_targets_through_it_only(client_with):
-    world = World(client_with, ALL_OF_IT, SOME, NONE, p=PIN)
-    assert await world.ask("p", ALL_OF_IT) == "b"
-    assert await world.ask("b", ALL_OF_IT) == (403, "forbidden")
+    world = SelectorServer(client_with, ALL_OF_IT, SOME, NONE, p=PIN)
+    assert await world.node_of_answer("p", ALL_OF_IT) == "b"
+    assert await world.node_of_answer("b", ALL_OF_IT) == (403, "forbidden")
 
 
 async def test_other_keys_get_those_targets_that_they_may_use(client_with):
-    world = World(client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN)
+    world = SelectorServer(client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN)
     world.becomes("b", "ready")
-    assert await world.ask("s", SOME) == "c"
-    assert await world.ask("s", NONE) == "d"
-    assert await world.ask("p", SOME) == (403, "forbidden")
-    reply = await world.client.post(CHAT, asking(model="p"), headers={"x-api-key": NONE.key})
+    assert await world.node_of_answer("s", SOME) == "c"
+    assert await world.node_of_answer("s", NONE) == "d"
+    assert await world.node_of_answer("p", SOME) == (403, "forbidden")
+    reply = await world.client.post(CHAT, relay_body(model="p"), headers={"x-api-key": NONE.key})
     assert reply.error["message"] == "this API key may use no model that 'p' stands for"
 
 
 # Listing ---------------------------------------------------------------------------------------------------
 
 
-async def listed(world: World, key: ApiKey | None = None) -> dict[str, dict]:
+async def listed(world: SelectorServer, key: ApiKey | None = None) -> dict[str, dict]:
     headers = {} if key is None else {"x-api-key": key.key}
     cards = (await world.client.get("/v1/models", headers=headers)).json["data"]
     return {card["id"]: card for card in cards}
@@ -258,7 +262,9 @@ async def test_selectors_are_listed_with_their_description(client_with):
         description="for code",
         metadata={"purpose": "coding", "type": "mine"},
     )
-    world = World(client_with, best=configured, p=PIN, hidden=SelectorConfig("pin", ("b",), unlisted=True))
+    world = SelectorServer(
+        client_with, best=configured, p=PIN, hidden=SelectorConfig("pin", ("b",), unlisted=True)
+    )
     cards = await listed(world)
     assert list(cards) == ["small", "b", "c", "d", "best", "p"]
     about = {"purpose": "coding", "type": "selector", "strategy": "spillover", "targets": ["b", "slow"]}
@@ -272,7 +278,9 @@ async def test_selectors_are_listed_with_their_description(client_with):
 
 
 async def test_a_key_sees_only_selectors_and_targets_that_it_may_use(client_with):
-    world = World(client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN, none=SelectorConfig("pin", ("gone",)))
+    world = SelectorServer(
+        client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN, none=SelectorConfig("pin", ("gone",))
+    )
     assert list(await listed(world, SOME)) == ["c", "s"]
     assert (await listed(world, SOME))["s"]["meta"]["llamaswap"]["targets"] == ["c"]
     assert sorted(await listed(world, ALL_OF_IT)) == ["p", "s"]
@@ -282,7 +290,7 @@ async def test_a_key_sees_only_selectors_and_targets_that_it_may_use(client_with
 
 
 async def test_estimate_and_tokens_are_those_of_the_model_that_a_job_would_get(client_with):
-    world = World(client_with, p=SelectorConfig("pin", ("tiny",)), far=SelectorConfig("pin", ("b",)))
+    world = SelectorServer(client_with, p=SelectorConfig("pin", ("tiny",)), far=SelectorConfig("pin", ("b",)))
     assert (await world.client.get("/queue/estimate?model=p")).status == 200
     tokens = {"prompt": "hello"}
     of_model = (await world.client.post("/tokenize", tokens | {"model": "small"})).json
@@ -291,16 +299,16 @@ async def test_estimate_and_tokens_are_those_of_the_model_that_a_job_would_get(c
 
 
 async def test_an_estimate_or_a_lookup_takes_no_place(client_with):
-    world = World(client_with, s=SPILL)
+    world = SelectorServer(client_with, s=SPILL)
     for _ in range(5):
         assert (await world.client.get("/queue/estimate?model=s")).status == 200
         assert (await world.client.get("/v1/models/s")).status == 200
-    assert await world.ask("s") == "b"
+    assert await world.node_of_answer("s") == "b"
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
 async def test_a_selector_is_neither_loaded_nor_unloaded(client_with, path):
-    world = World(client_with, p=PIN)
+    world = SelectorServer(client_with, p=PIN)
     reply = await world.client.post(path, {"model": "p"})
     assert (reply.status, reply.error["param"]) == (400, "model")
     assert reply.error["message"] == "model: 'p' stands for several models; name one"

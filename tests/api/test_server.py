@@ -100,7 +100,7 @@ def test_accepted_connections_have_tcp_nodelay_and_keepalive():
 async def test_one_connection_serves_request_after_request():
     async with serving(Apps()) as server:
         client = await server.connect()
-        bodies = [(await client.ask(post(b"%d" % n, "/echo"))).body for n in range(20)]
+        bodies = [(await client.fetch(post(b"%d" % n, "/echo"))).body for n in range(20)]
     assert [b"%d" % n for n in range(20)] == bodies
 
 
@@ -115,8 +115,8 @@ async def test_pipelined_requests_are_answered_in_order():
 async def test_an_empty_line_after_a_body_is_not_the_next_request():
     async with serving(Apps()) as server:
         client = await server.connect()
-        first = await client.ask(post(b"one", "/echo") + b"\r\n")
-        second = await client.ask(b"\r\n" + post(b"two", "/echo"))
+        first = await client.fetch(post(b"one", "/echo") + b"\r\n")
+        second = await client.fetch(b"\r\n" + post(b"two", "/echo"))
     assert [first.body, second.body] == [b"one", b"two"]
 
 
@@ -135,8 +135,8 @@ async def test_a_client_that_expects_100_continue_gets_it_before_it_sends_its_bo
     async with serving(Apps()) as server:
         client = await server.connect()
         head, _, body = post(b"hello", "/echo", "Expect: 100-continue").partition(b"\r\n\r\n")
-        go_on = await client.ask(head + b"\r\n\r\n")
-        answer = await client.ask(body)
+        go_on = await client.fetch(head + b"\r\n\r\n")
+        answer = await client.fetch(body)
     assert (go_on.status, answer.body) == (100, b"hello")
 
 
@@ -163,7 +163,7 @@ async def test_a_large_body_is_read_ahead_in_part_and_the_rest_when_the_app_read
 async def test_connection_close_is_honored():
     async with serving(Apps()) as server:
         client = await server.connect()
-        answer = await client.ask(get("/", "Connection: close"))
+        answer = await client.fetch(get("/", "Connection: close"))
         rest = await client.end()
     assert (answer.body, rest, answer.headers["connection"]) == (b"hello", b"", "close")
 
@@ -172,7 +172,7 @@ async def test_a_stream_for_http_1_0_ends_with_the_connection():
     apps = Apps()
     apps.go.set()
     async with serving(apps) as server:
-        answer = await server.ask(get("/drip", version="1.0"))
+        answer = await server.fetch(get("/drip", version="1.0"))
     assert answer.body == b"first last"
 
 
@@ -183,7 +183,7 @@ async def test_a_stream_that_is_always_ready_does_not_block_others(method):
         await greedy.send(get("/flood").replace(b"GET", method))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(greedy.end)
-            answers = [await server.ask(get()) for _ in range(5)]
+            answers = [await server.fetch(get()) for _ in range(5)]
             nursery.cancel_scope.cancel()
     assert [answer.status for answer in answers] == [200] * 5
 
@@ -219,7 +219,7 @@ async def test_the_app_is_started_before_the_first_request_and_stopped_after_the
             events.append("request")
 
     async with serving(app) as server:
-        await server.ask(get())
+        await server.fetch(get())
     assert events == ["started", "request", "stopped"]
 
 
@@ -320,7 +320,7 @@ async def test_invalid_http_is_refused_in_json_and_never_reaches_the_app(request
             answer = await client.answer()
         assert (status, code, "close") == (answer.status, answer.error["code"], answer.headers["connection"])
         assert await client.end() == b""
-        assert (await server.ask(get())).body == b"hello"
+        assert (await server.fetch(get())).body == b"hello"
     assert apps.requests == ["/"]
 
 
@@ -333,7 +333,7 @@ async def test_an_upgrade_to_http2_is_declined_by_a_response_in_http_1():
             assert (answer.status, answer.body) == (200, b"hello")
         await client.send(get("/", *H2C) + b"\x00garbage")
         assert [(await client.answer()).status, (await client.answer()).status] == [200, 400]
-        assert (await server.ask(get())).body == b"hello"
+        assert (await server.fetch(get())).body == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ async def test_an_upgrade_to_http2_is_declined_by_a_response_in_http_1():
 async def test_an_unusual_target_is_served_by_its_path(target, path):
     apps = Apps()
     async with serving(apps) as server:
-        assert (await server.ask(get(target))).status == 200
+        assert (await server.fetch(get(target))).status == 200
     assert [path] == apps.requests
 
 
@@ -362,8 +362,8 @@ async def test_server_named_in_the_target_replaces_the_host_header():
             await Apps().hello(receive, send)
 
     async with serving(app) as server:
-        await server.ask(get("http://other.example:80/path"))
-        await server.ask(get("/path"))
+        await server.fetch(get("http://other.example:80/path"))
+        await server.fetch(get("/path"))
     assert hosts == [[b"other.example:80"], [b"test"]]
 
 
@@ -405,7 +405,7 @@ async def test_body_with_broken_chunks_is_refused_and_its_request_ends(chunks):
         client = await server.connect()
         await client.send(b"POST /wait HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
         await apps.waiting.wait()
-        answer = await client.ask(chunks)
+        answer = await client.fetch(chunks)
         await apps.cancelled.wait()
     assert (answer.status, answer.error["code"]) == (400, "invalid_request")
     assert apps.requests == ["/wait"]
@@ -415,8 +415,8 @@ async def test_chunk_extensions_and_trailers_are_ignored():
     head = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with serving(Apps()) as server:
         client = await server.connect()
-        answer = await client.ask(head + b"5;a=b\r\nhello\r\n0;c\r\nContent-Length: 3\r\nX: 1\r\n\r\n")
-        assert (await client.ask(get())).body == b"hello"
+        answer = await client.fetch(head + b"5;a=b\r\nhello\r\n0;c\r\nContent-Length: 3\r\nX: 1\r\n\r\n")
+        assert (await client.fetch(get())).body == b"hello"
     assert answer.body == b"hello"
 
 
@@ -446,13 +446,13 @@ async def test_over_the_limit_of_connections_only_new_ones_are_refused():
         async with serving(apps, Limits(connections=2)) as server:
             clients = [await server.connect() for _ in range(2)]
             for client in clients:
-                assert (await client.ask(get())).status == 200
+                assert (await client.fetch(get())).status == 200
             refused = [await (await server.connect()).answer() for _ in range(3)]
             for client in clients:
-                assert (await client.ask(get())).status == 200
+                assert (await client.fetch(get())).status == 200
             clients[0].socket.close()
             # There is room as soon as the listener has noticed the disconnect.
-            while (await server.ask(get())).status == 503:
+            while (await server.fetch(get())).status == 503:
                 pass
             clients[1].socket.close()
     assert [(each.status, each.error["code"]) for each in refused] == [(503, "too_many_connections")] * 3
@@ -471,7 +471,7 @@ async def test_the_listener_recovers_from_running_out_of_file_descriptors():
                         await trio.sleep(0.01)
                 finally:
                     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-                assert (await Client(sock).ask(get())).body == b"hello"
+                assert (await Client(sock).fetch(get())).body == b"hello"
     assert [entry["event"] for entry in logs] == ["cannot accept connections"]
 
 
@@ -481,8 +481,8 @@ async def test_the_listener_recovers_from_running_out_of_file_descriptors():
 async def test_an_app_that_fails_is_a_500_in_json_and_logged_once():
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
-            answer = await server.ask(get("/fail"))
-            assert (await server.ask(get())).status == 200
+            answer = await server.fetch(get("/fail"))
+            assert (await server.fetch(get())).status == 200
     assert (answer.status, answer.error["code"]) == (500, "internal_error")
     assert [entry["event"] for entry in logs] == ["request failed"]
 
@@ -490,8 +490,8 @@ async def test_an_app_that_fails_is_a_500_in_json_and_logged_once():
 async def test_an_app_that_fails_during_its_response_leaves_it_incomplete():
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
-            answer = await server.ask(get("/fail_later"))
-    assert (answer.body, answer.whole) == (b"half", False)
+            answer = await server.fetch(get("/fail_later"))
+    assert (answer.body, answer.is_complete) == (b"half", False)
     assert [entry["event"] for entry in logs] == ["request failed"]
 
 
@@ -512,11 +512,11 @@ async def test_an_error_in_one_connection_ends_that_connection_and_is_logged_onc
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
             bystander = await server.connect()
-            await bystander.ask(get())
+            await bystander.fetch(get())
             client = await server.connect()
             await client.send(get("/stumble"))
             assert await client.end() == b""
-            assert (await bystander.ask(get())).status == 200
+            assert (await bystander.fetch(get())).status == 200
             client.socket.close()
             bystander.socket.close()
     assert [entry["event"] for entry in logs] == ["connection dropped"]
@@ -533,7 +533,7 @@ def chunked(sizes: list[int]) -> bytes:
 async def test_body_in_very_many_tiny_chunks_is_refused():
     """Reading a chunk costs microseconds: 16 MB of one-byte chunks would keep the loop busy for minutes."""
     async with serving(Apps()) as server:
-        answer = await server.ask(chunked([1] * 5000))
+        answer = await server.fetch(chunked([1] * 5000))
     assert (answer.status, answer.error["message"]) == (
         400,
         "the body comes in chunks of fewer than 64 bytes",
@@ -543,5 +543,5 @@ async def test_body_in_very_many_tiny_chunks_is_refused():
 @pytest.mark.parametrize("sizes", [[1] * 1000, [64] * 5000, [1000] * 2000, [1] * 500 + [100] * 3000])
 async def test_body_in_chunks_of_ordinary_sizes_is_read(sizes):
     async with serving(Apps()) as server:
-        answer = await server.ask(chunked(sizes))
+        answer = await server.fetch(chunked(sizes))
     assert (answer.status, len(answer.body)) == (200, sum(sizes))

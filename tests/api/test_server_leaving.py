@@ -152,7 +152,7 @@ async def test_disconnects_before_a_request_are_noticed_before_it_is_handled():
                 await trio.lowlevel.checkpoint()
             for client in clients:
                 client.socket.close()
-            assert (await asking.ask(get("/waiting"))).body == b"0"
+            assert (await asking.fetch(get("/waiting"))).body == b"0"
 
 
 async def test_sending_to_a_client_that_has_disconnected_raises_an_oserror():
@@ -184,7 +184,7 @@ async def test_an_idle_client_that_disconnects_frees_its_connection():
     async with serving(Apps(), Limits(connections=1)) as server:
         for _ in range(5):
             client = await server.connect()
-            while (answer := await client.ask(get())).status == 503:  # the last one still counts
+            while (answer := await client.fetch(get())).status == 503:  # the last one still counts
                 client.socket.close()
                 client = await server.connect()
             assert answer.body == b"hello"
@@ -201,7 +201,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_app_ended():
             client = await server.connect(receive_buffer=4096)
             await client.send(get("/flood"))
             await apps.cancelled.wait()
-            assert (await server.ask(get())).status == 200
+            assert (await server.fetch(get())).status == 200
             client.socket.close()
     assert [entry["reason"] for entry in logs] == ["the client does not read"]
 
@@ -304,8 +304,8 @@ async def test_a_long_wait_for_a_response_does_not_time_out(mock_clock):
 async def test_a_thousand_idle_connections_do_not_delay_others():
     async with serving(Apps(), Limits(header_timeout_s=3600)) as server:
         idle = [await server.connect() for _ in range(1000)]
-        answers = [await server.ask(get()) for _ in range(20)]
-        last = await idle[-1].ask(get())
+        answers = [await server.fetch(get()) for _ in range(20)]
+        last = await idle[-1].fetch(get())
     assert {answer.status for answer in [*answers, last]} == {200}
 
 
@@ -316,7 +316,7 @@ async def test_shutdown_closes_idle_connections_at_once_and_lets_responses_finis
     apps = Apps()
     async with serving(apps) as server:
         idle, busy, streaming = [await server.connect() for _ in range(3)]
-        await idle.ask(get())
+        await idle.fetch(get())
         await busy.send(get("/wait"))
         await apps.waiting.wait()
         await streaming.send(get("/drip"))

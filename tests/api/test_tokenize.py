@@ -22,7 +22,7 @@ def limited(client_with):
     )
 
 
-def left(reply, unit):
+def remaining(reply, unit):
     return int(reply.headers[f"x-ratelimit-remaining-{unit}"])
 
 
@@ -72,7 +72,7 @@ async def test_both_routes_count_towards_a_keys_request_limit(limited, autojump_
     client = limited(requests_per_minute=3)
     replies = [await client.post(TOKENIZE, {"prompt": "hello"}, headers=ANA) for _ in range(2)]
     replies.append(await client.post(DETOKENIZE, {"tokens": [40]}, headers=ANA))
-    assert [left(reply, "requests") for reply in replies] == [2, 1, 0]
+    assert [remaining(reply, "requests") for reply in replies] == [2, 1, 0]
     for path, body in ((TOKENIZE, {"prompt": "hello"}), (DETOKENIZE, {"tokens": [40]})):
         refused = await client.post(path, body, headers=ANA)
         assert (refused.status, refused.error["code"]) == (429, "rate_limited")
@@ -87,14 +87,14 @@ async def test_a_key_is_charged_for_the_exact_number_of_tokens(limited, text):
     client = limited(tokens_per_minute=10_000)
     reply = await client.post(TOKENIZE, {"prompt": text}, headers=ANA)
     count = reply.json["count"]
-    assert 10_000 - count == left(reply, "tokens")
+    assert 10_000 - count == remaining(reply, "tokens")
     reply = await client.post(DETOKENIZE, {"tokens": reply.json["tokens"]}, headers=ANA)
-    assert 10_000 - 2 * count == left(reply, "tokens")
+    assert 10_000 - 2 * count == remaining(reply, "tokens")
 
 
 async def test_nothing_is_encoded_for_a_key_that_has_used_up_its_tokens(limited, model, monkeypatch):
     client = limited(tokens_per_minute=100)
-    assert left(await client.post(DETOKENIZE, {"tokens": [40] * 100}, headers=ANA), "tokens") == 0
+    assert remaining(await client.post(DETOKENIZE, {"tokens": [40] * 100}, headers=ANA), "tokens") == 0
     monkeypatch.delattr(type(model.tokenizer), "encode")  # a call of it would fail
     bodies = [
         (TOKENIZE, {"prompt": "hello"}),
@@ -115,7 +115,7 @@ async def test_nothing_is_encoded_for_a_key_that_has_used_up_its_tokens(limited,
 async def test_a_refused_request_costs_nothing(limited, path, body):
     client = limited(tokens_per_minute=10_000, requests_per_minute=5)
     reply = await client.post(path, body, headers=ANA)
-    assert (reply.status, left(reply, "tokens"), left(reply, "requests")) == (400, 10_000, 5)
+    assert (reply.status, remaining(reply, "tokens"), remaining(reply, "requests")) == (400, 10_000, 5)
 
 
 async def test_more_tokens_than_a_minute_allows_are_an_invalid_request(limited):
@@ -174,13 +174,13 @@ async def test_a_disconnect_ends_the_wait_for_a_turn(client_with, gate):
     client = client_with(ApiKey("sk-ana", user="ana"))
     threads = turns_of(client)
     text = {"prompt": "x" * LONG_BODY_BYTES}
-    left = trio.Event()
+    remaining = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=ANA))
         await until(lambda: gate.held)
-        nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=ANA, left=left))
+        nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=ANA, disconnected=remaining))
         await until(lambda: threads.waiting == 1)
-        left.set()
+        remaining.set()
         await until(lambda: threads.waiting == 0)
         assert threads.running == 1
         gate.opened.set()

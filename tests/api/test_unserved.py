@@ -128,10 +128,10 @@ def test_a_field_is_served_refused_or_ignored_and_never_two_of_these(path):
     assert not set(request.__struct_fields__) & (fields.keys() | unserved.IGNORED.keys())
 
 
-async def test_a_relayed_request_keeps_all_of_its_fields(far):
+async def test_a_relayed_request_keeps_all_of_its_fields(relay_client):
     body = {"model": "far", "messages": MESSAGES, **dict.fromkeys(unserved.CHAT, "on")}
-    assert (await far.post(CHAT, body)).status == 200
-    assert json.loads(far.gateway.job.relay.body) == body
+    assert (await relay_client.post(CHAT, body)).status == 200
+    assert json.loads(relay_client.gateway.job.relay.body) == body
 
 
 async def test_a_field_that_our_engine_lacks_is_refused_even_if_another_server_has_it(client_with):

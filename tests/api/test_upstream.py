@@ -57,7 +57,7 @@ async def test_request_becomes_a_job_of_its_model_that_takes_a_seat(client_of_co
 async def test_pieces_of_a_response_are_sent_as_they_arrive(client_of_command):
     client = client_of_command(gateway_script=answered(b"1", b"2", b"3", code=206))
     reply = await client.get("/upstream/away/x")
-    assert (reply.status, reply.pieces, reply.whole) == (206, [b"1", b"2", b"3"], True)
+    assert (reply.status, reply.pieces, reply.is_complete) == (206, [b"1", b"2", b"3"], True)
     assert "content-type" not in reply.headers
 
 
@@ -65,7 +65,7 @@ async def test_response_that_fails_midway_cuts_the_connection(client_of_command)
     head = encode_head(PassthroughHead(200, {}))
     script = [[Delta(0, raw=[head])], [Delta(0, raw=[b"half"])], NodeFailed("gone")]
     reply = await client_of_command(gateway_script=lambda _job: script).get("/upstream/away/x")
-    assert (reply.status, reply.body, reply.whole) == (200, b"half", False)
+    assert (reply.status, reply.body, reply.is_complete) == (200, b"half", False)
 
 
 async def test_refusal_of_the_queue_is_answered_as_for_any_job(client_of_command):
@@ -80,7 +80,7 @@ async def test_disconnect_ends_the_job(client_of_command, autojump_clock):
     left = trio.Event()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(lambda: client.send("GET", "/upstream/away/x", b"", left=left))
+            nursery.start_soon(lambda: client.send("GET", "/upstream/away/x", b"", disconnected=left))
             await trio.sleep(1)
             assert (len(client.gateway.jobs), client.gateway.ended) == (1, 0)
             left.set()

@@ -28,10 +28,10 @@ async def test_models_are_listed_without_v1(client, path):
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/chat/completions"])
-async def test_relayed_request_is_passed_on_to_the_path_with_v1(far, path):
-    reply = await far.post(path.removeprefix("/v1"), AWAY)
+async def test_relayed_request_is_passed_on_to_the_path_with_v1(relay_client, path):
+    reply = await relay_client.post(path.removeprefix("/v1"), AWAY)
     assert reply.status == 200
-    assert far.gateway.job.relay.path == path
+    assert relay_client.gateway.job.relay.path == path
 
 
 async def test_other_routes_have_one_path_only(client):

@@ -64,7 +64,7 @@ async def test_waiting_stream_reports_its_queue_position_every_five_seconds(clie
     ]
     assert pytest.approx(times_s[:4]) == [15.0, 20.0, 25.0, 28.0]
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in reply.chunks) == "Hello world"
-    assert reply.whole
+    assert reply.is_complete
     assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("104", "13")
     assert reply.headers["content-type"] == "text/event-stream"
 
@@ -84,22 +84,22 @@ async def test_a_job_with_a_seat_but_without_text_is_reported_as_running(client,
     client.gateway.prefill_s = 17.0
     reply, _ = await timed(client, chat)
     assert reply.comments == [": running"]
-    assert reply.whole
+    assert reply.is_complete
 
 
 async def test_two_streams_of_one_request_id_each_get_their_own_position(client, chat, autojump_clock):
     client.gateway.wait_s = 18.0
     replies = []
 
-    async def ask():
+    async def send_request():
         headers = {"X-Request-Id": "mine"}
         replies.append(await client.post(CHAT, chat(stream=True), headers=headers))
 
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask)
+        clients.start_soon(send_request)
         await trio.sleep(10)
         client.gateway.wait_s = 21.0
-        clients.start_soon(ask)
+        clients.start_soon(send_request)
     assert [
         [int(comment.partition("position=")[2].split()[0]) for comment in reply.comments] for reply in replies
     ] == [[3], [6, 1]]
@@ -115,7 +115,7 @@ async def test_an_error_after_the_early_200_is_an_event_and_cuts_the_stream(clie
     (event,) = reply.events
     assert b'{"error":{"message":"waited too long","type":"timeout_error","param":null,' in event
     assert b'"code":"queue_timeout"' in event
-    assert not reply.whole
+    assert not reply.is_complete
     assert pytest.approx([15.0, 20.0, 21.0]) == times_s
 
 
@@ -125,7 +125,7 @@ async def test_a_bug_after_the_early_200_is_an_event_without_internals(client, c
     reply, _ = await timed(client, chat)
     assert b"internal_error" in reply.events[-1]
     assert b"secret" not in reply.body
-    assert not reply.whole
+    assert not reply.is_complete
     assert len(log) == 1
 
 
@@ -134,7 +134,7 @@ async def test_a_failure_after_the_first_delta_is_an_event(client, chat, autojum
     client.gateway.script = lambda job: [[Delta(0, "a", [1])], NodeFailed("gone")]
     reply, _ = await timed(client, chat)
     assert b"node_failed" in reply.events[-1]
-    assert not reply.whole
+    assert not reply.is_complete
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 14.9])
@@ -169,17 +169,17 @@ async def test_comments_and_a_cut_are_sent_by_the_real_listener(client_with, cha
         stream = await server.connect()
         await stream.send(request)
         await stream.until(b": queued position=1000 estimated_wait=8000\n\n")
-        assert (await server.ask(post(b"", "/v1/requests/mine/cancel"))).status == 200
+        assert (await server.fetch(post(b"", "/v1/requests/mine/cancel"))).status == 200
         answer = await stream.answer()
-    assert (answer.status, answer.whole) == (200, False)
+    assert (answer.status, answer.is_complete) == (200, False)
     assert b'"code":"cancelled"' in answer.body
 
 
 async def test_a_499_is_sent_by_the_real_listener(client, chat):
     client.gateway.refusal = Cancelled("the request was cancelled")
     async with serving(client.app) as server:
-        reply = await server.ask(post(json.dumps(chat()).encode(), CHAT))
-    assert (reply.status, reply.error["code"], reply.whole) == (499, "cancelled", True)
+        reply = await server.fetch(post(json.dumps(chat()).encode(), CHAT))
+    assert (reply.status, reply.error["code"], reply.is_complete) == (499, "cancelled", True)
 
 
 @pytest.mark.parametrize("after_s", [5.0, 17.0, 22.0])
@@ -187,7 +187,7 @@ async def test_a_disconnect_ends_a_queued_job(client, chat, after_s, autojump_cl
     client.gateway.wait_s = 100.0
     left = trio.Event()
     async with trio.open_nursery() as clients:
-        clients.start_soon(lambda: client.post(CHAT, chat(stream=True), left=left))
+        clients.start_soon(lambda: client.post(CHAT, chat(stream=True), disconnected=left))
         await trio.sleep(after_s)
         assert client.gateway.ended == 0
         left.set()

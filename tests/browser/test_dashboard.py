@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from browser.headless import expect, live, number, serious, tab_to
-from e2e.own_copy import load_held_up, own_copy
+from e2e.own_copy import blocked_load, own_copy
 from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
 from e2e.slow_motion import slowed, stopped
 
@@ -192,7 +192,7 @@ def test_a_model_is_unloaded_and_loaded_by_click(chromium, server, model):
         assert server.http.get("/running").json() == []
         expect(button).to_have_text("Load")
         expect(button).not_to_have_attribute("aria-disabled", "true")
-        with load_held_up(model):
+        with blocked_load(model):
             button.click()
             expect(state).to_have_attribute("data-state", "loading")
             expect(line.locator("progress")).to_be_visible()

@@ -21,7 +21,7 @@ MACHINE_SETTINGS = settings(
 HASH_KEY = bytes(range(16))
 KEYS = [0, 1, 2, 3, 10**12, -(10**15)]
 # Every sequence is a prefix of one of these, so contents repeat and prefixes are shared.
-STORIES = (
+TEXTS = (
     [*range(1, 20)],
     [1, 2, 3, *range(30, 46)],
     [1, 2, 3, 30, 31, *range(50, 64)],
@@ -29,7 +29,7 @@ STORIES = (
     [-1, 2**31 - 1, -(2**31), 0] * 4,
 )
 
-stories = st.sampled_from(STORIES)
+texts = st.sampled_from(TEXTS)
 lengths = st.integers(0, 12)
 salts = st.sampled_from([b"", b"", b"", b"ann"])
 keys = st.sampled_from(KEYS)
@@ -48,7 +48,7 @@ class Hashes:
 
 @dataclass
 class Running:
-    story: list
+    text: list
     length: int
     salt: bytes
     hashes: Hashes
@@ -57,7 +57,7 @@ class Running:
 
     @property
     def tokens(self):
-        return self.story[: self.length]
+        return self.text[: self.length]
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
@@ -69,7 +69,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     new_pool: Any = BlockPoolOracle
     new_hashes: Any = BlockHashesOracle
-    always = {}  # options with fixed values  # noqa: RUF012
+    fixed_options = {}  # noqa: RUF012
 
     @initialize(
         blocks=st.sampled_from([1, 4, 9, 14, 14, 20]),
@@ -79,7 +79,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         first_in_first_out=st.booleans(),
     )
     def begin(self, **options):
-        options |= self.always
+        options |= self.fixed_options
         self.total, self.block_size = options["blocks"], options["block_size"]
         self.oracle = BlockPoolOracle(**options, hash_key=HASH_KEY)
         self.pool = self.new_pool(**options, hash_key=HASH_KEY)
@@ -91,54 +91,54 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.running) < 8)
     @rule(
-        story=stories,
+        text=texts,
         length=lengths,
         salt=salts,
         limit=st.sampled_from([0, 1, 9, 9, 9]),
         window=windows,
         form=forms,
     )
-    def admit(self, story, length, salt, limit, window, form):
+    def admit(self, text, length, salt, limit, window, form):
         """Read the cached prefix, allocate the missing blocks and fill them. A low limit makes duplicates."""
-        sequence = self.new_sequence(story, length, salt)
+        sequence = self.new_sequence(text, length, salt)
         self.read(sequence, limit, window, form)
         self.running.append(sequence)
         self.fill(sequence, form)
 
-    @rule(story=stories, length=lengths, window=windows, form=forms)
-    def visit(self, story, length, window, form):
+    @rule(text=texts, length=lengths, window=windows, form=forms)
+    def read_prefix(self, text, length, window, form):
         """Read the cached prefix and free it again without running."""
-        sequence = self.new_sequence(story, length, b"")
+        sequence = self.new_sequence(text, length, b"")
         self.read(sequence, length, window, form)
-        self.give_back(sequence.blocks, form)
+        self.free_blocks(sequence.blocks, form)
 
     @precondition(lambda self: self.running)
     @rule(which=which, more=st.integers(0, 5), form=forms)
     def grow(self, which, more, form):
-        sequence = self.chosen(which)
-        sequence.length = min(sequence.length + more, len(sequence.story))
+        sequence = self.running_sequence(which)
+        sequence.length = min(sequence.length + more, len(sequence.text))
         self.fill(sequence, form)
 
     @precondition(lambda self: self.running)
     @rule(which=which, form=forms)
-    def say_again_what_is_full(self, which, form):
-        sequence = self.chosen(which)
+    def mark_full_again(self, which, form):
+        sequence = self.running_sequence(which)
         self.mark_full(sequence, 0, sequence.cached, form)
 
     @precondition(lambda self: self.running)
     @rule(which=which, count=st.integers(1, 3), form=forms)
     def slide(self, which, count, form):
         """Free the first blocks, which have left the window."""
-        sequence = self.chosen(which)
+        sequence = self.running_sequence(which)
         leaving = sequence.blocks[: min(count, sequence.cached)]
-        self.give_back(leaving, form)
+        self.free_blocks(leaving, form)
         sequence.blocks[: len(leaving)] = [-1] * len(leaving)
 
     @precondition(lambda self: self.running)
     @rule(which=which, form=forms)
     def abort(self, which, form):
         sequence = self.running.pop(which % len(self.running))
-        self.give_back(sequence.blocks, form)
+        self.free_blocks(sequence.blocks, form)
 
     @precondition(lambda self: self.running)
     @rule(which=which, more=st.integers(0, 3), slid=st.sampled_from([0, 0, 1, 2]), key=keys, form=forms)
@@ -150,26 +150,26 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.succeed("retire", key, form(sequence.blocks))
         self.unreference(sequence.blocks)
 
-    @rule(story=stories, length=lengths, salt=salts, limit=st.integers(0, 5), window=windows)
-    def look(self, story, length, salt, limit, window):
-        self.match(self.new_sequence(story, length, salt), limit, window)
+    @rule(text=texts, length=lengths, salt=salts, limit=st.integers(0, 5), window=windows)
+    def match_prefix(self, text, length, salt, limit, window):
+        self.match(self.new_sequence(text, length, salt), limit, window)
 
     # Finished requests
 
-    @rule(story=stories, length=st.integers(1, 8), key=keys, form=forms)
-    def live(self, story, length, key, form):
+    @rule(text=texts, length=st.integers(1, 8), key=keys, form=forms)
+    def run_and_retire(self, text, length, key, form):
         """Run and retire a request. Too few free blocks shorten it to its cached prefix."""
-        sequence = self.new_sequence(story, length, b"")
+        sequence = self.new_sequence(text, length, b"")
         self.read(sequence, length, None, form)
         self.fill(sequence, form)
         self.succeed("retire", key, form(sequence.blocks))
         self.unreference(sequence.blocks)
 
-    @rule(key=keys, story=stories, length=st.integers(1, 4), form=forms)
-    def evict_and_visit(self, key, story, length, form):
+    @rule(key=keys, text=texts, length=st.integers(1, 4), form=forms)
+    def evict_and_read(self, key, text, length, form):
         """Evict a request, then read. Blocks that are still found are also held by other requests."""
         self.succeed("evict", key)
-        self.visit(story, length, None, form)
+        self.read_prefix(text, length, None, form)
 
     @rule()
     def trim(self):
@@ -181,19 +181,19 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def evict(self, key):
         self.succeed("evict", key)
 
-    @rule(more=st.integers(1, 6), all_there_is=st.sampled_from([False, False, True]), form=forms)
-    def press(self, more, all_there_is, form):
+    @rule(more=st.integers(1, 6), all_available=st.sampled_from([False, False, True]), form=forms)
+    def allocate_and_free(self, more, all_available, form):
         """Take more than is free and free it again. Taking all available blocks leaves none evictable."""
-        taken = self.take(self.oracle.available if all_there_is else self.pressing(more))
-        assert not all_there_is or self.pool.statistics().evictable == 0
-        self.give_back(taken, form)
+        taken = self.allocate(self.oracle.available if all_available else self.count_beyond_free(more))
+        assert not all_available or self.pool.statistics().evictable == 0
+        self.free_blocks(taken, form)
 
     # Invalid calls
 
     @rule(more=st.integers(1, 3))
-    def take_more_than_there_are(self, more):
-        kind, error = self.attempt("get_new_blocks", self.oracle.available + more)
-        assert (kind, error) == ("raised", OutOfBlocks)
+    def allocate_too_many(self, more):
+        result, error = self.attempt("get_new_blocks", self.oracle.available + more)
+        assert (result, error) == ("raised", OutOfBlocks)
 
     @rule(
         which=which,
@@ -201,27 +201,29 @@ class BlockPoolMachine(RuleBasedStateMachine):
         wrong=st.sampled_from([-2, 1000, 2**70, "1", 1.5, None, "unheld"]),
         after=st.booleans(),
     )
-    def name_what_cannot_be(self, which, method, wrong, after):
+    def pass_invalid_block(self, which, method, wrong, after):
         """Pass an invalid block before or after valid ones. The valid ones must not change."""
         if wrong == "unheld":
-            wrong = self.unheld(method)
-        good = [block for block in self.chosen(which).blocks if block != -1] if self.running else []
-        arguments = ([0] if method == "retire" else []) + [[*good, wrong] if after else [wrong, *good]]
+            wrong = self.refused_block(method)
+        valid = (
+            [block for block in self.running_sequence(which).blocks if block != -1] if self.running else []
+        )
+        arguments = ([0] if method == "retire" else []) + [[*valid, wrong] if after else [wrong, *valid]]
         if wrong is not None or method == "touch":
             assert self.attempt(method, *arguments)[0] == "raised"
 
     @precondition(lambda self: self.running)
     @rule(which=which)
-    def free_once_too_often(self, which):
-        blocks = [block for block in self.chosen(which).blocks if block != -1]
+    def free_too_often(self, which):
+        blocks = [block for block in self.running_sequence(which).blocks if block != -1]
         if blocks:
             extra = [blocks[0]] * self.references[blocks[0]]
             assert self.attempt("free_blocks", [*blocks, *extra]) == ("raised", ValueError)
 
     @precondition(lambda self: self.running)
     @rule(which=which, wrong=st.sampled_from(["tokens", "blocks", "order", "unheld", "other"]))
-    def claim_that_too_much_is_full(self, which, wrong):
-        sequence = self.chosen(which)
+    def mark_too_many_full(self, which, wrong):
+        sequence = self.running_sequence(which)
         tokens, full = array("i", sequence.tokens), sequence.length // self.block_size
         blocks, first, last = list(sequence.blocks), 0, full
         if wrong == "tokens":
@@ -231,19 +233,19 @@ class BlockPoolMachine(RuleBasedStateMachine):
             last = full or 1
         elif wrong == "order":
             first, last = 1, 0
-        elif wrong == "unheld" and full and self.unheld("free_blocks") is not None:
-            blocks[full - 1] = self.unheld("free_blocks")
+        elif wrong == "unheld" and full and self.refused_block("free_blocks") is not None:
+            blocks[full - 1] = self.refused_block("free_blocks")
         elif wrong == "other" and sequence.cached > 1 and -1 not in blocks[:2]:
             blocks[:2] = reversed(blocks[:2])
         else:
             return
-        kind, error = self.attempt("cache_full_blocks", blocks, tokens, first, last, sequence.hashes)
-        assert (kind, error) == ("raised", ValueError)
+        result, error = self.attempt("cache_full_blocks", blocks, tokens, first, last, sequence.hashes)
+        assert (result, error) == ("raised", ValueError)
 
     # Invariants
 
     @invariant()
-    def the_counts_are_those_of_the_oracle(self):
+    def counts_equal_those_of_the_oracle(self):
         statistics = self.pool.statistics()
         assert self.oracle.statistics() == statistics
         assert self.total == statistics.free + statistics.evictable + statistics.referenced
@@ -254,22 +256,22 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert self.pool.free_ids() == self.oracle.free_ids()
 
     @invariant()
-    def references_are_those_of_the_running_sequences(self):
+    def references_equal_those_of_the_running_sequences(self):
         for block in range(self.total):
             assert self.references[block] == self.pool.reference_count(block)
 
     # Helpers
 
-    def new_sequence(self, story, length, salt):
+    def new_sequence(self, text, length, salt):
         options = {"hash_key": HASH_KEY, "block_size": self.block_size, "salt": salt}
         hashes = Hashes(BlockHashesOracle(**options), self.new_hashes(**options))
-        sequence = Running(story, min(length, len(story)), salt, hashes)
+        sequence = Running(text, min(length, len(text)), salt, hashes)
         for chain in (hashes.oracle, hashes.pool):
             full = chain.extend(array("i", sequence.tokens))
             assert sequence.length // self.block_size == full == len(chain)
         return sequence
 
-    def chosen(self, which):
+    def running_sequence(self, which):
         return self.running[which % len(self.running)]
 
     def match(self, sequence, limit, window):
@@ -289,7 +291,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         self.references.update(block for block in found if block != -1)
         sequence.blocks, sequence.cached = found, len(found)
 
-    def give_back(self, blocks, form):
+    def free_blocks(self, blocks, form):
         self.succeed("free_blocks", form(blocks))
         self.unreference(blocks)
 
@@ -299,15 +301,15 @@ class BlockPoolMachine(RuleBasedStateMachine):
         if needed > self.oracle.available:
             assert self.attempt("get_new_blocks", needed) == ("raised", OutOfBlocks)
             sequence.length = len(sequence.blocks) * self.block_size
-            sequence.hashes = self.new_sequence(sequence.story, sequence.length, sequence.salt).hashes
+            sequence.hashes = self.new_sequence(sequence.text, sequence.length, sequence.salt).hashes
         else:
-            sequence.blocks = sequence.blocks + self.take(needed)
+            sequence.blocks = sequence.blocks + self.allocate(needed)
         self.mark_full(sequence, sequence.cached, sequence.length // self.block_size, form)
 
-    def pressing(self, more):
+    def count_beyond_free(self, more):
         return min(self.oracle.free + more, self.oracle.available)
 
-    def take(self, count):
+    def allocate(self, count):
         taken = self.succeed("get_new_blocks", count)
         assert len(set(taken)) == count
         for block in taken:
@@ -328,15 +330,15 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def unreference(self, blocks):
         self.references.subtract(block for block in blocks if block != -1)
 
-    def unheld(self, method):
+    def refused_block(self, method):
         """Return a block that this method must refuse: a free one, or one without a reference."""
         if method == "touch":
             return next(iter(self.oracle.free_list), None)
         return next((block for block in range(self.total) if not self.references[block]), None)
 
     def succeed(self, method, *arguments, **options):
-        kind, value = self.attempt(method, *arguments, **options)
-        assert kind == "returned", value
+        result, value = self.attempt(method, *arguments, **options)
+        assert result == "returned", value
         return value
 
     def attempt(self, method, *arguments, **options):

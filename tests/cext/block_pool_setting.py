@@ -16,7 +16,7 @@ class Oracle:
     pool, hashes = BlockPoolOracle, BlockHashesOracle
 
 
-class Setting:
+class PoolDriver:
     """A pool with blocks of two tokens, and the operations of a sequence on it."""
 
     def __init__(self, kind, blocks=8, **options):
@@ -35,7 +35,7 @@ class Setting:
         self.pool.cache_full_blocks(blocks, array("i", tokens), 0, full, self.kind.hashes(HASH_KEY, 2))
         return blocks
 
-    def live(self, key, tokens):
+    def run_and_retire(self, key, tokens):
         blocks = self.run(tokens)
         self.pool.retire(key, blocks)
         return blocks

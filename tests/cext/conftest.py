@@ -2,7 +2,7 @@
 
 import pytest
 
-from cext.block_pool_setting import Kernel, Oracle, Setting
+from cext.block_pool_setting import Kernel, Oracle, PoolDriver
 
 
 @pytest.fixture(params=[Kernel, Oracle], ids=["kernel", "oracle"])
@@ -12,4 +12,4 @@ def kind(request):
 
 @pytest.fixture
 def setting(kind):
-    return Setting(kind)
+    return PoolDriver(kind)

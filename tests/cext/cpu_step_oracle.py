@@ -150,7 +150,7 @@ class Oracle:
         if net.query_key_norm:
             query = self.norm(query, self.weights[layer, "query_norm"])
             key = self.norm(key, self.weights[layer, "key_norm"])
-        query, key = self.turn(rope, query), self.turn(rope, key)
+        query, key = self.rotate(rope, query), self.rotate(rope, key)
         share = net.heads // net.kv_heads
         key, value = key.repeat(share, axis=1), value.repeat(share, axis=1)
         scores = self.cap(np.einsum("qhd,khd->hqk", query, key) * net.scale, net.attention_cap)
@@ -176,7 +176,7 @@ class Oracle:
     def norm(self, x, weight):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.network.norm_epsilon) * weight
 
-    def turn(self, rope, heads):
+    def rotate(self, rope, heads):
         frequencies = self.network.frequencies(rope)
         angles = np.float32(np.arange(len(heads), dtype=np.float32)[:, None] * frequencies).astype(np.float64)
         cosine = np.cos(angles)[:, None] * self.network.rope_scale
@@ -191,8 +191,8 @@ class Oracle:
 
 
 @dataclass
-class Speaker:
-    """A sequence in `World`: all its tokens, and how many of them are in the cache."""
+class Sequence:
+    """A sequence in `SequenceDriver`: all its tokens, and how many of them are in the cache."""
 
     slot: int
     token_ids: list
@@ -200,7 +200,7 @@ class Speaker:
     tables: list = field(default_factory=list)
 
 
-class World:
+class SequenceDriver:
     """Sequences that share one model, with their blocks scattered over the cache."""
 
     def __init__(self, network, dtype, *, slots=8, columns=24, seed=0, weights=None, **options):
@@ -216,41 +216,41 @@ class World:
         self.tables = [np.full((slots, columns), -1, dtype=np.int32) for _ in range(groups)]
         self.slots = list(range(slots))
 
-    def enter(self, token_ids):
-        return Speaker(self.slots.pop(int(self.rng.integers(len(self.slots)))), list(token_ids))
+    def add_sequence(self, token_ids):
+        return Sequence(self.slots.pop(int(self.rng.integers(len(self.slots)))), list(token_ids))
 
-    def leave(self, speaker):
+    def remove_sequence(self, sequence):
         for free, table in zip(self.free, self.tables, strict=True):
-            free += [block for block in table[speaker.slot] if block >= 0]
+            free += [block for block in table[sequence.slot] if block >= 0]
             self.rng.shuffle(free)
-            table[speaker.slot] = -1
-        self.slots.append(speaker.slot)
+            table[sequence.slot] = -1
+        self.slots.append(sequence.slot)
 
     def arguments(self, rows):
         """Return the arguments of `run` for rows of (speaker, tokens to compute)."""
         ids, positions, starts, lengths, slots, samples = [], [], [0], [], [], []
         mapping = [[] for _ in self.tables]
-        for row, (speaker, count) in enumerate(rows):
-            start, end = speaker.computed, speaker.computed + count
-            ids += speaker.token_ids[start:end]
+        for row, (sequence, count) in enumerate(rows):
+            start, end = sequence.computed, sequence.computed + count
+            ids += sequence.token_ids[start:end]
             positions += range(start, end)
             starts.append(len(ids))
             lengths.append(end)
-            slots.append(speaker.slot)
-            if end == len(speaker.token_ids):
+            slots.append(sequence.slot)
+            if end == len(sequence.token_ids):
                 samples.append(row)
             for group, table in enumerate(self.tables):
-                self.slide(table[speaker.slot], group, start)
+                self.slide(table[sequence.slot], group, start)
                 for column in range(start // BLOCK, (end - 1) // BLOCK + 1):
-                    if table[speaker.slot, column] < 0:
-                        table[speaker.slot, column] = self.free[group].pop()
+                    if table[sequence.slot, column] < 0:
+                        table[sequence.slot, column] = self.free[group].pop()
                 mapping[group] += [
-                    table[speaker.slot, p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end)
+                    table[sequence.slot, p // BLOCK] * BLOCK + p % BLOCK for p in range(start, end)
                 ]
         return {
             "input_ids": int32(ids),
             "positions": int32(positions),
-            "slot_mapping": tuple(int32(places) for places in mapping),
+            "slot_mapping": tuple(int32(indices) for indices in mapping),
             "query_starts": int32(starts),
             "sequence_lengths": int32(lengths),
             "slots": int32(slots),
@@ -273,8 +273,8 @@ class World:
         """Run [(speaker, count)]. Return {slot: logits} for the rows that reached their last token."""
         arguments = self.arguments(rows)
         self.model.run(**arguments)
-        for speaker, count in rows:
-            speaker.computed += count
+        for sequence, count in rows:
+            sequence.computed += count
         sampled = [rows[row][0].slot for row in arguments["sample_rows"]]
         return dict(zip(sampled, arguments["logits"], strict=True))
 

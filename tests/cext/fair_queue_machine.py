@@ -21,7 +21,7 @@ plain_costs = st.sampled_from([1.0, 1.0, 1.0, 0.0, 2.0, 5.5])
 costs = st.one_of(plain_costs, plain_costs, plain_costs, st.floats(min_value=0, max_value=1e9))
 weights = st.sampled_from([0.5, 1.0, 3.0])
 sizes = st.sampled_from([0, 1, 2, 3, 2**48 - 1])
-answers = st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=7)
+fit_results = st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=7)
 impossible_arguments = st.sampled_from(
     [
         {"tenant": True},
@@ -44,20 +44,20 @@ impossible_arguments = st.sampled_from(
 
 
 # The calls that may come first after entries were discarded.
-QUESTIONS = {
+NEXT_CALLS = {
     "push": None,
     "push_front": None,
     "pop": lambda machine, *_: machine.pop(),
-    "pop what fits": lambda machine, *_: machine.pop_what_fits([True, False, None]),
+    "pop fitting": lambda machine, *_: machine.pop_fitting([True, False, None]),
     "pop_many": lambda machine, *_: machine.pop_many(3, 5),
-    "position": lambda machine, *_: machine.look_at_all(machine.look),
-    "ahead": lambda machine, *_: machine.look_at_all(machine.look_ahead),
+    "position": lambda machine, *_: machine.check_all(machine.look_up),
+    "ahead": lambda machine, *_: machine.check_all(machine.check_ahead),
     "displace": lambda machine, _, tenant, priority: machine.check_displaced(tenant, priority),
-    "clear": lambda machine, *_: machine.tell_both("clear"),
-    "charge": lambda machine, _, tenant, __: machine.tell_both("charge", tenant, 2.0),
-    "refund": lambda machine, _, tenant, __: machine.tell_both("refund", tenant, 2.0),
-    "weight": lambda machine, _, tenant, __: machine.tell_both("set_weight", tenant, 2.0),
-    "statistics": lambda machine, *_: machine.all_that_can_be_counted_is_equal(),
+    "clear": lambda machine, *_: machine.call_both("clear"),
+    "charge": lambda machine, _, tenant, __: machine.call_both("charge", tenant, 2.0),
+    "refund": lambda machine, _, tenant, __: machine.call_both("refund", tenant, 2.0),
+    "weight": lambda machine, _, tenant, __: machine.call_both("set_weight", tenant, 2.0),
+    "statistics": lambda machine, *_: machine.statistics_and_counters_are_equal(),
 }
 
 
@@ -68,7 +68,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     """
 
     new_queue = FairQueueOracle
-    always = {}  # options with fixed values  # noqa: RUF012
+    fixed_options = {}  # noqa: RUF012
     handles = Bundle("handles")
 
     @initialize(
@@ -80,12 +80,12 @@ class FairQueueMachine(RuleBasedStateMachine):
         weights=st.tuples(weights, weights),
     )
     def begin(self, *, weights, **options):
-        options |= self.always
+        options |= self.fixed_options
         self.capacity = options["capacity"]
         self.in_rounds = options["fairness"] == "roundRobin"
         self.queue = self.new_queue(**options)
         self.oracle = FairQueueOracle(**options)
-        self.twins = {}
+        self.oracle_handles = {}
         self.retried = set()
         self.leads = defaultdict(int)
         for tenant, weight in zip(NAMES, weights, strict=False):
@@ -96,21 +96,21 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes)
     def push(self, tenant, cost, priority, size):
-        return self.enter("push", tenant, cost, priority, size)
+        return self.push_to_both("push", tenant, cost, priority, size)
 
     @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes)
     def push_front(self, tenant, cost, priority, size):
-        handle = self.enter("push_front", tenant, cost, priority, size)
+        handle = self.push_to_both("push_front", tenant, cost, priority, size)
         self.retried.add(handle)
         return handle
 
-    @rule(target=handles, crowd=st.lists(tenants, min_size=2, max_size=40), priority=priorities, size=sizes)
-    def push_a_crowd(self, crowd, priority, size):
-        admitted = crowd[: max(self.capacity - len(self.oracle), 0)]
-        return multiple(*[self.enter("push", tenant, 1.0, priority, size) for tenant in admitted])
+    @rule(target=handles, entries=st.lists(tenants, min_size=2, max_size=40), priority=priorities, size=sizes)
+    def push_several(self, entries, priority, size):
+        admitted = entries[: max(self.capacity - len(self.oracle), 0)]
+        return multiple(*[self.push_to_both("push", tenant, 1.0, priority, size) for tenant in admitted])
 
     @rule(arguments=impossible_arguments, method=st.sampled_from(["push", "push_front"]))
-    def push_what_cannot_be(self, arguments, method):
+    def push_invalid_entry(self, arguments, method):
         arguments = {"tenant": "ann", "cost": 1.0, "priority": 1, "size": 0} | arguments
         expected = outcome(getattr(self.oracle, method), **arguments)
         assert expected[0] == "raised"
@@ -127,37 +127,37 @@ class FairQueueMachine(RuleBasedStateMachine):
             return
         assert actual[0] == "returned"
         self.check_turns(actual[1])
-        assert expected[1] == self.twins[actual[1]][0]
+        assert expected[1] == self.oracle_handles[actual[1]][0]
 
     @rule(count=st.integers(2, 9))
     def pop_several(self, count):
         for _ in range(count):
             self.pop()
 
-    @rule(answers=answers)
-    def pop_what_fits(self, answers):
-        expected_questions, actual_questions = [], []
+    @rule(fit_results=fit_results)
+    def pop_fitting(self, fit_results):
+        expected_calls, actual_calls = [], []
 
-        def fits_the_oracle(twin):
-            expected_questions.append(twin)
-            return answers[twin % len(answers)]
+        def fits_the_oracle(oracle_handle):
+            expected_calls.append(oracle_handle)
+            return fit_results[oracle_handle % len(fit_results)]
 
         def fits(handle):
-            twin = self.twins[handle][0]
-            actual_questions.append(twin)
-            return answers[twin % len(answers)]
+            oracle_handle = self.oracle_handles[handle][0]
+            actual_calls.append(oracle_handle)
+            return fit_results[oracle_handle % len(fit_results)]
 
         expected = outcome(self.oracle.pop, fits_the_oracle)
         actual = outcome(self.queue.pop, fits)
-        assert expected == self.twin_of(actual)
-        assert expected_questions == actual_questions
+        assert expected == self.translated(actual)
+        assert expected_calls == actual_calls
         self.leads.clear()
 
     @rule(max_count=st.integers(0, 5), memory_budget=st.sampled_from([0, 1, 2, 3, 5, 2**70]))
     def pop_many(self, max_count, memory_budget):
         expected = self.oracle.pop_many(max_count, memory_budget)
         actual = self.queue.pop_many(max_count, memory_budget)
-        assert expected == [self.twins[handle][0] for handle in actual]
+        assert expected == [self.oracle_handles[handle][0] for handle in actual]
         self.leads.clear()
 
     @rule(handle=handles)
@@ -166,22 +166,22 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     @rule(
         target=handles,
-        several=st.lists(handles, min_size=2, max_size=9),
-        first=st.sampled_from(list(QUESTIONS)),
+        discards=st.lists(handles, min_size=2, max_size=9),
+        next_call=st.sampled_from(list(NEXT_CALLS)),
         tenant=tenants,
         priority=priorities,
     )
-    def discard_several(self, several, first, tenant, priority):
+    def discard_and_call(self, discards, next_call, tenant, priority):
         """Discard without a call in between. The first call afterwards finds all of them gone."""
-        for handle in several:
+        for handle in discards:
             self.discard_from_both(handle)
             assert not self.queue.discard(handle)
-        if first in ("push", "push_front"):
-            handle = self.enter(first, tenant, 1.0, priority, 0)
-            if first == "push_front":
+        if next_call in ("push", "push_front"):
+            handle = self.push_to_both(next_call, tenant, 1.0, priority, 0)
+            if next_call == "push_front":
                 self.retried.add(handle)
             return handle
-        QUESTIONS[first](self, several[0], tenant, priority)
+        NEXT_CALLS[next_call](self, discards[0], tenant, priority)
         return multiple()
 
     @rule(
@@ -189,39 +189,39 @@ class FairQueueMachine(RuleBasedStateMachine):
         tenant=tenants,
         priority=priorities,
         count=st.sampled_from([127, 128, 129, 300]),
-        really=st.sampled_from([False, False, False, True]),
+        enabled=st.sampled_from([False, False, False, True]),
     )
-    def come_and_go(self, tenant, priority, count, really):
+    def push_and_discard(self, tenant, priority, count, enabled):
         """Push and discard until a one-byte counter wraps. Entries that wait meanwhile must stay valid."""
-        if not really or len(self.oracle) >= self.capacity:
+        if not enabled or len(self.oracle) >= self.capacity:
             return multiple()
-        came = [self.enter("push", tenant, 1.0, priority, 0)]
+        added = [self.push_to_both("push", tenant, 1.0, priority, 0)]
         for _ in range(count):
-            self.discard_from_both(came[-1])
-            came.append(self.enter("push", tenant, 1.0, priority, 0))
-        assert not any(self.queue.discard(handle) for handle in came[:-1])
-        for handle, (twin, _tenant, _priority) in self.twins.items():
-            assert (twin in self.oracle) == (handle in self.queue)
-        return multiple(came[0], came[-1])
+            self.discard_from_both(added[-1])
+            added.append(self.push_to_both("push", tenant, 1.0, priority, 0))
+        assert not any(self.queue.discard(handle) for handle in added[:-1])
+        for handle, (oracle_handle, _tenant, _priority) in self.oracle_handles.items():
+            assert (oracle_handle in self.oracle) == (handle in self.queue)
+        return multiple(added[0], added[-1])
 
     @rule(
         target=handles,
         tenant=tenants,
         priority=priorities,
-        crowd=st.lists(st.tuples(tenants, priorities), min_size=6, max_size=6),
+        entries=st.lists(st.tuples(tenants, priorities), min_size=6, max_size=6),
     )
-    def displace(self, tenant, priority, crowd):
+    def displace(self, tenant, priority, entries):
         """Displace an entry. Callers do this when the queue is full, so a small queue is filled first."""
-        places = max(self.capacity - len(self.oracle), 0)
-        admitted = crowd[:places] if self.capacity <= len(crowd) else []
-        came = [self.enter("push", name, 1.0, other, 0) for name, other in admitted]
+        free_places = max(self.capacity - len(self.oracle), 0)
+        admitted = entries[:free_places] if self.capacity <= len(entries) else []
+        added = [self.push_to_both("push", name, 1.0, other, 0) for name, other in admitted]
         self.check_displaced(tenant, priority)
-        return multiple(*came)
+        return multiple(*added)
 
-    @rule(handle=handles, really=st.sampled_from([False, False, False, False, True]))
-    def clear(self, handle, really):
+    @rule(handle=handles, enabled=st.sampled_from([False, False, False, False, True]))
+    def clear(self, handle, enabled):
         """Clear rarely, so that entries can wait for many operations."""
-        if really and handle in self.queue:
+        if enabled and handle in self.queue:
             self.oracle.clear()
             self.queue.clear()
 
@@ -238,18 +238,18 @@ class FairQueueMachine(RuleBasedStateMachine):
     # Queries
 
     @rule(handle=handles)
-    def look(self, handle):
-        twin = self.twins[handle][0]
-        assert (twin in self.oracle) == (handle in self.queue)
-        for question in ("position", "tenant", "cost", "size", "priority"):
-            assert outcome(getattr(self.oracle, question), twin) == outcome(
-                getattr(self.queue, question), handle
+    def look_up(self, handle):
+        oracle_handle = self.oracle_handles[handle][0]
+        assert (oracle_handle in self.oracle) == (handle in self.queue)
+        for query in ("position", "tenant", "cost", "size", "priority"):
+            assert outcome(getattr(self.oracle, query), oracle_handle) == outcome(
+                getattr(self.queue, query), handle
             )
-        self.look_ahead(handle)
+        self.check_ahead(handle)
 
     @rule(handle=handles, offset=st.sampled_from([1, -1, 1 << 32, -1 << 32, 1 << 63, 1 << 64]))
-    def discard_a_forgery(self, handle, offset):
-        if handle + offset not in self.twins:
+    def discard_unknown_handle(self, handle, offset):
+        if handle + offset not in self.oracle_handles:
             assert handle + offset not in self.queue
             assert not self.queue.discard(handle + offset)
 
@@ -259,7 +259,7 @@ class FairQueueMachine(RuleBasedStateMachine):
             self.pop()
 
     @invariant()
-    def all_that_can_be_counted_is_equal(self):
+    def statistics_and_counters_are_equal(self):
         statistics = self.queue.statistics()
         assert self.oracle.statistics() == statistics
         assert statistics.length == len(self.queue)
@@ -282,7 +282,7 @@ class FairQueueMachine(RuleBasedStateMachine):
             if not self.oracle.lines[priority].keys() >= set(pair):
                 del self.leads[key]
 
-    def enter(self, method, tenant, cost, priority, size):
+    def push_to_both(self, method, tenant, cost, priority, size):
         options = {"priority": priority, "size": size}
         expected = outcome(getattr(self.oracle, method), tenant, cost, **options)
         actual = outcome(getattr(self.queue, method), tenant, cost, **options)
@@ -291,17 +291,18 @@ class FairQueueMachine(RuleBasedStateMachine):
             assert expected == actual
             return multiple()
         handle = actual[1]
-        assert handle not in self.twins, "a handle was given out twice"
-        self.twins[handle] = (expected[1], tenant, priority)
+        assert handle not in self.oracle_handles, "a handle was returned twice"
+        self.oracle_handles[handle] = (expected[1], tenant, priority)
         return handle
 
     def discard_from_both(self, handle):
-        twin = self.twins[handle][0]
-        assert self.oracle.discard(twin) == self.queue.discard(handle)
+        oracle_handle = self.oracle_handles[handle][0]
+        assert self.oracle.discard(oracle_handle) == self.queue.discard(handle)
         assert handle not in self.queue
 
     def check_turns(self, popped):
-        _twin, served, priority = self.twins[popped]
+        assert popped in self.oracle_handles, "a handle was popped that no push returned"
+        _oracle_handle, served, priority = self.oracle_handles[popped]
         if not self.in_rounds or popped in self.retried:
             return
         for other in self.oracle.lines[priority].keys() - {served}:
@@ -309,17 +310,17 @@ class FairQueueMachine(RuleBasedStateMachine):
             self.leads[priority, other, served] -= 1
             assert self.leads[priority, served, other] <= 1
 
-    def look_ahead(self, handle):
+    def check_ahead(self, handle):
         kind, value = outcome(self.queue.ahead, handle)
-        ahead = [self.twins[other][0] for other in value] if kind == "returned" else value
-        assert outcome(self.oracle.ahead, self.twins[handle][0]) == (kind, ahead)
+        ahead = [self.oracle_handles[other][0] for other in value] if kind == "returned" else value
+        assert outcome(self.oracle.ahead, self.oracle_handles[handle][0]) == (kind, ahead)
 
-    def look_at_all(self, look):
-        for handle, (twin, _tenant, _priority) in self.twins.items():
-            if twin in self.oracle:
-                look(handle)
+    def check_all(self, look_up):
+        for handle, (oracle_handle, _tenant, _priority) in self.oracle_handles.items():
+            if oracle_handle in self.oracle:
+                look_up(handle)
 
-    def tell_both(self, method, *arguments):
+    def call_both(self, method, *arguments):
         getattr(self.oracle, method)(*arguments)
         getattr(self.queue, method)(*arguments)
 
@@ -330,12 +331,12 @@ class FairQueueMachine(RuleBasedStateMachine):
         if actual is None:
             assert expected is None
             return
-        twin, victim, victim_priority = self.twins[actual]
+        oracle_handle, displaced_tenant, displaced_priority = self.oracle_handles[actual]
         assert actual not in self.retried
-        assert victim_priority > priority or (
-            victim_priority == priority and before[victim] >= before[tenant] + self.oracle.slack
+        assert displaced_priority > priority or (
+            displaced_priority == priority and before[displaced_tenant] >= before[tenant] + self.oracle.slack
         )
-        assert expected == twin
+        assert expected == oracle_handle
 
     def check_counters(self, method, tenant, amount):
         """Of the tenants in line, only the one with a refund may have a lower counter."""
@@ -345,9 +346,9 @@ class FairQueueMachine(RuleBasedStateMachine):
         for name, counter in before.items():
             assert counter <= self.queue.counter(name) or (method, name) == ("refund", tenant)
 
-    def twin_of(self, actual):
+    def translated(self, actual):
         kind, value = actual
-        return (kind, self.twins[value][0]) if kind == "returned" else actual
+        return (kind, self.oracle_handles[value][0]) if kind == "returned" else actual
 
 
 def outcome(call, *arguments, **options):

@@ -97,17 +97,17 @@ class FairQueueOracle:
     def pop(self, fits=None):
         head = None
         for handle in self.order():
-            answer = fits(handle) if fits else True
-            if answer:
+            result = fits(handle) if fits else True
+            if result:
                 if head is not None:
                     self.entries[head].passed += 1
                 self.serve(handle)
                 return handle
-            if answer is False and head is None:
+            if result is False and head is None:
                 head = handle
                 if self.entries[head].passed >= self.bypass:
                     raise IndexError("passed often enough")
-        raise IndexError("nothing may leave now")
+        raise IndexError("no entry may leave now")
 
     def pop_many(self, max_count, memory_budget):
         check(max_count >= 0 and memory_budget >= 0)
@@ -217,8 +217,8 @@ class FairQueueOracle:
 
     def class_next(self):
         classes = self.classes_waiting()
-        owed = [priority for priority in classes[1:] if self.credits[priority] >= ONE_POP]
-        return max(owed, key=lambda priority: self.credits[priority], default=min(classes, default=None))
+        due = [priority for priority in classes[1:] if self.credits[priority] >= ONE_POP]
+        return max(due, key=lambda priority: self.credits[priority], default=min(classes, default=None))
 
     def accrue(self, popped):
         for priority in self.classes_waiting()[1:]:

@@ -86,7 +86,7 @@ class InputBatchMachine(RuleBasedStateMachine):
     """Subclasses set `new_batch` and `new_state` to the implementation under test."""
 
     new_batch, new_state = InputBatchOracle, SequenceStateOracle
-    always = {}  # options with fixed values  # noqa: RUF012
+    fixed_options = {}  # noqa: RUF012
 
     @initialize(
         size=st.sampled_from([1, 3, 6, 6]),
@@ -97,7 +97,7 @@ class InputBatchMachine(RuleBasedStateMachine):
         arenas=st.sampled_from([1, 2, 2, 3]),
     )
     def begin(self, size, **options):
-        options |= {"slots": size, "vocab_size": VOCABULARY, "eos_token_ids": EOS} | self.always
+        options |= {"slots": size, "vocab_size": VOCABULARY, "eos_token_ids": EOS} | self.fixed_options
         self.size, self.groups = options["slots"], len(options["windows"])
         self.block_size = options["block_size"]
         self.columns = -(-options["max_model_len"] // self.block_size)
@@ -105,9 +105,9 @@ class InputBatchMachine(RuleBasedStateMachine):
         self.batch = self.new_batch(**options)
         self.oracle = InputBatchOracle(**options)
         self.keys, self.blocks = count(), count(1)
-        self.inside, self.outside = {}, []  # pairs in the batch, by slot, and outside it
+        self.in_batch, self.not_in_batch = {}, []  # pairs in the batch, by slot, and outside it
         self.steps = []  # steps under way: (actual, expected)
-        self.answers = []  # (result, its original contents) of some recent commits
+        self.recent_results = []  # (result, its original contents) of some recent commits
         self.ended = set()  # slots of sequences that should be removed
         self.shadow = [[[None] * self.columns for _ in range(self.size)] for _ in range(self.groups)]
 
@@ -141,12 +141,12 @@ class InputBatchMachine(RuleBasedStateMachine):
         key, options = next(self.keys), options | {"sampling": object()}
         return Pair(self.new_state(key, prompt, **options), SequenceStateOracle(key, prompt, **options))
 
-    @rule(slot=slots, chosen=st.integers(0, 9), extra=st.integers(0, 2), computed=st.integers(-1, 8))
-    def admit_again(self, slot, chosen, extra, computed):
+    @rule(slot=slots, choice=st.integers(0, 9), extra=st.integers(0, 2), computed=st.integers(-1, 8))
+    def admit_again(self, slot, choice, extra, computed):
         """Add a preempted sequence again, with the tokens that the prefix cache still has."""
-        if not self.outside:
+        if not self.not_in_batch:
             return
-        pair = self.outside.pop(chosen % len(self.outside))
+        pair = self.not_in_batch.pop(choice % len(self.not_in_batch))
         assert outcome(pair.expected.rewind, computed) == outcome(pair.actual.rewind, computed)
         self.enter(slot, pair, extra, as_buffer=False)
 
@@ -160,29 +160,29 @@ class InputBatchMachine(RuleBasedStateMachine):
         expected = outcome(self.oracle.add_request, slot, pair.expected, block_ids)
         assert expected == outcome(self.batch.add_request, slot, pair.actual, block_ids)
         if expected[0] == "returned":
-            self.inside[slot] = pair
+            self.in_batch[slot] = pair
         else:
-            self.outside.append(pair)
+            self.not_in_batch.append(pair)
 
-    @rule(crowd=st.lists(st.tuples(st.integers(1, 7), samplings), min_size=2, max_size=6))
-    def admit_a_crowd(self, crowd):
-        empty = [slot for slot in range(self.size) if slot not in self.inside]
-        for slot, (length, options) in zip(empty, crowd, strict=False):
+    @rule(new_sequences=st.lists(st.tuples(st.integers(1, 7), samplings), min_size=2, max_size=6))
+    def admit_several(self, new_sequences):
+        empty = [slot for slot in range(self.size) if slot not in self.in_batch]
+        for slot, (length, options) in zip(empty, new_sequences, strict=False):
             self.admit_one(slot, [length] * length, options, 1, as_buffer=False)
 
-    def admit_wrongly(self, slot, block_ids, chosen):
+    def admit_wrongly(self, slot, block_ids, choice):
         """Add a sequence that may be in the batch already, to a slot that may not exist, with bad blocks."""
-        pairs = [*self.inside.values(), *self.outside]
+        pairs = [*self.in_batch.values(), *self.not_in_batch]
         if not pairs:
             return
-        pair = pairs[chosen % len(pairs)]
+        pair = pairs[choice % len(pairs)]
         expected = outcome(self.oracle.add_request, slot, pair.expected, block_ids)
         assert expected[0] == outcome(self.batch.add_request, slot, pair.actual, block_ids)[0]
         if expected[0] == "returned":
-            self.outside.remove(pair)
-            self.inside[slot] = pair
+            self.not_in_batch.remove(pair)
+            self.in_batch[slot] = pair
 
-    def describe_what_cannot_be(self, options):
+    def describe_invalid_sequence(self, options):
         options = {"key": 1, "prompt": [1], "max_tokens": 1} | options
         expected = outcome(SequenceStateOracle, **options)
         assert expected[0] == "raised"
@@ -196,10 +196,10 @@ class InputBatchMachine(RuleBasedStateMachine):
 
     def remove_one(self, slot):
         if self.both("remove_request", slot)[0] == "returned":
-            self.left(slot)
+            self.note_removal(slot)
 
-    def left(self, slot):
-        self.outside.append(self.inside.pop(slot))
+    def note_removal(self, slot):
+        self.not_in_batch.append(self.in_batch.pop(slot))
         self.ended.discard(slot)
 
     @rule()
@@ -210,8 +210,8 @@ class InputBatchMachine(RuleBasedStateMachine):
             assert source > target
             assert order[source] != -1 == order[target]
             order[source], order[target] = -1, order[source]
-        assert order[: len(self.inside)] == self.batch.order()
-        assert sorted(self.inside) == sorted(self.batch.order())
+        assert order[: len(self.in_batch)] == self.batch.order()
+        assert sorted(self.in_batch) == sorted(self.batch.order())
 
     # Blocks
 
@@ -230,7 +230,7 @@ class InputBatchMachine(RuleBasedStateMachine):
         self.slide_one(slot, group % self.groups)
 
     def slide_one(self, slot, group):
-        before = self.batch.block_ids(slot) if slot in self.inside else None
+        before = self.batch.block_ids(slot) if slot in self.in_batch else None
         result = self.both("slide", slot, group)
         if result[0] == "returned":
             freed = [block for block in before[group] if block not in self.batch.block_ids(slot)[group]]
@@ -239,16 +239,16 @@ class InputBatchMachine(RuleBasedStateMachine):
 
     # Steps
 
-    @precondition(lambda self: self.inside)
+    @precondition(lambda self: self.in_batch)
     @rule(
         max_rows=st.sampled_from([0, 1, 2, 3, 100, 100, 100, 100]),
         chunk=st.sampled_from([1, 2, 5, 100, 100]),
-        left_out=st.sets(slots, max_size=2),
+        excluded=st.sets(slots, max_size=2),
     )
-    def step(self, max_rows, chunk, left_out):
-        self.step_once(max_rows, chunk, left_out)
+    def step(self, max_rows, chunk, excluded):
+        self.step_once(max_rows, chunk, excluded)
 
-    def step_once(self, max_rows, chunk, left_out):
+    def step_once(self, max_rows, chunk, excluded):
         """Prepare a step as a scheduler does: survey, allocate blocks, set prefill counts, prepare."""
         _, survey = self.both("survey", max_rows)
         self.check_survey(survey, max_rows)
@@ -263,20 +263,20 @@ class InputBatchMachine(RuleBasedStateMachine):
             missing = [max(need - held, 0) for held in self.oracle.block_counts(slot)]
             self.both("append_block_ids", slot, tuple(map(self.new_blocks, missing)))
             self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = amount
-        for slot in left_out & self.inside.keys():
+        for slot in excluded & self.in_batch.keys():
             self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = 0
         self.prepare()
 
     def check_survey(self, survey, max_rows):
         assert survey.decodes + len(survey.prefills) <= max_rows
-        for slot in self.inside:
+        for slot in self.in_batch:
             assert self.oracle.num_scheduled[slot] == self.batch.num_scheduled[slot]
             assert not (slot in self.ended and self.batch.num_scheduled[slot])
 
     @rule(counts=impossible_counts)
-    def prepare_whatever(self, counts):
+    def prepare_invalid_counts(self, counts):
         """Prepare a step with counts that are mostly invalid."""
-        for slot in self.inside:
+        for slot in self.in_batch:
             self.oracle.num_scheduled[slot] = self.batch.num_scheduled[slot] = counts.get(slot, 0)
         self.prepare()
 
@@ -295,8 +295,8 @@ class InputBatchMachine(RuleBasedStateMachine):
         self.replay_writes(actual[1])
 
     def check_equal(self, actual, expected):
-        facts = ("number", "tokens", "rows", "decodes", "samples", "processes_logits", "arena_index")
-        for name in (*facts, *SECTIONS):
+        names = ("number", "tokens", "rows", "decodes", "samples", "processes_logits", "arena_index")
+        for name in (*names, *SECTIONS):
             assert plain(getattr(expected, name)) == plain(getattr(actual, name)), name
         assert plain(expected.slot_mapping) == plain(actual.slot_mapping)
         assert plain(expected.block_writes) == plain(actual.block_writes)
@@ -337,45 +337,45 @@ class InputBatchMachine(RuleBasedStateMachine):
             self.shadow[group][slot][first : first + amount] = arena[at + 4 : at + 4 + amount]
             at += 4 + amount
         assert (len(arena) - offsets.block_writes, len(seen)) == tuple(arena[4:6])
-        for slot in self.inside:
+        for slot in self.in_batch:
             for group, ids in enumerate(self.batch.block_ids(slot)):
                 for column, block in enumerate(ids):
                     assert block in (-1, self.shadow[group][slot][column])
 
     @precondition(lambda self: self.steps)
     @rule(
-        picks=st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=6),
-        odd=st.sampled_from([None, None, None, -1, VOCABULARY, 2, 3]),
+        token_choices=st.lists(st.integers(4, VOCABULARY - 1), min_size=1, max_size=6),
+        replacement=st.sampled_from([None, None, None, -1, VOCABULARY, 2, 3]),
         removes=st.booleans(),
     )
-    def commit(self, picks, odd, removes):
-        self.commit_one(picks, odd, removes=removes)
+    def commit(self, token_choices, replacement, removes):
+        self.commit_one(token_choices, replacement, removes=removes)
 
-    def commit_one(self, picks, odd, *, removes):
+    def commit_one(self, token_choices, replacement, *, removes):
         actual, expected = self.steps.pop(0)
-        sampled = array("i", (picks * expected.samples)[: expected.samples])
-        if odd is not None and expected.samples:
-            sampled[len(picks) % expected.samples] = odd
-        wanted = self.oracle.commit_tokens(expected, sampled)
+        sampled = array("i", (token_choices * expected.samples)[: expected.samples])
+        if replacement is not None and expected.samples:
+            sampled[len(token_choices) % expected.samples] = replacement
+        expected_result = self.oracle.commit_tokens(expected, sampled)
         found = self.batch.commit_tokens(actual, sampled)
-        assert plain(wanted[:-1]) == plain(found[:-1])
-        self.check_answers_last(found)
-        assert sorted(wanted.filled) == sorted(found.filled)
+        assert plain(expected_result[:-1]) == plain(found[:-1])
+        self.check_results_unchanged(found)
+        assert sorted(expected_result.filled) == sorted(found.filled)
         assert (found.keys.format, found.tokens.format, found.samples.format) == ("q", "i", "i")
         assert [sampled[sample] for sample in found.samples] == list(found.tokens)
-        for slot, *_ in wanted.finished + wanted.failed:
+        for slot, *_ in expected_result.finished + expected_result.failed:
             self.ended.add(slot)
         if removes:
             for slot in list(self.ended):
                 self.remove_one(slot)
 
-    def check_answers_last(self, found):
+    def check_results_unchanged(self, found):
         """Check that results still referenced are not overwritten. Others may be."""
-        for answer, before in self.answers:
-            assert before == plain(answer)
-        self.answers.append((found, plain(found)))
-        if len(self.answers) == 3:
-            self.answers.clear()
+        for recent, before in self.recent_results:
+            assert before == plain(recent)
+        self.recent_results.append((found, plain(found)))
+        if len(self.recent_results) == 3:
+            self.recent_results.clear()
 
     @precondition(lambda self: self.steps)
     @rule(which=st.integers(0, 1))
@@ -389,25 +389,27 @@ class InputBatchMachine(RuleBasedStateMachine):
         self.cancel_one(1)
         for slot in list(self.ended):
             self.remove_one(slot)
-        empty = next((slot for slot in range(self.size) if slot not in self.inside), None)
+        empty = next((slot for slot in range(self.size) if slot not in self.in_batch), None)
         if empty is not None:
             self.admit_one(empty, [1, 1], options, 2, as_buffer=False)
             self.step_once(100, 100, set())
 
-    @precondition(lambda self: self.steps and self.inside)
-    @rule(chosen=st.integers(0, 5), options=samplings, picks=st.lists(token_ids, min_size=1, max_size=6))
-    def abort_while_a_step_is_under_way(self, chosen, options, picks):
+    @precondition(lambda self: self.steps and self.in_batch)
+    @rule(
+        choice=st.integers(0, 5), options=samplings, token_choices=st.lists(token_ids, min_size=1, max_size=6)
+    )
+    def abort_while_a_step_is_under_way(self, choice, options, token_choices):
         """Abort a sequence, and add another to its slot before the results arrive."""
-        slot = sorted(self.inside)[chosen % len(self.inside)]
+        slot = sorted(self.in_batch)[choice % len(self.in_batch)]
         self.remove_one(slot)
         self.admit_one(slot, [1, 1], options, 1, as_buffer=False)
-        self.commit_one(picks, None, removes=False)
+        self.commit_one(token_choices, None, removes=False)
 
     def cancel_one(self, which):
         actual, expected = self.steps.pop(which % len(self.steps))
-        wanted = self.oracle.cancel_step(expected)
-        assert wanted == self.batch.cancel_step(actual)
-        self.ended.update(wanted)
+        expected_result = self.oracle.cancel_step(expected)
+        assert expected_result == self.batch.cancel_step(actual)
+        self.ended.update(expected_result)
         for row in [row for table in self.shadow for row in table]:
             row[:] = [None] * self.columns  # as if no write under way had arrived
         assert outcome(self.batch.cancel_step, actual)[0] == "raised"
@@ -426,23 +428,24 @@ class InputBatchMachine(RuleBasedStateMachine):
             right = array("i", bytes(4 * later.samples))
             assert outcome(self.batch.commit_tokens, later, right)[0] == "raised"
 
-    @precondition(lambda self: self.inside)
+    @precondition(lambda self: self.in_batch)
     @rule(
-        overlap=st.booleans(), picks=st.lists(st.sampled_from(range(1, VOCABULARY)), min_size=1, max_size=9)
+        overlap=st.booleans(),
+        token_choices=st.lists(st.sampled_from(range(1, VOCABULARY)), min_size=1, max_size=9),
     )
-    def run_on(self, overlap, picks):
+    def run_steps(self, overlap, token_choices):
         """Run steps as an engine does, with all possible rows and, for `overlap`, one step under way."""
-        for start in range(min(len(picks), 5)):
-            if len(self.steps) < (2 if overlap else 1) and self.inside:
+        for start in range(min(len(token_choices), 5)):
+            if len(self.steps) < (2 if overlap else 1) and self.in_batch:
                 self.step_once(100, 100, set())
             while len(self.steps) > overlap:
-                self.commit_one(picks[start:], None, removes=True)
-            for slot in self.inside:
+                self.commit_one(token_choices[start:], None, removes=True)
+            for slot in self.in_batch:
                 for group in range(self.groups):
                     self.slide_one(slot, group)
 
     @rule(
-        misuse=st.one_of(
+        invalid_call=st.one_of(
             st.tuples(
                 st.just("admit_wrongly"),
                 st.integers(-2, 7),
@@ -463,7 +466,7 @@ class InputBatchMachine(RuleBasedStateMachine):
                 ),
                 st.integers(0, 9),
             ),
-            st.tuples(st.just("describe_what_cannot_be"), impossible_samplings),
+            st.tuples(st.just("describe_invalid_sequence"), impossible_samplings),
             st.tuples(
                 st.just("append_wrongly"),
                 st.integers(-1, 6),
@@ -484,16 +487,16 @@ class InputBatchMachine(RuleBasedStateMachine):
             st.tuples(st.just("commit_wrongly"), st.sampled_from([-1, 1])),
         )
     )
-    def misuse(self, misuse):
+    def invalid_call(self, invalid_call):
         """Make an invalid call. The invariants check that it changed nothing."""
-        method, *arguments = misuse
+        method, *arguments = invalid_call
         getattr(self, method)(*arguments)
 
     # Invariants
 
     @invariant()
-    def all_that_can_be_seen_is_equal(self):
-        assert self.oracle.num_reqs == self.batch.num_reqs == len(self.inside)
+    def observable_state_is_equal(self):
+        assert self.oracle.num_reqs == self.batch.num_reqs == len(self.in_batch)
         assert self.oracle.steps_under_way == self.batch.steps_under_way == len(self.steps)
         assert self.oracle.order() == self.batch.order()
         assert list(self.oracle.num_scheduled) == list(self.batch.num_scheduled)
@@ -502,9 +505,9 @@ class InputBatchMachine(RuleBasedStateMachine):
         for name in COLUMNS:
             expected, actual = getattr(self.oracle, name), getattr(self.batch, name)
             assert len(expected) == len(actual) == self.size
-            for slot in self.inside:
+            for slot in self.in_batch:
                 assert expected[slot] == actual[slot], name
-        for pair in [*self.inside.values(), *self.outside]:
+        for pair in [*self.in_batch.values(), *self.not_in_batch]:
             for fact in STATE_FACTS:
                 assert getattr(pair.expected, fact) == getattr(pair.actual, fact), fact
             assert pair.expected.token_ids() == pair.actual.token_ids()
@@ -513,16 +516,16 @@ class InputBatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_and_rows_map_to_each_other(self):
-        for slot, pair in self.inside.items():
+        for slot, pair in self.in_batch.items():
             assert slot == self.batch.order()[self.batch.row_of(slot)]
             assert pair.actual is self.batch.state(slot)
-        for slot in set(range(-1, self.size + 1)) - self.inside.keys():
+        for slot in set(range(-1, self.size + 1)) - self.in_batch.keys():
             assert outcome(self.batch.row_of, slot) == ("raised", ValueError)
             assert outcome(self.batch.state, slot) == ("raised", ValueError)
 
     @invariant()
     def tables_are_equal(self):
-        for slot in self.inside:
+        for slot in self.in_batch:
             block_ids = self.batch.block_ids(slot)
             assert self.oracle.block_ids(slot) == block_ids
             assert tuple(map(len, block_ids)) == self.batch.block_counts(slot)
@@ -530,9 +533,9 @@ class InputBatchMachine(RuleBasedStateMachine):
                 assert ids == self.batch.block_table(group).tolist()[slot][: len(ids)]
 
     @invariant()
-    def no_block_is_needed_and_gone(self):
+    def needed_blocks_are_present(self):
         """Every block that tokens from the last committed one on can see is present."""
-        for slot, pair in self.inside.items():
+        for slot, pair in self.in_batch.items():
             committed = pair.expected.committed
             for ids, window in zip(self.batch.block_ids(slot), self.oracle.windows, strict=True):
                 first = 0 if window is None else max(committed - window + 1, 0)

@@ -57,14 +57,14 @@ class SequenceStateOracle:
         processes_logits=False,
         sampling=None,
     ):
-        self.tokens = whole_numbers(prompt, 0)
+        self.tokens = checked_integers(prompt, 0)
         check(len(self.tokens) >= 1)
         check(1 <= max_tokens <= INT32_MAX and 0 <= min_tokens <= INT32_MAX)
         self.key, self.sampling = key, sampling
         self.prompt_length = len(self.tokens)
         self.max_tokens, self.min_tokens = max_tokens, min_tokens
         self.ignore_eos, self.processes_logits = ignore_eos, processes_logits
-        self.stop_token_ids = tuple(whole_numbers(stop_token_ids, -INT32_MAX - 1))
+        self.stop_token_ids = tuple(checked_integers(stop_token_ids, -INT32_MAX - 1))
         self.computed = self.committed = self.pending = 0
         self.slot = -1
 
@@ -240,7 +240,7 @@ class InputBatchOracle:
     def add_request(self, slot, state, block_ids):
         check(0 <= slot < self.slots and slot not in self.occupants and state.slot == -1)
         check(isinstance(block_ids, tuple) and len(block_ids) == len(self.windows))
-        blocks = [whole_numbers(ids, -1, self.largest_block) for ids in block_ids]
+        blocks = [checked_integers(ids, -1, self.largest_block) for ids in block_ids]
         for ids, window in zip(blocks, self.windows, strict=True):
             check(len(ids) <= self.columns and len(ids) * self.block_size >= state.computed)
             hidden = self.hidden(state.committed, window)
@@ -314,7 +314,7 @@ class InputBatchOracle:
     def append_block_ids(self, slot, block_ids):
         occupant = self.occupant(slot)
         check(isinstance(block_ids, tuple) and len(block_ids) == len(self.windows))
-        appended = [whole_numbers(ids, 0, self.largest_block) for ids in block_ids]
+        appended = [checked_integers(ids, 0, self.largest_block) for ids in block_ids]
         for blocks, ids in zip(occupant.blocks, appended, strict=True):
             check(len(blocks) + len(ids) <= self.columns)
         for group, ids in enumerate(appended):
@@ -356,14 +356,14 @@ class InputBatchOracle:
 
     # A step
 
-    def left(self, occupant):
+    def remaining(self, occupant):
         return occupant.state.num_tokens - occupant.state.computed
 
     def limit(self, state):
         """Return the number of tokens at which a sequence ends."""
         return min(state.prompt_length + state.max_tokens, self.max_model_len)
 
-    def takes_part(self, occupant):
+    def may_run(self, occupant):
         return not occupant.ended and occupant.state.num_tokens < self.limit(occupant.state)
 
     def holds(self, occupant, tokens):
@@ -371,11 +371,11 @@ class InputBatchOracle:
 
     def survey(self, max_rows):
         check(max_rows >= 0)
-        able = [slot for slot in self.rows if slot != -1 and self.takes_part(self.occupants[slot])]
+        able = [slot for slot in self.rows if slot != -1 and self.may_run(self.occupants[slot])]
         chosen = self.most_urgent(able)[:max_rows]
         self.last_chosen = self.occupants[chosen[-1]].version if 0 < len(chosen) < len(able) else 0
-        decodes = [slot for slot in able if slot in chosen and self.left(self.occupants[slot]) == 1]
-        prefills = [slot for slot in chosen if self.left(self.occupants[slot]) > 1]
+        decodes = [slot for slot in able if slot in chosen and self.remaining(self.occupants[slot]) == 1]
+        prefills = [slot for slot in chosen if self.remaining(self.occupants[slot]) > 1]
         for slot in self.occupants:
             self.num_scheduled[slot] = int(slot in decodes)
         return Survey(
@@ -407,8 +407,8 @@ class InputBatchOracle:
         for slot, count in counts.items():
             occupant = self.occupants[slot]
             if count:
-                check(0 < count <= self.left(occupant))
-                check(self.takes_part(occupant) and self.holds(occupant, occupant.state.computed + count))
+                check(0 < count <= self.remaining(occupant))
+                check(self.may_run(occupant) and self.holds(occupant, occupant.state.computed + count))
         check(sum(counts.values()) <= self.max_batched_tokens)
         if not any(counts.values()):
             return None
@@ -420,10 +420,10 @@ class InputBatchOracle:
 
     def step_rows(self, counts):
         scheduled = [slot for slot in self.rows if slot in counts]
-        decodes = [slot for slot in scheduled if counts[slot] == 1 == self.left(self.occupants[slot])]
+        decodes = [slot for slot in scheduled if counts[slot] == 1 == self.remaining(self.occupants[slot])]
         others = [slot for slot in scheduled if slot not in decodes]
         return [
-            (slot, self.occupants[slot], counts[slot], counts[slot] == self.left(self.occupants[slot]))
+            (slot, self.occupants[slot], counts[slot], counts[slot] == self.remaining(self.occupants[slot]))
             for slot in decodes + others
         ]
 
@@ -575,7 +575,7 @@ class InputBatchOracle:
         return self.column(lambda state: state.output_length)
 
 
-def whole_numbers(values, least, most=INT32_MAX):
+def checked_integers(values, least, most=INT32_MAX):
     """Return the numbers of a list or int32 buffer. Raise ValueError unless each is `least` … `most`."""
     if not isinstance(values, (list, tuple, range)):
         view = memoryview(values)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 
-def hunted(mutants: Iterable[type]) -> list[Any]:
+def mutant_params(mutants: Iterable[type]) -> list[Any]:
     """Return a parameter for each mutant. One with `shows_rarely` takes long to detect, so it is nightly."""
     return [
         pytest.param(
             mutant,
             id=mutant.__name__,
-            marks=[pytest.mark.nightly] if getattr(mutant, "shows_rarely", False) else [],
+            marks=[pytest.mark.nightly] if getattr(mutant, "detected_rarely", False) else [],
         )
         for mutant in mutants
     ]

@@ -36,15 +36,15 @@ class SlotMapMachine(RuleBasedStateMachine):
     @rule(target=handles, key=keys)
     def alloc(self, key):
         kind, handle = self.attempt("alloc", key)
-        return self.given([handle] if kind == "returned" else [], [key])
+        return self.check_allocated([handle] if kind == "returned" else [], [key])
 
     @rule(target=handles, keys=st.lists(keys, max_size=4))
     def alloc_many(self, keys):
         kind, handles = self.attempt("alloc_many", keys)
-        return self.given(handles if kind == "returned" else [], keys)
+        return self.check_allocated(handles if kind == "returned" else [], keys)
 
     @rule(key=wrong_keys, others=st.lists(keys, max_size=2), many=st.booleans())
-    def alloc_for_what_is_no_key(self, key, others, many):
+    def alloc_for_invalid_key(self, key, others, many):
         kind, _ = self.attempt("alloc_many", [*others, key]) if many else self.attempt("alloc", key)
         assert kind == "raised"
 
@@ -64,14 +64,14 @@ class SlotMapMachine(RuleBasedStateMachine):
                 del self.owners[handle]
 
     @rule(handle=handles)
-    def look(self, handle):
+    def look_up(self, handle):
         kind, key = self.attempt("get", handle)
         assert (handle in self.owners) == (kind == "returned") == self.map.is_valid(handle)
         if kind == "returned":
             assert self.owners[handle] == key
 
     @rule(handle=handles, offset=offsets)
-    def forge(self, handle, offset):
+    def use_forged_handle(self, handle, offset):
         forged = handle + offset
         if forged not in self.owners:
             assert not self.map.is_valid(forged)
@@ -85,7 +85,7 @@ class SlotMapMachine(RuleBasedStateMachine):
         assert len(bound) == len(set(bound)) == len(self.map) == self.capacity - self.map.available
         assert all(self.map.get(handle) == key for handle, key in self.owners.items())
 
-    def given(self, handles, keys):
+    def check_allocated(self, handles, keys):
         for handle, key in zip(handles, keys, strict=bool(handles)):
             assert 0 <= handle & 0xFFFFFFFF < self.capacity
             assert handle not in self.owners

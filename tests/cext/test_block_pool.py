@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from cext.block_pool_setting import HASH_KEY, Kernel, Setting
+from cext.block_pool_setting import HASH_KEY, Kernel, PoolDriver
 from fairlead._cext.blockpool import BlockPool, OutOfBlocks
 
 # References ----------------------------------------------------------------------------------------
@@ -19,7 +19,7 @@ def test_blocks_are_allocated_from_zero_and_the_first_of_a_freed_list_is_next(se
 
 
 def test_requesting_more_than_available_raises_and_evicts_nothing(setting):
-    setting.live(1, [1, 2, 3, 4])
+    setting.run_and_retire(1, [1, 2, 3, 4])
     setting.pool.get_new_blocks(5)
     with pytest.raises(OutOfBlocks):
         setting.pool.get_new_blocks(4)
@@ -66,7 +66,7 @@ def test_freeing_a_block_twice_in_one_call_raises(setting):
 
 
 def test_freeing_an_evictable_block_raises(setting):
-    blocks = setting.live(1, [1, 2])
+    blocks = setting.run_and_retire(1, [1, 2])
     with pytest.raises(ValueError):
         setting.pool.free_blocks(blocks)
     assert setting.counts() == (7, 1, 0)
@@ -138,11 +138,11 @@ def test_reference_count_of_an_invalid_block_raises(setting):
 
 def test_large_pool_finds_every_kept_request_after_heavy_churn():
     """Large enough that entries of the hash index collide and are moved back."""
-    setting = Setting(Kernel, blocks=4_096)
+    setting = PoolDriver(Kernel, blocks=4_096)
     kept = {}
     for key in range(6_000):
         tokens = [key, key, key, 1, key, 2]
-        kept[key] = setting.live(key, tokens)
+        kept[key] = setting.run_and_retire(key, tokens)
         setting.pool.evict(key - 1_300 if key % 3 else key - 7)
     statistics = setting.pool.statistics()
     found = {key: setting.match([key, key, key, 1, key, 2]) for key in kept}
@@ -154,9 +154,9 @@ def test_large_pool_finds_every_kept_request_after_heavy_churn():
 
 def test_total_of_blocks_held_by_kept_requests_is_bounded():
     """Hundreds of requests share a long prefix. The list of blocks that each keeps takes memory, too."""
-    setting = Setting(Kernel, blocks=1_500)
+    setting = PoolDriver(Kernel, blocks=1_500)
     beginning = [5] * 1_400
-    prefix = setting.live(0, beginning)
+    prefix = setting.run_and_retire(0, beginning)
     for key in range(1, 600):
         setting.pool.touch(prefix)
         blocks = [*prefix, *setting.pool.get_new_blocks(1)]
@@ -173,11 +173,11 @@ def test_total_of_blocks_held_by_kept_requests_is_bounded():
 
 
 def test_pool_does_not_leak_memory():
-    setting = Setting(Kernel, blocks=64)
+    setting = PoolDriver(Kernel, blocks=64)
 
     def churn():
         for key in range(500):
-            setting.live(key, [key] * 9)
+            setting.run_and_retire(key, [key] * 9)
             setting.match([key] * 9)
             setting.pool.trim()
         for key in range(500):
@@ -186,10 +186,10 @@ def test_pool_does_not_leak_memory():
     churn()
     tracemalloc.start()
     churn()
-    ours = [tracemalloc.Filter(True, "*/cext/*")]  # other threads may allocate meanwhile
-    before = tracemalloc.take_snapshot().filter_traces(ours)
+    traced_files = [tracemalloc.Filter(True, "*/cext/*")]  # other threads may allocate meanwhile
+    before = tracemalloc.take_snapshot().filter_traces(traced_files)
     churn()
-    after = tracemalloc.take_snapshot().filter_traces(ours)
+    after = tracemalloc.take_snapshot().filter_traces(traced_files)
     tracemalloc.stop()
     grown = sum(entry.size_diff for entry in after.compare_to(before, "filename"))
     assert grown < 20_000

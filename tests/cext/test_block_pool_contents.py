@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from cext.block_pool_setting import HASH_KEY, Setting
+from cext.block_pool_setting import HASH_KEY, PoolDriver
 
 
 def test_prefix_matches_up_to_its_last_full_equal_block(setting):
@@ -88,7 +88,7 @@ def test_growing_sequence_caches_each_block_when_it_is_full(setting):
 
 
 def test_two_groups_share_one_hash_chain(kind):
-    full, sliding = Setting(kind), Setting(kind)
+    full, sliding = PoolDriver(kind), PoolDriver(kind)
     chain = kind.hashes(HASH_KEY, 2)
     tokens = array("i", [1, 2, 3, 4])
     for setting in (full, sliding):

@@ -4,12 +4,12 @@ from array import array
 
 import pytest
 
-from cext.block_pool_setting import HASH_KEY, Kernel, Setting
+from cext.block_pool_setting import HASH_KEY, Kernel, PoolDriver
 from fairlead._cext.blockpool import OutOfBlocks
 
 
 def test_finished_request_is_kept_without_its_partial_block(setting):
-    blocks = setting.live(1, [1, 2, 3, 4, 5])
+    blocks = setting.run_and_retire(1, [1, 2, 3, 4, 5])
     assert setting.counts() == (6, 2, 0)
     statistics = setting.pool.statistics()
     assert (statistics.cached_requests, statistics.cached_tokens) == (1, 4)
@@ -17,7 +17,7 @@ def test_finished_request_is_kept_without_its_partial_block(setting):
 
 
 def test_a_request_with_no_full_block_is_not_kept(setting):
-    setting.live(1, [1])
+    setting.run_and_retire(1, [1])
     setting.pool.retire(2, [])
     assert setting.counts() == (8, 0, 0)
     assert setting.pool.statistics().cached_requests == 0
@@ -25,8 +25,8 @@ def test_a_request_with_no_full_block_is_not_kept(setting):
 
 
 def test_retiring_a_key_again_replaces_its_kept_request(setting):
-    setting.live(1, [1, 2, 3, 4])
-    setting.live(1, [5, 6])
+    setting.run_and_retire(1, [1, 2, 3, 4])
+    setting.run_and_retire(1, [5, 6])
     assert setting.pool.statistics().cached_requests == 1
     assert setting.counts() == (7, 1, 0)
     assert setting.match([1, 2]) == []
@@ -35,13 +35,13 @@ def test_retiring_a_key_again_replaces_its_kept_request(setting):
 
 
 def test_retiring_a_key_without_full_blocks_keeps_its_earlier_request(setting):
-    blocks = setting.live(1, [1, 2])
-    setting.live(1, [9])
+    blocks = setting.run_and_retire(1, [1, 2])
+    setting.run_and_retire(1, [9])
     assert blocks == setting.match([1, 2])
 
 
 def test_request_covered_by_a_longer_one_is_dropped(setting):
-    setting.live(1, [1, 2])
+    setting.run_and_retire(1, [1, 2])
     longer = setting.match([1, 2])
     setting.pool.touch(longer)
     longer += setting.pool.get_new_blocks(1)
@@ -54,14 +54,14 @@ def test_request_covered_by_a_longer_one_is_dropped(setting):
 
 def test_the_same_prompt_a_thousand_times_is_kept_once(setting):
     for key in range(1000):
-        setting.live(key, [1, 2, 3, 4])
+        setting.run_and_retire(key, [1, 2, 3, 4])
     assert setting.pool.statistics().cached_requests == 1
     assert setting.counts() == (6, 2, 0)
 
 
 def test_least_recently_used_request_is_evicted_first_and_completely(setting):
-    setting.live(1, [1, 2, 3, 4])
-    setting.live(2, [5, 6, 7, 8])
+    setting.run_and_retire(1, [1, 2, 3, 4])
+    setting.run_and_retire(2, [5, 6, 7, 8])
     setting.pool.get_new_blocks(5)
     assert setting.match([1, 2, 3, 4]) == []
     assert len(setting.match([5, 6, 7, 8])) == 2
@@ -69,8 +69,8 @@ def test_least_recently_used_request_is_evicted_first_and_completely(setting):
 
 
 def test_a_hit_makes_a_request_the_most_recently_used(setting):
-    setting.live(1, [1, 2, 3, 4])
-    setting.live(2, [5, 6, 7, 8])
+    setting.run_and_retire(1, [1, 2, 3, 4])
+    setting.run_and_retire(2, [5, 6, 7, 8])
     found = setting.match([1, 2])
     setting.pool.touch(found)
     setting.pool.free_blocks(found)
@@ -80,7 +80,7 @@ def test_a_hit_makes_a_request_the_most_recently_used(setting):
 
 
 def test_eviction_keeps_blocks_that_another_request_shares(setting):
-    first = setting.live(1, [1, 2, 3, 4])
+    first = setting.run_and_retire(1, [1, 2, 3, 4])
     setting.pool.touch(first[:1])
     second = [first[0], *setting.pool.get_new_blocks(1)]
     setting.pool.cache_full_blocks(second, array("i", [1, 2, 9, 9]), 0, 2, setting.hashes([1, 2, 9, 9]))
@@ -93,7 +93,7 @@ def test_eviction_keeps_blocks_that_another_request_shares(setting):
 
 def test_longer_request_without_the_first_block_covers_no_other(setting):
     """With a window, a block that slid out of one request is still useful to the other."""
-    first = setting.live(1, [1, 2, 3, 4])
+    first = setting.run_and_retire(1, [1, 2, 3, 4])
     setting.pool.touch(first)
     setting.pool.free_blocks(first[:1])
     second = [-1, first[1], *setting.pool.get_new_blocks(1)]
@@ -105,8 +105,8 @@ def test_longer_request_without_the_first_block_covers_no_other(setting):
 
 
 def test_hit_on_blocks_last_held_by_an_evicted_request_refreshes_no_other(setting):
-    setting.live(1, [1, 2, 3, 4])
-    setting.live(2, [5, 6, 7, 8])
+    setting.run_and_retire(1, [1, 2, 3, 4])
+    setting.run_and_retire(2, [5, 6, 7, 8])
     shared = setting.match([1, 2])
     setting.pool.touch(shared)
     third = [*shared, *setting.pool.get_new_blocks(1)]
@@ -118,15 +118,15 @@ def test_hit_on_blocks_last_held_by_an_evicted_request_refreshes_no_other(settin
     assert [key for key in (1, 2) if setting.pool.evict(key)] == [1, 2]
     assert setting.counts() == (8, 0, 0)
     for key in (4, 5, 6):
-        setting.live(key, [key, key, key, key])
+        setting.run_and_retire(key, [key, key, key, key])
     setting.pool.get_new_blocks(6)
     assert [bool(setting.match([key, key])) for key in (4, 5, 6)] == [False, False, True]
 
 
 def test_trim_returns_the_number_of_a_replaced_key(kind):
-    setting = Setting(kind, blocks=4, threshold=0.25)
+    setting = PoolDriver(kind, blocks=4, threshold=0.25)
     for tokens in ([1, 2, 3, 4], [5, 6, 7, 8]):
-        setting.live(int("9" * 15), tokens)  # another object each time
+        setting.run_and_retire(int("9" * 15), tokens)  # another object each time
     others = [int("8" * 15) + i for i in range(100)]
     assert [int("9" * 15)] == setting.pool.trim()
     assert len(set(others)) == 100
@@ -134,7 +134,7 @@ def test_trim_returns_the_number_of_a_replaced_key(kind):
 
 def test_a_block_that_is_read_is_never_evicted(setting):
     """Blocks of a running request must never be reused."""
-    setting.live(1, [1, 2, 3, 4])
+    setting.run_and_retire(1, [1, 2, 3, 4])
     reading = setting.match([1, 2])
     setting.pool.touch(reading)
     assert setting.pool.evict(1)
@@ -146,7 +146,7 @@ def test_a_block_that_is_read_is_never_evicted(setting):
 
 
 def test_request_can_be_evicted_only_once(setting):
-    setting.live(1, [1, 2])
+    setting.run_and_retire(1, [1, 2])
     assert setting.pool.evict(1)
     assert not setting.pool.evict(1)
     assert not setting.pool.evict(2**70)
@@ -165,9 +165,9 @@ def test_key_that_is_not_an_integer_raises(setting, wrong):
 
 
 def test_trim_evicts_the_oldest_until_memory_is_below_the_threshold(kind):
-    setting = Setting(kind, blocks=10, threshold=0.8)
+    setting = PoolDriver(kind, blocks=10, threshold=0.8)
     for key in range(5):
-        setting.live(key, [10 * key, 1, 2, 3])
+        setting.run_and_retire(key, [10 * key, 1, 2, 3])
     assert setting.pool.free == 0
     assert setting.pool.trim() == [0]
     assert setting.pool.free == 2
@@ -175,18 +175,18 @@ def test_trim_evicts_the_oldest_until_memory_is_below_the_threshold(kind):
 
 
 def test_trim_evicts_the_oldest_until_entries_are_below_the_threshold(kind):
-    setting = Setting(kind, blocks=100, max_entries=20, threshold=0.8)
+    setting = PoolDriver(kind, blocks=100, max_entries=20, threshold=0.8)
     for key in range(5):
-        setting.live(key, [10 * key, 1, 2, 3])
+        setting.run_and_retire(key, [10 * key, 1, 2, 3])
     assert setting.pool.trim() == [0]
     assert setting.pool.statistics().cached_tokens == 4 * 4
 
 
 def test_first_in_first_out_ignores_later_use(kind):
     for first_in_first_out, evicted in ((False, 1), (True, 0)):
-        setting = Setting(kind, blocks=4, threshold=0.5, first_in_first_out=first_in_first_out)
+        setting = PoolDriver(kind, blocks=4, threshold=0.5, first_in_first_out=first_in_first_out)
         for key in range(2):
-            setting.live(key, [10 * key, 1, 2, 3])
+            setting.run_and_retire(key, [10 * key, 1, 2, 3])
         used = setting.match([0, 1, 2, 3])
         setting.pool.touch(used)
         setting.pool.free_blocks(used)
@@ -194,18 +194,18 @@ def test_first_in_first_out_ignores_later_use(kind):
 
 
 def test_free_ids_are_the_blocks_that_hold_nothing(kind):
-    setting = Setting(kind, blocks=6)
-    kept, running = setting.live(1, [1, 2, 3, 4]), setting.run([5, 6])
+    setting = PoolDriver(kind, blocks=6)
+    kept, running = setting.run_and_retire(1, [1, 2, 3, 4]), setting.run([5, 6])
     assert setting.pool.free_ids() == sorted(set(range(6)) - {*kept, *running})
     setting.pool.evict(1)
     assert setting.pool.free_ids() == sorted(set(range(6)) - set(running))
 
 
 def test_entries_in_use_count_but_are_not_trimmed(kind):
-    setting = Setting(kind, blocks=100, max_entries=20, threshold=0.8)
+    setting = PoolDriver(kind, blocks=100, max_entries=20, threshold=0.8)
     running = setting.run([1] * 40)
-    setting.live(1, [2, 2])
-    setting.live(2, [3, 3])
+    setting.run_and_retire(1, [2, 2])
+    setting.run_and_retire(2, [3, 3])
     assert setting.pool.trim() == [1, 2]
     assert running == setting.match([1] * 40)
     assert setting.counts() == (80, 0, 20)
@@ -213,8 +213,8 @@ def test_entries_in_use_count_but_are_not_trimmed(kind):
 
 def test_trim_keeps_a_request_whose_eviction_frees_no_block(kind):
     """Evicting a kept request would free nothing while a sequence uses all its blocks."""
-    setting = Setting(kind, blocks=2, threshold=0.5)
-    blocks = setting.live(1, [1, 2, 3, 4])
+    setting = PoolDriver(kind, blocks=2, threshold=0.5)
+    blocks = setting.run_and_retire(1, [1, 2, 3, 4])
     setting.pool.touch(blocks)
     assert setting.pool.trim() == []
     setting.pool.free_blocks(blocks)

@@ -6,13 +6,13 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from cext.block_pool_machine import MACHINE_SETTINGS, BlockPoolMachine
 from cext.block_pool_oracle import BlockHashesOracle, BlockPoolOracle, Request, check
-from cext.mutants import hunted
+from cext.mutants import mutant_params
 from fairlead._cext.blockpool import BlockHashes, BlockPool, OutOfBlocks
 
 
 def run_machine(new_pool, new_hashes=BlockHashesOracle, **changes):
-    always = getattr(new_pool, "shows_with", {})
-    attributes = {"new_pool": new_pool, "new_hashes": new_hashes, "always": always}
+    fixed_options = getattr(new_pool, "detected_with", {})
+    attributes = {"new_pool": new_pool, "new_hashes": new_hashes, "always": fixed_options}
     machine = type(f"{new_pool.__name__}Machine", (BlockPoolMachine,), attributes)
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 
@@ -29,14 +29,14 @@ def test_oracle_passes_the_state_machine():
 # References ----------------------------------------------------------------------------------------
 
 
-class DoubleFreeIsForgiven(BlockPoolOracle):
+class DoubleFreeIsIgnored(BlockPoolOracle):
     def drop_references(self, block_ids):
         for block_id in block_ids:
             block = self.blocks[block_id]
             block.references = max(block.references - 1, 0)
 
 
-class HalfAFailureStays(BlockPoolOracle):
+class FailedFreeIsNotUndone(BlockPoolOracle):
     def drop_references(self, block_ids):
         for block_id in block_ids:
             check(self.blocks[block_id].references > 0)
@@ -64,14 +64,14 @@ class EvictionTakesReferencedBlocks(BlockPoolOracle):
         self.free_list[:0] = taken
 
 
-class OutOfBlocksComesTooLate(BlockPoolOracle):
+class OutOfBlocksEvictsFirst(BlockPoolOracle):
     def get_new_blocks(self, count):
         while count > self.free and self.requests:
             self.evict_oldest()
         return super().get_new_blocks(count)
 
 
-class LastBlockIsNeverGivenOut(BlockPoolOracle):
+class LastBlockIsNeverAllocated(BlockPoolOracle):
     def get_new_blocks(self, count):
         if count and count == self.available:
             raise OutOfBlocks
@@ -106,19 +106,19 @@ class FreeingADuplicateClearsTheIndex(BlockPoolOracle):
         super().forget(block_id)
 
 
-class WindowLooksAtTheStart(BlockPoolOracle):
+class WindowRequiresTheStart(BlockPoolOracle):
     def match_prefix(self, hashes, limit, *, window=None):
         found = super().match_prefix(hashes, limit)
         seen_from = 0 if window is None else max(len(found) - window, 0)
         return [-1] * seen_from + found[seen_from:]
 
 
-class HashesForgetTheParent(BlockHashesOracle):
+class HashesIgnoreTheParent(BlockHashesOracle):
     def digest(self, message):
         return super().digest(message if message.startswith(b"salt") else message[16:])
 
 
-class HashesForgetTheSalt(BlockHashesOracle):
+class HashesIgnoreTheSalt(BlockHashesOracle):
     def __init__(self, hash_key, block_size, salt=b""):
         super().__init__(hash_key, block_size)
 
@@ -139,16 +139,16 @@ class EvictsTheNewest(BlockPoolOracle):
         return newest.key
 
 
-class TouchIsNoUse(BlockPoolOracle):
-    shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+class TouchDoesNotCountAsUse(BlockPoolOracle):
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
 
     def use(self, request):
         pass
 
 
 class FirstOwnerIsUsed(BlockPoolOracle):
-    shows_rarely = True
-    shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+    detected_rarely = True
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
 
     def touch(self, block_ids):
         super().touch(block_ids)
@@ -173,14 +173,14 @@ class SharedBlocksAreDroppedWithTheFirst(BlockPoolOracle):
         super().release(request)
 
 
-class CoveredRequestsStay(BlockPoolOracle):
+class CoveredRequestsAreKept(BlockPoolOracle):
     def keep(self, request):
         for block_id in request.held:
             self.blocks[block_id].tip_of = None
         super().keep(request)
 
 
-class CoverIgnoresTheBeginning(BlockPoolOracle):
+class CoveringIgnoresTheFirstBlocks(BlockPoolOracle):
     def keep(self, request):
         for block_id in request.held:
             if self.blocks[block_id].tip_of and self.blocks[block_id].tip_of.key != request.key:
@@ -191,8 +191,8 @@ class CoverIgnoresTheBeginning(BlockPoolOracle):
 class OwnerOutlivesItsRequest(BlockPoolOracle):
     """As if the oldest request took its position in the order of eviction."""
 
-    shows_rarely = True
-    shows_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+    detected_rarely = True
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
 
     def release(self, request):
         owned = [block_id for block_id in request.held if self.blocks[block_id].owner is request]
@@ -206,7 +206,7 @@ class OwnerOutlivesItsRequest(BlockPoolOracle):
             super().use(request)
 
 
-class NothingReplacesSomething(BlockPoolOracle):
+class EmptyRequestReplacesAnother(BlockPoolOracle):
     def retire(self, key, block_ids):
         if not any(self.blocks[block_id].hash for block_id in self.checked(block_ids)):
             super().retire(key, block_ids)
@@ -241,30 +241,30 @@ class PartialBlocksAreKept(BlockPoolOracle):
 
 
 class TrimGoesBelowTheThreshold(BlockPoolOracle):
-    shows_with = {"blocks": 4, "threshold": 0.5, "max_entries": None}  # noqa: RUF012
+    detected_with = {"blocks": 4, "threshold": 0.5, "max_entries": None}  # noqa: RUF012
 
     def is_over(self):
         return (self.total - self.free) >= self.threshold * self.total or super().is_over()
 
 
-class TrimForgetsTheEntries(BlockPoolOracle):
+class TrimIgnoresTheEntries(BlockPoolOracle):
     def is_over(self):
         return (self.total - self.free) > self.threshold * self.total
 
 
-class TrimGivesUpOnReferencedBlocks(BlockPoolOracle):
+class TrimStopsAtReferencedBlocks(BlockPoolOracle):
     def trim(self):
         return [] if self.referenced else super().trim()
 
 
-@pytest.mark.parametrize("mutant", hunted(BlockPoolOracle.__subclasses__()))
+@pytest.mark.parametrize("mutant", mutant_params(BlockPoolOracle.__subclasses__()))
 def test_state_machine_detects_each_pool_mutant(mutant):
     with pytest.raises(AssertionError):
         # Any failure is enough, so it is not shrunk.
         run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)
 
 
-@pytest.mark.parametrize("mutant", hunted(BlockHashesOracle.__subclasses__()))
+@pytest.mark.parametrize("mutant", mutant_params(BlockHashesOracle.__subclasses__()))
 def test_state_machine_detects_each_hash_mutant(mutant):
     with pytest.raises(AssertionError):
         run_machine(

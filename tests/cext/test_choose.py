@@ -69,21 +69,21 @@ def row_parameters_of(parameters, vocabulary):
     }
 
 
-def kept(row, temperature, top_k, top_p, least):
+def filtered_weights(row, temperature, top_k, top_p, least):
     """Return each token's weight after the filters (float64), and whether rounding may decide it (bool)."""
     scores = (row.astype(np.float64) - row.max()) / temperature
     if 0 < top_k < len(scores):
         least = max(least, np.sort(scores)[-top_k])
-    doubt = np.abs(scores - least) < 1e-5 * (1 - scores)
+    undecided = np.abs(scores - least) < 1e-5 * (1 - scores)
     weights = np.where(scores >= least - 1e-12, np.exp(scores), 0)
     if top_p < 1:
         ranked = np.sort(scores[weights > 0])[::-1]
         sums = np.exp(ranked).cumsum()
         last = min(int((sums < top_p * sums[-1]).sum()), len(ranked) - 1)
         near = np.abs(sums / sums[-1] - top_p) < 1e-5
-        doubt |= np.isin(scores, ranked[near]) | np.isin(scores, ranked[1:][near[:-1]])
+        undecided |= np.isin(scores, ranked[near]) | np.isin(scores, ranked[1:][near[:-1]])
         weights[scores < ranked[last]] = 0
-    return weights, doubt
+    return weights, undecided
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -110,11 +110,11 @@ def test_kernel_chooses_what_a_float64_reference_allows(variant, size, seed, spr
         if temperature < GREEDY_BELOW:
             assert int(logits[row].argmax()) == token
             continue
-        weights, doubt = kept(
+        weights, undecided = filtered_weights(
             logits[row], temperature, *(row_parameters[name][row] for name in ("top_k", "top_p", "least"))
         )
-        assert weights[token] > 0 or doubt[token]
-        if doubt.any():
+        assert weights[token] > 0 or undecided[token]
+        if undecided.any():
             continue
         sums = weights.cumsum() / weights.sum()
         before = sums[token] - weights[token] / weights.sum()
@@ -164,17 +164,17 @@ def test_numbers_0_and_1_choose_the_first_and_last_possible_token(variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("place", [0, 15, 16, 130, 998])
-def test_nan_and_infinities_are_reported_and_leave_other_rows_unchanged(variant, place):
-    rng = np.random.default_rng(place)
+@pytest.mark.parametrize("index", [0, 15, 16, 130, 998])
+def test_nan_and_infinities_are_reported_and_leave_other_rows_unchanged(variant, index):
+    rng = np.random.default_rng(index)
     logits = rng.standard_normal((4, 999)).astype(np.float32)
     expected = chosen(logits, {}, variant=variant)[0]
-    logits[0, place] = math.nan
-    logits[1, place] = math.inf
+    logits[0, index] = math.nan
+    logits[1, index] = math.inf
     logits[3] = -math.inf
     tokens, highest = chosen(logits, {}, variant=variant, threads=2)
     assert math.isnan(highest[0])
-    assert (place, math.inf) == (tokens[1], highest[1])
+    assert (index, math.inf) == (tokens[1], highest[1])
     assert expected[2] == tokens[2]
     assert -math.inf == highest[3]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cext.cpu_step_oracle import Network, Oracle, World, draw_weights, relative_error
+from cext.cpu_step_oracle import Network, Oracle, SequenceDriver, draw_weights, relative_error
 from fairlead._cext.cpustep import variants
 
 KERNELS = [(dtype, variant) for dtype in ("float32", "bfloat16") for variant in variants(dtype)]
@@ -30,7 +30,7 @@ SHAPES = {
     "a window of one": Network(windows=(1,)),
     "two groups": Network(layers=4, windows=(None, 21), groups=(1, 1, 0, 1)),
     "part of a head turns": Network(head_dim=40, rotated=(20,)),
-    "nothing turns": Network(rotated=(0,)),
+    "no channel is rotated": Network(rotated=(0,)),
     "stretched rope": Network(rope_scale=1.2),
     "caps": Network(attention_cap=5.0, logit_cap=3.0),
     "gemma 3": Network(
@@ -51,37 +51,39 @@ SHAPES = {
 }
 
 
-def teach(world, lengths):
+def add_sequences(driver, lengths):
     """Add sequences of these lengths, with nothing computed yet."""
-    return [world.enter(world.rng.integers(0, world.network.vocab_size, length)) for length in lengths]
+    return [
+        driver.add_sequence(driver.rng.integers(0, driver.network.vocab_size, length)) for length in lengths
+    ]
 
 
-def check(world, outputs, speakers, tolerance):
-    oracle = Oracle(world.network, world.weights)
-    for speaker in speakers:
-        expected = oracle.logits(np.array(speaker.token_ids))[-1]
-        assert relative_error(outputs[speaker.slot], expected) <= tolerance
+def check(driver, outputs, sequences, tolerance):
+    oracle = Oracle(driver.network, driver.weights)
+    for sequence in sequences:
+        expected = oracle.logits(np.array(sequence.token_ids))[-1]
+        assert relative_error(outputs[sequence.slot], expected) <= tolerance
 
 
-def speak(world, speakers):
-    for speaker in speakers:
-        speaker.token_ids.append(int(world.rng.integers(world.network.vocab_size)))
+def append_random_tokens(driver, sequences):
+    for sequence in sequences:
+        sequence.token_ids.append(int(driver.rng.integers(driver.network.vocab_size)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
 def test_logits_equal_those_of_the_numpy_network(kernel, shape):
     dtype, variant = kernel
-    world = World(SHAPES[shape], dtype, variant=variant, threads=2)
-    short, middle, long = speakers = teach(world, (1, 33, 150))
-    check(world, world.step([(short, 1), (middle, 33)]), [short, middle], TOLERANCE[dtype])
-    speak(world, [short, middle])
-    outputs = world.step([(short, 1), (middle, 1), (long, 70)])  # decodes beside the first chunk of a prompt
-    check(world, outputs, [short, middle], TOLERANCE[dtype])
-    speak(world, [short, middle])
-    check(world, world.step([(short, 1), (long, 80)]), [short, long], TOLERANCE[dtype])
-    speak(world, [short, long])
-    check(world, world.step([(short, 1), (middle, 1), (long, 1)]), speakers, TOLERANCE[dtype])
+    driver = SequenceDriver(SHAPES[shape], dtype, variant=variant, threads=2)
+    short, middle, long = sequences = add_sequences(driver, (1, 33, 150))
+    check(driver, driver.step([(short, 1), (middle, 33)]), [short, middle], TOLERANCE[dtype])
+    append_random_tokens(driver, [short, middle])
+    outputs = driver.step([(short, 1), (middle, 1), (long, 70)])  # decodes beside the first chunk of a prompt
+    check(driver, outputs, [short, middle], TOLERANCE[dtype])
+    append_random_tokens(driver, [short, middle])
+    check(driver, driver.step([(short, 1), (long, 80)]), [short, long], TOLERANCE[dtype])
+    append_random_tokens(driver, [short, long])
+    check(driver, driver.step([(short, 1), (middle, 1), (long, 1)]), sequences, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("window", [None, 140])
@@ -90,11 +92,13 @@ def test_a_long_context_is_read_in_parts_and_the_parts_are_merged(kernel, window
     dtype, variant = kernel
     # The attention is sharp enough that one key too many changes the logits.
     network = Network(layers=2, heads=4, kv_heads=1, windows=(window,), attention_scale=0.6)
-    world = World(network, dtype, variant=variant, threads=2, columns=60, slots=2, max_batched_tokens=1024)
-    [speaker] = teach(world, [420])
-    check(world, world.step([(speaker, 420)]), [speaker], TOLERANCE[dtype])
-    speak(world, [speaker])
-    check(world, world.step([(speaker, 1)]), [speaker], TOLERANCE[dtype])
+    driver = SequenceDriver(
+        network, dtype, variant=variant, threads=2, columns=60, slots=2, max_batched_tokens=1024
+    )
+    [sequence] = add_sequences(driver, [420])
+    check(driver, driver.step([(sequence, 420)]), [sequence], TOLERANCE[dtype])
+    append_random_tokens(driver, [sequence])
+    check(driver, driver.step([(sequence, 1)]), [sequence], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 65, 513])
@@ -102,9 +106,9 @@ def test_a_long_context_is_read_in_parts_and_the_parts_are_merged(kernel, window
 def test_token_counts_around_the_tile_sizes_give_correct_logits(kernel, tokens):
     dtype, variant = kernel
     network = Network(layers=2, hidden_size=96, heads=3, kv_heads=3, intermediate_size=416)
-    world = World(network, dtype, variant=variant, columns=40, slots=2, max_batched_tokens=520)
-    [speaker] = teach(world, [tokens])
-    check(world, world.step([(speaker, tokens)]), [speaker], TOLERANCE[dtype])
+    driver = SequenceDriver(network, dtype, variant=variant, columns=40, slots=2, max_batched_tokens=520)
+    [sequence] = add_sequences(driver, [tokens])
+    check(driver, driver.step([(sequence, tokens)]), [sequence], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
@@ -117,32 +121,32 @@ def test_nan_left_in_a_reused_block_does_not_affect_its_next_sequence(kernel):
     weights[None, "embedding"][:, 3] = 0
     weights[None, "embedding"][7, 3] = 100
     weights[0, "value"][:, 3] = 3e38
-    world = World(network, dtype, variant=variant, slots=2, columns=2, weights=weights)
-    bad = world.enter([7] * 32)
-    assert np.isnan(world.step([(bad, 32)])[bad.slot]).any()
-    blocks = [int(block) for block in world.tables[0][bad.slot]]
-    world.leave(bad)
-    world.free = [blocks]  # the next sequence gets the same blocks
-    good = world.enter([1, 2, 3])
-    check(world, world.step([(good, 3)]), [good], TOLERANCE[dtype])
-    speak(world, [good])
-    check(world, world.step([(good, 1)]), [good], TOLERANCE[dtype])
+    driver = SequenceDriver(network, dtype, variant=variant, slots=2, columns=2, weights=weights)
+    overflowing = driver.add_sequence([7] * 32)
+    assert np.isnan(driver.step([(overflowing, 32)])[overflowing.slot]).any()
+    blocks = [int(block) for block in driver.tables[0][overflowing.slot]]
+    driver.remove_sequence(overflowing)
+    driver.free = [blocks]  # the next sequence gets the same blocks
+    unaffected = driver.add_sequence([1, 2, 3])
+    check(driver, driver.step([(unaffected, 3)]), [unaffected], TOLERANCE[dtype])
+    append_random_tokens(driver, [unaffected])
+    check(driver, driver.step([(unaffected, 1)]), [unaffected], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_without_samples_fills_the_cache_and_writes_no_logits(dtype):
-    world = World(Network(), dtype)
-    [speaker] = teach(world, [60])
-    assert world.step([(speaker, 40)]) == {}
-    check(world, world.step([(speaker, 20)]), [speaker], TOLERANCE[dtype])
+    driver = SequenceDriver(Network(), dtype)
+    [sequence] = add_sequences(driver, [60])
+    assert driver.step([(sequence, 40)]) == {}
+    check(driver, driver.step([(sequence, 20)]), [sequence], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_second_sequence_reads_the_shared_prefix(dtype):
-    world = World(Network(), dtype)
-    prompt = [int(token) for token in world.rng.integers(0, world.network.vocab_size, 40)]
-    first, second = world.enter(prompt), world.enter([*prompt[:32], 5, 6, 7])
-    world.step([(first, 40)])
-    world.tables[0][second.slot, :2] = world.tables[0][first.slot, :2]
+    driver = SequenceDriver(Network(), dtype)
+    prompt = [int(token) for token in driver.rng.integers(0, driver.network.vocab_size, 40)]
+    first, second = driver.add_sequence(prompt), driver.add_sequence([*prompt[:32], 5, 6, 7])
+    driver.step([(first, 40)])
+    driver.tables[0][second.slot, :2] = driver.tables[0][first.slot, :2]
     second.computed = 32
-    check(world, world.step([(second, 3)]), [second], TOLERANCE[dtype])
+    check(driver, driver.step([(second, 3)]), [second], TOLERANCE[dtype])

@@ -5,22 +5,30 @@ import threading
 import numpy as np
 import pytest
 
-from cext.cpu_step_oracle import Network, World, draw_weights, int32, new_model, pack_all, to_bfloat16
+from cext.cpu_step_oracle import (
+    Network,
+    SequenceDriver,
+    draw_weights,
+    int32,
+    new_model,
+    pack_all,
+    to_bfloat16,
+)
 from fairlead._cext.cpustep import read_rate, variants
 
 NETWORK = Network(windows=(None, 20), groups=(0, 1))
 
 
 @pytest.fixture
-def world():
-    return World(NETWORK, "float32", max_batched_tokens=64)
+def driver():
+    return SequenceDriver(NETWORK, "float32", max_batched_tokens=64)
 
 
 @pytest.fixture
-def arguments(world):
+def arguments(driver):
     """The arguments of a step with two sequences of 3 and 40 tokens, which both sample."""
-    speakers = world.enter(range(3)), world.enter(range(40))
-    return world.arguments([(speakers[0], 3), (speakers[1], 40)])
+    sequences = driver.add_sequence(range(3)), driver.add_sequence(range(40))
+    return driver.arguments([(sequences[0], 3), (sequences[1], 40)])
 
 
 def changed(array, index, value):
@@ -75,66 +83,66 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_invalid_step_raises_and_a_valid_one_still_runs(world, arguments, wrong):
-    fresh = World(NETWORK, "float32", max_batched_tokens=64)
-    again = fresh.arguments([(fresh.enter(range(3)), 3), (fresh.enter(range(40)), 40)])
+def test_invalid_step_raises_and_a_valid_one_still_runs(driver, arguments, wrong):
+    fresh = SequenceDriver(NETWORK, "float32", max_batched_tokens=64)
+    again = fresh.arguments([(fresh.add_sequence(range(3)), 3), (fresh.add_sequence(range(40)), 40)])
     fresh.model.run(**again)
     with pytest.raises(ValueError):
-        world.model.run(**{**arguments, **WRONG[wrong](arguments)})
+        driver.model.run(**{**arguments, **WRONG[wrong](arguments)})
     assert np.isnan(arguments["logits"]).all()
-    world.model.run(**arguments)
+    driver.model.run(**arguments)
     assert again["logits"].tobytes() == arguments["logits"].tobytes()
 
 
-def test_step_with_more_than_max_batched_tokens_raises(world):
-    speaker = world.enter(range(65))
+def test_step_with_more_than_max_batched_tokens_raises(driver):
+    sequence = driver.add_sequence(range(65))
     with pytest.raises(ValueError, match="65 tokens, from 1 to 64"):
-        world.step([(speaker, 65)])
+        driver.step([(sequence, 65)])
 
 
-def test_step_does_not_need_blocks_that_slid_out_of_the_window(world):
-    speaker = world.enter(range(90))
-    world.step([(speaker, 60)])
-    world.step([(speaker, 30)])
-    assert (world.tables[1][speaker.slot, :2] == -1).all()
+def test_step_does_not_need_blocks_that_slid_out_of_the_window(driver):
+    sequence = driver.add_sequence(range(90))
+    driver.step([(sequence, 60)])
+    driver.step([(sequence, 30)])
+    assert (driver.tables[1][sequence.slot, :2] == -1).all()
 
 
 def test_run_raises_before_cache_and_weights_are_ready():
     model = new_model(NETWORK, "float32")
-    nothing = (
+    empty_step = (
         (int32([]),) * 2
         + ((),)
         + (int32([0]), int32([]), int32([]))
         + ((), int32([]), np.zeros((0, 101), "f"))
     )
     with pytest.raises(ValueError, match="no KV cache"):
-        model.run(*nothing)
+        model.run(*empty_step)
     model.allocate_cache([1, 1])
     with pytest.raises(ValueError, match="were not packed"):
-        model.run(*nothing)
+        model.run(*empty_step)
     pack_all(model, draw_weights(NETWORK, "float32"))
     with pytest.raises(ValueError, match="of 2 groups"):
-        model.run(*nothing)
+        model.run(*empty_step)
 
 
 @pytest.mark.parametrize(("group", "blocks"), [(2, [0]), (-1, [0]), (0, [-1]), (0, [10**6]), (0, [2**40])])
-def test_releasing_nonexistent_blocks_raises(world, group, blocks):
+def test_releasing_nonexistent_blocks_raises(driver, group, blocks):
     with pytest.raises((ValueError, OverflowError)):
-        world.model.release(group, blocks)
+        driver.model.release(group, blocks)
 
 
 def test_releasing_free_blocks_does_not_change_blocks_in_use():
-    release, keep = (World(NETWORK, "float32", max_batched_tokens=64) for _ in range(2))
+    release, keep = (SequenceDriver(NETWORK, "float32", max_batched_tokens=64) for _ in range(2))
     logits = []
     for its in (release, keep):
-        gone, stays = its.enter(range(40)), its.enter(range(7, 60))
-        its.step([(gone, 40), (stays, 24)])
-        its.leave(gone)
+        removed, remaining = its.add_sequence(range(40)), its.add_sequence(range(7, 60))
+        its.step([(removed, 40), (remaining, 24)])
+        its.remove_sequence(removed)
         if its is release:
             for group, free in enumerate(its.free):
                 its.model.release(group, sorted(map(int, free)))
-        newcomer = its.enter(range(3, 33))
-        logits.append(its.step([(stays, 29), (newcomer, 30)]))
+        added = its.add_sequence(range(3, 33))
+        logits.append(its.step([(remaining, 29), (added, 30)]))
     for slot, expected in logits[1].items():
         assert np.array_equal(logits[0][slot], expected)
 
@@ -181,7 +189,7 @@ def test_tensor_may_be_packed_in_pieces_but_only_once():
     weights = draw_weights(NETWORK, "bfloat16")
     model, whole = (
         new_model(NETWORK, "bfloat16", max_batched_tokens=64),
-        World(NETWORK, "bfloat16", weights=weights),
+        SequenceDriver(NETWORK, "bfloat16", weights=weights),
     )
     for layer, name in model.missing():
         values = weights[layer, name]
@@ -194,7 +202,7 @@ def test_tensor_may_be_packed_in_pieces_but_only_once():
     with pytest.raises(ValueError, match="layer 0: up"):
         model.pack("up", to_bfloat16(weights[0, "up"][:1]), layer=0)
     model.allocate_cache(whole.blocks)
-    arguments = whole.arguments([(whole.enter(range(40)), 40)])
+    arguments = whole.arguments([(whole.add_sequence(range(40)), 40)])
     model.run(**arguments)
     first = arguments["logits"].copy()
     whole.model.run(**arguments)
@@ -248,7 +256,7 @@ def test_portable_kernels_are_always_available():
         assert variants(dtype)[-1] == "portable"
 
 
-def test_other_threads_run_during_a_step(world):
+def test_other_threads_run_during_a_step(driver):
     """A step releases the GIL: a counting thread advances while this one runs step after step."""
     counted, stop = [0], threading.Event()
 
@@ -259,23 +267,23 @@ def test_other_threads_run_during_a_step(world):
     counter = threading.Thread(target=count)
     counter.start()
     try:
-        speaker = world.enter(range(64))
-        arguments = world.arguments([(speaker, 64)])
+        sequence = driver.add_sequence(range(64))
+        arguments = driver.arguments([(sequence, 64)])
         before = counted[0]
         while counted[0] == before:
-            world.model.run(**arguments)
+            driver.model.run(**arguments)
     finally:
         stop.set()
         counter.join()
 
 
-def test_allocating_a_cache_again_replaces_the_old_one(world, arguments):
-    world.model.run(**arguments)
+def test_allocating_a_cache_again_replaces_the_old_one(driver, arguments):
+    driver.model.run(**arguments)
     first = arguments["logits"].copy()
-    bytes_before = world.model.cache_bytes
-    world.model.allocate_cache(world.blocks)
-    assert bytes_before == world.model.cache_bytes
-    world.model.run(**arguments)
+    bytes_before = driver.model.cache_bytes
+    driver.model.allocate_cache(driver.blocks)
+    assert bytes_before == driver.model.cache_bytes
+    driver.model.run(**arguments)
     assert first.tobytes() == arguments["logits"].tobytes()
 
 

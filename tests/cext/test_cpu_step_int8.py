@@ -6,7 +6,7 @@ import pytest
 from cext.cpu_step_oracle import (
     Network,
     Oracle,
-    World,
+    SequenceDriver,
     draw_weights,
     from_bfloat16,
     new_model,
@@ -14,7 +14,7 @@ from cext.cpu_step_oracle import (
     relative_error,
     to_bfloat16,
 )
-from cext.test_cpu_step import KERNELS, SHAPES, TOLERANCE, speak, teach
+from cext.test_cpu_step import KERNELS, SHAPES, TOLERANCE, add_sequences, append_random_tokens
 
 
 def rounded(weights):
@@ -28,43 +28,43 @@ def rounded(weights):
     return left
 
 
-def worlds(network, kernel, **options):
+def drivers(network, kernel, **options):
     """Return a world with 8-bit weights, and the oracle of the rounded weights."""
     dtype, variant = kernel
     weights = draw_weights(network, dtype)
-    world = World(network, dtype, variant=variant, weights=weights, quantization="int8", **options)
-    return world, Oracle(network, rounded(weights))
+    driver = SequenceDriver(network, dtype, variant=variant, weights=weights, quantization="int8", **options)
+    return driver, Oracle(network, rounded(weights))
 
 
-def check(said, oracle, speakers, tolerance):
-    for speaker in speakers:
-        expected = oracle.logits(np.array(speaker.token_ids))[-1]
-        assert relative_error(said[speaker.slot], expected) <= tolerance
+def check(outputs, oracle, sequences, tolerance):
+    for sequence in sequences:
+        expected = oracle.logits(np.array(sequence.token_ids))[-1]
+        assert relative_error(outputs[sequence.slot], expected) <= tolerance
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
 def test_logits_equal_those_of_the_rounded_numpy_network(kernel, shape):
-    world, oracle = worlds(SHAPES[shape], kernel, threads=2)
+    driver, oracle = drivers(SHAPES[shape], kernel, threads=2)
     tolerance = TOLERANCE[kernel[0]]
-    short, long = speakers = teach(world, (1, 150))
-    check(world.step([(short, 1)]), oracle, [short], tolerance)
-    speak(world, [short])
-    check(world.step([(short, 1), (long, 70)]), oracle, [short], tolerance)
-    speak(world, [short])
-    check(world.step([(short, 1), (long, 80)]), oracle, speakers, tolerance)
+    short, long = sequences = add_sequences(driver, (1, 150))
+    check(driver.step([(short, 1)]), oracle, [short], tolerance)
+    append_random_tokens(driver, [short])
+    check(driver.step([(short, 1), (long, 70)]), oracle, [short], tolerance)
+    append_random_tokens(driver, [short])
+    check(driver.step([(short, 1), (long, 80)]), oracle, sequences, tolerance)
 
 
 @pytest.mark.parametrize("tokens", [15, 16, 17, 33, 48, 65, 513])
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
 def test_token_counts_around_the_tile_sizes_give_correct_logits(kernel, tokens):
     network = Network(layers=2, hidden_size=96, heads=3, kv_heads=3, intermediate_size=416)
-    world, oracle = worlds(network, kernel, columns=40, slots=2, max_batched_tokens=520)
-    [speaker] = teach(world, [tokens])
-    check(world.step([(speaker, tokens)]), oracle, [speaker], TOLERANCE[kernel[0]])
+    driver, oracle = drivers(network, kernel, columns=40, slots=2, max_batched_tokens=520)
+    [sequence] = add_sequences(driver, [tokens])
+    check(driver.step([(sequence, tokens)]), oracle, [sequence], TOLERANCE[kernel[0]])
 
 
-def said_after(network, weights, pieces, kernel):
+def outputs_after(network, weights, pieces, kernel):
     """Return the logits after five tokens, with matrices packed `pieces` rows at a time."""
     dtype, variant = kernel
     model = new_model(network, dtype, variant=variant, quantization="int8")
@@ -76,19 +76,19 @@ def said_after(network, weights, pieces, kernel):
         values = to_bfloat16(values) if dtype == "bfloat16" else values
         for row in range(0, len(values), pieces):
             model.pack(name, values[row : row + pieces], layer=layer)
-    world = World(network, dtype, variant=variant, weights=weights)
-    model.allocate_cache(world.blocks)
-    world.model = model
-    [speaker] = teach(world, (5,))
-    return world.step([(speaker, 5)])[speaker.slot]
+    driver = SequenceDriver(network, dtype, variant=variant, weights=weights)
+    model.allocate_cache(driver.blocks)
+    driver.model = model
+    [sequence] = add_sequences(driver, (5,))
+    return driver.step([(sequence, 5)])[sequence.slot]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
 def test_matrix_may_be_packed_in_pieces_of_any_size(kernel):
     network = Network(qkv_bias=True)
     weights = draw_weights(network, kernel[0])
-    whole = said_after(network, weights, 1000, kernel)
-    assert whole.tobytes() == said_after(network, weights, 7, kernel).tobytes()
+    unsplit = outputs_after(network, weights, 1000, kernel)
+    assert unsplit.tobytes() == outputs_after(network, weights, 7, kernel).tobytes()
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
@@ -103,9 +103,9 @@ def test_rows_of_zeros_and_of_any_magnitude_keep_their_own_scales(kernel):
     weights[0, "down"][5] = 1e-44  # 1 / its scale does not fit in float32
     if kernel[0] == "bfloat16":
         weights = {key: from_bfloat16(to_bfloat16(values)) for key, values in weights.items()}
-    world = World(network, kernel[0], variant=kernel[1], weights=weights, quantization="int8")
-    [speaker] = teach(world, (40,))
-    check(world.step([(speaker, 40)]), Oracle(network, rounded(weights)), [speaker], TOLERANCE[kernel[0]])
+    driver = SequenceDriver(network, kernel[0], variant=kernel[1], weights=weights, quantization="int8")
+    [sequence] = add_sequences(driver, (40,))
+    check(driver.step([(sequence, 40)]), Oracle(network, rounded(weights)), [sequence], TOLERANCE[kernel[0]])
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
@@ -116,13 +116,13 @@ def test_other_rows_and_threads_change_no_bit_of_a_decode(kernel):
     texts = []
     for others_in_batch, threads in ((0, 1), (3, 2), (17, 1), (40, 2)):
         options = {"variant": kernel[1], "threads": threads, "slots": 48, "quantization": "int8"}
-        world = World(network, kernel[0], weights=weights, **options)
-        speaker = world.enter(prompt)
-        world.step([(speaker, 30)])
-        others = teach(world, [1] * others_in_batch)
-        speaker.token_ids.append(3)
-        said = world.step([(speaker, 1), *((other, 1) for other in others)])
-        texts.append(said[speaker.slot].tobytes())
+        driver = SequenceDriver(network, kernel[0], weights=weights, **options)
+        sequence = driver.add_sequence(prompt)
+        driver.step([(sequence, 30)])
+        others = add_sequences(driver, [1] * others_in_batch)
+        sequence.token_ids.append(3)
+        outputs = driver.step([(sequence, 1), *((other, 1) for other in others)])
+        texts.append(outputs[sequence.slot].tobytes())
     assert len(set(texts)) == 1
 
 

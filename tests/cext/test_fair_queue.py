@@ -68,7 +68,7 @@ def test_discarding_and_pushing_again_gains_no_turn(new_queue):
 def test_number_of_remembered_idle_tenants_is_bounded(fairness):
     tracemalloc.start()
     queue = FairQueue(capacity=10, fairness=fairness)
-    queue.push("patient", priority=7)
+    queue.push("waiting", priority=7)
     before, _ = tracemalloc.get_traced_memory()
     for tenant in range(20_000):
         queue.push(f"tenant {tenant}")
@@ -119,8 +119,8 @@ def test_tenants_with_a_backlog_are_never_two_turns_apart(new_queue, arrival):
 def test_positions_predict_the_pop_order(new_queue, arrivals):
     queue = new_queue(capacity=30)
     handles = [queue.push(tenant, priority=priority) for tenant, priority in arrivals]
-    foretold = {queue.position(handle): handle for handle in handles}
-    assert [foretold.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]
+    handle_at = {queue.position(handle): handle for handle in handles}
+    assert [handle_at.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]
 
 
 # Capacity and handles ------------------------------------------------------------------------------
@@ -163,9 +163,9 @@ def test_a_handle_is_stale_once_its_entry_left(new_queue, leave):
     fresh = queue.push("B")
     assert not queue.discard(stale)
     assert (stale in queue, fresh in queue) == (False, True)
-    for question in (queue.position, queue.tenant, queue.cost):
+    for query in (queue.position, queue.tenant, queue.cost):
         with pytest.raises(KeyError):
-            question(stale)
+            query(stale)
 
 
 @both
@@ -189,9 +189,9 @@ def test_forged_handles_are_not_in_the_queue(new_queue):
         for offset in (sign, sign << 31, sign << 32, sign << 63, sign << 200)
     }
     beyond_the_arrays = {handle + row for row in range(1, 100)}
-    for forgery in beside | beyond_the_arrays | {-1, -handle - 1, "1", None}:
-        assert not queue.discard(forgery)
-        assert forgery not in queue
+    for forged in beside | beyond_the_arrays | {-1, -handle - 1, "1", None}:
+        assert not queue.discard(forged)
+        assert forged not in queue
     assert handle == queue.pop()
 
 
@@ -300,9 +300,9 @@ def test_memory_grows_with_waiting_entries_only():
     tracemalloc.start()
     try:
         churn()
-        size, traced = sys.getsizeof(queue), bytes_of_ours()
+        size, traced = sys.getsizeof(queue), bytes_allocated_here()
         churn()
-        grown = bytes_of_ours() - traced
+        grown = bytes_allocated_here() - traced
     finally:
         tracemalloc.stop()
     assert size == sys.getsizeof(queue)
@@ -310,7 +310,7 @@ def test_memory_grows_with_waiting_entries_only():
     assert all(handle in queue for handle in keep)
 
 
-def bytes_of_ours():
+def bytes_allocated_here():
     """Return the bytes allocated by this file. Other threads may allocate meanwhile."""
     snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, __file__)])
     return sum(entry.size for entry in snapshot.statistics("filename"))
@@ -357,34 +357,39 @@ def test_a_queue_cannot_be_copied_or_pickled():
 @pytest.mark.parametrize("fairness", ["roundRobin", "tokens"])
 def test_any_number_of_discards_in_a_row_leaves_the_others_in_their_order(fairness):
     queue, oracle = (new(capacity=1000, fairness=fairness) for new in (FairQueue, FairQueueOracle))
-    twins = {queue.push(tenant): oracle.push(tenant) for tenant in "AABBBCAD" * 50}
-    chosen = Random(0).sample(list(twins), k=300)
+    oracle_handles = {queue.push(tenant): oracle.push(tenant) for tenant in "AABBBCAD" * 50}
+    chosen = Random(0).sample(list(oracle_handles), k=300)
     for count, handle in enumerate(chosen, 1):
         assert queue.discard(handle)
-        assert oracle.discard(twins[handle])
+        assert oracle.discard(oracle_handles[handle])
         assert handle not in queue
-        assert len(oracle) == len(queue) == len(twins) - count
+        assert len(oracle) == len(queue) == len(oracle_handles) - count
     assert queue.statistics().discarded == 300
-    assert [oracle.pop() for _ in range(100)] == [twins[queue.pop()] for _ in range(100)]
+    assert [oracle.pop() for _ in range(100)] == [oracle_handles[queue.pop()] for _ in range(100)]
 
 
 def test_waiting_entries_keep_their_handles_while_other_rows_are_reused():
     queue = FairQueue(capacity=200)
-    patient = [queue.push(f"{number}") for number in range(150)]
+    waiting_handles = [queue.push(f"{number}") for number in range(150)]
     stale, churned = [], queue.push("busy")
     for _ in range(1000):
         assert queue.discard(churned)
         stale.append(churned)
         churned = queue.push("busy")
-    assert all(handle in queue for handle in [*patient, churned])
+    assert all(handle in queue for handle in [*waiting_handles, churned])
     assert not any(handle in queue for handle in stale)
-    assert all(queue.discard(handle) for handle in patient[::2])
+    assert all(queue.discard(handle) for handle in waiting_handles[::2])
 
-    reused = [queue.push("late") for _ in patient[::2]]  # in rows beside those that waited longest
-    assert not any(queue.discard(handle) for handle in patient[::2])
-    assert all(handle in queue for handle in [*patient[1::2], *reused])
-    assert len({*stale, *patient, *reused, churned}) == len(stale) + len(patient) + len(reused) + 1
-    assert patient[1::2] == [handle for handle in queue.pop_many(200, 0) if handle in set(patient)]
+    reused = [queue.push("late") for _ in waiting_handles[::2]]  # in rows beside those that waited longest
+    assert not any(queue.discard(handle) for handle in waiting_handles[::2])
+    assert all(handle in queue for handle in [*waiting_handles[1::2], *reused])
+    assert (
+        len({*stale, *waiting_handles, *reused, churned})
+        == len(stale) + len(waiting_handles) + len(reused) + 1
+    )
+    assert waiting_handles[1::2] == [
+        handle for handle in queue.pop_many(200, 0) if handle in set(waiting_handles)
+    ]
 
 
 def test_signatures_can_be_read_at_run_time():

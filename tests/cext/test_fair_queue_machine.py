@@ -10,8 +10,8 @@ from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 
 def run_machine(new_queue, **changes):
-    always = getattr(new_queue, "shows_with", {})
-    attributes = {"new_queue": new_queue, "always": always}
+    fixed_options = getattr(new_queue, "detected_with", {})
+    attributes = {"new_queue": new_queue, "always": fixed_options}
     machine = type(f"{new_queue.__name__}Machine", (FairQueueMachine,), attributes)
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 
@@ -52,7 +52,7 @@ class ReturningTenantGoesToTheFront(FairQueueOracle):
 
 
 class RoundsNeverEnd(FairQueueOracle):
-    shows_with = {"fairness": "roundRobin", "capacity": 1000}  # noqa: RUF012
+    detected_with = {"fairness": "roundRobin", "capacity": 1000}  # noqa: RUF012
 
     def take_turn(self, entry):
         served = self.served[entry.priority].copy()
@@ -61,7 +61,7 @@ class RoundsNeverEnd(FairQueueOracle):
 
 
 class DiscardCountsAsATurn(FairQueueOracle):
-    shows_with = {"fairness": "roundRobin", "capacity": 1000}  # noqa: RUF012
+    detected_with = {"fairness": "roundRobin", "capacity": 1000}  # noqa: RUF012
 
     def discard(self, handle):
         entry = self.entries.get(handle)
@@ -91,15 +91,15 @@ class LowestClassFirst(FairQueueOracle):
         return max(self.classes_waiting(), default=None)
 
 
-class SharesAreForgotten(FairQueueOracle):
-    shows_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
+class SharesAreIgnored(FairQueueOracle):
+    detected_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
 
     def class_next(self):
         return min(self.classes_waiting(), default=None)
 
 
 class CreditIsNotSpent(FairQueueOracle):
-    shows_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
+    detected_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
 
     def accrue(self, popped):
         before = self.credits[popped]
@@ -108,7 +108,7 @@ class CreditIsNotSpent(FairQueueOracle):
 
 
 class CreditOutlastsTheWait(FairQueueOracle):
-    shows_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
+    detected_with = {"min_share": 0.4, "capacity": 1000}  # noqa: RUF012
 
     def leave(self, handle):
         before = self.credits.copy()
@@ -142,14 +142,14 @@ class DiscardRemovesNothing(FairQueueOracle):
         return handle in self.entries
 
 
-class StaleHandleHitsAnother(FairQueueOracle):
+class StaleHandleDiscardsAnother(FairQueueOracle):
     def discard(self, handle):
         if handle not in self.entries and self.entries:
             handle = min(self.entries)
         return super().discard(handle)
 
 
-class HandleIsUsedAgain(FairQueueOracle):
+class HandleIsReused(FairQueueOracle):
     def new_entry(self, entry):
         super().new_entry(entry)
         handle = len(self.entries) - 1
@@ -157,18 +157,18 @@ class HandleIsUsedAgain(FairQueueOracle):
         return handle
 
 
-class WhoWaitsForLongIsForgotten(FairQueueOracle):
+class LongWaitingHandleIsForgotten(FairQueueOracle):
     def __contains__(self, handle):
         return super().__contains__(handle) and self.pushed - handle <= 128
 
 
-class StaleHandleIsValidAgainInTime(FairQueueOracle):
+class StaleHandleBecomesValidAgain(FairQueueOracle):
     def __contains__(self, handle):
         return any((waiting - handle) % 128 == 0 for waiting in self.entries)
 
 
 class DisplacesWithoutSlack(FairQueueOracle):
-    shows_with = {"capacity": 6}  # noqa: RUF012
+    detected_with = {"capacity": 6}  # noqa: RUF012
 
     def displace(self, tenant, *, priority=1):
         self.slack -= 1
@@ -179,14 +179,14 @@ class DisplacesWithoutSlack(FairQueueOracle):
 
 
 class DisplacesAHigherClass(FairQueueOracle):
-    shows_with = {"capacity": 6}  # noqa: RUF012
+    detected_with = {"capacity": 6}  # noqa: RUF012
 
     def displace(self, tenant, *, priority=1):
         return super().displace(tenant, priority=max(priority - 1, 0))
 
 
 class DisplacesTheOldest(FairQueueOracle):
-    shows_with = {"capacity": 6}  # noqa: RUF012
+    detected_with = {"capacity": 6}  # noqa: RUF012
 
     def displace(self, tenant, *, priority=1):
         self.turn_lines_round()
@@ -254,19 +254,19 @@ class BypassIsOneTooMany(FairQueueOracle):
 
 
 class SkippedIsPassed(FairQueueOracle):
-    shows_with = {"bypass": 1, "capacity": 1000}  # noqa: RUF012
+    detected_with = {"bypass": 1, "capacity": 1000}  # noqa: RUF012
 
     def pop(self, fits=None):
         return super().pop(fits and (lambda handle: bool(fits(handle))))
 
 
-class OnlyTheFirstOfALineIsAsked(FairQueueOracle):
+class OnlyTheFirstOfALineIsChecked(FairQueueOracle):
     def order(self):
         lines = [line for lines in self.lines for line in lines.values()]
         yield from (handle for handle in super().order() if all(handle not in line[1:] for line in lines))
 
 
-class BudgetIsForEach(FairQueueOracle):
+class BudgetAppliesToEachEntry(FairQueueOracle):
     def pop_many(self, max_count, memory_budget):
         return [
             handle for _ in range(max_count) for handle in super(type(self), self).pop_many(1, memory_budget)
@@ -276,15 +276,15 @@ class BudgetIsForEach(FairQueueOracle):
 # Tokens --------------------------------------------------------------------------------------------
 
 
-class NobodyIsLifted(FairQueueOracle):
-    shows_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
+class NoTenantIsLifted(FairQueueOracle):
+    detected_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
 
     def lift(self, tenant):
         self.lifts[tenant] = self.level()
         self.counters.setdefault(tenant, 0.0)
 
 
-class LiftForgetsWhatWasUsed(FairQueueOracle):
+class LiftForgetsUsage(FairQueueOracle):
     def lift(self, tenant):
         self.lifts[tenant] = self.counters[tenant] = self.level()
 
@@ -295,14 +295,14 @@ class TheLastFloorIsForgotten(FairQueueOracle):
         self.floor = 0.0
 
 
-class TiesGoToTheFirstThatCame(FairQueueOracle):
+class TiesGoToTheFirstTenant(FairQueueOracle):
     def take_turn(self, entry):
         super().take_turn(entry)
         self.turns[entry.tenant] = 1
 
 
 class RefundGoesBelowTheLift(FairQueueOracle):
-    shows_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
+    detected_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
 
     def lift(self, tenant):
         super().lift(tenant)
@@ -315,14 +315,14 @@ class RefundDoesNothing(FairQueueOracle):
 
 
 class RefundIgnoresTheWeight(FairQueueOracle):
-    shows_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
+    detected_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
 
     def refund(self, tenant, cost):
         super().refund(tenant, cost * self.weight(tenant))
 
 
 class ChargeIgnoresTheWeight(FairQueueOracle):
-    shows_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
+    detected_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
 
     def add(self, tenant, cost):
         super().add(tenant, cost * self.weight(tenant))

@@ -113,7 +113,7 @@ def test_refund_of_more_than_was_charged_gives_no_lead(new_queue):
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "query",
     [
         lambda queue: queue.charge("A", 2.0),
         lambda queue: queue.refund("A", 0.5),
@@ -132,7 +132,7 @@ def test_refund_of_more_than_was_charged_gives_no_lead(new_queue):
     ],
 )
 @pytest.mark.parametrize("others", [[("B", 5.0), ("C", 9.0)], []], ids=["others wait", "nobody waits"])
-def test_counters_are_correct_right_after_the_lowest_tenant_is_discarded(ask, others):
+def test_counters_are_correct_right_after_the_lowest_tenant_is_discarded(query, others):
     queues = [new(capacity=20, fairness="tokens") for new in (FairQueue, FairQueueOracle)]
     seen = []
     for queue in queues:
@@ -142,10 +142,10 @@ def test_counters_are_correct_right_after_the_lowest_tenant_is_discarded(ask, ot
         left = [names[queue.pop()] for _ in tenants]
         for handle in handles[len(tenants) :: len(tenants)]:
             assert queue.discard(handle)
-        answer = ask(queue)
+        result = query(queue)
         counters = [queue.counter(tenant) for tenant in ("A", "B", "C", "new")]
         left += [names.get(queue.pop(), "another") for _ in range(len(queue))]
-        seen.append((answer, counters, left, queue.statistics()))
+        seen.append((result, counters, left, queue.statistics()))
     assert seen[1] == seen[0]
 
 
@@ -246,8 +246,8 @@ def test_counters_of_backlogged_tenants_differ_by_a_bounded_amount(estimate, sea
 def test_positions_predict_the_pop_order(arrivals, min_share, fairness):
     queue = FairQueue(capacity=60, fairness=fairness, min_share=min_share)
     handles = [queue.push(tenant, cost, priority=priority) for tenant, priority, cost in arrivals]
-    foretold = {queue.position(handle): handle for handle in handles}
-    assert [foretold.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]
+    handle_at = {queue.position(handle): handle for handle in handles}
+    assert [handle_at.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]
 
 
 @both

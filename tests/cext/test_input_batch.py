@@ -164,17 +164,17 @@ def test_no_row_is_left_out_of_two_consecutive_steps():
 
 
 @pytest.mark.parametrize(
-    ("rows", "places"), [(2, 1), (3, 2), (4, 1), (4, 3), (7, 2), (7, 5), (12, 5), (12, 11)]
+    ("rows", "limit"), [(2, 1), (3, 2), (4, 1), (4, 3), (7, 2), (7, 5), (12, 5), (12, 11)]
 )
-def test_each_row_gets_its_share_of_limited_places(rows, places):
+def test_each_row_gets_its_share_of_limited_places(rows, limit):
     batch = InputBatch(**OPTIONS | {"slots": 12, "max_model_len": 512})
     for slot in range(rows):
         batch.add_request(slot, SequenceState(slot, [1], max_tokens=500), (list(range(128)),))
     taken = Counter()
     for steps in range(1, 121):
-        taken.update(run(batch, max_rows=places))
+        taken.update(run(batch, max_rows=limit))
         shares = [taken[slot] for slot in range(rows)]
-        assert sum(shares) == steps * places
+        assert sum(shares) == steps * limit
         assert max(shares) - min(shares) <= 1
 
 
@@ -246,20 +246,20 @@ def test_memory_does_not_grow_over_a_thousand_sequences():
             prepare(batch, max_rows=0)
         if number == 500:
             gc.collect()
-            before = blocks_of_ours()
+            before = blocks_allocated_here()
     gc.collect()
-    after = blocks_of_ours()
+    after = blocks_allocated_here()
     tracemalloc.stop()
     assert after - before < 100
 
 
-def blocks_of_ours():
+def blocks_allocated_here():
     """Return the number of memory blocks allocated by this file. Other threads may allocate meanwhile."""
     snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, __file__)])
     return sum(entry.count for entry in snapshot.statistics("filename"))
 
 
-class Twins:
+class BatchAndOracle:
     """A batch and its oracle, to which sequences are added and removed at random."""
 
     def __init__(self, slots, churn, seed, block_size=4):
@@ -271,7 +271,7 @@ class Twins:
         self.pairs, self.steps = {}, []
         self.churn, self.longest = churn, 0
 
-    def come(self, slot):
+    def add(self, slot):
         self.key += 1
         prompt = [self.chance.randrange(50) for _ in range(self.chance.randint(1, 7))]
         options = {
@@ -287,7 +287,7 @@ class Twins:
         for batch, state in zip((self.batch, self.oracle), self.pairs[slot], strict=True):
             batch.add_request(slot, state, blocks)
 
-    def go(self, slot):
+    def remove(self, slot):
         self.batch.remove_request(slot)
         self.oracle.remove_request(slot)
         kernel, oracle = self.pairs.pop(slot)
@@ -313,14 +313,14 @@ class Twins:
         sampled = array("i", [self.chance.randrange(50) for _ in range(actual.samples)])
         if actual.samples and self.chance.random() < self.churn:
             sampled[self.chance.randrange(actual.samples)] = -1
-        wanted, found = (
+        expected_result, found = (
             self.oracle.commit_tokens(expected, sampled),
             self.batch.commit_tokens(actual, sampled),
         )
-        assert plain(wanted[:-1]) == plain(found[:-1])
-        assert sorted(wanted.filled) == sorted(found.filled)
-        for slot, *_ in wanted.finished + wanted.failed:
-            self.go(slot)
+        assert plain(expected_result[:-1]) == plain(found[:-1])
+        assert sorted(expected_result.filled) == sorted(found.filled)
+        for slot, *_ in expected_result.finished + expected_result.failed:
+            self.remove(slot)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -329,28 +329,28 @@ class Twins:
 )
 def test_wide_and_long_batches_behave_like_the_oracle(slots, steps, churn, overlap):
     """Batches wider than any vector register, and sequences longer than any buffer's initial size."""
-    twins = Twins(slots, churn, seed=slots + overlap)
-    live(twins, steps, overlap)
-    assert twins.longest > min(600, steps // 2)
+    driver = BatchAndOracle(slots, churn, seed=slots + overlap)
+    run_random_steps(driver, steps, overlap)
+    assert driver.longest > min(600, steps // 2)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("block_size", [257, 300, 512])
 def test_large_blocks_begin_at_the_right_step(block_size, overlap):
-    twins = Twins(8, 0.0, seed=block_size + overlap, block_size=block_size)
-    live(twins, 600, overlap)
-    assert twins.longest > block_size
+    driver = BatchAndOracle(8, 0.0, seed=block_size + overlap, block_size=block_size)
+    run_random_steps(driver, 600, overlap)
+    assert driver.longest > block_size
 
 
-def live(twins, steps, overlap):
+def run_random_steps(driver, steps, overlap):
     for number in range(steps):
-        for slot in range(twins.slots):
-            if slot in twins.pairs and twins.chance.random() < twins.churn:
-                twins.go(slot)
-            if slot not in twins.pairs and (number == 0 or twins.chance.random() < 0.5):
-                twins.come(slot)
-        twins.prepare(twins.slots if twins.chance.random() < 0.95 else twins.slots - 2)
-        while len(twins.steps) > overlap:
-            twins.commit()
-    for slot in list(twins.pairs):
-        twins.go(slot)
+        for slot in range(driver.slots):
+            if slot in driver.pairs and driver.chance.random() < driver.churn:
+                driver.remove(slot)
+            if slot not in driver.pairs and (number == 0 or driver.chance.random() < 0.5):
+                driver.add(slot)
+        driver.prepare(driver.slots if driver.chance.random() < 0.95 else driver.slots - 2)
+        while len(driver.steps) > overlap:
+            driver.commit()
+    for slot in list(driver.pairs):
+        driver.remove(slot)

@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from cext.input_batch_machine import MACHINE_SETTINGS, InputBatchMachine
 from cext.input_batch_oracle import InputBatchOracle, SequenceStateOracle
-from cext.mutants import hunted
+from cext.mutants import mutant_params
 from fairlead._cext.inputbatch import InputBatch, SequenceState
 
 
@@ -16,7 +16,7 @@ def run_machine(new_batch, new_state=SequenceStateOracle, **changes):
     attributes = {
         "new_batch": new_batch,
         "new_state": new_state,
-        "always": getattr(new_batch, "shows_with", {}),
+        "fixed_options": getattr(new_batch, "detected_with", {}),
     }
     machine = type(f"{new_batch.__name__}Machine", (InputBatchMachine,), attributes)
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
@@ -41,7 +41,7 @@ class NewcomersGoToTheEnd(InputBatchOracle):
 
 
 class CondenseFillsTheHighestHole(InputBatchOracle):
-    shows_rarely = True
+    detected_rarely = True
 
     def condense(self):
         moves = []
@@ -69,7 +69,7 @@ class RemovalKeepsThePlaceholders(InputBatchOracle):
         state.pending = before
 
 
-class RemovalKeepsWhatIsUnderWay(InputBatchOracle):
+class RemovalKeepsPendingTokens(InputBatchOracle):
     def remove_request(self, slot):
         state = self.occupant(slot).state
         before = state.computed
@@ -77,7 +77,7 @@ class RemovalKeepsWhatIsUnderWay(InputBatchOracle):
         state.computed = before
 
 
-class OccupiedSlotIsTaken(InputBatchOracle):
+class OccupiedSlotIsReused(InputBatchOracle):
     def add_request(self, slot, state, block_ids):
         if slot in self.occupants and state.slot == -1:
             self.remove_request(slot)
@@ -120,13 +120,13 @@ class ReusedSlotIsStagedTwice(InputBatchOracle):
 
 
 class OnlyTheFirstGroupIsStaged(InputBatchOracle):
-    shows_with = {"windows": (None, 5)}  # noqa: RUF012
+    detected_with = {"windows": (None, 5)}  # noqa: RUF012
 
     def take_staged(self):
         return [write for write in super().take_staged() if write[0] == 0]
 
 
-class CancelledWritesAreLost(InputBatchOracle):
+class CanceledWritesAreLost(InputBatchOracle):
     def cancel_step(self, step):
         before = {slot: list(occupant.staged) for slot, occupant in self.occupants.items()}
         present = super().cancel_step(step)
@@ -136,14 +136,14 @@ class CancelledWritesAreLost(InputBatchOracle):
 
 
 class SlidesATokenTooEarly(InputBatchOracle):
-    shows_with = {"windows": (3,)}  # noqa: RUF012
+    detected_with = {"windows": (3,)}  # noqa: RUF012
 
     def hidden(self, committed, window):
         return super().hidden(committed + 1, window)
 
 
-class SlidesWhatIsStillUnderWay(InputBatchOracle):
-    shows_with = {"windows": (3,), "block_size": 1, "max_batched_tokens": 100, "arenas": 2}  # noqa: RUF012
+class SlidesBlocksOfPendingTokens(InputBatchOracle):
+    detected_with = {"windows": (3,), "block_size": 1, "max_batched_tokens": 100, "arenas": 2}  # noqa: RUF012
 
     def slide(self, slot, group):
         state = self.occupant(slot).state
@@ -154,7 +154,7 @@ class SlidesWhatIsStillUnderWay(InputBatchOracle):
             state.committed = committed
 
 
-class SlotMappingForgetsTheOffset(InputBatchOracle):
+class SlotMappingIgnoresTheOffset(InputBatchOracle):
     def cache_slot(self, blocks, position):
         return blocks[position // self.block_size] * self.block_size
 
@@ -168,39 +168,39 @@ class PrefillsComeFirst(InputBatchOracle):
 
 
 class SurveyPrefersTheFirstAdmitted(InputBatchOracle):
-    shows_with = {"slots": 4, "max_batched_tokens": 100}  # noqa: RUF012
+    detected_with = {"slots": 4, "max_batched_tokens": 100}  # noqa: RUF012
 
     def most_urgent(self, slots):
         return sorted(slots, key=lambda slot: self.occupants[slot].version)
 
 
 class PlaceholderIsTheTokenBefore(InputBatchOracle):
-    shows_with = {"arenas": 2}  # noqa: RUF012
+    detected_with = {"arenas": 2}  # noqa: RUF012
 
     def known(self, occupant):
         return occupant.state.tokens + occupant.state.tokens[-1:]
 
 
 class ArenaOfAStepUnderWayIsUsed(InputBatchOracle):
-    shows_with = {"arenas": 2}  # noqa: RUF012
+    detected_with = {"arenas": 2}  # noqa: RUF012
 
     def next_arena(self):
         return (self.steps - 1) % len(self.arenas)
 
 
 class LateResultsGoToTheNextOccupant(InputBatchOracle):
-    shows_with = {"slots": 1, "arenas": 2}  # noqa: RUF012
+    detected_with = {"slots": 1, "arenas": 2}  # noqa: RUF012
 
     def is_present(self, slot, occupant):
         return super().is_present(slot, self.occupants.get(slot, occupant))
 
 
-class FinishedSequencesGoOn(InputBatchOracle):
+class FinishedSequencesContinue(InputBatchOracle):
     def end(self, occupant):
         occupant.state.pending = 0
 
 
-class MinTokensDoNotHoldBackAnEnd(InputBatchOracle):
+class MinTokensAreIgnored(InputBatchOracle):
     def reason_to_end(self, state, token):
         before, state.min_tokens = state.min_tokens, 0
         try:
@@ -210,7 +210,7 @@ class MinTokensDoNotHoldBackAnEnd(InputBatchOracle):
 
 
 class UnfinishedPromptsProcessLogits(InputBatchOracle):
-    shows_with = {"max_batched_tokens": 3}  # noqa: RUF012
+    detected_with = {"max_batched_tokens": 3}  # noqa: RUF012
 
     def new_step(self, members):
         step = super().new_step(members)
@@ -227,17 +227,17 @@ class EosCannotBeIgnored(InputBatchOracle):
             state.ignore_eos = before
 
 
-class OneTokenMoreThanAllowed(InputBatchOracle):
+class OneTokenTooMany(InputBatchOracle):
     def limit(self, state):
         return super().limit(state) + 1
 
 
-class FailedTokenIsAToken(InputBatchOracle):
+class FailedTokenIsCommitted(InputBatchOracle):
     def commit_tokens(self, step, sampled):
         return super().commit_tokens(step, memoryview(bytes(4 * len(sampled))).cast("i"))
 
 
-class AnswersAreWrittenOver(InputBatchOracle):
+class ResultsAreOverwritten(InputBatchOracle):
     def commit_tokens(self, step, sampled):
         committed = super().commit_tokens(step, sampled)
         self.buffer = getattr(self, "buffer", None) or memoryview(array("i", [0] * self.slots))
@@ -250,7 +250,7 @@ MUTANTS = [mutant for mutant in InputBatchOracle.__subclasses__() if mutant.__mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", hunted(MUTANTS))
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_state_machine_detects_each_mutant(mutant):
     with pytest.raises(AssertionError):
         # Any failure is enough, so it is not shrunk.

@@ -19,7 +19,7 @@ def slot_of(handle):
 
 
 @both
-def test_ids_are_given_out_from_zero_and_each_to_one_owner(new_map):
+def test_ids_are_allocated_from_zero_and_each_has_one_owner(new_map):
     slots = new_map(3)
     handles = [slots.alloc(key) for key in (70, 80, 90)]
     assert [slot_of(handle) for handle in handles] == [0, 1, 2]
@@ -48,13 +48,13 @@ def test_stale_handle_is_refused_after_its_id_is_reused(new_map):
     slots = new_map(1)
     stale = slots.alloc(1)
     slots.free(stale)
-    heir = slots.alloc(2)
-    assert slot_of(stale) == slot_of(heir)
+    new_handle = slots.alloc(2)
+    assert slot_of(stale) == slot_of(new_handle)
     assert not slots.is_valid(stale)
     for refuse in (slots.get, slots.free, lambda handle: slots.free_many([handle])):
         with pytest.raises(StaleHandle):
             refuse(stale)
-    assert slots.get(heir) == 2
+    assert slots.get(new_handle) == 2
 
 
 @both
@@ -159,7 +159,7 @@ def test_oracle_passes_the_state_machine():
     run_machine(SlotMapOracle, max_examples=50)
 
 
-class GenerationsStandStill(SlotMapOracle):
+class GenerationsDoNotAdvance(SlotMapOracle):
     def release(self, handle):
         super().release(handle)
         self.generations[slot_of(handle)] = handle >> 32
@@ -171,10 +171,10 @@ class OldestIdIsUsedFirst(SlotMapOracle):
         self.free_slots.insert(0, self.free_slots.pop())
 
 
-class StaleHandlesFreeTheHeir(SlotMapOracle):
+class StaleHandlesFreeTheNewOwner(SlotMapOracle):
     def free(self, handle):
-        heir = [other for other in self.owners if slot_of(other) == slot_of(handle)]
-        super().free(*heir if isinstance(handle, int) and heir else [handle])
+        new_handle = [other for other in self.owners if slot_of(other) == slot_of(handle)]
+        super().free(*new_handle if isinstance(handle, int) and new_handle else [handle])
 
 
 class SomeAreFreedBeforeOneIsStale(SlotMapOracle):
@@ -197,10 +197,10 @@ class GenerationsRunIntoTheSign(SlotMapOracle):
         self.generations[slot_of(handle)] = generation + 1
 
 
-class HandlesAreTheIdsOfOthers(SlotMapOracle):
+class StaleHandlesReturnOtherKeys(SlotMapOracle):
     def get(self, handle):
-        heirs = [other for other in self.owners if slot_of(other) == slot_of(handle)]
-        return super().get(heirs[0] if heirs else handle)
+        new_handles = [other for other in self.owners if slot_of(other) == slot_of(handle)]
+        return super().get(new_handles[0] if new_handles else handle)
 
 
 @pytest.mark.parametrize("mutant", SlotMapOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)

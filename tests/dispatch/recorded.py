@@ -48,11 +48,11 @@ class Ledger:
     def pop(self, fits: Callable[[int], bool | None]) -> int:
         popped: list[tuple[int, str | int, float]] = []
 
-        def noting(handle: int) -> bool | None:
+        def fits_and_records(handle: int) -> bool | None:
             popped[:] = [(handle, self._line.tenant(handle), self._line.cost(handle))]
             return fits(handle)
 
-        handle = self._line.pop(noting)
+        handle = self._line.pop(fits_and_records)
         ((last, tenant, cost),) = popped
         assert last == handle
         if handle in self._unpaid:
@@ -158,7 +158,7 @@ def limits(seats: int, *, longest: int = 100, cache_tokens: int | None = None) -
     return NodeLimits(seats=seats, max_model_len=longest, cache_tokens=cache_tokens)
 
 
-def elsewhere(seats: int, *, longest: int = 100, load: float | None = None) -> NodeLimits:
+def remote_limits(seats: int, *, longest: int = 100, load: float | None = None) -> NodeLimits:
     """Return the limits of a node that only relays requests, as their clients wrote them."""
     return NodeLimits(seats=seats, max_model_len=longest, load=load, evictable=False, needs_relay=True)
 

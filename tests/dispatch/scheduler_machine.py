@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dispatch.recorded import FakeNode, Ledger, RecordedEffects, elsewhere, job, limits
+from dispatch.recorded import FakeNode, Ledger, RecordedEffects, job, limits, remote_limits
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
@@ -115,7 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Return the models that a swap loaded there."""
         return node.models if node.id.startswith("swap") else frozenset()
 
-    def settle(self, ticket: Ticket, cost: float) -> None:
+    def charge_final_cost(self, ticket: Ticket, cost: float) -> None:
         """Record, once, what a ticket that has ended has cost its tenant."""
         self.full.pop(ticket.node, None)
         if ticket in self.finished or not ticket.attempts:
@@ -165,8 +165,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if victim.priority == newcomer.priority:
             waiting = [other.job for other in self.tickets(TicketState.QUEUED)] + [victim]
             of_class = [other.tenant for other in waiting if other.priority == victim.priority]
-            theirs = sum(other.tenant == newcomer.tenant for other in waiting)
-            assert of_class.count(victim.tenant) >= theirs + 2
+            of_same_tenant = sum(other.tenant == newcomer.tenant for other in waiting)
+            assert of_class.count(victim.tenant) >= of_same_tenant + 2
 
     def check_swap(self, model: str, evict: frozenset[str]) -> None:
         assert model not in self.loading
@@ -187,7 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_stop(self, model: str) -> None:
         """A model is stopped only if it is to be unloaded, and only without running jobs."""
-        assert model in self.leaving | {None}, "stopped, and nobody wanted it"
+        assert model in self.leaving | {None}, "stopped without a request"
         self.leaving.discard(model)
         self.dying.add(model)
         for ticket in self.tickets(TicketState.GRANTED):
@@ -223,7 +223,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.dying)
     @rule(data=st.data())
-    def be_gone(self, data) -> None:
+    def remove_node(self, data) -> None:
         model = data.draw(st.sampled_from(sorted(self.dying)))
         self.dying.remove(model)
         self.subject.stopped(frozenset({model}))
@@ -285,23 +285,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(list(self.order)))
         if data.draw(st.booleans()):
             cost = ticket.charged if ticket.has_begun else 0.0
-            self.settle(ticket, cost)
+            self.charge_final_cost(ticket, cost)
             self.subject.leave(ticket)
         else:
-            self.settle(ticket, cost)
+            self.charge_final_cost(ticket, cost)
             self.subject.finished(ticket, cost=cost)
         assert ticket.state is TicketState.DONE
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED))
     @rule(data=st.data(), cost=st.floats(0, 30))
-    def go_on(self, data, cost) -> None:
+    def start_response(self, data, cost) -> None:
         ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
         self.subject.first_delta(ticket)
         self.subject.charge(ticket, cost)
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED))
     @rule(data=st.data(), is_full=st.booleans())
-    def be_returned(self, data, is_full) -> None:
+    def return_to_queue(self, data, is_full) -> None:
         ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
         self.order[ticket] = -len(self.order) - self.returns.total()
         self.returns[ticket] += 1
@@ -317,7 +317,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.full)
     @rule(data=st.data())
-    def have_room(self, data) -> None:
+    def report_room(self, data) -> None:
         node = data.draw(st.sampled_from(list(self.full)))
         del self.full[node]
         if self.subject._nodes.get(node.id) is node:
@@ -325,7 +325,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))
     @rule(data=st.data())
-    def time_is_up(self, data) -> None:
+    def pass_deadline(self, data) -> None:
         ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED, TicketState.QUEUED)))
         waits, stopped = ticket.state is TicketState.QUEUED, len(self.effects.stopped)
         self.expired.add(ticket)
@@ -366,7 +366,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.subject.seats_changed(*node, self.limits(name, seats))
 
     def limits(self, name: str, seats: int) -> NodeLimits:
-        return elsewhere(seats) if name == "far" else limits(seats, longest=20)
+        return remote_limits(seats) if name == "far" else limits(seats, longest=20)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), loads=st.sampled_from([True, True, False]))
@@ -399,19 +399,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.subject._queue) == len(self.subject._queue._kernel)
 
     @invariant()
-    def a_free_seat_means_nobody_waits_who_could_have_it(self) -> None:
+    def no_job_waits_for_a_free_seat_that_it_could_have(self) -> None:
         for ticket in self.tickets(TicketState.QUEUED):
             taking = self.accepting(ticket.job)
             assert not any(node.free > 0 for node in taking - {self.failed_at.get(ticket)} or taking)
 
     @invariant()
-    def a_node_makes_room_only_while_somebody_starves(self) -> None:
+    def a_node_makes_room_only_while_a_job_starves(self) -> None:
         if any(node.draining for node in self.subject._nodes.values()):
             waiting = self.tickets(TicketState.QUEUED)
             assert any(request.starved for request in self.loads) or any(ticket.starved for ticket in waiting)
 
     @invariant()
-    def whoever_waits_for_a_swap_gets_one_when_nothing_works(self) -> None:
+    def a_waited_for_swap_starts_when_no_job_runs(self) -> None:
         swapped = {name for name in self.seats if name.startswith("swap")}
         working = any(node.busy for name, node in self.subject._nodes.items() if name in swapped)
         waiting = {
@@ -435,7 +435,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for ticket in self.order:
-            self.settle(ticket, ticket.charged if ticket.has_begun else 0.0)
+            self.charge_final_cost(ticket, ticket.charged if ticket.has_begun else 0.0)
             self.subject.leave(ticket)
         for tenant, charged in self.ledger.charged.items():
             assert pytest.approx(self.costs[tenant], abs=1e-6) == charged

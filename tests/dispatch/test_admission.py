@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from dispatch.recorded import FakeNode, RecordedEffects, elsewhere, job, limits
+from dispatch.recorded import FakeNode, RecordedEffects, job, limits, remote_limits
 from fairlead.dispatch.admission import JobAdmission
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.queue import Queue
@@ -20,7 +20,7 @@ HUGE = Relay("/v1/completions", b"x" * 200)
 def admission(*, seats: int, rejects_loading: bool = False) -> JobAdmission:
     """Use a local and a remote node for "m"; "x" could be loaded, and 100 bytes may be queued."""
     nodes = NodePool(Random(0))
-    for node, its in ((FakeNode(), limits(2, longest=20)), (FakeNode("far"), elsewhere(2, longest=20))):
+    for node, its in ((FakeNode(), limits(2, longest=20)), (FakeNode("far"), remote_limits(2, longest=20))):
         state = nodes.add(*node, its)
         for _ in range(2 - seats):
             state.acquire(0)

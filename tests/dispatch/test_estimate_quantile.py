@@ -32,7 +32,7 @@ def estimate(finished=(), factors=()) -> QuantileEstimate:
     return made
 
 
-def taught(*, prompt_s: float = 0.001, output_s: float = 0.1) -> QuantileEstimate:
+def trained_estimator(*, prompt_s: float = 0.001, output_s: float = 0.1) -> QuantileEstimate:
     """Return an estimate that has seen jobs with these seconds per token."""
     sizes = [JobSize(prompt, output) for prompt in (100, 200, 1000) for output in (10.0, 50.0)]
     return estimate([(size, prompt_s * size.prompt_tokens + output_s * size.output_tokens) for size in sizes])
@@ -40,23 +40,25 @@ def taught(*, prompt_s: float = 0.001, output_s: float = 0.1) -> QuantileEstimat
 
 def test_the_estimate_learns_the_time_of_prompt_and_output_tokens():
     job = RunningJob(JobSize(1000, 50.0), running_s=0.0)
-    assert pytest.approx(taught().predict(ahead=[], running=[job], seats=1).wait_s) == 6.0
+    assert pytest.approx(trained_estimator().predict(ahead=[], running=[job], seats=1).wait_s) == 6.0
 
 
 def test_a_job_that_generates_has_no_prompt_time_left():
     job = RunningJob(JobSize(1000, 50.0), running_s=3.0, tokens_so_far=20)
-    assert pytest.approx(taught().predict(ahead=[], running=[job], seats=1).wait_s) == 3.0
+    assert pytest.approx(trained_estimator().predict(ahead=[], running=[job], seats=1).wait_s) == 3.0
 
 
 def test_time_spent_on_the_prompt_shortens_the_rest_of_the_job():
     job = RunningJob(JobSize(1000, 50.0), running_s=0.4)
-    assert pytest.approx(taught().predict(ahead=[], running=[job], seats=1).wait_s) == 5.6
+    assert pytest.approx(trained_estimator().predict(ahead=[], running=[job], seats=1).wait_s) == 5.6
 
 
 def test_jobs_ahead_take_the_seats_in_turn():
     running = [RunningJob(JobSize(0, tokens), running_s=1.0, tokens_so_far=1) for tokens in (11.0, 31.0)]
     ahead = [JobSize(0, 50.0), JobSize(0, 10.0)]  # 1.0 to 6.0 on the first seat, 3.0 to 4.0 on the second
-    predicted = [taught().predict(ahead=ahead[:count], running=running, seats=2) for count in range(3)]
+    predicted = [
+        trained_estimator().predict(ahead=ahead[:count], running=running, seats=2) for count in range(3)
+    ]
     assert pytest.approx([prediction.wait_s for prediction in predicted]) == [1.0, 3.0, 4.0]
 
 
@@ -74,12 +76,12 @@ def test_before_any_job_has_finished_the_age_of_the_oldest_running_one_is_used()
 
 def test_until_errors_are_known_the_p90_is_about_twice_the_wait():
     job = RunningJob(JobSize(0, 101.0), running_s=1.0, tokens_so_far=1)
-    predicted = taught().predict(ahead=[], running=[job], seats=1)
+    predicted = trained_estimator().predict(ahead=[], running=[job], seats=1)
     assert pytest.approx((predicted.wait_s, predicted.p90_s)) == (10.0, 20.25)
 
 
 def test_past_errors_correct_the_estimate():
-    made = taught()
+    made = trained_estimator()
     job = RunningJob(JobSize(0, 101.0), running_s=1.0, tokens_so_far=1)
     random = Random(1)
     for _ in range(1000):  # the actual wait is three times as long, within a factor of two
@@ -91,7 +93,7 @@ def test_past_errors_correct_the_estimate():
 
 
 def test_a_job_that_did_not_wait_does_not_change_the_estimate():
-    made = taught()
+    made = trained_estimator()
     free = made.predict(ahead=[], running=[], seats=1)
     for _ in range(100):
         made.granted(free, 50.0)
@@ -103,7 +105,7 @@ def test_when_a_node_is_gone_the_first_jobs_to_end_free_no_seat():
     running = [
         RunningJob(JobSize(0, tokens), running_s=1.0, tokens_so_far=1) for tokens in (11.0, 31.0, 51.0)
     ]
-    assert pytest.approx(taught().predict(ahead=[], running=running, seats=2).wait_s) == 3.0
+    assert pytest.approx(trained_estimator().predict(ahead=[], running=running, seats=2).wait_s) == 3.0
 
 
 @given(FINISHED, FACTORS, st.lists(RUNNING, max_size=5), st.integers(0, 3), st.lists(SIZES, max_size=5))

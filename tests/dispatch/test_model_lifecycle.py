@@ -21,7 +21,7 @@ from fake_nodes import LIMITS, TimedNode, job
 TTL_S = 100.0
 
 
-class Orders:
+class RecordedOrders:
     """Stands for the fleet: only records which orders it receives, and when."""
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class Orders:
 
 
 @asynccontextmanager
-async def running_dispatcher(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, Orders, float]]:
-    dispatcher, fleet = Dispatcher(QueueConfig(timeout_s=600.0, starvation_bound_s=60.0)), Orders()
+async def running_dispatcher(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, RecordedOrders, float]]:
+    dispatcher, fleet = Dispatcher(QueueConfig(timeout_s=600.0, starvation_bound_s=60.0)), RecordedOrders()
     policy = LruPolicy(max_loaded=1)
     dispatcher.models.configure(policy, ttl_s, start_swap=fleet.start_swap, stop_model=fleet.stop_model)
     async with trio.open_nursery() as nursery:
@@ -97,7 +97,7 @@ async def test_awaited_loads_are_refused_when_the_server_drains(autojump_clock):
 
 async def test_a_swap_is_logged_once_with_what_it_evicts_the_chosen_set_and_its_cost(autojump_clock):
     dispatcher = Dispatcher(QueueConfig())
-    policy, fleet = MatrixPolicy({"pair": "m & x"}, evict_costs={"y": 3}), Orders()
+    policy, fleet = MatrixPolicy({"pair": "m & x"}, evict_costs={"y": 3}), RecordedOrders()
     dispatcher.models.configure(
         policy, dict.fromkeys("mxy", 0.0), start_swap=fleet.start_swap, stop_model=fleet.stop_model
     )
@@ -174,7 +174,7 @@ async def test_a_model_that_is_never_used_is_unloaded_too_and_one_without_a_ttl_
 
 
 async def test_however_often_a_model_is_idle_there_is_one_alarm_for_it(autojump_clock):
-    async with running_dispatcher(m=TTL_S) as (dispatcher, _told, _now):
+    async with running_dispatcher(m=TTL_S) as (dispatcher, _reason, _now):
         node = TimedNode()
         up(dispatcher, node)
         await serve(dispatcher, node, 0.1)
@@ -206,7 +206,7 @@ async def test_a_shared_load_request_starves_after_a_part_of_the_bound(autojump_
 
 
 async def test_a_load_that_fails_raises_in_all_callers(autojump_clock):
-    async with running_dispatcher(m=0.0) as (dispatcher, _told, _now):
+    async with running_dispatcher(m=0.0) as (dispatcher, _reason, _now):
         errors = []
 
         async def load() -> None:

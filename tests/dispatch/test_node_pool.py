@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from dispatch.recorded import FakeNode, elsewhere, job, limits
+from dispatch.recorded import FakeNode, job, limits, remote_limits
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import choose
 from fairlead.nodes.limits import NodeLimits
@@ -131,7 +131,7 @@ def test_a_job_is_too_long_only_if_the_longest_model_is_too_short(prompt, is_too
 
 
 def test_a_node_that_a_swap_loads_is_local_and_a_remote_node_is_not():
-    subject = pool(far=elsewhere(1), near=limits(1))
+    subject = pool(far=remote_limits(1), near=limits(1))
     assert [subject["near"]] == subject.local()
     assert subject["near"] is subject.local_with("m")
     assert [subject["far"], subject["near"]] == subject.with_model("m")

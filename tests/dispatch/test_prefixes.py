@@ -14,7 +14,7 @@ from fairlead.job import Job, Relay, Sampling
 from fairlead.nodes.limits import NodeLimits
 
 
-def asking(tokens, tenant="A") -> JobSpec:
+def job_with(tokens, tenant="A") -> JobSpec:
     return JobSpec(request_id="r", tenant=tenant, model="m", prefixes=prefix_hashes(list(tokens)))
 
 
@@ -36,15 +36,15 @@ def test_a_job_is_hashed_by_its_first_prompt_or_else_by_the_request_that_is_rela
 def test_prompts_share_hashes_as_far_as_they_are_equal():
     same, other = list(range(300)), list(range(300))
     other[100] = -5
-    ours, theirs = prefix_hashes(same), prefix_hashes(other)
-    assert ours[0] == theirs[0]
-    assert ours[1] != theirs[1]
-    assert ours == prefix_hashes([*same, 7])
+    of_first, of_other = prefix_hashes(same), prefix_hashes(other)
+    assert of_first[0] == of_other[0]
+    assert of_first[1] != of_other[1]
+    assert of_first == prefix_hashes([*same, 7])
 
 
 def test_a_difference_at_the_beginning_changes_the_hash_of_every_length():
-    ours, theirs = prefix_hashes(range(2000)), prefix_hashes([9, *range(1, 2000)])
-    assert not set(ours) & set(theirs)
+    of_first, of_other = prefix_hashes(range(2000)), prefix_hashes([9, *range(1, 2000)])
+    assert not set(of_first) & set(of_other)
 
 
 def test_the_share_is_the_longest_known_prefix_over_the_hashed_length():
@@ -76,7 +76,7 @@ def nodes_with(
         )
         state.busy = busy
         if has_had:
-            state.remember(asking(range(100)))
+            state.remember(job_with(range(100)))
         states.append(state)
     return states
 
@@ -91,13 +91,13 @@ def nodes_with(
     ],
 )
 def test_a_prompt_goes_back_to_its_node_as_long_as_that_costs_little(nodes, chosen):
-    new = asking(range(100))
+    new = job_with(range(100))
     states = nodes_with(*nodes)
     assert {states[chosen]} == {choose(states, Random(seed), new) for seed in range(20)}
 
 
 def test_where_tenants_are_isolated_the_prompt_of_another_tenant_does_not_count():
-    new = asking(range(100), tenant="B")
+    new = job_with(range(100), tenant="B")
     for isolates in (False, True):
         states = nodes_with((3, False), (4, True), isolates=isolates)
         assert states[not isolates] is choose(states, Random(0), new)
@@ -111,13 +111,13 @@ def test_the_scheduler_remembers_which_node_had_which_prompt():
     prompts = [list(range(start, start + 80)) for start in (0, 1000, 2000)]
     tickets = [job(prompt=80) for _ in prompts]
     for ticket, prompt in zip(tickets, prompts, strict=True):
-        ticket.job = asking(prompt)
+        ticket.job = job_with(prompt)
         submit(subject, ticket)
     at = {prompt[0]: ticket.node for prompt, ticket in zip(prompts, tickets, strict=True)}
     assert len(set(at.values())) == 3
     for start in (2000, 0, 1000):
         again = job()
-        again.job = asking(range(start, start + 80))
+        again.job = job_with(range(start, start + 80))
         submit(subject, again)
         assert at[start] is again.node
     assert len(effects.granted) == 6

@@ -13,7 +13,7 @@ def queue(*tickets: Ticket, capacity: int = 10, waiting_bytes: int = 0) -> Queue
     return filled
 
 
-def everybody(ticket: Ticket) -> bool:
+def accept_all(ticket: Ticket) -> bool:
     return True
 
 
@@ -24,7 +24,7 @@ def sized(length: int, tenant: str = "A") -> Ticket:
 def test_a_popped_ticket_is_charged_and_removed():
     first, second = job("A", cost=3.0), job("B", cost=2.0)
     subject = queue(first, second)
-    assert first is subject.pop(everybody)
+    assert first is subject.pop(accept_all)
     assert (first.charged, second.charged) == (3.0, 0.0)
     assert [second] == list(subject)
     assert (first in subject, second in subject) == (False, True)
@@ -41,18 +41,18 @@ def test_pop_skips_tickets_that_do_not_fit_and_returns_none_if_none_fits():
 def test_a_requeued_ticket_comes_first_and_is_charged_once():
     again, other = job("A", cost=3.0), job("B", cost=3.0)
     subject = queue(again)
-    assert again is subject.pop(everybody)
+    assert again is subject.pop(accept_all)
     subject.push(other)
     subject.charge(again, 5.0)
     subject.requeue(again)
-    assert again is subject.pop(everybody)
+    assert again is subject.pop(accept_all)
     assert 5.0 == again.charged == subject._kernel.counter("A")
 
 
 def test_a_charge_adds_only_what_exceeds_the_last_and_a_refund_ends_it():
     ticket = job("A", cost=3.0)
     subject = queue(ticket)
-    subject.pop(everybody)
+    subject.pop(accept_all)
     for cost in (1.0, 4.0, 4.0, 2.0):
         subject.charge(ticket, cost)
     assert subject._kernel.counter("A") == 4.0
@@ -76,11 +76,11 @@ def test_a_newcomer_displaces_a_job_of_the_longest_list_only_if_that_makes_room(
 def test_a_request_frees_its_bytes_however_it_leaves_the_queue():
     subject = queue(capacity=1, waiting_bytes=100)
     large = sized(100)
-    for leave in (subject.remove, lambda _: subject.pop(everybody)):
+    for remove_ticket in (subject.remove, lambda _: subject.pop(accept_all)):
         assert subject.has_bytes_for(large.job)
         subject.push(large)
         assert not subject.has_bytes_for(large.job)
-        leave(large)
+        remove_ticket(large)
     subject = queue(sized(50), sized(50), capacity=2, waiting_bytes=100)  # 25 for each are reserved
     assert not subject.has_bytes_for(sized(26).job)
     subject.displace(job("B").job)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch.recorded import FakeNode, elsewhere, job, scheduler, submit
+from dispatch.recorded import FakeNode, job, remote_limits, scheduler, submit
 from fairlead.dispatch.queued_bytes import QueuedBytes
 from fairlead.dispatch.ticket import TicketState
 from fairlead.errors import QueueFull
@@ -16,7 +16,7 @@ def sized(length: int | None, tenant: str = "A"):
 
 def test_a_request_beyond_the_byte_bound_is_refused_and_ordinary_ones_wait():
     subject, effects = scheduler(capacity=10, waiting_bytes=1000)  # 50 for each job, and 500 to share
-    subject.node_up(*FakeNode("far"), elsewhere(1))
+    subject.node_up(*FakeNode("far"), remote_limits(1))
     running, large, larger, small = submit(subject, sized(900), sized(450), sized(151), sized(50, "B"))
     assert [running] == effects.granted
     assert [larger] == list(effects.refused)

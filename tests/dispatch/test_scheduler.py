@@ -356,8 +356,8 @@ def test_jobs_requeued_above_the_capacity_leave_no_room_and_cause_no_error():
     assert [newcomer] == list(effects.refused)
     assert isinstance(effects.refused[newcomer], QueueFull)
     subject.node_up(*FakeNode("other", "n"), limits(1))
-    (elsewhere,) = submit(subject, job("B", model="n"))
-    assert TicketState.GRANTED is elsewhere.state
+    (remote_limits,) = submit(subject, job("B", model="n"))
+    assert TicketState.GRANTED is remote_limits.state
 
 
 def test_a_long_job_costs_its_tenant_the_turns_it_took():

@@ -27,23 +27,23 @@ TestTokens.settings = SETTINGS
 HUNT = settings(SETTINGS, max_examples=6000, phases=[Phase.generate])
 
 
-def forgets_to_pump(self: Scheduler) -> None:
+def omits_the_pump(self: Scheduler) -> None:
     return None
 
 
-def gives_a_seat_back_twice(self: NodePool, ticket: Ticket) -> NodeState:
+def releases_a_seat_twice(self: NodePool, ticket: Ticket) -> NodeState:
     node = _release(self, ticket)
     if node.busy:
         node.release(0)
     return node
 
 
-def keeps_the_seat_of_who_left(self: NodePool, ticket: Ticket) -> NodeState | None:
+def keeps_the_seat_of_a_removed_job(self: NodePool, ticket: Ticket) -> NodeState | None:
     node, ticket.node = ticket.node, None
     return node
 
 
-def evicts_what_works(self: Swaps) -> None:
+def evicts_a_busy_model(self: Swaps) -> None:
     busy = {node: node.busy for node in self._nodes.values()}
     for node in busy:
         node.busy = 0
@@ -56,34 +56,34 @@ def never_starts_a_swap(self: Swaps) -> None:
     return None
 
 
-def counts_a_seat_too_many(self: NodeState) -> int:
+def counts_one_seat_too_many(self: NodeState) -> int:
     return 0 if self.draining else self.limits.seats + 1 - self.busy
 
 
-def forgets_the_deadline(self: Scheduler, ticket: Ticket, error: Exception) -> None:
+def ignores_the_deadline(self: Scheduler, ticket: Ticket, error: Exception) -> None:
     if ticket.state is TicketState.GRANTED:
         _deadline(self, ticket, error)
 
 
-def forgets_a_deadline_that_passed_in_a_seat(self: Scheduler, ticket: Ticket, error: Exception) -> None:
+def ignores_a_deadline_that_passed_in_a_seat(self: Scheduler, ticket: Ticket, error: Exception) -> None:
     late = ticket.late
     _deadline(self, ticket, error)
     ticket.late = late
 
 
-def puts_everybody_into_one_class(self: Queue, ticket: Ticket, push) -> None:
+def puts_all_tickets_into_one_class(self: Queue, ticket: Ticket, push) -> None:
     _add(self, ticket, lambda tenant, cost, *, priority, size: push(tenant, cost, size=size))
 
 
-def leaves_who_was_displaced_in_the_line(self: Queue, ticket: Ticket) -> None:
+def keeps_the_displaced_ticket_in_its_line(self: Queue, ticket: Ticket) -> None:
     ticket.become(TicketState.DONE)
 
 
-def goes_back_where_it_failed(self: NodePool, ticket: Ticket) -> list[NodeState]:
+def prefers_the_node_that_failed(self: NodePool, ticket: Ticket) -> list[NodeState]:
     return self.with_model(ticket.job.model)
 
 
-def passes_on_what_it_does_not_have(self: NodeState, job: JobSpec) -> bool:
+def relays_a_model_that_it_does_not_have(self: NodeState, job: JobSpec) -> bool:
     return job.model in self.models
 
 
@@ -93,7 +93,7 @@ def charges_for_each_attempt(self: Scheduler, ticket: Ticket) -> None:
     del self._queue.requeue
 
 
-def forgets_that_a_node_is_full(self: Scheduler, ticket: Ticket) -> None:
+def ignores_that_a_node_is_full(self: Scheduler, ticket: Ticket) -> None:
     _requeue(self, ticket)
 
 
@@ -101,22 +101,22 @@ def never_uses_a_full_node_again(self: Scheduler, node_id: str) -> None:
     return None
 
 
-def keeps_what_was_charged(self: Queue, ticket: Ticket, *, down_to: float) -> None:
+def refunds_nothing(self: Queue, ticket: Ticket, *, down_to: float) -> None:
     return None
 
 
-def removes_nodes_that_work(self: Scheduler) -> None:
+def removes_busy_nodes(self: Scheduler) -> None:
     for node in [node for node in self._nodes.values() if node.leaving]:
         node.busy, kept = 0, node.busy
         _remove_leaving_nodes(self)
         node.busy = kept
 
 
-def gives_jobs_to_who_is_leaving(self: NodeState) -> int:
+def gives_jobs_to_a_leaving_node(self: NodeState) -> int:
     return 0 if self.draining or self.is_full else self.limits.seats - self.busy
 
 
-def forgets_what_is_stopping(self: Swaps, models: Iterable[str]) -> None:
+def forgets_stopping_models(self: Swaps, models: Iterable[str]) -> None:
     return None
 
 
@@ -133,7 +133,7 @@ def expires_although_it_was_used(self: Scheduler, node_id: str, used: int) -> No
         _expired(self, node_id, self._nodes[node_id].used)
 
 
-def goes_on_making_room_when_it_drains(self: Scheduler) -> None:
+def keeps_evicting_when_it_drains(self: Scheduler) -> None:
     self._pump = lambda: None
     _drain(self)
     del self._pump
@@ -153,25 +153,25 @@ _add = Queue._add
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
-        (Scheduler, "_pump", forgets_to_pump),
-        (NodePool, "release", gives_a_seat_back_twice),
-        (NodePool, "release", keeps_the_seat_of_who_left),
-        (Swaps, "start", evicts_what_works),
+        (Scheduler, "_pump", omits_the_pump),
+        (NodePool, "release", releases_a_seat_twice),
+        (NodePool, "release", keeps_the_seat_of_a_removed_job),
+        (Swaps, "start", evicts_a_busy_model),
         (Swaps, "start", never_starts_a_swap),
-        (NodeState, "free", property(counts_a_seat_too_many)),
-        (Scheduler, "deadline", forgets_the_deadline),
-        (Scheduler, "deadline", forgets_a_deadline_that_passed_in_a_seat),
-        (Queue, "_add", puts_everybody_into_one_class),
-        (Queue, "_forget", leaves_who_was_displaced_in_the_line),
-        (NodePool, "candidates", goes_back_where_it_failed),
-        (NodeState, "accepts", passes_on_what_it_does_not_have),
+        (NodeState, "free", property(counts_one_seat_too_many)),
+        (Scheduler, "deadline", ignores_the_deadline),
+        (Scheduler, "deadline", ignores_a_deadline_that_passed_in_a_seat),
+        (Queue, "_add", puts_all_tickets_into_one_class),
+        (Queue, "_forget", keeps_the_displaced_ticket_in_its_line),
+        (NodePool, "candidates", prefers_the_node_that_failed),
+        (NodeState, "accepts", relays_a_model_that_it_does_not_have),
         (Scheduler, "_requeue", charges_for_each_attempt),
-        (Scheduler, "rejected_by_node", forgets_that_a_node_is_full),
+        (Scheduler, "rejected_by_node", ignores_that_a_node_is_full),
         (Scheduler, "has_room", never_uses_a_full_node_again),
-        (Queue, "refund", keeps_what_was_charged),
-        (Scheduler, "_remove_leaving_nodes", removes_nodes_that_work),
-        (NodeState, "free", property(gives_jobs_to_who_is_leaving)),
-        (Swaps, "stopping", forgets_what_is_stopping),
+        (Queue, "refund", refunds_nothing),
+        (Scheduler, "_remove_leaving_nodes", removes_busy_nodes),
+        (NodeState, "free", property(gives_jobs_to_a_leaving_node)),
+        (Swaps, "stopping", forgets_stopping_models),
         (Swaps, "_only_if_free", evicts_for_a_request_that_must_not_evict),
         (Swaps, "end_load_request", never_ends_a_load_request),
         # Rarely found: the machine needs more than a thousand examples.
@@ -186,7 +186,7 @@ def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutan
 
 
 def test_a_separate_test_catches_what_the_machine_reaches_too_rarely(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Scheduler, "drain", goes_on_making_room_when_it_drains)
+    monkeypatch.setattr(Scheduler, "drain", keeps_evicting_when_it_drains)
     case = swaps.test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown
     with pytest.raises(AssertionError):
         case()

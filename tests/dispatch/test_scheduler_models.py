@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from dispatch.recorded import FakeNode, elsewhere, job, limits, scheduler, submit
+from dispatch.recorded import FakeNode, job, limits, remote_limits, scheduler, submit
 from dispatch.scheduler_machine import RELAY
 from dispatch.test_scheduler_swaps import swapping, up
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
@@ -255,7 +255,7 @@ def test_the_node_that_reports_the_least_load_is_chosen():
 
 def test_a_job_that_cannot_be_relayed_never_gets_a_seat_on_a_remote_node():
     subject, effects = scheduler()
-    subject.node_up(*FakeNode("far"), elsewhere(2))
+    subject.node_up(*FakeNode("far"), remote_limits(2))
     own, relayed = submit(subject, job(), job(relay=RELAY))
     assert [relayed] == effects.granted
     subject.node_up(*FakeNode("near"), limits(1))
@@ -272,13 +272,13 @@ def test_a_relayed_job_without_prompts_never_gets_a_seat_of_an_engine():
         subject, Ticket(msgspec.structs.replace(ticket.job, must_be_relayed=True), cost=1.0, tokens=0)
     )
     assert effects.granted == []
-    subject.node_up(*FakeNode("far"), elsewhere(1))
+    subject.node_up(*FakeNode("far"), remote_limits(1))
     assert [relayed] == effects.granted
 
 
 def test_a_remote_model_is_loaded_here_for_a_job_that_cannot_be_relayed():
     subject, effects = swapping()
-    subject.node_up(*FakeNode("far", "x"), elsewhere(1))
+    subject.node_up(*FakeNode("far", "x"), remote_limits(1))
     submit(subject, *(job(model="x", relay=RELAY) for _ in range(2)))
     assert effects.swaps == []
     (own,) = submit(subject, job(model="x"))
@@ -289,7 +289,7 @@ def test_a_remote_model_is_loaded_here_for_a_job_that_cannot_be_relayed():
 
 def test_where_loading_is_rejected_a_remote_model_does_not_help_a_job_that_cannot_be_relayed():
     subject, effects = scheduler(policy=KeepEverything(), loadable=frozenset("x"), rejects_loading=True)
-    subject.node_up(*FakeNode("far", "x"), elsewhere(1))
+    subject.node_up(*FakeNode("far", "x"), remote_limits(1))
     own, relayed = submit(subject, job(model="x"), job(model="x", relay=RELAY))
     assert isinstance(effects.refused[own], ModelLoading)
     assert TicketState.GRANTED is relayed.state
@@ -298,7 +298,7 @@ def test_where_loading_is_rejected_a_remote_model_does_not_help_a_job_that_canno
 def test_a_prompt_too_long_for_the_local_node_is_refused_if_it_cannot_be_relayed():
     subject, effects = scheduler()
     subject.node_up(*FakeNode("near"), limits(1, longest=5))
-    subject.node_up(*FakeNode("far"), elsewhere(1, longest=1000))
+    subject.node_up(*FakeNode("far"), remote_limits(1, longest=1000))
     own, relayed = submit(subject, job(prompt=9), job(prompt=9, relay=RELAY))
     assert [own] == list(effects.refused)
     assert TicketState.GRANTED is relayed.state

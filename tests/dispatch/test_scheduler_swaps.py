@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch.recorded import FakeNode, RecordedEffects, elsewhere, job, limits, scheduler, submit
+from dispatch.recorded import FakeNode, RecordedEffects, job, limits, remote_limits, scheduler, submit
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import LoadRequest, TicketState
@@ -275,7 +275,7 @@ PASSTHROUGH = Relay("/x", b"", passthrough=Passthrough("GET", ()))
 
 def test_a_request_for_a_commands_server_waits_for_it_though_a_remote_server_has_the_model():
     subject, effects = swapping()
-    subject.node_up(*FakeNode("far", "x"), elsewhere(2))
+    subject.node_up(*FakeNode("far", "x"), remote_limits(2))
     ordinary, passed = submit(
         subject, job(model="x", relay=Relay("/x", b"{}")), job(model="x", relay=PASSTHROUGH)
     )

@@ -19,7 +19,7 @@ def own_copy(folder: Path, **changes: object) -> Path:
 
 
 @contextmanager
-def load_held_up(folder: Path) -> Iterator[None]:
+def blocked_load(folder: Path) -> Iterator[None]:
     """Make each load of the model wait for the content of `config.json` until the `with` block ends."""
     file, again = folder / "config.json", folder / "config.json.again"
     content = file.read_bytes()

@@ -21,20 +21,20 @@ def stopped(pid: int) -> Iterator[None]:
 @contextmanager
 def slowed(pid: int, *, run_s: float = 0.004, rest_s: float = 0.04) -> Iterator[threading.Event]:
     """Alternately run the process and stop it; while the event is set, it stays stopped."""
-    done, held = threading.Event(), threading.Event()
+    done, process_stopped = threading.Event(), threading.Event()
 
     def alternate() -> None:
         while not done.is_set():
             with stopped(pid):
                 time.sleep(rest_s)
-                while held.is_set() and not done.is_set():
+                while process_stopped.is_set() and not done.is_set():
                     time.sleep(rest_s)
             time.sleep(run_s)
 
     thread = threading.Thread(target=alternate)
     thread.start()
     try:
-        yield held
+        yield process_stopped
     finally:
         done.set()
         thread.join()

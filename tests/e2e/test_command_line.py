@@ -11,7 +11,7 @@ import pytest
 
 from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
 
-TALKER = "import time; print('hello \\x1b[31mred'); [(print(n), time.sleep(0.5)) for n in range(100000)]"
+ECHO_SCRIPT = "import time; print('hello \\x1b[31mred'); [(print(n), time.sleep(0.5)) for n in range(100000)]"
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,8 @@ def server():
         arguments = configured(Path(folder), {})
         file = Path(folder, "fairlead.yaml")
         settings = json.loads(file.read_text())
-        talker = {"cmd": f'{sys.executable} -u -c "{TALKER}" ${{PORT}}', "checkEndpoint": "none"}
-        settings["models"]["talker"] = talker
+        echo = {"cmd": f'{sys.executable} -u -c "{ECHO_SCRIPT}" ${{PORT}}', "checkEndpoint": "none"}
+        settings["models"]["talker"] = echo
         settings["routing"] = {"router": {"use": "lru", "settings": {"lru": {"maxLoaded": 5}}}}
         file.write_text(json.dumps(settings))
         with real_server(*arguments) as server:

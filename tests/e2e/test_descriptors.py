@@ -40,7 +40,7 @@ def open_files(server: RealServer) -> int:
     return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
-def ask(server: RealServer) -> int:
+def status_of_chat(server: RealServer) -> int:
     return server.http.post("/v1/completions", json=ASK).status_code
 
 
@@ -51,11 +51,11 @@ def events(server: RealServer, event: str) -> list[dict[str, object]]:
 
 def loads_and_restarts(server: RealServer) -> None:
     """Load the model, kill its process, and check that it is loaded again."""
-    assert ask(server) == 200
+    assert status_of_chat(server) == 200
     first = server.child_pid()
     os.kill(first, signal.SIGKILL)
     until(lambda: server.http.get("/ready").status_code == 200 and server.child_pids() - {first})
-    assert ask(server) == 200
+    assert status_of_chat(server) == 200
 
 
 def test_server_with_few_descriptors_loads_and_restarts_beside_more_clients_than_fit(tmp_path: Path):
@@ -79,7 +79,7 @@ def test_the_soft_limit_is_raised_and_a_load_without_descriptors_fails_alone(tmp
             assert open_files(server) > 200
             # As if all other descriptors were in use.
             resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (open_files(server), hard))
-            assert ask(server) == 502
+            assert status_of_chat(server) == 502
             assert server.http.get("/health").status_code == 200
             resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
             loads_and_restarts(server)

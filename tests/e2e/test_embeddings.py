@@ -14,7 +14,7 @@ import trio
 
 from e2e.real_server import RealServer, real_server
 from fairlead.config import demonstration_model
-from models.test_pooling import NORMALIZE, POOLING, TRANSFORMER, written
+from models.test_pooling import NORMALIZE, POOLING, TRANSFORMER, save_modules
 from models.tiny import SIZES
 
 TEXTS = ["Count from 1 to 5.", "a", "the quick brown fox " * 20, "Fairlead is a server."]
@@ -28,7 +28,7 @@ def directory(tmp_path_factory) -> Path:
     size = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab_size()
     torch.manual_seed(0)
     transformers.Qwen3Model(transformers.Qwen3Config(**{**SIZES, "vocab_size": size})).save_pretrained(path)
-    return written(path, [TRANSFORMER, POOLING, NORMALIZE], pooling_mode="mean")
+    return save_modules(path, [TRANSFORMER, POOLING, NORMALIZE], pooling_mode="mean")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def server(directory: Path) -> Iterator[RealServer]:
 def test_vectors_equal_those_of_transformers(server: RealServer, directory: Path):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
         answer = client.embeddings.create(model="vectors", input=TEXTS)
-        again = client.embeddings.create(model="vectors", input=TEXTS[2], encoding_format="float")
+        repeated = client.embeddings.create(model="vectors", input=TEXTS[2], encoding_format="float")
         fewer = client.embeddings.create(model="vectors", input=TEXTS[2], dimensions=5)
-    assert answer.data[2].embedding == again.data[0].embedding
+    assert answer.data[2].embedding == repeated.data[0].embedding
     assert len(fewer.data[0].embedding) == 5
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     reference = transformers.Qwen3Model.from_pretrained(directory).eval()
@@ -68,7 +68,7 @@ async def test_texts_of_disconnected_clients_are_removed(server: RealServer):
     body = json.dumps({"model": "vectors", "input": ["once upon a time " * 60] * 500}).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
-    async def leave(after_s: float) -> None:
+    async def disconnect(after_s: float) -> None:
         connection = await trio.open_tcp_stream(*server.address)
         with trio.move_on_after(after_s):
             await connection.send_all(head + body)
@@ -77,7 +77,7 @@ async def test_texts_of_disconnected_clients_are_removed(server: RealServer):
 
     async with trio.open_nursery() as nursery:
         for number in range(12):
-            nursery.start_soon(leave, 0.02 * number)
+            nursery.start_soon(disconnect, 0.02 * number)
     counts = await trio.to_thread.run_sync(server.wait_until_at_rest)
     assert not any(counts.values()), counts
     answer = server.http.post("/v1/embeddings", json={"model": "vectors", "input": "a"})

@@ -63,31 +63,31 @@ class Stream:
         pytest.param(signal.SIGSTOP, id="stuck", marks=pytest.mark.slow),
     ]
 )
-def blow(request) -> signal.Signals:
+def kill_engine(request) -> signal.Signals:
     return request.param
 
 
 @pytest.fixture
-def server(tmp_path: Path, blow: signal.Signals) -> Iterator[RealServer]:
+def server(tmp_path: Path, kill_engine: signal.Signals) -> Iterator[RealServer]:
     """A server for each test, because a child which dies often is restarted with a delay.
 
     Its watchdog's bound is short where a test waits for it, but long enough for a slow machine.
     """
     model = {"path": str(own_copy(tmp_path / "model", max_position_embeddings=CONTEXT))}
-    quick = {"watchdog": "4s"} if blow is signal.SIGSTOP else {}
+    quick = {"watchdog": "4s"} if kill_engine is signal.SIGSTOP else {}
     with real_server(*configured(tmp_path, model | quick)) as server:
         yield server
 
 
-def strike(server: RealServer, blow: signal.Signals) -> None:
-    os.kill(server.child_pid(), blow)
+def kill_during(server: RealServer, kill_engine: signal.Signals) -> None:
+    os.kill(server.child_pid(), kill_engine)
 
 
 def wait_until_ready(server: RealServer) -> None:
     until(lambda: server.http.get("/ready").status_code == 200)
 
 
-def ask(server: RealServer, body: dict[str, Any]) -> httpx.Response:
+def post_chat(server: RealServer, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/completions", json=body, timeout=2 * PATIENCE_S)
 
 
@@ -102,36 +102,40 @@ def retries(server: RealServer) -> float:
     "body",
     [pytest.param(GREEDY, id="greedy", marks=pytest.mark.nightly), pytest.param(SEEDED, id="seeded")],
 )
-def test_a_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(server: RealServer, body, blow):
+def test_a_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(
+    server: RealServer, body, kill_engine
+):
     expected = Stream().read(server, body)
-    struck = Stream().read(server, body, lambda: strike(server, blow))
-    assert struck.lines[-1] == "data: [DONE]"
-    assert expected.text() == struck.text()
+    killed = Stream().read(server, body, lambda: kill_during(server, kill_engine))
+    assert killed.lines[-1] == "data: [DONE]"
+    assert expected.text() == killed.text()
     assert not any(server.wait_until_at_rest().values())
 
 
-def test_a_random_stream_ends_with_an_error_and_a_cut(server: RealServer, blow):
-    struck = Stream().read(server, RANDOM | ENDLESS, lambda: strike(server, blow))
-    assert not struck.is_whole
-    assert struck.events[-1]["error"]["code"] == "node_failed"
-    assert "data: [DONE]" not in struck.lines
+def test_a_random_stream_ends_with_an_error_and_a_cut(server: RealServer, kill_engine):
+    killed = Stream().read(server, RANDOM | ENDLESS, lambda: kill_during(server, kill_engine))
+    assert not killed.is_whole
+    assert killed.events[-1]["error"]["code"] == "node_failed"
+    assert "data: [DONE]" not in killed.lines
     wait_until_ready(server)
     assert not any(server.wait_until_at_rest().values())
 
 
-def struck_amid(server: RealServer, body: dict[str, Any], blow: signal.Signals) -> httpx.Response:
+def stream_killed_midway(
+    server: RealServer, body: dict[str, Any], kill_engine: signal.Signals
+) -> httpx.Response:
     """Send a request; kill or stop the child before it is done. Repeat if the answer was done already."""
     with ThreadPoolExecutor(1) as pool:
         for late in itertools.count(1):
-            answer: Future[httpx.Response] = pool.submit(ask, server, body)
+            answer: Future[httpx.Response] = pool.submit(post_chat, server, body)
             until(lambda answer=answer: server.running()["sequences"] or answer.done())
-            victim = server.child_pid()
-            os.kill(victim, blow)
+            killed_pid = server.child_pid()
+            os.kill(killed_pid, kill_engine)
             result = answer.result()
             if retries(server):
                 break
-            if blow is signal.SIGSTOP:
-                os.kill(victim, signal.SIGCONT)
+            if kill_engine is signal.SIGSTOP:
+                os.kill(killed_pid, signal.SIGCONT)
             else:
                 until(lambda late=late: server.running()["counts"]["restarts"] == late)
     return result
@@ -141,8 +145,8 @@ def struck_amid(server: RealServer, body: dict[str, Any], blow: signal.Signals) 
     "body",
     [pytest.param(GREEDY, id="greedy"), pytest.param(RANDOM, id="random", marks=pytest.mark.nightly)],
 )
-def test_a_plain_request_is_answered_by_the_next_child(server: RealServer, body, blow):
-    answer = struck_amid(server, body, blow)
+def test_a_plain_request_is_answered_by_the_next_child(server: RealServer, body, kill_engine):
+    answer = stream_killed_midway(server, body, kill_engine)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 450
     assert retries(server) == 1
@@ -150,22 +154,22 @@ def test_a_plain_request_is_answered_by_the_next_child(server: RealServer, body,
 
 
 @pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.nightly), True])
-@pytest.mark.parametrize("blow", [signal.SIGSTOP], indirect=True, ids=["stuck"])
-def test_request_to_a_stuck_child_is_answered_by_the_next_one(server: RealServer, blow, stream):
+@pytest.mark.parametrize("kill_engine", [signal.SIGSTOP], indirect=True, ids=["stuck"])
+def test_request_to_a_stuck_child_is_answered_by_the_next_one(server: RealServer, kill_engine, stream):
     # Before its first answer, a child has twice the watchdog's bound.
-    assert ask(server, GREEDY | {"max_tokens": 1}).json()["usage"]["completion_tokens"] == 1
-    victim = server.child_pid()
-    strike(server, blow)
+    assert post_chat(server, GREEDY | {"max_tokens": 1}).json()["usage"]["completion_tokens"] == 1
+    killed_pid = server.child_pid()
+    kill_during(server, kill_engine)
     if stream:
         answer = Stream().read(server, RANDOM | {"max_tokens": 5})
         assert answer.lines[-1] == "data: [DONE]"
     else:
-        assert ask(server, RANDOM | {"max_tokens": 5}).json()["usage"]["completion_tokens"] == 5
-    assert victim != server.child_pid()
+        assert post_chat(server, RANDOM | {"max_tokens": 5}).json()["usage"]["completion_tokens"] == 5
+    assert killed_pid != server.child_pid()
     assert not any(server.wait_until_at_rest().values())
 
 
-def test_every_choice_of_several_streams_resumes_where_it_stopped(server: RealServer, blow):
+def test_every_choice_of_several_streams_resumes_where_it_stopped(server: RealServer, kill_engine):
     bodies = [SEEDED | {"seed": 10 * number, "n": 2, "max_tokens": 200} for number in range(3)]
     expected = [Stream().read(server, body) for body in bodies]
     streams = [Stream() for _ in bodies]
@@ -173,23 +177,23 @@ def test_every_choice_of_several_streams_resumes_where_it_stopped(server: RealSe
         runs = [pool.submit(each.read, server, body) for each, body in zip(streams, bodies, strict=True)]
         while not all(len(each.lines) > 10 for each in streams):
             time.sleep(0.001)
-        strike(server, blow)
+        kill_during(server, kill_engine)
         for run in runs:
             run.result()
-    for undisturbed, struck in zip(expected, streams, strict=True):
-        assert struck.lines[-1] == "data: [DONE]"
-        assert [undisturbed.text(index) for index in range(2)] == [struck.text(index) for index in range(2)]
+    for uninterrupted, killed in zip(expected, streams, strict=True):
+        assert killed.lines[-1] == "data: [DONE]"
+        assert [uninterrupted.text(index) for index in range(2)] == [killed.text(index) for index in range(2)]
     assert not any(server.wait_until_at_rest().values())
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL], indirect=True, ids=["killed"])
-def test_request_fails_after_two_children_have_died_with_it(server: RealServer, blow):
+@pytest.mark.parametrize("kill_engine", [signal.SIGKILL], indirect=True, ids=["killed"])
+def test_request_fails_after_two_children_have_died_with_it(server: RealServer, kill_engine):
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask, server, GREEDY | ENDLESS)
+        answer = pool.submit(post_chat, server, GREEDY | ENDLESS)
         for restarts in range(2):
             while (child := server.running())["counts"]["restarts"] < restarts or not child["sequences"]:
                 time.sleep(0.002)
-            strike(server, blow)
+            kill_during(server, kill_engine)
         response = answer.result()
     assert (response.status_code, response.json()["error"]["code"]) == (502, "node_failed")
     wait_until_ready(server)

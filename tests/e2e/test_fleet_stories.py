@@ -25,7 +25,7 @@ LONG = {"delay_s": 600}
 WORDS = 6
 
 
-class World:
+class NodesAndRouter:
     """Fairlead, the servers behind it, and clients. An answer takes as long as its request says."""
 
     def __init__(self, server: RealServer, servers: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
@@ -44,7 +44,7 @@ class World:
         finally:
             self._hold.unlink()
 
-    def ask(self, *, stream: bool = False, **stub: Any) -> "Future[httpx.Response]":
+    def submit_chat(self, *, stream: bool = False, **stub: Any) -> "Future[httpx.Response]":
         """Request a greedy answer in a thread."""
         body = {"model": "m", "messages": [], "temperature": 0, "stream": stream}
         body["stub"] = {"words": WORDS} | stub
@@ -68,11 +68,11 @@ class World:
     def until(self, holds: Callable[[], bool]) -> None:
         until(holds)
 
-    def take_all(self, **stub: Any) -> "list[Future[httpx.Response]]":
+    def collect_answers(self, **stub: Any) -> "list[Future[httpx.Response]]":
         """Give each of the three nodes a job."""
         answers = []
         for running in range(1, len(NODES) + 1):
-            answers.append(self.ask(**(stub or LONG)))
+            answers.append(self.submit_chat(**(stub or LONG)))
             self.until(lambda running=running: self.queue() == (running, 0))
         return answers
 
@@ -91,7 +91,7 @@ def _end(servers: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def running_world(folder: Path, **queue: Any) -> Iterator[World]:
+def running_world(folder: Path, **queue: Any) -> Iterator[NodesAndRouter]:
     servers = {name: subprocess.Popen([*STUB, "0"], stdout=subprocess.PIPE) for name in NODES}
     try:
         configuration = {
@@ -106,7 +106,7 @@ def running_world(folder: Path, **queue: Any) -> Iterator[World]:
         file = folder / "fairlead.yaml"
         file.write_text(json.dumps(configuration))
         with real_server("--config", str(file)) as server:
-            opened = World(server, servers, folder)
+            opened = NodesAndRouter(server, servers, folder)
             opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
             try:
                 yield opened
@@ -123,7 +123,7 @@ def _port(process: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodesAndRouter]:
     """Shared by the tests which leave it unchanged, and by the last one, which does not."""
     with running_world(tmp_path_factory.mktemp("fleet")) as started:
         yield started
@@ -141,17 +141,17 @@ def content(response: httpx.Response) -> str:
     return "".join(choice["delta"].get("content", "") for (choice,) in filter(None, choices))
 
 
-def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: World):
+def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: NodesAndRouter):
     with opened.held() as held:
         # Story 5: each request goes to an idle node.
-        opened.take_all(**held)
+        opened.collect_answers(**held)
         assert opened.busy() == "abc"
         # Story 4: no node has two jobs, and the other jobs are shown as waiting.
-        waiting = [opened.ask(delay_s=0) for _ in range(CAPACITY)]
+        waiting = [opened.submit_chat(delay_s=0) for _ in range(CAPACITY)]
         opened.until(lambda: opened.queue() == (len(NODES), CAPACITY))
         assert [(node["busy"], node["seats"]) for node in opened.nodes().values()] == [(1, 1)] * 3
         # Story 5: all nodes are busy and the queue is full.
-        refused = opened.ask().result()
+        refused = opened.submit_chat().result()
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         assert int(refused.headers["retry-after"]) >= 1
     # Story 4: a waiting job is served when a node is free; its headers state the wait.
@@ -163,9 +163,9 @@ def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: World)
     assert opened.busy() == ""
 
 
-def test_edge_jobs_of_a_node_that_hangs_are_answered_by_the_others(opened: World):
+def test_edge_jobs_of_a_node_that_hangs_are_answered_by_the_others(opened: NodesAndRouter):
     with opened.held() as held:
-        answers = [opened.ask(stream=stream, **held) for stream in (True, False, True)]
+        answers = [opened.submit_chat(stream=stream, **held) for stream in (True, False, True)]
         opened.until(lambda: opened.busy() == "abc")
         opened.servers["b"].send_signal(signal.SIGSTOP)
     assert [text(WORDS)] * 3 == [content(future.result()) for future in answers]
@@ -175,11 +175,11 @@ def test_edge_jobs_of_a_node_that_hangs_are_answered_by_the_others(opened: World
     opened.until(lambda: opened.queue() == (0, 0))
 
 
-def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: World):
+def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: NodesAndRouter):
     for process in opened.servers.values():
         process.send_signal(signal.SIGSTOP)
     opened.until(lambda: {"down"} == {node["state"] for node in opened.nodes().values()})
-    answers = opened.ask(stream=True)
+    answers = opened.submit_chat(stream=True)
     opened.until(lambda: opened.queue() == (0, 1))
     opened.servers["c"].send_signal(signal.SIGCONT)
     assert text(WORDS) == content(answers.result())
@@ -192,8 +192,8 @@ def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_pa
     timeout_s = 5  # a node is free long before that
     with running_world(tmp_path, timeout=f"{timeout_s}s") as opened:
         with opened.held() as held:
-            opened.take_all(**held)
-            in_time = opened.ask(delay_s=timeout_s + 1)
+            opened.collect_answers(**held)
+            in_time = opened.submit_chat(delay_s=timeout_s + 1)
             opened.until(lambda: opened.queue() == (len(NODES), 1))
         assert text(WORDS) == content(in_time.result())
 
@@ -202,21 +202,21 @@ def test_edge_queue_timeout_of_a_stream_covers_the_time_to_its_first_chunk(tmp_p
     with running_world(tmp_path, timeout="1s") as opened:
         # On a slow node, or while it waits for one.
         for busy in (0, len(NODES)):
-            late = opened.ask(stream=True, **LONG).result()
+            late = opened.submit_chat(stream=True, **LONG).result()
             assert (late.status_code, late.json()["error"]["code"]) == (504, "queue_timeout")
             opened.until(lambda busy=busy: opened.queue() == (busy, 0))
             if not busy:
-                opened.take_all()
+                opened.collect_answers()
 
 
-def test_edge_running_and_waiting_jobs_of_a_crashed_node_move_to_the_others(opened: World):
+def test_edge_running_and_waiting_jobs_of_a_crashed_node_move_to_the_others(opened: NodesAndRouter):
     with opened.held() as held:
-        streams = [opened.ask(stream=True, **held) for _ in NODES]
+        streams = [opened.submit_chat(stream=True, **held) for _ in NODES]
         opened.until(lambda: opened.busy() == "abc")
-        waiting = [opened.ask(stream=stream, delay_s=0.02) for stream in (True, False)]
+        waiting = [opened.submit_chat(stream=stream, delay_s=0.02) for stream in (True, False)]
         opened.until(lambda: opened.queue()[1] == CAPACITY)
         opened.servers["a"].kill()
     assert [text(WORDS)] * 5 == [content(future.result()) for future in (*streams, *waiting)]
     opened.until(lambda: opened.nodes()["a"]["state"] == "down")
-    assert text(WORDS) == content(opened.ask().result())
+    assert text(WORDS) == content(opened.submit_chat().result())
     opened.until(lambda: opened.queue() == (0, 0))

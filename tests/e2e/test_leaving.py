@@ -32,7 +32,9 @@ def request(*, stream: bool, max_tokens: int = 300, n: int = 1) -> bytes:
     return head.encode() + body
 
 
-async def leave(server: RealServer, after_s: float, *, stream: bool, reset: bool, cut: int | None) -> None:
+async def send_and_disconnect(
+    server: RealServer, after_s: float, *, stream: bool, reset: bool, cut: int | None
+) -> None:
     """Send a request, or its first `cut` bytes; read for up to `after_s` seconds; then disconnect."""
     connection = await trio.open_tcp_stream(*server.address)
     try:
@@ -48,24 +50,26 @@ async def leave(server: RealServer, after_s: float, *, stream: bool, reset: bool
         connection.socket.close()
 
 
-async def storm(server: RealServer, clients: int, *, seed: int) -> None:
-    dice = random.Random(seed)
+async def run_storm(server: RealServer, clients: int, *, seed: int) -> None:
+    chance = random.Random(seed)
     limit = trio.CapacityLimiter(60)
 
-    async def one(after_s: float, *, stream: bool, reset: bool, cut: int | None) -> None:
+    async def run_client(after_s: float, *, stream: bool, reset: bool, cut: int | None) -> None:
         async with limit:
-            await leave(server, after_s, stream=stream, reset=reset, cut=cut)
+            await send_and_disconnect(server, after_s, stream=stream, reset=reset, cut=cut)
 
     async with trio.open_nursery() as nursery:
         for _ in range(clients):
-            after_s = dice.choice([0.0, 0.002, 0.02, 0.1, 0.3]) * dice.random()
-            cut = dice.randrange(1, 150) if dice.random() < 0.1 else None
-            stream, reset = dice.random() < 0.6, dice.random() < 0.5
-            nursery.start_soon(lambda a=after_s, s=stream, r=reset, c=cut: one(a, stream=s, reset=r, cut=c))
+            after_s = chance.choice([0.0, 0.002, 0.02, 0.1, 0.3]) * chance.random()
+            cut = chance.randrange(1, 150) if chance.random() < 0.1 else None
+            stream, reset = chance.random() < 0.6, chance.random() < 0.5
+            nursery.start_soon(
+                lambda a=after_s, s=stream, r=reset, c=cut: run_client(a, stream=s, reset=r, cut=c)
+            )
 
 
 async def test_two_hundred_clients_that_disconnect_at_random_moments_hold_nothing(server: RealServer):
-    await storm(server, 200, seed=1)
+    await run_storm(server, 200, seed=1)
     assert await trio.to_thread.run_sync(server.wait_until_at_rest) == {
         "waiting": 0,
         "running": 0,
@@ -77,7 +81,7 @@ async def test_two_hundred_clients_that_disconnect_at_random_moments_hold_nothin
 
 @pytest.mark.slow
 async def test_two_thousand_clients_that_disconnect_at_random_moments_hold_nothing(server: RealServer):
-    await storm(server, 2000, seed=2)
+    await run_storm(server, 2000, seed=2)
     assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
     assert server.http.get("/health").status_code == 200
 

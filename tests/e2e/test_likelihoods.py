@@ -77,9 +77,9 @@ def read_as_lm_eval_does(answer: dict, context_lengths: list[int]) -> list[tuple
 
 
 def check(
-    found: list[tuple[float, bool]], contexts: list[list[int]], wholes: list[list[int]], logprobs
+    found: list[tuple[float, bool]], contexts: list[list[int]], texts_with_contexts: list[list[int]], logprobs
 ) -> None:
-    for (likelihood, greedy), context, whole in zip(found, contexts, wholes, strict=True):
+    for (likelihood, greedy), context, whole in zip(found, contexts, texts_with_contexts, strict=True):
         rows = logprobs(whole)[len(context) - 1 :]
         ids = torch.tensor(whole[len(context) :])
         assert likelihood == pytest.approx(float(rows.gather(1, ids[:, None]).sum()), rel=1e-4)
@@ -88,20 +88,20 @@ def check(
 
 def test_lm_evals_requests_give_torchs_sums(server: RealServer, tokenizer, logprobs):
     contexts = [tokenizer.encode(context).ids for context, _ in PAIRS]
-    wholes = [tokenizer.encode(context + more).ids for context, more in PAIRS]
+    texts_with_contexts = [tokenizer.encode(context + more).ids for context, more in PAIRS]
     # The model's most likely continuation, so that one of them is greedy.
     greedy = list(contexts[0])
     for _ in range(5):
         greedy.append(int(logprobs([*greedy, 0])[-1].argmax()))
     contexts.append(contexts[0])
-    wholes.append(greedy)
+    texts_with_contexts.append(greedy)
     body = {"model": MODEL, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
-    answer = server.http.post("/v1/completions", json={**body, "prompt": wholes}).json()
+    answer = server.http.post("/v1/completions", json={**body, "prompt": texts_with_contexts}).json()
     found = read_as_lm_eval_does(answer, list(map(len, contexts)))
-    check(found, contexts, wholes, logprobs)
+    check(found, contexts, texts_with_contexts, logprobs)
     assert [is_greedy for _, is_greedy in found] == [False] * len(PAIRS) + [True]
-    assert answer["usage"]["completion_tokens"] == len(wholes)
-    one = server.http.post("/v1/completions", json={**body, "prompt": wholes[3]}).json()
+    assert answer["usage"]["completion_tokens"] == len(texts_with_contexts)
+    one = server.http.post("/v1/completions", json={**body, "prompt": texts_with_contexts[3]}).json()
     assert one["choices"][0]["logprobs"] == answer["choices"][3]["logprobs"]
 
 
@@ -118,9 +118,9 @@ def test_echoed_logprobs_line_up_with_the_text(server: RealServer, tokenizer, lo
     assert (listed["tokens"][0], listed["text_offset"][:2]) == ("<|bos|>", [0, 0])  # which has no text
     for token, offset in list(zip(listed["tokens"], listed["text_offset"], strict=True))[1 : len(prompt)]:
         assert text[offset : offset + len(token)] == token
-    alone = server.http.post("/v1/completions", json={**body, "max_tokens": 0}).json()
-    choice = alone["choices"][0]
-    assert (choice["text"], choice["finish_reason"], alone["usage"]["completion_tokens"]) == (
+    unbatched = server.http.post("/v1/completions", json={**body, "max_tokens": 0}).json()
+    choice = unbatched["choices"][0]
+    assert (choice["text"], choice["finish_reason"], unbatched["usage"]["completion_tokens"]) == (
         text,
         "length",
         0,
@@ -137,30 +137,30 @@ def test_streamed_echo_begins_with_the_prompts_logprobs(server: RealServer):
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 add(streamed, line)
-    for told, expected in zip(streamed, whole, strict=True):
-        assert told["text"] == expected["text"]
-        assert told["logprobs"] == expected["logprobs"]
+    for reported, expected in zip(streamed, whole, strict=True):
+        assert reported["text"] == expected["text"]
+        assert reported["logprobs"] == expected["logprobs"]
 
 
 def add(streamed: list[dict], line: str) -> None:
 
     for choice in json.loads(line.removeprefix("data: "))["choices"]:
-        told = streamed[choice["index"]]
-        told["text"] += choice["text"]
+        reported = streamed[choice["index"]]
+        reported["text"] += choice["text"]
         for name, values in (choice["logprobs"] or {}).items():
-            told["logprobs"].setdefault(name, []).extend(values)
+            reported["logprobs"].setdefault(name, []).extend(values)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_prompt_logprobs_are_listed_as_vllm_does(server: RealServer, tokenizer, logprobs, path):
     text = "One, two, three."
-    asked = {"model": MODEL, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 2}
+    body_base = {"model": MODEL, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 2}
     if path == "/v1/completions":
-        answer = server.http.post(path, json={**asked, "prompt": text}).json()
+        answer = server.http.post(path, json={**body_base, "prompt": text}).json()
         listed, ids = answer["choices"][0]["prompt_logprobs"], tokenizer.encode(text).ids
     else:
         messages = [{"role": "user", "content": text}]
-        answer = server.http.post(path, json={**asked, "messages": messages}).json()
+        answer = server.http.post(path, json={**body_base, "messages": messages}).json()
         listed = answer["prompt_logprobs"]
         ids = server.http.post("/tokenize", json={"model": MODEL, "messages": messages}).json()["tokens"]
     assert listed[0] is None
@@ -179,7 +179,7 @@ def test_cached_tokens_are_in_the_usage(server: RealServer):
     prompt = list(range(300, 364))
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
     cached = []
-    for asked in (body, body, {**body, "stream": True, "stream_options": {"include_usage": True}}):
-        text = server.http.post("/v1/completions", json=asked).text
+    for body_base in (body, body, {**body, "stream": True, "stream_options": {"include_usage": True}}):
+        text = server.http.post("/v1/completions", json=body_base).text
         cached.append('"prompt_tokens_details":{"cached_tokens":48}' in text)
     assert cached == [False, True, True]

@@ -221,9 +221,9 @@ def reasoning(server: RealServer, model: str) -> tuple[str, str]:
 @pytest.mark.parametrize("model", ["slow", "demo"])
 def test_streamed_chat_reports_the_load_of_its_model(server: RealServer, model: str):
     unload(server)
-    thoughts, answer = reasoning(server, model)
-    assert thoughts.startswith(f"Loading the model {model}\n")
-    assert "Loaded after" in thoughts
+    reasoning_text, answer = reasoning(server, model)
+    assert reasoning_text.startswith(f"Loading the model {model}\n")
+    assert "Loaded after" in reasoning_text
     assert answer
     again, answer = reasoning(server, model)
     assert (again, bool(answer)) == ("", True)
@@ -231,5 +231,5 @@ def test_streamed_chat_reports_the_load_of_its_model(server: RealServer, model: 
 
 def test_model_may_have_no_loading_state(server: RealServer):
     unload(server)
-    thoughts, answer = reasoning(server, NO_LOADING_STATE)
-    assert (thoughts, bool(answer)) == ("", True)
+    reasoning_text, answer = reasoning(server, NO_LOADING_STATE)
+    assert (reasoning_text, bool(answer)) == ("", True)

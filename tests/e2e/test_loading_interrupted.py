@@ -98,13 +98,13 @@ def test_a_request_that_waits_for_a_model_stays_queued_when_the_unload_waits(loa
     assert not Path(f"/proc/{loading.child}").exists()
 
 
-@pytest.mark.parametrize("whom", ["the server", "all its processes"])
-def test_server_that_receives_sigterm_does_not_wait_for_a_load(loading: Loading, whom):
+@pytest.mark.parametrize("target", ["the server", "all its processes"])
+def test_server_that_receives_sigterm_does_not_wait_for_a_load(loading: Loading, target):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(loading.http.post, "/v1/completions", json=ASK)
         until(lambda: loading.http.get("/queue").json()["waiting"] == 1)
         loading.process.send_signal(signal.SIGTERM)
-        if whom != "the server":
+        if target != "the server":
             os.kill(loading.child, signal.SIGTERM)
             os.kill(loading.child, signal.SIGCONT)
         assert waiting.result().status_code == 503

@@ -79,7 +79,7 @@ def serving(stderr: int, *arguments: str) -> Iterator[Server]:
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> tuple[str, str]:
+def quick_server(tmp_path: Path) -> tuple[str, str]:
     """Return the arguments for a server that loads no model."""
     file = tmp_path / "fairlead.yaml"
     file.write_text("nodes: [{id: far, url: 'http://127.0.0.1:9', models: [far]}]\n")
@@ -110,15 +110,15 @@ def test_log_that_is_never_read_does_not_block_the_server(full_pipe):
         assert server.stop() == 0
 
 
-def test_server_runs_with_its_log_on_a_full_device(quick):
-    with Path("/dev/full").open("w") as full, serving(full.fileno(), *quick) as server:
+def test_server_runs_with_its_log_on_a_full_device(quick_server):
+    with Path("/dev/full").open("w") as full, serving(full.fileno(), *quick_server) as server:
         assert server.http.post("/v1/chat/completions", json=NO_SUCH_MODEL).status_code == 404
         assert server.stop() == 0
 
 
-def test_a_log_at_its_size_limit_does_not_make_a_clean_stop_a_failure(tmp_path, quick):
+def test_a_log_at_its_size_limit_does_not_make_a_clean_stop_a_failure(tmp_path, quick_server):
     log = tmp_path / "log"
-    with log.open("w") as file, serving(file.fileno(), *quick) as server:
+    with log.open("w") as file, serving(file.fileno(), *quick_server) as server:
         until(lambda: log.stat().st_size > 0)
         limit = log.stat().st_size + 10
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, limit))
@@ -129,8 +129,8 @@ def test_a_log_at_its_size_limit_does_not_make_a_clean_stop_a_failure(tmp_path, 
         assert server.stop() == 0
 
 
-def test_server_runs_with_a_closed_standard_error(quick):
-    command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *SERVE, *quick]
+def test_server_runs_with_a_closed_standard_error(quick_server):
+    command = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *SERVE, *quick_server]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     with process:
         server = Server(process)
@@ -141,7 +141,7 @@ def test_server_runs_with_a_closed_standard_error(quick):
 # Output of child processes ----------------------------------------------------------------------------
 
 # Answers every request, and prints with `shout` on a thread.
-TALKING = """
+NOISY_SCRIPT = """
 import http.server, os, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -167,9 +167,9 @@ def shout():
 """
 
 
-def talking(folder: Path, shout: str, *, settings: str = "") -> tuple[str, str]:
+def noisy_command(folder: Path, shout: str, *, settings: str = "") -> tuple[str, str]:
     """Return the arguments for a server with a command named `talker` that prints."""
-    (folder / "talker.py").write_text(shout + TALKING)
+    (folder / "talker.py").write_text(shout + NOISY_SCRIPT)
     file = folder / "fairlead.yaml"
     command = f"{sys.executable} -IS {folder / 'talker.py'} ${{PORT}}"
     file.write_text(f"{settings}models: {{talker: {{cmd: '{command}', preload: true}}}}\n")
@@ -178,7 +178,7 @@ def talking(folder: Path, shout: str, *, settings: str = "") -> tuple[str, str]:
 
 def test_child_that_floods_an_unread_log_keeps_working(full_pipe, tmp_path):
     reading, writing = full_pipe
-    with serving(writing, *talking(tmp_path, WITHOUT_END)) as server:
+    with serving(writing, *noisy_command(tmp_path, WITHOUT_END)) as server:
         until(lambda: server.dropped() > 100_000)
         for _ in range(10):
             body = NO_SUCH_MODEL | {"model": "talker"}
@@ -217,7 +217,7 @@ def ended(arguments: Sequence[str]) -> tuple[int, list[dict]]:
 def test_every_line_of_a_json_log_is_an_object_from_the_start_to_the_end(tmp_path):
     settings = "logJson: true\nlogToStdout: both\napiKeys: [sk-1]\n"
     process = subprocess.Popen(
-        [*SERVE, *talking(tmp_path, ONCE, settings=settings)],
+        [*SERVE, *noisy_command(tmp_path, ONCE, settings=settings)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -242,11 +242,11 @@ def test_every_line_of_a_json_log_is_an_object_from_the_start_to_the_end(tmp_pat
     assert any("chmod 600" in event["event"] for event in events)
 
 
-def test_server_that_cannot_start_reports_the_reason_in_json(tmp_path, quick):
+def test_server_that_cannot_start_reports_the_reason_in_json(tmp_path, quick_server):
     (tmp_path / "empty").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        code, events = ended([*FAIRLEAD_SERVE, *quick, "--log-json", "--port", port])
+    with socket.create_server(("127.0.0.1", 0)) as read_lines:
+        port = str(read_lines.getsockname()[1])
+        code, events = ended([*FAIRLEAD_SERVE, *quick_server, "--log-json", "--port", port])
     assert (code, port in events[-1]["reason"]) == (1, True)
     code, events = ended([*SERVE, "--log-json", str(tmp_path / "empty")])
     assert (code, "config.json" in events[-1]["reason"]) == (1, True)
@@ -266,8 +266,8 @@ sys.exit(main(["serve", *sys.argv[1:]]))
 
 
 @pytest.mark.parametrize("arguments", [[], ["--log-json"]], ids=["plain", "json"])
-def test_a_crash_shows_its_traceback(arguments, quick):
-    command = [sys.executable, "-c", CRASH, *quick, *arguments]
+def test_a_crash_shows_its_traceback(arguments, quick_server):
+    command = [sys.executable, "-c", CRASH, *quick_server, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
     assert ran.returncode == 1
     if arguments:
@@ -278,7 +278,7 @@ def test_a_crash_shows_its_traceback(arguments, quick):
         assert "ZeroDivisionError: a bug" in ran.stderr
 
 
-def test_crash_ends_the_process_although_its_traceback_is_not_read(full_pipe, quick):
+def test_crash_ends_the_process_although_its_traceback_is_not_read(full_pipe, quick_server):
     _, writing = full_pipe
-    command = [sys.executable, "-c", CRASH, *quick]
+    command = [sys.executable, "-c", CRASH, *quick_server]
     assert subprocess.run(command, stderr=writing, timeout=START_S, check=False).returncode == 1

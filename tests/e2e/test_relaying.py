@@ -82,7 +82,7 @@ def node(server: RealServer, node_id: str) -> dict:
     return next(each for each in server.http.get("/nodes").json() if each["id"] == node_id)
 
 
-def asking(model: str = FAR, **fields: object) -> bytes:
+def relay_body(model: str = FAR, **fields: object) -> bytes:
     return json.dumps({"unheard_of": {"of": None}, "model": model, "messages": ASK, **fields}).encode()
 
 
@@ -95,17 +95,17 @@ def post(url: str, body: bytes) -> httpx.Response:
 
 @pytest.mark.parametrize("path", [*STREAMING, "/v1/embeddings", "/v1/messages/count_tokens"])
 def test_relayed_answer_equals_that_of_the_node(server, stub, path):
-    direct = post(f"{stub.url}{path}", asking())
-    relayed = server.http.post(path, content=asking(), headers={"X-Request-Id": "mine"})
+    direct = post(f"{stub.url}{path}", relay_body())
+    relayed = server.http.post(path, content=relay_body(), headers={"X-Request-Id": "mine"})
     assert (direct.status_code, direct.content) == (relayed.status_code, relayed.content)
     assert direct.headers["content-type"] == relayed.headers["content-type"]
     assert "mine" == relayed.headers["x-request-id"] == stub.jobs[-1].headers["x-request-id"]
-    assert json.loads(asking()) == stub.jobs[-1].document
+    assert json.loads(relay_body()) == stub.jobs[-1].document
 
 
 def streamed(stub: StubServer, server: RealServer, path: str, **fields: object) -> Iterator[bytes]:
     """Yield the stream as the stub sends it, and then as the server relays it."""
-    body = asking(stream=True, stream_options={"include_usage": True}, **fields)
+    body = relay_body(stream=True, stream_options={"include_usage": True}, **fields)
     for url in (stub.url, server.url):
         answer = post(f"{url}{path}", body)
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -124,8 +124,10 @@ def test_each_of_several_relayed_choices_equals_that_of_the_node(server, stub, p
     direct, relayed = (content.split(b"\n\n") for content in streamed(stub, server, path, n=3))
     assert sorted(direct) == sorted(relayed)
     for index in range(3):
-        mark = b'"index": %d' % index
-        assert [event for event in direct if mark in event] == [event for event in relayed if mark in event]
+        secret = b'"index": %d' % index
+        assert [event for event in direct if secret in event] == [
+            event for event in relayed if secret in event
+        ]
     assert direct[-3:] == relayed[-3:]  # the usage and [DONE]
 
 
@@ -137,7 +139,7 @@ def test_answer_to_several_prompts_is_relayed_unchanged(server):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_nodes_answer_to_a_bad_request_is_relayed(server, stub, stream):
-    body = asking(stream=stream, stub={"how": "status", "after": 422})
+    body = relay_body(stream=stream, stub={"how": "status", "after": 422})
     direct, relayed = (post(f"{url}{STREAMING[0]}", body) for url in (stub.url, server.url))
     assert (relayed.status_code, relayed.content) == (422, direct.content)
 
@@ -146,7 +148,7 @@ def test_nodes_answer_to_a_bad_request_is_relayed(server, stub, stream):
     ("how", "expected"), [("status", 502), ("gone", 502), ("gzip", 502), ("garbage", 502), ("half", 502)]
 )
 def test_invalid_answer_of_a_node_is_a_502_with_our_own_error(server, how, expected):
-    reply = server.http.post(STREAMING[0], content=asking(stub={"how": how, "after": 500}))
+    reply = server.http.post(STREAMING[0], content=relay_body(stub={"how": how, "after": 500}))
     assert expected == reply.status_code
     assert reply.json()["error"]["code"] in {"node_failed", "no_node"}
     until(lambda: node(server, "far")["state"] == "up")
@@ -154,12 +156,12 @@ def test_invalid_answer_of_a_node_is_a_502_with_our_own_error(server, how, expec
 
 def test_a_model_that_no_node_has_is_not_found(server):
     for path in STREAMING:
-        reply = server.http.post(path, content=asking("huge"))
+        reply = server.http.post(path, content=relay_body("huge"))
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
 def test_client_that_disconnects_amid_a_stream_frees_its_seat(server, stub):
-    body = asking(stream=True, stub={"how": "stall", "after": 4})
+    body = relay_body(stream=True, stub={"how": "stall", "after": 4})
     with server.http.stream("POST", STREAMING[0], content=body) as answer:
         assert answer.status_code == 200
         pieces = answer.iter_bytes()
@@ -167,7 +169,7 @@ def test_client_that_disconnects_amid_a_stream_frees_its_seat(server, stub):
         # Requests of earlier tests may not have ended yet.
         until(lambda: node(server, "far")["busy"] == 1 and server.queue()["running"] == 1)
     until(lambda: node(server, "far")["busy"] == 0 and server.queue()["running"] == 0)
-    assert server.http.post(STREAMING[0], content=asking()).status_code == 200
+    assert server.http.post(STREAMING[0], content=relay_body()).status_code == 200
 
 
 # The official client -------------------------------------------------------------------------------
@@ -238,19 +240,19 @@ def test_load_of_a_remote_model_is_refused(server):
 
 
 def test_node_is_added_drained_and_removed(server):
-    with stub_thread() as newcomer:
-        newcomer.models = ["new"]
-        added = server.http.post("/nodes", json={"id": "team/new", "url": newcomer.url, "seats": 2})
+    with stub_thread() as new_model:
+        new_model.models = ["new"]
+        added = server.http.post("/nodes", json={"id": "team/new", "url": new_model.url, "seats": 2})
         assert (added.status_code, added.json()["id"]) == (201, "team/new")
         until(lambda: node(server, "team/new")["state"] == "up")
-        answer = server.http.post(STREAMING[0], content=asking("new"))
-        assert (answer.status_code, len(newcomer.jobs)) == (200, 1)
-        assert server.http.post("/nodes", json={"id": "team/new", "url": newcomer.url}).status_code == 400
+        answer = server.http.post(STREAMING[0], content=relay_body("new"))
+        assert (answer.status_code, len(new_model.jobs)) == (200, 1)
+        assert server.http.post("/nodes", json={"id": "team/new", "url": new_model.url}).status_code == 400
         assert server.http.post("/nodes/team/new/drain").json()["state"] == "draining"
         assert server.http.delete("/nodes/team/new").status_code == 200
         assert server.http.delete("/nodes/team/new").status_code == 404
-        assert server.http.post(STREAMING[0], content=asking("new")).status_code == 404
-        until(lambda: newcomer.connections == 0)
+        assert server.http.post(STREAMING[0], content=relay_body("new")).status_code == 404
+        until(lambda: new_model.connections == 0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1.2.3"])
@@ -268,9 +270,9 @@ def test_server_refuses_its_own_address_as_a_node(server, host):
 
 
 def test_operators_routes_refuse_requests_of_foreign_pages(server):
-    foreign = {"Origin": "http://evil.example"}
+    page = {"Origin": "http://evil.example"}
     for reply in (
-        server.http.post("/models/unload", json={"model": LOCAL}, headers=foreign),
+        server.http.post("/models/unload", json={"model": LOCAL}, headers=page),
         server.http.get("/nodes", headers={"Host": "evil.example"}),
     ):
         assert (reply.status_code, reply.json()["error"]["code"]) == (403, "forbidden")

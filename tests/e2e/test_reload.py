@@ -16,7 +16,7 @@ from e2e.slow_motion import slowed
 from fairlead.config import demonstration_model
 
 STREAMS = 50
-STAYING, LEAVING, COMING = "sk-staying", "sk-leaving", "sk-coming"
+UNCHANGED, REMOVED, ADDED = "sk-staying", "sk-leaving", "sk-coming"
 # Each is sent to both models, which answer alike because they have the same weights.
 BODIES = [
     {"prompt": prompt, "max_tokens": 200, "ignore_eos": True, **choice}
@@ -37,7 +37,7 @@ class File:
         folder = json.dumps(str(demonstration_model()))
         again = self.path.with_suffix(".again")
         again.write_text(
-            f"apiKeys: [{STAYING}, {key}]\n"
+            f"apiKeys: [{UNCHANGED}, {key}]\n"
             "models:\n"
             f"  steady: {{path: {folder}, slots: 25, preload: true, watchdog: 1h}}\n"
             "  changing:\n"
@@ -55,7 +55,7 @@ class File:
 @pytest.fixture(params=["by-hangup", "watched"])
 def file(request, tmp_path: Path) -> File:
     file = File(tmp_path / "fairlead.yaml", is_watched=request.param == "watched")
-    file.write(key=LEAVING)
+    file.write(key=REMOVED)
     return file
 
 
@@ -63,7 +63,7 @@ def file(request, tmp_path: Path) -> File:
 def server(file: File) -> Iterator[RealServer]:
     options = ["--watch-config"] if file.is_watched else []
     with real_server("--config", str(file.path), "--log-json", *options) as server:
-        server.http.headers["Authorization"] = f"Bearer {STAYING}"
+        server.http.headers["Authorization"] = f"Bearer {UNCHANGED}"
         yield server
 
 
@@ -75,21 +75,21 @@ def stream(server: RealServer, body: dict[str, Any], key: str, begun: list[str])
         assert response.status_code == 200, response.read()
         # A long wait adds comment lines, which are not events.
         events = (line for line in response.iter_lines() if line.startswith("data:"))
-        lines = list(_noting(events, begun))
+        lines = list(_collect_lines(events, begun))
     assert lines[-1] == "data: [DONE]"
     for line in lines[:-1]:
         pieces += [choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"]]
     return "".join(pieces)
 
 
-def _noting(lines: Iterator[str], begun: list[str]) -> Iterator[str]:
+def _collect_lines(lines: Iterator[str], begun: list[str]) -> Iterator[str]:
     first = next(lines)
     begun.append(first)
     yield first
     yield from lines
 
 
-def is_let_in(server: RealServer, key: str) -> bool:
+def is_accepted(server: RealServer, key: str) -> bool:
     headers = {"Authorization": f"Bearer {key}"}
     reply = httpx.get(f"{server.url}/v1/models", headers=headers, timeout=PATIENCE_S)
     assert reply.status_code in (200, 401)
@@ -109,14 +109,14 @@ def states(server: RealServer) -> dict[str, tuple[str, int]]:
 def test_reload_does_not_disturb_clients(file: File, server: RealServer):
     pids = server.child_pids()
     requests = [
-        (body | {"model": model}, (STAYING, LEAVING)[number % 2])
+        (body | {"model": model}, (UNCHANGED, REMOVED)[number % 2])
         for number in range(STREAMS // len(BODIES))
         for body, model in zip(BODIES, ["steady", "changing"] * 5, strict=True)
     ]
     begun: list[str] = []
     with ThreadPoolExecutor(STREAMS + 1) as pool:
         expected = list(
-            pool.map(lambda body: stream(server, body | {"model": "steady"}, STAYING, []), BODIES)
+            pool.map(lambda body: stream(server, body | {"model": "steady"}, UNCHANGED, []), BODIES)
         )
         with ExitStack() as slow:
             # Stopped until all requests have arrived, and again after their first events. So all of them
@@ -133,19 +133,19 @@ def test_reload_does_not_disturb_clients(file: File, server: RealServer):
                 each.set()
             assert server.queue()["running"] == STREAMS
 
-            file.write(key=COMING, slots="-3", server=server)
+            file.write(key=ADDED, slots="-3", server=server)
             until(lambda: reasons(server))
             (reason,) = reasons(server)
             assert f"{file.path}:8: models.changing.slots: " in reason
-            assert (is_let_in(server, LEAVING), is_let_in(server, COMING)) == (True, False)
+            assert (is_accepted(server, REMOVED), is_accepted(server, ADDED)) == (True, False)
 
-            file.write(key=COMING, slots="7", server=server)
-            until(lambda: is_let_in(server, COMING))
-            assert not is_let_in(server, LEAVING)
+            file.write(key=ADDED, slots="7", server=server)
+            until(lambda: is_accepted(server, ADDED))
+            assert not is_accepted(server, REMOVED)
             assert pids == server.child_pids()
             assert server.queue()["running"] == STREAMS
             # This request waits for the model with its new settings.
-            later = pool.submit(stream, server, BODIES[0] | {"model": "changing"}, COMING, [])
+            later = pool.submit(stream, server, BODIES[0] | {"model": "changing"}, ADDED, [])
             until(lambda: server.queue()["waiting"])
         texts = [answer.result() for answer in answers]
         assert expected * (STREAMS // len(BODIES)) == texts

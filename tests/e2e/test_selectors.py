@@ -21,7 +21,7 @@ from fleet.running_fleet import STUB, free_port
 KEY = {"Authorization": "Bearer sk-hunter2"}
 COMMAND = " ".join((*STUB, "${PORT}"))
 # A command that llama-swap would refuse, because nothing in it states the port.
-UNTOLD = f'sh -c "exec {" ".join(STUB)} $PORT"'
+UNSTARTED_LOAD = f'sh -c "exec {" ".join(STUB)} $PORT"'
 CHAT = "/v1/chat/completions"
 
 
@@ -39,14 +39,14 @@ def example(port: int) -> dict[str, Any]:
     }
     # One seat each, so that an endless answer blocks the others.
     models["docker-llama"] |= {"cmd": COMMAND, "cmdStop": "kill ${PID}", "concurrencyLimit": 1}
-    models["unlisted-model"] |= {"cmd": UNTOLD, "aliases": ["qwen-unlisted"], "concurrencyLimit": 1}
+    models["unlisted-model"] |= {"cmd": UNSTARTED_LOAD, "aliases": ["qwen-unlisted"], "concurrencyLimit": 1}
     models |= {name: {"cmd": COMMAND} for name in ("modelA", "modelB", "forever-modelA", "A", "B")}
     for peer in document["peers"].values():
         peer["proxy"] = "http://127.0.0.1:9"
     return document
 
 
-class World:
+class SelectorServer:
     """The server, and concurrent clients."""
 
     def __init__(self, server: RealServer, file: Path) -> None:
@@ -55,7 +55,7 @@ class World:
         self._pool = ThreadPoolExecutor(16)
         server.http.headers.update(KEY)
 
-    def ask(self, model: str, *, endless: bool = False) -> "Future[httpx.Response]":
+    def submit_chat(self, model: str, *, endless: bool = False) -> "Future[httpx.Response]":
         """Send a request. An endless answer runs until it is cancelled; use one at a time."""
         body = {"model": model, "messages": [], "stub": {"words": 2, "delay_s": 600.0 * endless}}
         headers = KEY | ({"X-Request-Id": "endless"} if endless else {})
@@ -72,7 +72,7 @@ class World:
 
     def loaded_after(self, model: str) -> str:
         """Let a model answer; return the names of the models loaded then."""
-        answer = self.ask(model).result()
+        answer = self.submit_chat(model).result()
         assert answer.status_code == 200, answer.text
         until(lambda: set(self.jobs().values()) == {"ready"})
         return " ".join(sorted(self.jobs()))
@@ -91,20 +91,20 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def selectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SelectorServer]:
     document = example(free_port(20))
     file = tmp_path_factory.mktemp("example") / "config.yaml"
     file.write_text(json.dumps(document))
     with real_server("--config", str(file), "--log-json", environment=ENVIRONMENT) as server:
-        opened = World(server, file)
+        opened = SelectorServer(server, file)
         yield opened
         opened._pool.shutdown()
 
 
-def test_file_is_read_with_a_note_and_its_models_are_listed(world: World):
-    (line,) = [line for line in world.server.log if "unlisted-model.cmd" in line]
+def test_file_is_read_with_a_note_and_its_models_are_listed(selectors: SelectorServer):
+    (line,) = [line for line in selectors.server.log if "unlisted-model.cmd" in line]
     assert "its port is in the environment variable PORT" in line
-    cards = world.server.http.get("/v1/models").json()["data"]
+    cards = selectors.server.http.get("/v1/models").json()["data"]
     listed = {card["id"]: card for card in cards}
     assert {"coding-model", "llm-plan", "llama", "gpt-oss-120b"} <= listed.keys()
     assert "unlisted-model" not in listed
@@ -114,9 +114,9 @@ def test_file_is_read_with_a_note_and_its_models_are_listed(world: World):
     ) == ("Coding Model", "coding")
 
 
-def test_groups_evict_and_selectors_find_what_is_loaded(world: World):
+def test_groups_evict_and_selectors_find_what_is_loaded(selectors: SelectorServer):
     assert [
-        (model, world.loaded_after(model))
+        (model, selectors.loaded_after(model))
         for model in (
             "coding-model",
             "forever-modelA",
@@ -137,42 +137,44 @@ def test_groups_evict_and_selectors_find_what_is_loaded(world: World):
     ]
 
 
-def test_jobs_spill_over_and_a_reload_changes_the_target_of_the_next_one(world: World):
-    world.ask("llama", endless=True)
-    until(lambda: world.queue() == (1, 0))
-    first = [world.ask("llama") for _ in range(3)]
-    until(lambda: world.queue() == (1, 3))
-    assert "modelA" not in world.jobs()  # up to four jobs, running or waiting, stay with one model
-    assert world.ask("llama").result().status_code == 200
-    assert (world.jobs()["modelA"], world.jobs().get("modelB")) == ("ready", None)
+def test_jobs_spill_over_and_a_reload_changes_the_target_of_the_next_one(selectors: SelectorServer):
+    selectors.submit_chat("llama", endless=True)
+    until(lambda: selectors.queue() == (1, 0))
+    first = [selectors.submit_chat("llama") for _ in range(3)]
+    until(lambda: selectors.queue() == (1, 3))
+    assert "modelA" not in selectors.jobs()  # up to four jobs, running or waiting, stay with one model
+    assert selectors.submit_chat("llama").result().status_code == 200
+    assert (selectors.jobs()["modelA"], selectors.jobs().get("modelB")) == ("ready", None)
 
-    document = json.loads(world.file.read_text())
+    document = json.loads(selectors.file.read_text())
     document["selectors"]["llama"] = {"strategy": "pin", "targets": ["modelB"]}
-    world.write(document)
-    world.server.process.send_signal(signal.SIGHUP)
-    until(lambda: any("configuration reloaded" in line for line in world.server.log))
-    assert world.ask("llama").result().status_code == 200
-    assert world.jobs()["modelB"] == "ready"
-    assert world.queue() == (1, 3)
-    world.cancel()
+    selectors.write(document)
+    selectors.server.process.send_signal(signal.SIGHUP)
+    until(lambda: any("configuration reloaded" in line for line in selectors.server.log))
+    assert selectors.submit_chat("llama").result().status_code == 200
+    assert selectors.jobs()["modelB"] == "ready"
+    assert selectors.queue() == (1, 3)
+    selectors.cancel()
     assert [answer.result().status_code for answer in first] == [200] * 3
 
     del document["selectors"]["llama"]
-    world.write(document)
-    world.server.process.send_signal(signal.SIGHUP)
-    until(lambda: world.ask("llama").result().status_code == 404)
-    until(lambda: world.queue() == (0, 0))
+    selectors.write(document)
+    selectors.server.process.send_signal(signal.SIGHUP)
+    until(lambda: selectors.submit_chat("llama").result().status_code == 404)
+    until(lambda: selectors.queue() == (0, 0))
 
 
-def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_loaded_first(world: World):
-    world.loaded_after("unlisted-model")
-    world.ask("unlisted-model", endless=True)
-    until(lambda: world.queue() == (1, 0))
+def test_of_models_that_are_waited_for_the_one_with_the_highest_priority_is_loaded_first(
+    selectors: SelectorServer,
+):
+    selectors.loaded_after("unlisted-model")
+    selectors.submit_chat("unlisted-model", endless=True)
+    until(lambda: selectors.queue() == (1, 0))
     waiting = []
     for number, model in enumerate(("gpt-oss-120b", "B", "A"), start=1):
-        waiting.append(world.ask(model))
-        until(lambda number=number: world.queue() == (1, number))
-    world.cancel()
+        waiting.append(selectors.submit_chat(model))
+        until(lambda number=number: selectors.queue() == (1, number))
+    selectors.cancel()
     assert [answer.result().status_code for answer in waiting] == [200] * 3
-    until(lambda: {"A", "B", "gpt-oss-120b"} == set(world.loaded()[-3:]))
-    assert world.loaded()[-3:] == ["A", "B", "gpt-oss-120b"]
+    until(lambda: {"A", "B", "gpt-oss-120b"} == set(selectors.loaded()[-3:]))
+    assert selectors.loaded()[-3:] == ["A", "B", "gpt-oss-120b"]

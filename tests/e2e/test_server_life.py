@@ -51,7 +51,7 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
     arguments = (*configured(tmp_path, {"slots": 1}), "--log-json")
     with real_server(*arguments) as server, ThreadPoolExecutor(7) as pool:
 
-        def ask(tenant: str, number: int) -> None:
+        def send_chat(tenant: str, number: int) -> None:
             body = LONG | {"max_tokens": 60, "user": tenant}
             headers = {"X-Request-Id": f"{tenant}{number}"}
             url = f"{server.url}/v1/completions"
@@ -60,7 +60,7 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
         with stopped(server.child_pid()):  # all requests arrive before the first is done
             answers = []
             for waiting, tenant in enumerate("AAAAABB"):
-                answers.append(pool.submit(ask, tenant, waiting))
+                answers.append(pool.submit(send_chat, tenant, waiting))
                 until(lambda waiting=waiting: server.queue()["waiting"] == waiting)
                 until(lambda: server.queue()["running"] == 1)
         for each in answers:

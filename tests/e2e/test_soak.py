@@ -62,7 +62,7 @@ def test_too_few_points_have_no_slope():
 
 
 @pytest.mark.parametrize(
-    ("name", "a_little", "too_much"),
+    ("name", "slight_change", "too_much"),
     [
         ("heap", 2 << 20, 20 << 20),
         ("uss", 8 << 20, 80 << 20),
@@ -72,8 +72,8 @@ def test_too_few_points_have_no_slope():
         ("blocks", 20_000, 100_000),  # in 72,000 requests
     ],
 )
-def test_growth_is_a_problem_and_noise_is_not(name, a_little, too_much):
-    assert problems_of_growth(growth_of(samples(**{name: a_little}), [])) == []
+def test_growth_is_a_problem_and_noise_is_not(name, slight_change, too_much):
+    assert problems_of_growth(growth_of(samples(**{name: slight_change}), [])) == []
     (problem,) = problems_of_growth(growth_of(samples(**{name: too_much}), []))
     assert name in problem
 
@@ -90,18 +90,18 @@ def test_resources_in_use_at_rest_are_a_problem():
 
 
 def test_internal_error_in_the_log_is_a_problem():
-    fine = [
+    passing = [
         {"event": "request", "outcome": "node_failed", "level": "error"},
         {"event": "output", "line": "hi"},
     ]
-    assert problems_in_log(fine) == []
-    bad = [
+    assert problems_in_log(passing) == []
+    failing = [
         {"event": "request failed", "exception": "Traceback ..."},
         {"event": "crashed", "level": "critical"},
         {"event": "request", "outcome": "internal_error"},
         {"event": "output", "source": "steady", "line": "Traceback (most recent call last):"},
     ]
-    assert len(bad) == len(problems_in_log(fine + bad))
+    assert len(failing) == len(problems_in_log(passing + failing))
 
 
 def error(code: str) -> bytes:
@@ -125,8 +125,8 @@ def test_only_requests_to_a_killed_model_may_fail(answer, outcome, tmp_path: Pat
     tenants = Tenants(world, LoadReport(), 0)
     assert outcome == tenants._outcome(answer, "victim", is_stream=False, began_s=world.began_s)
     world.harm("SIGKILL", "victim")
-    harmed = "harmed" if answer.code == "node_failed" or answer.ending == "cut" else outcome
-    assert harmed == tenants._outcome(answer, "victim", is_stream=False, began_s=world.began_s)
+    with_faults = "harmed" if answer.code == "node_failed" or answer.ending == "cut" else outcome
+    assert with_faults == tenants._outcome(answer, "victim", is_stream=False, began_s=world.began_s)
 
 
 @pytest.mark.parametrize(

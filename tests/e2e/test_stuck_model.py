@@ -28,11 +28,11 @@ async def server(monkeypatch, **model: object):
     """Serve the demonstration model on a free port; yield a client and a function for the child's pid."""
     fleets = []
 
-    def remembered(*arguments, **options):
+    def recording_fleet(*arguments, **options):
         fleets.append(Fleet(*arguments, **options))
         return fleets[-1]
 
-    monkeypatch.setattr(app, "Composition", partial(app.Composition, make_fleet=remembered))
+    monkeypatch.setattr(app, "Composition", partial(app.Composition, make_fleet=recording_fleet))
     card = ModelConfig(path=demonstration_model(), name="m", preload=True, **model)
     config = Config(models=(card,), port=0)
     async with trio.open_nursery() as nursery:

@@ -19,7 +19,7 @@ SLOTS = 9
 LONGEST = 512
 
 
-class World:
+class AttentionInputs:
     """A cache of random keys and values, with NaN wherever there is no token, and one step over it."""
 
     def __init__(
@@ -105,7 +105,7 @@ class World:
             decodes=inputs.decodes + padding,
         )
 
-    def ours(self, *, longest=LONGEST):
+    def actual(self, *, longest=LONGEST):
         attention = DeviceAttention(self.rows(), self.cache, self.shape, longest)
         return attention(0, self.query, self.key, self.value)
 
@@ -117,9 +117,9 @@ class World:
             dtype=torch.float32,
             device=self.device,
         )
-        for theirs, ours in ((cache.keys, self.cache.keys), (cache.values, self.cache.values)):
+        for from_cache, actual in ((cache.keys, self.cache.keys), (cache.values, self.cache.values)):
             # It needs blocks zeroed when a step begins them; the GPU kernels never read unwritten tokens.
-            theirs[0].copy_(ours[0].nan_to_num(0))
+            from_cache[0].copy_(actual[0].nan_to_num(0))
         return PagedAttention(self.inputs, cache, self.shape)(
             0, *(one.float() for one in (self.query, self.key, self.value))
         )

@@ -218,7 +218,7 @@ class Loop:
         if step is not None:
             self.under_way = step, self.runner.launch(step, self.engine.batch)
         if before is None and step is None:
-            self.hear(self.engine.take_outcome())
+            self.collect(self.engine.take_outcome())
         if before is not None:
             self.finish(*before)
         if self.under_way is not None and not self.runner.overlaps:
@@ -229,20 +229,20 @@ class Loop:
         try:
             picks = pending.wait()
         except RuntimeError as error:
-            self.hear(self.engine.fail(step, str(error)))
+            self.collect(self.engine.fail(step, str(error)))
             return
-        self.hear(self.engine.commit(step, picks))
+        self.collect(self.engine.commit(step, picks))
 
-    def hear(self, outcome: Outcome) -> None:
+    def collect(self, outcome: Outcome) -> None:
         keys, tokens = memoryview(outcome.keys).cast("q"), memoryview(outcome.tokens).cast("i")
         named = [*keys, *(output.key for output in outcome.outputs)]
         assert len(set(named)) == len(named)
         for key, token_id in zip(keys, tokens, strict=True):
-            self.hear_one(Output(key, [token_id]))
+            self.collect_output(Output(key, [token_id]))
         for output in outcome.outputs:
-            self.hear_one(output)
+            self.collect_output(output)
 
-    def hear_one(self, output: Output) -> None:
+    def collect_output(self, output: Output) -> None:
         assert output.key not in self.ends
         self.token_ids_of.setdefault(output.key, []).extend(output.token_ids)
         if output.finish_reason is not None or output.error is not None:

@@ -14,7 +14,7 @@ def array(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def counted_out(rows: list[tuple[int, int]]) -> int:
+def simulated_peak(rows: list[tuple[int, int]]) -> int:
     """Simulate rows that grow by one token a step and then end; return the largest total."""
     return max(
         (
@@ -31,7 +31,7 @@ def peak_of(rows: list[tuple[int, int]]) -> Peak:
 
 @given(rows)
 def test_peak_matches_a_step_by_step_simulation(rows):
-    assert counted_out(rows) == peak_of(rows).tokens
+    assert simulated_peak(rows) == peak_of(rows).tokens
 
 
 @given(rows, rows)
@@ -44,12 +44,12 @@ def test_peak_with_one_more_row_matches_a_full_computation(rows, more):
         assert peak_of(rows).tokens == peak.tokens
 
 
-def guesses(predictor: PastLengths, outputs: list[int], limit: int = 10_000) -> list[int]:
+def predictions_of(predictor: PastLengths, outputs: list[int], limit: int = 10_000) -> list[int]:
     keys = limits = array(*[limit] * len(outputs))
     return predictor.remaining(keys, array(*outputs), limits).tolist()
 
 
-def having_seen(*lengths: int) -> PastLengths:
+def predictor_after(*lengths: int) -> PastLengths:
     predictor = PastLengths()
     for _ in range(1000 // len(lengths)):
         for length in lengths:
@@ -58,47 +58,47 @@ def having_seen(*lengths: int) -> PastLengths:
 
 
 def test_prediction_is_a_past_length_minus_the_output_so_far():
-    predictor = having_seen(100)
-    assert guesses(predictor, [0, 40, 99]) == [100, 60, 1]
+    predictor = predictor_after(100)
+    assert predictions_of(predictor, [0, 40, 99]) == [100, 60, 1]
 
 
 def test_prediction_uses_only_past_outputs_longer_than_the_current_one():
-    predictor = having_seen(10, 1000)
-    assert guesses(predictor, [10]) == [990]
+    predictor = predictor_after(10, 1000)
+    assert predictions_of(predictor, [10]) == [990]
 
 
 def test_output_longer_than_all_past_ones_is_predicted_to_grow_by_half():
-    predictor = having_seen(100)
-    assert guesses(predictor, [100, 200]) == [50, 100]
-    assert guesses(having_seen(10), [20]) == [16]
+    predictor = predictor_after(100)
+    assert predictions_of(predictor, [100, 200]) == [50, 100]
+    assert predictions_of(predictor_after(10), [20]) == [16]
 
 
 def test_prediction_does_not_exceed_the_limit():
-    assert guesses(having_seen(100), [0], limit=7) == [7]
+    assert predictions_of(predictor_after(100), [0], limit=7) == [7]
 
 
 def test_old_lengths_are_forgotten():
-    predictor = having_seen(500)
+    predictor = predictor_after(500)
     for _ in range(1000):
         predictor.learn(20)
-    assert guesses(predictor, [0]) == [20]
+    assert predictions_of(predictor, [0]) == [20]
 
 
 def test_preemptions_raise_predictions_and_completions_lower_them_again():
     lengths = range(1, 1001)
-    predictor = having_seen(*lengths)
-    (bold,) = guesses(predictor, [0])
+    predictor = predictor_after(*lengths)
+    (permissive,) = predictions_of(predictor, [0])
     for _ in range(100):
         predictor.on_preemption()
-    (careful,) = guesses(predictor, [0])
+    (conservative,) = predictions_of(predictor, [0])
     for length in lengths:
         predictor.learn(length)
-    assert bold < careful
-    assert [bold] == guesses(predictor, [0])
+    assert permissive < conservative
+    assert [permissive] == predictions_of(predictor, [0])
 
 
 def admission(*, capacities=(1000,), ceilings=(None,)) -> SequenceAdmission:
-    return SequenceAdmission(list(capacities), list(ceilings), having_seen(100))
+    return SequenceAdmission(list(capacities), list(ceilings), predictor_after(100))
 
 
 def test_sequences_are_admitted_up_to_97_percent_of_the_cache():

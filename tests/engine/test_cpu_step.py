@@ -80,7 +80,7 @@ def directory(request, tmp_path_factory):
     return path
 
 
-def both_ways(directory, dtype, **options):
+def compiled_and_torch(directory, dtype, **options):
     """Return (loaded model, recorder of its logits) twice: with torch's forward and with the compiled one."""
     results = []
     for compiled in (False, True):
@@ -103,14 +103,15 @@ def last_logits(loaded, recorder):
 
 
 def test_logits_match_torch(directory):
-    expected, actual = (last_logits(*way) for way in both_ways(directory, "float32"))
+    expected, actual = (last_logits(*kind) for kind in compiled_and_torch(directory, "float32"))
     assert relative_error(actual, expected) <= 1e-4
 
 
 def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(directory):
-    exact = last_logits(*both_ways(directory, "float32")[0])
+    exact = last_logits(*compiled_and_torch(directory, "float32")[0])
     errors = [
-        float((last_logits(*way) - exact).norm() / exact.norm()) for way in both_ways(directory, "bfloat16")
+        float((last_logits(*kind) - exact).norm() / exact.norm())
+        for kind in compiled_and_torch(directory, "bfloat16")
     ]
     assert errors[1] < errors[0]
 
@@ -120,12 +121,12 @@ def relative_error(actual, expected):
 
 
 def test_greedy_text_matches_torch(directory):
-    texts = [generate(loaded, PROMPTS, GREEDY) for loaded, _ in both_ways(directory, "float32")]
+    texts = [generate(loaded, PROMPTS, GREEDY) for loaded, _ in compiled_and_torch(directory, "float32")]
     assert texts[0] == texts[1]
 
 
 def test_greedy_text_in_a_batch_matches_each_prompt_alone(directory):
-    [_, (loaded, _)] = both_ways(directory, "float32")
+    [_, (loaded, _)] = compiled_and_torch(directory, "float32")
     together = generate(loaded, PROMPTS, GREEDY)
     assert together == [generate(loaded, [prompt], GREEDY)[0] for prompt in PROMPTS]
 
@@ -133,7 +134,7 @@ def test_greedy_text_in_a_batch_matches_each_prompt_alone(directory):
 @pytest.mark.parametrize("variant", variants("float32"))
 def test_every_instruction_set_generates_the_same_text(tmp_path, variant):
     save(CONFIGS["gemma3"], tmp_path)
-    [(torch_loaded, _), (loaded, recorder)] = both_ways(tmp_path, "float32", variant=variant)
+    [(torch_loaded, _), (loaded, recorder)] = compiled_and_torch(tmp_path, "float32", variant=variant)
     assert variant == recorder.forward.model.variant
     assert generate(torch_loaded, PROMPTS[3:], GREEDY) == generate(loaded, PROMPTS[3:], GREEDY)
 

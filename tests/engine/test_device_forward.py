@@ -143,7 +143,7 @@ def texts_of(loaded, *, ahead=False, samplings=(GREEDY,), lengths=(3, 20)):
     for row, length in enumerate(lengths):
         driver.add(prompt_of(length), samplings[row % len(samplings)], seed=row)
     driver.run()
-    return [text.output for text in driver.texts]
+    return [text.output for text in driver.sequences]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -152,12 +152,12 @@ def test_texts_and_logits_match_torch(models, launches, name):
     texts, logits = [], []
     for make in (TorchForward, lambda *one: DeviceForward(*one, recorder)):
         loaded = loaded_of(model, make)
-        loaded.runner.forward = kept = Kept(loaded.runner.forward)
+        loaded.runner.forward = kept = RecordedLaunches(loaded.runner.forward)
         texts.append(texts_of(loaded))
         logits.append(kept.logits)
     assert texts[0] == texts[1]
-    for theirs, ours in zip(*logits, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for eager, replayed in zip(*logits, strict=True):
+        torch.testing.assert_close(replayed, eager, rtol=1e-4, atol=1e-4)
     is_dense = name not in {"mixtral", "fallback"}
     assert is_dense == (recorder.replays > 0)
     assert ("triton with CUDA graphs" if is_dense else "triton") == loaded.kernel
@@ -165,17 +165,17 @@ def test_texts_and_logits_match_torch(models, launches, name):
 
 
 def test_prompt_logits_match_torch(models, launches):
-    scored = Sampling(max_tokens=1, temperature=0, prompt_logprobs=2)
+    with_prompt_logprobs = Sampling(max_tokens=1, temperature=0, prompt_logprobs=2)
     logits = []
     for make in (TorchForward, lambda *one: DeviceForward(*one, Recorder(launches))):
         loaded = loaded_of(models("llama"), make)
-        loaded.runner.forward = kept = Kept(loaded.runner.forward)
-        texts_of(loaded, samplings=[scored, GREEDY], lengths=(18, 2))
+        loaded.runner.forward = kept = RecordedLaunches(loaded.runner.forward)
+        texts_of(loaded, samplings=[with_prompt_logprobs, GREEDY], lengths=(18, 2))
         logits.append(kept.logits)
     # Of the 18 prompt tokens all but the last are followed by another. The outputs have 1 and 3 tokens.
     assert sum(map(len, logits[1])) == 17 + 1 + 3
-    for theirs, ours in zip(*logits, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for eager, replayed in zip(*logits, strict=True):
+        torch.testing.assert_close(replayed, eager, rtol=1e-4, atol=1e-4)
 
 
 def test_step_launched_ahead_uses_the_tokens_that_the_previous_one_chose(models, launches):
@@ -206,7 +206,7 @@ def test_step_larger_than_the_prepared_limits_is_refused(models, launches):
         driver.step()
 
 
-class Kept:
+class RecordedLaunches:
     """Wraps a forward and keeps a copy of all its logits."""
 
     def __init__(self, forward):

@@ -18,10 +18,10 @@ from fairlead.engine.embedder import EmbeddingRunner
 from fairlead.engine.engine import Engine
 from fairlead.job import Sampling
 from fairlead.models.quantization.none import UnquantizedLinear
-from models.test_pooling import NORMALIZE, POOLING, TRANSFORMER, written
+from models.test_pooling import NORMALIZE, POOLING, TRANSFORMER, save_modules
 from models.tiny import SIZES, VOCABULARY, load, prompt_of
 
-POISON = 7
+NAN_TOKEN = 7
 LENGTHS = (1, 1, 2, 3, 15, 16, 17, 33, 58, 59, 64, 100, 117, 200)  # around block, window and chunk sizes
 CONFIGS = {
     "qwen3, a whole model, last token": (
@@ -57,7 +57,7 @@ def save(directory, name):
     torch.manual_seed(0)
     reference = kind(config).eval()
     reference.save_pretrained(directory)
-    written(directory, [TRANSFORMER, POOLING, *more], pooling_mode=pooling)
+    save_modules(directory, [TRANSFORMER, POOLING, *more], pooling_mode=pooling)
     return reference
 
 
@@ -166,20 +166,20 @@ def test_preempted_text_has_the_same_vector(pair, rows_alone):
 @pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
 def test_text_with_nan_or_unknown_token_ids_fails_alone(pooling, tmp_path, rows_alone):
     save(tmp_path, "qwen3, mean")
-    written(tmp_path, [TRANSFORMER, POOLING], pooling_mode=pooling)
+    save_modules(tmp_path, [TRANSFORMER, POOLING], pooling_mode=pooling)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     [table] = [name for name in tensors if name.endswith("embed_tokens.weight")]
-    tensors[table][POISON] = float("nan")
+    tensors[table][NAN_TOKEN] = float("nan")
     save_file(tensors, path, metadata={"format": "pt"})
     loaded = embedder(tmp_path)
-    good = [
-        [token if token != POISON else 0 for token in prompt_of(length, seed=length)] for length in LENGTHS
+    valid = [
+        [token if token != NAN_TOKEN else 0 for token in prompt_of(length, seed=length)] for length in LENGTHS
     ]
-    expected = [output.vector for output in embedded(loaded, good)]
-    bad = [[*prompt[:5], POISON, *prompt[5:]] for prompt in good]
-    strange = [[*prompt[:3], VOCABULARY + 3] for prompt in good]
-    mixed = embedded(loaded, [one for three in zip(bad, good, strange, strict=True) for one in three])
+    expected = [output.vector for output in embedded(loaded, valid)]
+    invalid = [[*prompt[:5], NAN_TOKEN, *prompt[5:]] for prompt in valid]
+    unknown = [[*prompt[:3], VOCABULARY + 3] for prompt in valid]
+    mixed = embedded(loaded, [one for three in zip(invalid, valid, unknown, strict=True) for one in three])
     assert expected == [output.vector for output in mixed[1::3]]
     assert {output.error for output in mixed[::3]} == {"the model's vector has a NaN or infinity"}
     assert {f"the prompt has token ids outside 0…{VOCABULARY - 1}"} == {
@@ -194,7 +194,7 @@ def test_model_with_a_head_and_no_pooling_generates_text(tmp_path):
 
 def test_encoder_is_refused_by_architecture_name(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"], "model_type": "bert"}))
-    written(tmp_path, [TRANSFORMER, POOLING, NORMALIZE], pooling_mode="mean")
+    save_modules(tmp_path, [TRANSFORMER, POOLING, NORMALIZE], pooling_mode="mean")
     with pytest.raises(Exception, match="BertModel") as refused:
         embedder(tmp_path)
     assert type(refused.value).__name__ == "LoadFailed"

@@ -15,7 +15,7 @@ PROMPT = [3, 1, 4]
 GREEDY = Sampling(max_tokens=5, ignore_eos=True)
 
 
-def saying(*token_ids: int):
+def generating(*token_ids: int):
     """Return a `pick` that chooses these tokens, in order, for every sequence."""
     return lambda batch, step, row, _token_id: token_ids[batch.output_tokens[step.slots[row]]]
 
@@ -96,31 +96,31 @@ def test_prompt_may_be_a_list_array_numpy_array_or_bytes(prompt):
 
 
 def test_end_of_sequence_token_stops_it_and_is_reported():
-    tested = loop(saying(5, EOS))
+    tested = loop(generating(5, EOS))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=9))
     assert outputs_of(tested) == ([5, EOS], Output(1, [EOS], finish_reason="stop", stop_token=EOS))
 
 
 def test_ignore_eos_generates_max_tokens():
-    tested = loop(saying(EOS, EOS, EOS))
+    tested = loop(generating(EOS, EOS, EOS))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=3, ignore_eos=True))
     assert outputs_of(tested) == ([EOS] * 3, Output(1, [EOS], finish_reason="length"))
 
 
 def test_stop_token_id_ends_a_sequence_even_with_ignore_eos():
-    tested = loop(saying(5, 6, 7))
+    tested = loop(generating(5, 6, 7))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=9, ignore_eos=True, stop_token_ids=(6,)))
     assert outputs_of(tested) == ([5, 6], Output(1, [6], finish_reason="stop", stop_token=6))
 
 
 def test_sequence_does_not_stop_before_min_tokens():
-    tested = loop(saying(EOS, 6, EOS, EOS))
+    tested = loop(generating(EOS, 6, EOS, EOS))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=9, min_tokens=3, stop_token_ids=(6,)))
     assert (outputs_of(tested)[0], tested.ends[1].finish_reason) == ([EOS, 6, EOS], "stop")
 
 
 def test_stop_token_at_max_tokens_is_reported_as_stop():
-    tested = loop(saying(EOS))
+    tested = loop(generating(EOS))
     tested.engine.submit(1, PROMPT, Sampling(max_tokens=1))
     assert Output(1, [EOS], finish_reason="stop", stop_token=EOS) == outputs_of(tested)[1]
 

@@ -57,7 +57,7 @@ class Submitted(NamedTuple):
     timeout_s: float | None
 
 
-class Blind:
+class BlindPredictor:
     """Predicts that every sequence ends at once, so that too many are admitted and memory runs out."""
 
     def remaining(self, keys, outputs, limits):
@@ -82,7 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
         windows=st.sampled_from([(None,), (None,), (None, 6), (5,), (None, 3, 9)]),
         overlaps=st.booleans(),
         prefix_cache=st.booleans(),
-        predictor=st.sampled_from([None, Blind()]),
+        predictor=st.sampled_from([None, BlindPredictor()]),
     )
     def start(self, slots, batch, tokens, blocks, windows, overlaps, prefix_cache, predictor) -> None:
         self.slots, self.batch, self.tokens = slots, min(batch, slots), tokens
@@ -112,7 +112,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.submitted: list[Submitted] = []
         self.open: set[int] = set()
         self.deadlines: dict[int, float] = {}
-        self.heard_errors: dict[int, str] = {}
+        self.errors_collected: dict[int, str] = {}
 
     @property
     def most_steps(self) -> int:
@@ -160,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
         if step is not None:
             self.under_way.append((step, self.runner.launch(step, self.engine.batch)))
         elif not self.under_way:
-            self.hear(self.engine.take_outcome())
+            self.collect(self.engine.take_outcome())
 
     @precondition(lambda self: len(self.under_way) < self.most_steps)
     @rule()
@@ -198,11 +198,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def end_step(self) -> None:
         step, pending = self.under_way.pop(0)
-        self.hear(self.engine.commit(step, pending.wait()))
+        self.collect(self.engine.commit(step, pending.wait()))
 
     @precondition(lambda self: self.under_way)
     @rule()
-    def end_step_badly(self) -> None:
+    def end_step_with_failures(self) -> None:
         step, pending = self.under_way.pop(0)
         pending.broken = True
         with pytest.raises(RuntimeError, match="broken"):
@@ -216,8 +216,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert failed <= before
         assert not failed & self.engine._live.by_key.keys()
         for key in failed:
-            self.heard_errors[key] = reason
-        self.hear(outcome)
+            self.errors_collected[key] = reason
+        self.collect(outcome)
 
     @rule(number=st.integers(1, 25))
     def run_steps(self, number) -> None:
@@ -231,9 +231,9 @@ class EngineMachine(RuleBasedStateMachine):
 
     # Outputs -----------------------------------------------------------------------------------------
 
-    def hear(self, outcome) -> None:
+    def collect(self, outcome) -> None:
         heard = self.loop.token_ids_of.keys() | self.loop.ends.keys()
-        self.loop.hear(outcome)
+        self.loop.collect(outcome)
         named = {*memoryview(outcome.keys).cast("q"), *(output.key for output in outcome.outputs)}
         assert named <= self.open, "of one that has ended, or was aborted"
         assert heard is not None
@@ -248,7 +248,7 @@ class EngineMachine(RuleBasedStateMachine):
             if end.code == "request_timeout":
                 assert self.deadlines[key] < self.loop.now_s
             elif end.error is not None:
-                assert key in self.heard_errors or not self.can_run(prompt, sampling)
+                assert key in self.errors_collected or not self.can_run(prompt, sampling)
         if not self.can_run(prompt, sampling):
             assert end is not None
             assert token_ids == []
@@ -268,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
     # Invariants --------------------------------------------------------------------------------------
 
     @invariant()
-    def everybody_is_somewhere(self) -> None:
+    def every_sequence_is_in_one_state(self) -> None:
         counts = self.engine.statistics()
         assert counts.slots_free + counts.running == self.slots
         assert counts.preemptions <= MOST_PREEMPTIONS * len(self.submitted)
@@ -280,7 +280,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert (sequence.state is SequenceStatus.PROCESSING) == (sequence.handle != 0)
 
     @invariant()
-    def every_block_is_accounted_for(self) -> None:
+    def all_blocks_are_accounted_for(self) -> None:
         memory = self.engine._memory
         running = [one for one in self.engine._live.by_key.values() if one.state is SequenceStatus.PROCESSING]
         tables = [self.engine.batch.block_ids(one.slot) for one in running]
@@ -306,8 +306,8 @@ class EngineMachine(RuleBasedStateMachine):
             if self.under_way and not self.engine._live.by_key:
                 self.end_step()
         assert self.engine.idle
-        self.everybody_is_somewhere()
-        self.every_block_is_accounted_for()
+        self.every_sequence_is_in_one_state()
+        self.all_blocks_are_accounted_for()
         memory = self.engine._memory
         assert all(pool.available == pool.total for pool in memory.pools)
         assert self.engine._scheduler._running.longest_tokens == 0
@@ -327,21 +327,21 @@ def test_every_sequence_generates_what_it_would_alone():
 # Engines with one defect each ----------------------------------------------------------------------
 
 
-def never_gives_blocks_back(self, sequence, *, keep):
+def never_frees_blocks(self, sequence, *, keep):
     self._batch.block_ids(sequence.slot)
 
 
-def gives_blocks_back_but_not_the_promise(self, sequence, *, keep):
+def frees_blocks_but_not_the_reservation(self, sequence, *, keep):
     reserved = list(self._reserved)
     free(self, sequence, keep=keep)
     self._reserved[:] = reserved
 
 
-def takes_what_was_promised(self, group):
+def uses_reserved_blocks(self, group):
     return self.pools[group].available
 
 
-def finds_a_prefix_without_looking_at_all_groups(self, sequence):
+def finds_a_prefix_in_the_first_group_only(self, sequence):
     prefix = match(self, sequence)
     if len(prefix.blocks) > 1 and sequence.hashes is not None:
         limit = (sequence.tokens.num_tokens - 1) // BLOCK_SIZE
@@ -351,7 +351,7 @@ def finds_a_prefix_without_looking_at_all_groups(self, sequence):
     return prefix
 
 
-def begins_a_block_behind_its_prefix(self, sequence):
+def starts_one_block_after_its_prefix(self, sequence):
     prefix = match(self, sequence)
     if sequence.tokens.num_tokens > prefix.tokens + BLOCK_SIZE:
         blocks = tuple(
@@ -363,7 +363,7 @@ def begins_a_block_behind_its_prefix(self, sequence):
     return prefix
 
 
-def forgets_what_it_indexed(self, sequence):
+def forgets_indexed_blocks(self, sequence):
     index(self, sequence)
     sequence.indexed = 0
     sequence.hashes = sequence.hashes and self.new_hashes(b"another")
@@ -374,12 +374,12 @@ def counts_a_table_twice(self, sequence, group, count):
     self._table_entries[group] += count
 
 
-def forgets_who_was_preempted(self, victim):
+def forgets_preempted_sequences(self, victim):
     preempt(self, victim)
     self.remove(victim)
 
 
-def takes_the_pinned_too(self):
+def preempts_pinned_sequences_too(self):
     return next((one for one in reversed(self._by_class[max(self._by_class)].values())), None)
 
 
@@ -389,7 +389,7 @@ def spends_the_budget_twice(self, sequence):
     self._budget = budget
 
 
-def lets_in_more_rows_than_a_step_takes(self):
+def admits_more_rows_than_a_step_takes(self):
     fill_step(self)
     self._rows_left += 1
 
@@ -400,20 +400,20 @@ def keeps_the_slot(self, sequence):
     self._slots = slots
 
 
-def sees_no_clock(self, now_s):
+def ignores_the_clock(self, now_s):
     self._untimed.clear()
 
 
-def fails_in_silence(self, sequence, reason):
+def fails_without_a_report(self, sequence, reason):
     fail(self, sequence, reason)
     return Output(-1, [], error=reason)
 
 
-def goes_on_after_its_end(self, sequence, token_id, reason, logprob):
+def continues_after_its_end(self, sequence, token_id, reason, logprob):
     return Output(sequence.key, [token_id], finish_reason="length")
 
 
-def aborts_only_in_name(self, key):
+def aborts_without_freeing(self, key):
     self._early_outputs.pop(key, None)
     self.by_key.pop(key, None)
 
@@ -438,22 +438,22 @@ preempt, schedule_chunk, fill_step = (
 remove, fail = RunningSequences.remove, LiveSequences.fail
 
 MUTANTS = [
-    (Memory, "free", never_gives_blocks_back),
-    (Memory, "free", gives_blocks_back_but_not_the_promise),
-    (Memory, "unreserved", takes_what_was_promised),
-    (Memory, "_match", finds_a_prefix_without_looking_at_all_groups),
-    (Memory, "_match", begins_a_block_behind_its_prefix),
+    (Memory, "free", never_frees_blocks),
+    (Memory, "free", frees_blocks_but_not_the_reservation),
+    (Memory, "unreserved", uses_reserved_blocks),
+    (Memory, "_match", finds_a_prefix_in_the_first_group_only),
+    (Memory, "_match", starts_one_block_after_its_prefix),
     (Memory, "_use_reservation", counts_a_table_twice),
-    (Memory, "index", forgets_what_it_indexed),
-    (StepScheduler, "_preempt", forgets_who_was_preempted),
-    (RunningSequences, "newest_of_the_lowest_class", takes_the_pinned_too),
+    (Memory, "index", forgets_indexed_blocks),
+    (StepScheduler, "_preempt", forgets_preempted_sequences),
+    (RunningSequences, "newest_of_the_lowest_class", preempts_pinned_sequences_too),
     (StepScheduler, "_schedule_chunk", spends_the_budget_twice),
-    (StepScheduler, "_fill_step", lets_in_more_rows_than_a_step_takes),
+    (StepScheduler, "_fill_step", admits_more_rows_than_a_step_takes),
     (RunningSequences, "remove", keeps_the_slot),
-    (LiveSequences, "end_overdue", sees_no_clock),
-    (LiveSequences, "fail", fails_in_silence),
-    (LiveSequences, "complete", goes_on_after_its_end),
-    (LiveSequences, "cancel", aborts_only_in_name),
+    (LiveSequences, "end_overdue", ignores_the_clock),
+    (LiveSequences, "fail", fails_without_a_report),
+    (LiveSequences, "complete", continues_after_its_end),
+    (LiveSequences, "cancel", aborts_without_freeing),
 ]
 
 
@@ -462,6 +462,8 @@ MUTANTS = [
 )
 def test_state_machine_detects_an_engine_that(monkeypatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)
-    hunt = settings(MACHINE_SETTINGS, max_examples=4000, phases=[Phase.generate], report_multiple_bugs=False)
+    run_machine = settings(
+        MACHINE_SETTINGS, max_examples=4000, phases=[Phase.generate], report_multiple_bugs=False
+    )
     with pytest.raises((AssertionError, LookupError, ValueError, RuntimeError, OutOfBlocks, ExceptionGroup)):
-        run_state_machine_as_test(EngineMachine, settings=hunt)
+        run_state_machine_as_test(EngineMachine, settings=run_machine)

@@ -15,7 +15,7 @@ BLOCK_SIZE = 4
 ANYTHING = Sampling(max_tokens=7, temperature=0.3)
 
 
-class Scribe:
+class RecordingRunner:
     """A runner that returns a text's token ids as its vector, and records the text's chunks."""
 
     overlaps = False
@@ -23,7 +23,7 @@ class Scribe:
 
     def __init__(self) -> None:
         self.cuts: dict[int, list[int]] = {}
-        self.begun_anew: set[int] = set()
+        self.restarts: set[int] = set()
         self._ids: dict[int, list[int]] = {}
 
     def launch(self, step, batch):
@@ -33,7 +33,7 @@ class Scribe:
             key = batch.state(step.slots[row]).key
             if step.positions[first] == 0:
                 if key in self.cuts:
-                    self.begun_anew.add(key)
+                    self.restarts.add(key)
                 self.cuts[key], self._ids[key] = [], []
             assert len(self._ids[key]) == step.positions[first]
             self._ids[key] += step.input_ids[first:last]
@@ -95,12 +95,12 @@ def prompt_of(length, key):
 def test_chunks_of_a_text_do_not_depend_on_the_texts_beside_it(lengths, slots, budget):
     limits = {"slots": slots, "max_batch": slots, "max_batched_tokens": budget, "blocks_total": 100}
     prompts = [prompt_of(length, key) for key, length in enumerate(lengths)]
-    runner = Scribe()
+    runner = RecordingRunner()
     assert dict(enumerate(prompts)) == embedded(runner, prompts, **limits)
     for key, prompt in enumerate(prompts):
-        alone = Scribe()
-        embedded(alone, [prompt], **limits)
-        assert alone.cuts[0] == runner.cuts[key]
+        unbatched = RecordingRunner()
+        embedded(unbatched, [prompt], **limits)
+        assert unbatched.cuts[0] == runner.cuts[key]
 
 
 @given(
@@ -111,11 +111,11 @@ def test_chunks_of_a_text_do_not_depend_on_the_texts_beside_it(lengths, slots, b
 def test_texts_that_do_not_fit_together_run_one_after_another(lengths, blocks, window):
     prompts = [prompt_of(length, key) for key, length in enumerate(lengths)]
     limits = {"blocks_total": blocks, "windows": (window,)}
-    assert dict(enumerate(prompts)) == embedded(Scribe(), prompts, **limits)
+    assert dict(enumerate(prompts)) == embedded(RecordingRunner(), prompts, **limits)
 
 
 def test_preempted_text_starts_again_from_its_first_token():
-    runner = Scribe()
+    runner = RecordingRunner()
     engine = engine_of(runner)
     engine.submit(1, prompt_of(30, 1), ANYTHING, embed=True)
     engine.submit(2, prompt_of(25, 2), ANYTHING, embed=True)
@@ -126,14 +126,14 @@ def test_preempted_text_starts_again_from_its_first_token():
         scheduler = engine._scheduler
         if engine.statistics().steps == 3:
             scheduler._preempt(scheduler.running_in(0))
-    assert runner.begun_anew == {1}
+    assert runner.restarts == {1}
     assert {1: prompt_of(30, 1), 2: prompt_of(25, 2)} == {
         output.key: list(array("f", output.vector)) for output in outputs
     }
 
 
 def test_repeated_text_is_computed_again():
-    runner = Scribe()
+    runner = RecordingRunner()
     prompt = prompt_of(30, 1)
     assert {0: prompt, 1: prompt} == embedded(runner, [prompt, prompt], slots=1, max_batch=1)
     assert runner.cuts[0] == runner.cuts[1]
@@ -141,12 +141,12 @@ def test_repeated_text_is_computed_again():
 
 
 def test_end_of_sequence_token_does_not_end_a_text():
-    assert embedded(Scribe(), [[0, 0, 5, 0]]) == {0: [0, 0, 5, 0]}
+    assert embedded(RecordingRunner(), [[0, 0, 5, 0]]) == {0: [0, 0, 5, 0]}
 
 
 @pytest.mark.parametrize("embeds", [True, False])
 def test_request_for_the_other_kind_of_output_fails_alone(embeds):
-    engine = engine_of(Scribe(), embeds=embeds)
+    engine = engine_of(RecordingRunner(), embeds=embeds)
     engine.submit(1, [1, 2], ANYTHING, embed=not embeds)
     [output] = engine.take_outcome().outputs
     assert (
@@ -157,7 +157,7 @@ def test_request_for_the_other_kind_of_output_fails_alone(embeds):
 
 
 def test_aborted_text_gets_no_output_and_frees_its_blocks():
-    runner = Scribe()
+    runner = RecordingRunner()
     engine = engine_of(runner)
     engine.submit(1, prompt_of(30, 1), ANYTHING, embed=True)
     engine.submit(2, prompt_of(3, 2), ANYTHING, embed=True)

@@ -75,16 +75,16 @@ class RememberedSequences(RuleBasedStateMachine):
 
     @initialize(prompt=st.lists(tokens, min_size=1, max_size=6), sampling=samplings)
     def first(self, prompt, sampling):
-        self.enter(prompt, sampling)
+        self.admit(prompt, sampling)
 
     @precondition(lambda self: len(self.running) < SLOTS)
     @rule(prompt=st.lists(tokens, min_size=1, max_size=6), sampling=samplings)
-    def enter(self, prompt, sampling):
+    def admit(self, prompt, sampling):
         self._put(state_of(prompt, sampling), [])
 
     @precondition(lambda self: self.preempted and len(self.running) < SLOTS)
     @rule()
-    def come_back(self):
+    def readmit(self):
         self._put(*self.preempted.pop(0))
 
     @precondition(lambda self: self.running)
@@ -99,7 +99,7 @@ class RememberedSequences(RuleBasedStateMachine):
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def talk(self, data):
+    def generate_tokens(self, data):
         for slot, (state, _) in self.running.items():
             self.batch.num_scheduled[slot] = (state.num_tokens - state.computed) * (
                 state.num_tokens < LENGTH - 2
@@ -107,13 +107,13 @@ class RememberedSequences(RuleBasedStateMachine):
         step = self.batch.prepare_inputs()
         if step is None:
             return
-        said = [data.draw(tokens) for _ in step.sample_slots]
-        for slot, token in zip(step.sample_slots, said, strict=True):
+        counted = [data.draw(tokens) for _ in step.sample_slots]
+        for slot, token in zip(step.sample_slots, counted, strict=True):
             self.running[slot][1].append(token)
-        self.batch.commit_tokens(step, np.array(said, dtype=np.int32))
+        self.batch.commit_tokens(step, np.array(counted, dtype=np.int32))
 
     @invariant()
-    def says_what_counting_again_would(self):
+    def counts_equal_recounted_ones(self):
         if not self.running:
             return
         slots = np.array(sorted(self.running), np.int32)
@@ -176,21 +176,21 @@ def test_only_the_repetition_penalty_applies_to_prompt_tokens():
 
 
 def test_counts_stay_correct_while_the_arrays_grow():
-    said = [*range(500), *range(0, 500, 7), 3]
-    length = len(said) + 2
+    counted = [*range(500), *range(0, 500, 7), 3]
+    length = len(counted) + 2
     batch = InputBatch(
         slots=1, max_batched_tokens=length, max_model_len=length, block_size=length, vocab_size=500
     )
-    state = state_of([1], Sampling(max_tokens=len(said), frequency_penalty=0.5))
+    state = state_of([1], Sampling(max_tokens=len(counted), frequency_penalty=0.5))
     batch.add_request(0, state, ([0],))
     token_counts = TokenCounts(state, 500, prompt=False)
-    for position, token in enumerate(said, 1):
+    for position, token in enumerate(counted, 1):
         batch.num_scheduled[0] = 1
         batch.commit_tokens(batch.prepare_inputs(), np.array([token], np.int32))
-        if position < len(said):
+        if position < len(counted):
             ids, counts, length = token_counts.update()
             assert length == 1 + position
-            assert np.bincount(said[:position], minlength=500).tolist() == (
+            assert np.bincount(counted[:position], minlength=500).tolist() == (
                 np.bincount(ids, counts, minlength=500).tolist()
             )
 

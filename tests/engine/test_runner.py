@@ -30,7 +30,7 @@ def loaded(directory):
     return load(directory, kv_cache_bytes=6 << 20)
 
 
-def poisoned(directory, target, name, row):
+def with_nan(directory, target, name, row):
     """Load a copy of the checkpoint with NaN in a row of a tensor, by torch: the compiled step refuses it."""
     shutil.copytree(directory, target, dirs_exist_ok=True)
     tensors = load_file(target / "model.safetensors")
@@ -52,8 +52,10 @@ def test_seeded_texts_are_the_same_alone_and_in_a_batch_of_32(directory, dtype):
     prompts = [prompt_of(3 + 2 * row) for row in range(32)]
     together = generate(loaded, prompts, samplings, seeds=range(32), max_batched_tokens=200)
     for row in range(0, 32, 5):
-        alone = generate(loaded, prompts[row : row + 1], samplings[row], seeds=[row], max_batched_tokens=200)
-        assert alone == [together[row]]
+        unbatched = generate(
+            loaded, prompts[row : row + 1], samplings[row], seeds=[row], max_batched_tokens=200
+        )
+        assert unbatched == [together[row]]
 
 
 def test_step_without_sampling_rows_samples_no_tokens(loaded):
@@ -84,7 +86,7 @@ def test_sampled_tokens_are_the_same_when_each_step_is_launched_ahead(loaded):
                 prompt_of(3 + 7 * row), Sampling(**{"max_tokens": 4 + 3 * row, **KINDS[row % 5]}), seed=row
             )
         driver.run()
-        picks.append([text.picks for text in driver.texts])
+        picks.append([text.sampled for text in driver.sequences])
     for one, other in zip(*picks, strict=True):
         assert [pick.token_id for pick in one] == [pick.token_id for pick in other]
         for pick, same in zip(one, other, strict=True):
@@ -116,13 +118,13 @@ def test_token_passes_between_two_unawaited_steps_on_the_device(loaded):
 
 
 def test_row_of_nan_fails_alone_while_its_next_step_is_already_launched(directory, tmp_path):
-    loaded = poisoned(directory, tmp_path, "model.embed_tokens.weight", 200)
+    loaded = with_nan(directory, tmp_path, "model.embed_tokens.weight", 200)
     prompts = [[token for token in prompt_of(20, seed=seed) if token != 200] for seed in (1, 2)]
     expected = generate(loaded, prompts, GREEDY)
     driver = Driver(loaded, max_batched_tokens=80, ahead=True)
     texts = [driver.add(prompt, GREEDY) for prompt in (prompts[0], [200, *prompts[0]], prompts[1])]
     driver.run()
-    assert ["NaN" in pick.error for pick in texts[1].picks] == [True]
+    assert ["NaN" in pick.error for pick in texts[1].sampled] == [True]
     assert expected == [texts[0].output, texts[2].output]
 
 
@@ -133,7 +135,7 @@ def test_a_recomputed_sequence_goes_on_as_if_nothing_had_happened(loaded):
     while len(text.output) < 5:
         driver.step()
     driver.release(text)  # preempt it: its tokens are kept, its blocks are not
-    driver.enter(text)
+    driver.admit(text)
     driver.run()
     assert expected == text.output
 
@@ -170,21 +172,21 @@ def test_prompt_with_an_unknown_token_id_fails_alone(loaded, unknown_token, ahea
     broken = driver.add([1, unknown_token, *prompt_of(30)], Sampling(max_tokens=9, logprobs=1))
     driver.run()
     assert expected == healthy.output
-    [pick] = broken.picks
+    [pick] = broken.sampled
     assert "token ids outside 0…319" in pick.error
     assert pick.logprob is None
 
 
 def test_nan_weights_fail_only_the_prompt_that_uses_them(directory, tmp_path):
-    loaded = poisoned(directory, tmp_path, "model.embed_tokens.weight", 200)
+    loaded = with_nan(directory, tmp_path, "model.embed_tokens.weight", 200)
     prompts = [[token for token in prompt_of(40, seed=seed) if token != 200] for seed in (1, 2)]
-    touching = [*prompts[0][:10], 200, *prompts[0][10:]]
+    prompt_with_nan = [*prompts[0][:10], 200, *prompts[0][10:]]
     expected = [generate(loaded, [prompt], GREEDY)[0] for prompt in prompts]
     assert all(len(output) == GREEDY.max_tokens for output in expected)
     driver = Driver(loaded)
-    texts = [driver.add(prompt, GREEDY) for prompt in (prompts[0], touching, prompts[1])]
+    texts = [driver.add(prompt, GREEDY) for prompt in (prompts[0], prompt_with_nan, prompts[1])]
     driver.run()
-    assert "NaN" in texts[1].picks[0].error
+    assert "NaN" in texts[1].sampled[0].error
     assert expected == [texts[0].output, texts[2].output]
     # The failed sequence's blocks can be reused, although they contain NaN.
     driver.release(texts[1])
@@ -194,12 +196,12 @@ def test_nan_weights_fail_only_the_prompt_that_uses_them(directory, tmp_path):
 
 
 def test_nan_in_every_row_fails_every_sequence_without_an_exception(directory, tmp_path):
-    loaded = poisoned(directory, tmp_path, "model.norm.weight", slice(None))
+    loaded = with_nan(directory, tmp_path, "model.norm.weight", slice(None))
     driver = Driver(loaded)
     for seed in range(3):
         driver.add(prompt_of(20, seed=seed), Sampling(max_tokens=5, logprobs=2, top_p=0.5))
     driver.run()
-    assert all("NaN" in text.picks[0].error for text in driver.texts)
+    assert all("NaN" in text.sampled[0].error for text in driver.sequences)
 
 
 def test_the_defaults_on_a_cpu_are_those_of_the_specification(directory):

@@ -14,7 +14,7 @@ from fairlead.engine.sampling.logits_processors import SampledRows
 from fairlead.engine.sampling.sampler import Sampler, choose
 from fairlead.engine.sampling.torch_sampler import RowParameters, _inverse, _top, uniforms
 from fairlead.job import Sampling
-from models.tiny import Pick, state_of
+from models.tiny import SampledToken, state_of
 
 VOCABULARY = 24
 EOS = (2, 9)
@@ -67,7 +67,7 @@ def sampler_of(sequences, vocabulary=VOCABULARY, eos=EOS):
 def listed(pending):
     picks = pending.wait()
     return [
-        Pick(token_id, picks.logprobs.get(row), picks.errors.get(row))
+        SampledToken(token_id, picks.logprobs.get(row), picks.errors.get(row))
         for row, token_id in enumerate(picks.token_ids.tolist())
     ]
 
@@ -154,10 +154,14 @@ def test_samples_follow_the_requested_distribution(case):
     )
     possible = wanted > 0
     chi_square = ((observed - wanted)[possible] ** 2 / wanted[possible]).sum()
-    freedom = possible.sum() - 1
+    degrees_of_freedom = possible.sum() - 1
     # Wilson-Hilferty: the cube root is nearly normal. Limit: 3.3 standard deviations; the seeds are fixed.
-    limit = freedom * (1 - 2 / (9 * max(freedom, 1)) + 3.3 * math.sqrt(2 / (9 * max(freedom, 1)))) ** 3
-    assert chi_square <= limit or (freedom == 0 and chi_square < 1e-9)
+    limit = (
+        degrees_of_freedom
+        * (1 - 2 / (9 * max(degrees_of_freedom, 1)) + 3.3 * math.sqrt(2 / (9 * max(degrees_of_freedom, 1))))
+        ** 3
+    )
+    assert chi_square <= limit or (degrees_of_freedom == 0 and chi_square < 1e-9)
 
 
 def test_samples_of_one_seed_at_successive_positions_follow_the_distribution():
@@ -226,12 +230,15 @@ def test_temperature_zero_chooses_the_likeliest_token():
 
 
 def test_greedy_rows_apply_biases_penalties_and_min_tokens():
-    favourite = int(LOGITS.argmax())
+    likeliest_token = int(LOGITS.argmax())
     second = int(LOGITS.topk(2).indices[1])
-    assert second == pick(LOGITS[None], sequence(temperature=0, logit_bias={favourite: -100.0}))[0].token_id
-    banned = sequence(temperature=0, min_tokens=6, stop_token_ids=(favourite,))
+    assert (
+        second
+        == pick(LOGITS[None], sequence(temperature=0, logit_bias={likeliest_token: -100.0}))[0].token_id
+    )
+    banned = sequence(temperature=0, min_tokens=6, stop_token_ids=(likeliest_token,))
     assert second == pick(LOGITS[None], banned)[0].token_id
-    repeated = sequence(temperature=0, output=[favourite] * 50, frequency_penalty=1.0)
+    repeated = sequence(temperature=0, output=[likeliest_token] * 50, frequency_penalty=1.0)
     assert second == pick(LOGITS[None], repeated)[0].token_id
 
 
@@ -262,8 +269,8 @@ def test_logprobs_ignore_sampling_parameters():
 
 
 def test_each_row_gets_only_as_many_logprobs_as_requested():
-    asks = [None, 0, 2, 10**6]
-    picks = pick(LOGITS.expand(4, -1), *(sequence(logprobs=k) for k in asks))
+    requested = [None, 0, 2, 10**6]
+    picks = pick(LOGITS.expand(4, -1), *(sequence(logprobs=k) for k in requested))
     assert picks[0].logprob is None
     assert [len(one.logprob.top) for one in picks[1:]] == [0, 2, VOCABULARY]
 
@@ -322,7 +329,7 @@ def test_unknown_token_ids_have_no_effect(unknown_token):
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "invalid_rows",
     [
         {"temperature": float("inf")},
         {"temperature": 1e300},
@@ -335,15 +342,15 @@ def test_unknown_token_ids_have_no_effect(unknown_token):
         {"logit_bias": {1: 1e308}},
     ],
 )
-def test_parameters_out_of_range_do_not_affect_other_rows(nonsense):
+def test_parameters_out_of_range_do_not_affect_other_rows(invalid_rows):
     expected = pick(LOGITS[None], sequence(seed=5))[0]
-    picks = pick(LOGITS.expand(2, -1), sequence(seed=4, **nonsense), sequence(seed=5))
+    picks = pick(LOGITS.expand(2, -1), sequence(seed=4, **invalid_rows), sequence(seed=5))
     assert expected == picks[1]
     assert picks[0].error is not None or 0 <= picks[0].token_id < VOCABULARY
 
 
 @pytest.mark.parametrize(
-    ("column", "nonsense"),
+    ("column", "invalid_rows"),
     [
         ("temperature", float("nan")),
         ("temperature", -1.0),
@@ -357,12 +364,12 @@ def test_parameters_out_of_range_do_not_affect_other_rows(nonsense):
         ("logprobs", -7),
     ],
 )
-def test_columns_out_of_range_do_not_affect_other_rows(column, nonsense):
+def test_columns_out_of_range_do_not_affect_other_rows(column, invalid_rows):
     whole = sequence(seed=5, top_p=0.8, top_k=9, min_p=0.02, logprobs=2)
     expected = pick(LOGITS[None], whole)[0]
     sampler, rows = sampler_of([whole, whole])
     columns = sampler.parameters(rows).columns
-    columns[column][0] = nonsense
+    columns[column][0] = invalid_rows
     logits = LOGITS.expand(2, -1)
     picks = listed(choose(logits, logits, RowParameters(columns, rows.positions)))
     assert expected == picks[1]
@@ -392,9 +399,9 @@ def test_uncommitted_token_is_penalized_like_a_committed_one(output, late, promp
     sampler = Sampler(batch, VOCABULARY, EOS)
     sampler.update_state()
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(len(output)))
-    knowing, rows = sampler_of(told)
+    with_ids, rows = sampler_of(told)
     rows = rows._replace(latest=torch.full((3,), output[-1], dtype=torch.int32))
-    expected = knowing.process(logits, rows)
+    expected = with_ids.process(logits, rows)
     assert not torch.equal(logits, expected)
     torch.testing.assert_close(expected, sampler.process(logits, rows), rtol=1e-6, atol=1e-6)
 

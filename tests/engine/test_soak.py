@@ -60,11 +60,11 @@ def requests(tokenizer, chance: random.Random) -> list[tuple[list[int], Sampling
 class Soak:
     """One engine, its requests, and the result of each sequence."""
 
-    def __init__(self, loaded, asked) -> None:
+    def __init__(self, loaded, requests_to_run) -> None:
         self.runner = loaded.runner
         # A sixth of the blocks that 24 sequences of 400 tokens need.
         self.engine = engine_over(loaded, blocks_total=[100 for _ in loaded.blocks_total])
-        self.asked = asked
+        self.requests_to_run = requests_to_run
         self.now_s = 0.0
         self.request_of: dict[int, int] = {}
         self.texts: dict[int, list[int]] = {}
@@ -72,7 +72,7 @@ class Soak:
         self.wrong: list[tuple[int, list[int]]] = []
 
     def submit(self, request: int, **options) -> None:
-        prompt, sampling = self.asked[request]
+        prompt, sampling = self.requests_to_run[request]
         key = len(self.request_of)
         self.request_of[key], self.texts[key] = request, []
         self.engine.submit(key, list(prompt), sampling, **options)
@@ -114,15 +114,15 @@ def test_random_aborts_timeouts_and_preemptions_change_no_output(steps):
     path = demonstration_model()
     loaded = load_runner(WorkerSpec(path=str(path), dtype="float32", device="cpu"), lambda *_: None)
     chance = random.Random(4)
-    asked = requests(Tokenizer.from_file(str(path / "tokenizer.json")), chance)
-    expected = [alone(loaded, request) for request in asked]
-    soak = Soak(loaded, asked)
+    requests_to_run = requests(Tokenizer.from_file(str(path / "tokenizer.json")), chance)
+    expected = [unbatched(loaded, request) for request in requests_to_run]
+    soak = Soak(loaded, requests_to_run)
     for _ in range(steps):
         if len(soak.texts) < SEQUENCES and chance.random() < 0.5:
             options = {"priority": chance.choice([0, 1, 1, 2])}
             if chance.random() < 0.1:
                 options["timeout_s"] = chance.choice([0.05, 0.5, 2.0])
-            soak.submit(chance.randrange(len(asked)), **options)
+            soak.submit(chance.randrange(len(requests_to_run)), **options)
         if soak.texts and chance.random() < 0.02:
             soak.abort(chance.choice(list(soak.texts)))
         soak.step(expected)
@@ -140,7 +140,7 @@ def test_random_aborts_timeouts_and_preemptions_change_no_output(steps):
     assert statistics.prefix_hits > steps / 20
 
 
-def alone(loaded, request) -> list[int]:
+def unbatched(loaded, request) -> list[int]:
     """Return the output of one request in its own engine."""
     soak = Soak(loaded, [request])
     soak.engine = engine_over(loaded, prefix_cache=False)

@@ -10,7 +10,7 @@ from fairlead.fleet import managed_model
 from fairlead.process import command_process as process
 from fairlead.process.liveness import LivenessProbe
 from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
-from fleet.node_scenario import ask, serve_on_socketpairs, wrap_relaying
+from fleet.node_scenario import run_job, serve_on_socketpairs, wrap_relaying
 from fleet.running_fleet import RunningFleet, engine, question, running_fleet, sleeper
 from fleet.simulated_child import SimulatedProcess, SimulatedProcesses
 from nodes.listening import relayed_job
@@ -58,12 +58,12 @@ async def _load(opened: RunningFleet, _points: FaultPoints, _processes: Simulate
 async def _serve(opened: RunningFleet, _points: FaultPoints, _processes: SimulatedProcesses) -> None:
     async with trio.open_nursery() as clients:
         for number, stream in enumerate((True, False)):
-            clients.start_soon(ask, opened, relayed_job(request_id=f"r{number}", stream=stream))
+            clients.start_soon(run_job, opened, relayed_job(request_id=f"r{number}", stream=stream))
 
 
 async def _die(opened: RunningFleet, points: FaultPoints, processes: SimulatedProcesses) -> None:
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
+        clients.start_soon(run_job, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
         await trio.sleep(1)
         with points.aside():
             (main,) = [each for each in processes.all if each.pid == opened.pid()]
@@ -82,12 +82,12 @@ async def _check(
     problems: list[str],
 ) -> None:
     with noting(problems, "the other model does not serve"):
-        await opened.ask(question("other"))
+        await opened.run_job(question("other"))
     with noting(problems, "it does not settle"):
         await opened.state("m", "ready", "stopped", "failed")
     with noting(problems, "it cannot be loaded again"):
         await opened.fleet.load("m")
-        assert await opened.ask(relayed_job()) == text()
+        assert await opened.run_job(relayed_job()) == text()
     with noting(problems, "it cannot be unloaded"):
         await opened.fleet.unload("m")
     with noting(problems, "it leaves something"):

@@ -26,12 +26,14 @@ from fairlead.telemetry.metrics import ServerMetrics
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview
 from fairlead.telemetry.tenants import TenantNames
-from nodes.scripted import ScriptedServer, scripted, whole
+from nodes.scripted import ScriptedServer, full_response, scripted
 
 CHAT = "/v1/chat/completions"
 TOKENS_PER_MINUTE = 1_000_000
 TRUE_TOKENS = 3
-HONEST = whole(b'{"choices": [{"message": {"content": "so"}}], "usage": {"completion_tokens": 3}}')
+HONEST_RESPONSE = full_response(
+    b'{"choices": [{"message": {"content": "so"}}], "usage": {"completion_tokens": 3}}'
+)
 LIMITS = KeyLimits(tokens_per_minute=TOKENS_PER_MINUTE, requests_per_minute=1000)
 
 
@@ -43,7 +45,7 @@ class Reply(msgspec.Struct):
     body: bytes
 
 
-class World:
+class MisreportingFleet:
     """The server under test. `says` maps paths to what `liar` sends; on other paths it acts as `honest`."""
 
     def __init__(self, server: ScriptedServer) -> None:
@@ -90,12 +92,12 @@ class World:
         if b"Host: liar" in rest and path in self.responses:
             return self.responses[path]
         if path == "/v1/models":
-            return [whole(b'{"data": [{"id": "lies"}]}')]
-        return [whole(b'[{"model": "lies", "seats": 1}]') if path == "/running" else HONEST]
+            return [full_response(b'{"data": [{"id": "lies"}]}')]
+        return [full_response(b'[{"model": "lies", "seats": 1}]') if path == "/running" else HONEST_RESPONSE]
 
     # Clients -----------------------------------------------------------------------------------------
 
-    async def ask(self, tenant: str, model: str, **fields: Any) -> Reply:
+    async def post_chat(self, tenant: str, model: str, **fields: Any) -> Reply:
         """Send a tenant's chat request and return the response."""
         body = {"model": model, "messages": [], "max_tokens": 10, **fields}
         return await self.post(CHAT, json.dumps(body).encode(), self.keys[tenant].key)
@@ -173,10 +175,10 @@ class World:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[World]:
+async def world() -> AsyncIterator[MisreportingFleet]:
     """Run a world whose nodes are up."""
     with scripted(lambda _request: []) as server:
-        made = World(server)
+        made = MisreportingFleet(server)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.dispatcher.run)
             await nursery.start(made.fleet.run)

@@ -62,8 +62,8 @@ async def _serve(
     """Run two jobs, and call the method `trouble` of their process meanwhile, if any."""
     async with trio.open_nursery() as clients:
         begun = trio.Event()
-        clients.start_soon(ends, partial(opened.ask, begun=begun), question(tokens=50))
-        clients.start_soon(ends, opened.ask, question(tokens=2))
+        clients.start_soon(ends, partial(opened.run_job, begun=begun), question(tokens=50))
+        clients.start_soon(ends, opened.run_job, question(tokens=2))
         with trio.move_on_after(5):
             await begun.wait()
         if trouble is not None:
@@ -77,12 +77,12 @@ async def _check(
     opened: RunningFleet, processes: SimulatedProcesses, before: dict[str, int], problems: list[str]
 ) -> None:
     with noting(problems, "the other model does not serve"):
-        await opened.ask(question("other"))
+        await opened.run_job(question("other"))
     with noting(problems, "it does not settle"):
         await opened.state("m", "ready", "stopped", "failed")
     with noting(problems, "it cannot be loaded again"):
         await opened.fleet.load("m")
-        await opened.ask(question())
+        await opened.run_job(question())
     with noting(problems, "it cannot be unloaded"):
         await opened.fleet.unload("m")
     with noting(problems, "it leaves something"):

@@ -105,9 +105,9 @@ def wrap_relaying(points: FaultPoints) -> None:
         points.wrap(Scheduler, name, name)
 
 
-async def ask(opened: RunningFleet, job: Job) -> None:
+async def run_job(opened: RunningFleet, job: Job) -> None:
     """Relay a job. Any failure must reach its client as a `FairleadError`."""
-    error = await ends(opened.ask, job)
+    error = await ends(opened.run_job, job)
     assert error is None or isinstance(error, FairleadError), repr(error)
 
 
@@ -118,7 +118,7 @@ async def _join(opened: RunningFleet, server: StubServer) -> None:
 async def _relay(opened: RunningFleet, _server: StubServer) -> None:
     async with trio.open_nursery() as clients:
         for number, stream in enumerate((True, False, True)):
-            clients.start_soon(ask, opened, relayed_job(request_id=f"r{number}", stream=stream))
+            clients.start_soon(run_job, opened, relayed_job(request_id=f"r{number}", stream=stream))
 
 
 async def _change(_opened: RunningFleet, server: StubServer) -> None:
@@ -128,7 +128,7 @@ async def _change(_opened: RunningFleet, server: StubServer) -> None:
 
 async def _go_down(opened: RunningFleet, server: StubServer) -> None:
     async with trio.open_nursery() as clients:
-        clients.start_soon(ask, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
+        clients.start_soon(run_job, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
         await trio.sleep(1)
         server.healthy = False
 
@@ -159,7 +159,7 @@ async def _check(
         return [status.state for status in opened.fleet.nodes() if status.id == "far"]
 
     with noting(problems, "the other model does not serve"):
-        await opened.ask(question("other"))
+        await opened.run_job(question("other"))
     with noting(problems, "the node does not come back"):
         if struck_in == "removal" and far():
             await opened.fleet.remove_node("far")
@@ -167,7 +167,7 @@ async def _check(
             await opened.fleet.add_node(NodeConfig(id="far", url=server.url))
         await opened.until(lambda: far() == ["up"], within_s=20)
         for stream in (True, False):
-            assert await opened.ask(relayed_job(stream=stream)) == (text() if stream else "")
+            assert await opened.run_job(relayed_job(stream=stream)) == (text() if stream else "")
     with noting(problems, "the node cannot be removed"):
         await opened.fleet.remove_node("far")
     with noting(problems, "it leaves something"):

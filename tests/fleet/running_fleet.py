@@ -192,7 +192,7 @@ class RunningFleet:
         """Wait until a model is in one of these states."""
         await self.until(lambda: self.status(model).state in states)
 
-    async def ask(self, job: Job, *, begun: trio.Event | None = None) -> str:
+    async def run_job(self, job: Job, *, begun: trio.Event | None = None) -> str:
         """Return the text of a response; raise the error that its client would get."""
         texts: list[str] = []
         try:
@@ -207,10 +207,10 @@ class RunningFleet:
             raise unwrap(group) from None
         return "".join(texts)
 
-    async def ask_and_keep_error(self, job: Job, begun: trio.Event | None = None) -> None:
+    async def run_job_and_return_error(self, job: Job, begun: trio.Event | None = None) -> None:
         """Run the job; append its error to `errors`."""
         try:
-            await self.ask(job, begun=begun)
+            await self.run_job(job, begun=begun)
         except FairleadError as error:
             self.errors.append(error)
 

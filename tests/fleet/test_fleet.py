@@ -42,7 +42,7 @@ async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_p
         assert [status.state for status in opened.fleet.models()] == ["stopped", "stopped"]
         pids = []
         for model in ("x", "y", "x"):
-            assert await opened.ask(relayed_job(model=model, request_id=model)) == text()
+            assert await opened.run_job(relayed_job(model=model, request_id=model)) == text()
             assert opened.status(model).state == "ready"
             pids.append(opened.pid(model))
             assert [pids[-1]] == [pid for pid in pids if Path(f"/proc/{pid}").exists()]
@@ -57,7 +57,7 @@ async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_p
 async def test_no_model_is_evicted_without_a_swap_section():
     async with running_fleet(engine("x"), engine("y")) as opened:
         for model in "xyx":
-            assert await opened.ask(question(model))
+            assert await opened.run_job(question(model))
         assert [(status.state, status.counts.loads) for status in opened.fleet.models()] == [
             ("ready", 1),
             ("ready", 1),
@@ -77,19 +77,19 @@ async def test_failed_load_reports_the_reason_and_the_next_job_retries(tmp_path:
         # A model without a health check is ready at once. Use a server, as the load itself must fail.
         opened.fleet._local["x"].config = command("x", free_port(), "--exit-after", "0")
         with pytest.raises(LoadFailed, match="while loading"):
-            await opened.ask(relayed_job(model="x"))
+            await opened.run_job(relayed_job(model="x"))
         failed = opened.status("x")
         assert (failed.state, failed.counts.load_failures) == ("failed", 1)
         assert "while loading" in str(failed.problem)
         opened.fleet._local["x"].config = command("x", free_port())
-        assert await opened.ask(relayed_job(model="x")) == text()
+        assert await opened.run_job(relayed_job(model="x")) == text()
         assert (opened.status("x").state, opened.status("x").problem) == ("ready", None)
 
 
 async def test_jobs_that_wait_while_it_loads_join_that_load():
     async with running_fleet(engine(behaviour="slots=8")) as opened, trio.open_nursery() as clients:
         for _ in range(5):
-            clients.start_soon(opened.ask, question())
+            clients.start_soon(opened.run_job, question())
     assert opened.status().counts.loads == 1
 
 
@@ -130,7 +130,7 @@ async def test_explicit_load_does_not_interrupt_running_jobs():
     async with running_fleet(engine("x", "delay_ms=2"), engine("y"), swap=ONE_AT_A_TIME) as opened:
         begun = trio.Event()
         async with trio.open_nursery() as clients:
-            clients.start_soon(opened.ask_and_keep_error, question("x", tokens=150), begun)
+            clients.start_soon(opened.run_job_and_return_error, question("x", tokens=150), begun)
             await begun.wait()
             await opened.fleet.load("y")
             assert opened.status("x").busy == 0
@@ -143,7 +143,7 @@ async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process
         pid = opened.pid()
         async with trio.open_nursery() as clients:
             os.kill(pid, signal.SIGSTOP)  # else the job might end before its state is read
-            clients.start_soon(opened.ask_and_keep_error, question(tokens=100))
+            clients.start_soon(opened.run_job_and_return_error, question(tokens=100))
             await opened.until(lambda: opened.status().busy == 1)
             clients.start_soon(opened.fleet.unload, "m")
             await opened.state("m", "draining")
@@ -153,14 +153,14 @@ async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process
         assert not Path(f"/proc/{pid}").exists()
         assert opened.status().state == "stopped"
         await opened.fleet.unload("m")  # it is stopped already
-        assert await opened.ask(question())
+        assert await opened.run_job(question())
 
 
 async def test_forced_unload_fails_running_jobs():
     async with running_fleet(engine(behaviour="delay_ms=2")) as opened:
         begun = trio.Event()
         async with trio.open_nursery() as clients:
-            clients.start_soon(opened.ask_and_keep_error, question(tokens=100_000), begun)
+            clients.start_soon(opened.run_job_and_return_error, question(tokens=100_000), begun)
             await begun.wait()
             await opened.fleet.unload("m", force=True)
         (error,) = opened.errors
@@ -171,7 +171,7 @@ async def test_forced_unload_fails_running_jobs():
 async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
     async with running_fleet(engine("x", "slow_load"), sleeper("y"), swap=ONE_AT_A_TIME) as opened:
         async with trio.open_nursery() as clients:
-            clients.start_soon(opened.ask_and_keep_error, question("x"))
+            clients.start_soon(opened.run_job_and_return_error, question("x"))
             clients.start_soon(load_and_keep_error, opened, "x")
             await opened.until(lambda: opened.fleet._local["x"].pid is not None)
             clients.start_soon(opened.fleet.load, "y")  # waits until x has made room, and is not affected
@@ -186,9 +186,9 @@ async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
 async def test_unload_of_a_model_queued_for_loading_fails_its_jobs():
     models = engine("y", "slow_load"), engine("z")
     async with running_fleet(*models, swap=ONE_AT_A_TIME) as opened, trio.open_nursery() as clients:
-        clients.start_soon(opened.ask_and_keep_error, question("y"))
+        clients.start_soon(opened.run_job_and_return_error, question("y"))
         await opened.state("y", "loading")
-        clients.start_soon(opened.ask_and_keep_error, question("z"))
+        clients.start_soon(opened.run_job_and_return_error, question("z"))
         await opened.until(lambda: opened.dispatcher.statistics().waiting == 2)
         await opened.fleet.unload("z")
         await opened.until(lambda: bool(opened.errors))
@@ -213,7 +213,7 @@ async def test_unload_with_wait_keeps_queued_jobs_and_the_model_loads_again():
                 await opened.fleet.load("x")
         assert opened.status("x").state == "stopped"
         async with trio.open_nursery() as clients:
-            clients.start_soon(opened.ask_and_keep_error, relayed_job(model="x"))
+            clients.start_soon(opened.run_job_and_return_error, relayed_job(model="x"))
             await _unload_when_loading(opened, next_life=command("x", port))
         assert (opened.errors, opened.status("x").counts.loads) == ([], 1)
 
@@ -230,8 +230,8 @@ async def test_unused_model_is_unloaded_after_its_ttl():
     async with running_fleet(
         engine("x", ttl_s=0.05), engine("y", ttl_s=0.05, preload=True), engine("z")
     ) as opened:
-        await opened.ask(question("x"))
-        await opened.ask(question("z"))
+        await opened.run_job(question("x"))
+        await opened.run_job(question("z"))
         await opened.state("x", "stopped")
         await opened.state("y", "stopped")  # although it never had a job
         assert opened.status("z").state == "ready"
@@ -240,19 +240,19 @@ async def test_unused_model_is_unloaded_after_its_ttl():
 async def test_job_rejected_while_loading_still_starts_the_load():
     async with running_fleet(engine(), while_loading="reject") as opened:
         with pytest.raises(ModelLoading) as refused:
-            await opened.ask(question())
+            await opened.run_job(question())
         assert refused.value.retry_after_s is not None
         await opened.state("m", "ready")
-        assert await opened.ask(question())
+        assert await opened.run_job(question())
     assert opened.status().counts.loads == 1
 
 
 async def test_model_loads_even_without_a_queue():
     async with running_fleet(engine(), queue=QueueConfig(capacity=0)) as opened:
-        await opened.ask_and_keep_error(question())
+        await opened.run_job_and_return_error(question())
         assert [error.status for error in opened.errors] == [429]
         await opened.state("m", "ready")
-        assert await opened.ask(question())
+        assert await opened.run_job(question())
 
 
 async def test_groups_swap_within_and_leave_what_is_persistent_alone():
@@ -276,17 +276,19 @@ async def test_matrix_evicts_the_model_with_the_lowest_cost():
         assert [status.state for status in opened.fleet.models()] == ["ready", "stopped", "ready"]
 
 
-HUNGRY = "import time; kept = bytearray({mib} << 20); print('full', flush=True); time.sleep(999)"
+MEMORY_FILLER_SCRIPT = (
+    "import time; kept = bytearray({mib} << 20); print('full', flush=True); time.sleep(999)"
+)
 
 
-def hungry(name: str, mib: int, **settings: object):
+def memory_filler(name: str, mib: int, **settings: object):
     """Return a command that takes that much memory and a little more."""
-    return sleeper(name, cmd=(sys.executable, "-c", HUNGRY.format(mib=mib)), **settings)
+    return sleeper(name, cmd=(sys.executable, "-c", MEMORY_FILLER_SCRIPT.format(mib=mib)), **settings)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what processes take")
 async def test_as_many_models_stay_as_fit_by_declared_or_measured_memory():
-    models = (hungry("x", 60), hungry("y", 60), sleeper("z", memory_mb=100))
+    models = (memory_filler("x", 60), memory_filler("y", 60), sleeper("z", memory_mb=100))
     async with running_fleet(*models, swap=LruSwap(memory_mb=200)) as opened:
         await opened.fleet.load("x")
         await opened.until(lambda: bool(opened.status("x").output))
@@ -363,13 +365,13 @@ async def test_removed_model_finishes_running_jobs_and_fails_queued_ones():
         async with trio.open_nursery() as clients:
             answers = []
 
-            async def ask() -> None:
-                answers.append(await opened.ask(question(tokens=60)))
+            async def run_job() -> None:
+                answers.append(await opened.run_job(question(tokens=60)))
 
             os.kill(pid, signal.SIGSTOP)  # else the first job might end before the second is queued
-            clients.start_soon(ask)
+            clients.start_soon(run_job)
             await opened.until(lambda: opened.status().busy == 1)
-            clients.start_soon(opened.ask_and_keep_error, question())
+            clients.start_soon(opened.run_job_and_return_error, question())
             await opened.until(lambda: opened.dispatcher.statistics().waiting == 1)
             await opened.fleet.reload(Config(models=()))
             os.kill(pid, signal.SIGCONT)
@@ -394,10 +396,10 @@ async def test_failed_reload_changes_nothing():
 
 async def test_concurrent_second_reload_is_refused():
     async with running_fleet(sleeper("x")) as opened:
-        let_go = trio.Event()
+        release_memory = trio.Event()
 
         async def slow(_model):
-            await let_go.wait()
+            await release_memory.wait()
             raise LoadFailed("no")
 
         opened.fleet.catalog._read = slow
@@ -411,4 +413,4 @@ async def test_concurrent_second_reload_is_refused():
             await trio.testing.wait_all_tasks_blocked()
             with pytest.raises(InvalidRequest, match="another reload"):
                 await opened.fleet.reload(Config(models=()))
-            let_go.set()
+            release_memory.set()

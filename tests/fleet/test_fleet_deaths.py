@@ -29,7 +29,7 @@ def endless():
 async def begin(opened: RunningFleet, clients: trio.Nursery) -> None:
     """Start an endless response, and wait until it has begun."""
     begun = trio.Event()
-    clients.start_soon(opened.ask_and_keep_error, endless(), begun)
+    clients.start_soon(opened.run_job_and_return_error, endless(), begun)
     with trio.fail_after(60):
         await begun.wait()
 
@@ -58,20 +58,20 @@ async def test_killed_model_fails_jobs_that_cannot_be_replayed_and_restarts():
         await opened.until(lambda: opened.status().state == "ready" and opened.status().counts.restarts == 1)
         assert first != opened.pid()
         assert (opened.fleet.is_ready, opened.status().problem, opened.fleet.problems) == (True, None, {})
-        assert await opened.ask(question())
+        assert await opened.run_job(question())
 
 
 async def test_queued_jobs_of_a_killed_model_run_after_its_restart():
     async with running_fleet(engine(behaviour="delay_ms=2,slots=1")) as opened:
         answers = []
 
-        async def ask() -> None:
-            answers.append(await opened.ask(question()))
+        async def run_job() -> None:
+            answers.append(await opened.run_job(question()))
 
         async with trio.open_nursery() as clients:
             await begin(opened, clients)
             for _ in range(3):
-                clients.start_soon(ask)
+                clients.start_soon(run_job)
             await opened.until(lambda: opened.dispatcher.statistics().waiting == 3)
             os.kill(opened.pid(), signal.SIGKILL)
         assert [error.code for error in opened.errors] == ["node_failed"]
@@ -80,7 +80,7 @@ async def test_queued_jobs_of_a_killed_model_run_after_its_restart():
 
 async def test_server_with_a_killed_model_is_not_ready_but_has_no_problem():
     async with running_fleet(engine()) as opened:
-        await opened.ask(question())
+        await opened.run_job(question())
         os.kill(opened.pid(), signal.SIGKILL)
         await opened.until(lambda: not opened.fleet.is_ready)
         assert opened.fleet.problems == {}
@@ -138,7 +138,7 @@ async def test_stuck_model_that_fails_to_load_again_stays_reported(tmp_path: Pat
     options = f"stuck_once=1,fail_again;{mark}"
     async with running_fleet(engine(behaviour=options, watchdog_s=0.2, preload=True)) as opened:
         async with trio.open_nursery() as clients:
-            clients.start_soon(opened.ask_and_keep_error, endless())
+            clients.start_soon(opened.run_job_and_return_error, endless())
             await opened.until(mark.exists)
             is_stuck.set()
         await opened.until(lambda: opened.status().counts.load_failures > 0)
@@ -158,11 +158,11 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
         first, answers = opened.pid(), []
         async with trio.open_nursery() as clients:
 
-            async def ask() -> None:
-                answers.append(await opened.ask(job))
+            async def run_job() -> None:
+                answers.append(await opened.run_job(job))
 
             if busy:
-                clients.start_soon(ask)
+                clients.start_soon(run_job)
                 await opened.until(lambda: opened.dispatcher.statistics().running == 1)
             os.kill(first, signal.SIGSTOP)
             is_stopped.set()

@@ -28,7 +28,7 @@ def states(opened: RunningFleet) -> dict[str, str]:
 
 async def test_memory_of_a_model_on_a_gpu_is_its_gpu_memory(gpu):
     async with running_fleet(on_gpu("m", gpu, gpu_memory=0.4), swap=LRU) as opened:
-        assert await opened.ask(question())
+        assert await opened.run_job(question())
         await opened.until(lambda: opened.status().memory_bytes > 0)
         # 1000 MiB of weights, and nine tenths of the remaining 3000 MiB.
         assert opened.status().memory_bytes == 3700 * MIB
@@ -37,7 +37,7 @@ async def test_memory_of_a_model_on_a_gpu_is_its_gpu_memory(gpu):
 
 async def test_memory_without_a_configured_limit_is_measured_for_the_next_swap(gpu):
     async with running_fleet(on_gpu("m", gpu), swap=LRU) as opened:
-        assert await opened.ask(question())
+        assert await opened.run_job(question())
         await opened.until(lambda: "m" in opened.fleet._local._memory.memory_mb)
         assert opened.fleet._local._memory.memory_mb["m"] == 1000 + 0.9 * 9000
 
@@ -48,7 +48,7 @@ async def test_two_models_whose_shares_fit_stay_loaded_on_one_gpu(gpu, device, s
     models = [on_gpu(name, gpu, gpu_memory=share, device=device) for name in "xy"]
     async with running_fleet(*models, swap=LRU) as opened:
         for name in "xyxy":
-            assert await opened.ask(question(name))
+            assert await opened.run_job(question(name))
         assert states(opened) == {"x": "ready", "y": "ready"}
         assert [status.counts.loads for status in opened.fleet.models()] == [1, 1]
     assert (gpu.most_processes, gpu.refused) == (2, 0)
@@ -69,7 +69,7 @@ async def test_two_models_that_do_not_fit_take_turns_by_lru(gpu, settings):
     models = [on_gpu(name, gpu, **settings) for name in "xy"]
     async with running_fleet(*models, swap=LRU) as opened:
         for name in "xyxy":
-            assert await opened.ask(question(name))
+            assert await opened.run_job(question(name))
             assert states(opened)[name] == "ready"
             assert list(states(opened).values()).count("ready") == 1
         assert [status.counts.evictions for status in opened.fleet.models()] == [2, 1]
@@ -80,7 +80,7 @@ async def test_least_recently_used_of_three_models_is_evicted_from_the_gpu(gpu):
     models = [on_gpu(name, gpu, gpu_memory=0.4) for name in "xyz"]
     async with running_fleet(*models, swap=LRU) as opened:
         for name in "xyxz":
-            assert await opened.ask(question(name))
+            assert await opened.run_job(question(name))
         assert states(opened) == {"x": "ready", "y": "stopped", "z": "ready"}
     assert (gpu.most_processes, gpu.refused) == (2, 0)
 
@@ -89,7 +89,7 @@ async def test_model_that_is_not_on_the_gpu_is_not_evicted_for_its_memory(gpu):
     models = [engine("cpu"), *(on_gpu(name, gpu, gpu_memory=0.6, device="cuda") for name in "xy")]
     async with running_fleet(*models, swap=LRU) as opened:
         for name in ("cpu", "x", "y"):
-            assert await opened.ask(question(name))
+            assert await opened.run_job(question(name))
         assert states(opened) == {"cpu": "ready", "x": "stopped", "y": "ready"}
 
 
@@ -97,25 +97,25 @@ async def test_without_lru_the_second_model_is_out_of_memory(gpu):
     """The failure that `lru` prevents above: the fake GPU refuses more than it has."""
     models = [on_gpu(name, gpu, gpu_memory=0.6) for name in "xy"]
     async with running_fleet(*models) as opened:
-        assert await opened.ask(question("x"))
+        assert await opened.run_job(question("x"))
         with pytest.raises(LoadFailed, match="gpuMemory: 5000 MiB more are needed, and only 3500 MiB"):
-            await opened.ask(question("y"))
+            await opened.run_job(question("y"))
 
 
 async def test_share_that_the_weights_exceed_fails_the_load_with_the_reason(gpu):
     async with running_fleet(on_gpu("m", gpu, weights_mb=5000, gpu_memory=0.5)) as opened:
         with pytest.raises(LoadFailed, match="gpuMemory: 5000 MiB are too few: 5000 MiB are taken"):
-            await opened.ask(question())
+            await opened.run_job(question())
 
 
 async def test_changed_share_applies_after_the_reload(gpu):
     models = [on_gpu(name, gpu, gpu_memory=0.6) for name in "xy"]
     async with running_fleet(*models, swap=LRU) as opened:
-        assert await opened.ask(question("x"))
+        assert await opened.run_job(question("x"))
         smaller = [on_gpu(name, gpu, gpu_memory=0.4) for name in "xy"]
         config = opened.fleet.catalog.config
         await opened.fleet.reload(msgspec.structs.replace(config, models=tuple(smaller)))
         await opened.state("x", "stopped")
         for name in "xy":
-            assert await opened.ask(question(name))
+            assert await opened.run_job(question(name))
         assert states(opened) == {"x": "ready", "y": "ready"}

@@ -51,7 +51,7 @@ async def becomes(opened: RunningFleet, model: ModelConfig) -> None:
 async def serves_again(opened: RunningFleet) -> None:
     """Make the model loadable, load it by a job, and check that the server is ready then."""
     await becomes(opened, LOADED)
-    assert await opened.ask(question())
+    assert await opened.run_job(question())
     assert opened.fleet.is_ready
 
 
@@ -71,7 +71,7 @@ async def test_server_is_not_ready_after_an_early_unload_and_a_failed_load():
         await opened.fleet.unload("m")
         await becomes(opened, engine(behaviour="fail_load", preload=True))
         with pytest.raises(LoadFailed, match="no such fake model"):
-            await opened.ask(question())
+            await opened.run_job(question())
         assert (opened.status().state, opened.fleet.is_ready) == ("failed", False)
         await serves_again(opened)
 
@@ -111,7 +111,7 @@ async def test_only_model_changed_during_load_loads_with_its_new_settings(moment
         await opened.fleet.reload(Config(models=(LOADED,)))
         await opened.until(lambda: opened.fleet.is_ready)
         assert (opened.status().state, opened.status().counts.loads) == ("ready", 1)
-        assert await opened.ask(question())
+        assert await opened.run_job(question())
 
 
 async def test_server_is_ready_when_its_loading_model_is_no_longer_preloaded():

@@ -44,11 +44,11 @@ async def test_two_servers_that_take_turns_leave_no_process_no_port_and_no_file(
     before_all = children()
     async with running_fleet(tiny("x", port), tiny("y", port), swap=LruSwap(max_loaded=1)) as opened:
         for model in "xyx":  # imports and one-time objects exist after this
-            assert await opened.ask(relayed_job(model=model)) == TEXT
+            assert await opened.run_job(relayed_job(model=model)) == TEXT
         files, before_bytes, before = OpenFiles(), memory_bytes(), len(children() - before_all)
         for turn in range(times):
             job = relayed_job(model="yx"[turn % 2], request_id=f"turn {turn}")
-            assert await opened.ask(job) == TEXT
+            assert await opened.run_job(job) == TEXT
             assert sorted(status.state for status in opened.fleet.models()) == ["ready", "stopped"]
             assert before == len(children() - before_all)
         await files.are_no_more()
@@ -65,10 +65,10 @@ async def test_two_servers_that_take_turns_leave_no_process_no_port_and_no_file(
         await listener.aclose()
 
 
-async def come_and_go(opened: RunningFleet, times: int) -> None:
+async def swap_repeatedly(opened: RunningFleet, times: int) -> None:
     """Load the model by a job and unload it, that many times; its process must end each time."""
     for _ in range(times):
-        assert await opened.ask(question())
+        assert await opened.run_job(question())
         pid = opened.pid()
         await opened.fleet.unload("m")
         assert not Path(f"/proc/{pid}").exists()
@@ -97,9 +97,9 @@ async def come_and_go(opened: RunningFleet, times: int) -> None:
 async def test_repeated_load_and_unload_leaks_no_memory(model, child, times):
     before_all = children()
     async with running_fleet(model, child=child) as opened:
-        await come_and_go(opened, first := min(times, 5))
+        await swap_repeatedly(opened, first := min(times, 5))
         files, before_bytes = OpenFiles(), memory_bytes()
-        await come_and_go(opened, times)
+        await swap_repeatedly(opened, times)
         grown = memory_bytes() - before_bytes
         await files.are_no_more()
         assert children() <= before_all
@@ -130,7 +130,7 @@ def from_file(tmp_path: Path):
 async def loaded_after(opened: RunningFleet, model: str) -> str:
     """Send a job to a model; return the names of the models that are loaded afterwards."""
     with trio.fail_after(60):
-        await opened.ask(relayed_job(model=model, stream=False, request_id=model))
+        await opened.run_job(relayed_job(model=model, stream=False, request_id=model))
     ready = [status.model for status in opened.fleet.models() if status.state == "ready"]
     assert len(ready) == len([status for status in opened.fleet.models() if status.state != "stopped"])
     return " ".join(sorted(ready))

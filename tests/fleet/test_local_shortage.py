@@ -17,7 +17,7 @@ from fairlead.http.idle_connections import MAX_IDLE
 from fairlead.process.health import HealthCheck
 from fairlead.process.liveness import LivenessProbe
 from fleet.running_fleet import running_fleet
-from nodes.listening import Collected, ready_node, relayed_job, stub, upstream_of
+from nodes.listening import CollectedDeltas, ready_node, relayed_job, stub, upstream_for
 from nodes.stub_server import text
 
 HEALTH = HealthConfig(interval_s=0.05, failures=2, timeout_s=60.0)
@@ -61,7 +61,7 @@ def shortage(monkeypatch) -> Shortage:
 
 async def test_connection_without_a_descriptor_raises_local_shortage():
     async with stub() as server:
-        pool = upstream_of(server)
+        pool = upstream_for(server)
         with no_descriptors(), pytest.raises(LocalShortage, match="Too many open files"):
             async with pool.exchange("GET", "/health"):
                 pass
@@ -81,7 +81,7 @@ async def test_job_without_a_descriptor_gets_node_full_and_the_node_stays_up(sho
         node = ready_node(server)
         shortage.lasts = True
         for _ in range(2 * HEALTH.failures):
-            into = Collected()
+            into = CollectedDeltas()
             async with node.generate(relayed_job(), into):
                 await into.over.wait()
             assert isinstance(into.error, NodeFull)
@@ -98,11 +98,11 @@ async def test_shortage_takes_no_node_down_and_its_jobs_wait(shortage):
             far._node._upstream.close()  # so that each probe needs a new connection
             answers = []
 
-            async def ask() -> None:
-                answers.append(await opened.ask(relayed_job()))
+            async def run_job() -> None:
+                answers.append(await opened.run_job(relayed_job()))
 
             async with trio.open_nursery() as clients:
-                clients.start_soon(ask)
+                clients.start_soon(run_job)
                 await opened.until(lambda: shortage.tried > 2 * HEALTH.failures)
                 assert (opened.fleet.nodes()[0].state, opened.fleet.nodes()[0].downs) == ("up", 0)
                 assert answers == []
@@ -123,17 +123,17 @@ async def test_node_that_could_not_be_probed_is_not_reported_as_up(shortage):
 
 async def test_command_that_could_not_be_probed_is_not_reported_as_stopped(shortage, autojump_clock):
     shortage.lasts = True
-    pulse = LivenessProbe(Upstream("http://127.0.0.1:1", name="m"), "/health", group=4711)
+    probe = LivenessProbe(Upstream("http://127.0.0.1:1", name="m"), "/health", group=4711)
     with trio.move_on_after(100) as clock:
-        await pulse.stopped(HealthCheck(HealthConfig(interval_s=1, failures=2, timeout_s=1)))
+        await probe.stopped(HealthCheck(HealthConfig(interval_s=1, failures=2, timeout_s=1)))
     assert clock.cancelled_caught
 
 
 async def test_number_of_idle_connections_is_bounded():
     async with stub() as server:
-        pool = upstream_of(server, capacity=100)
+        pool = upstream_for(server, capacity=100)
 
-        async def ask() -> None:
+        async def run_job() -> None:
             async with pool.exchange("GET", "/health") as answer:
                 await together.wait()
                 await answer.read_all(1000)
@@ -141,7 +141,7 @@ async def test_number_of_idle_connections_is_bounded():
         together = trio.Event()
         async with trio.open_nursery() as clients:
             for _ in range(MAX_IDLE + 10):
-                clients.start_soon(ask)
+                clients.start_soon(run_job)
             while server.connections < MAX_IDLE + 10:
                 await trio.lowlevel.checkpoint()
             together.set()

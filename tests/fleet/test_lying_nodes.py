@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.lying_world import CHAT, TRUE_TOKENS, world
-from nodes.scripted import STREAM_HEAD, chunk, head, stream, whole
+from nodes.scripted import STREAM_HEAD, chunk, full_response, head, stream
 
 NUMBERS = st.one_of(
     st.integers(),
@@ -35,14 +35,14 @@ USAGES = st.one_of(
 TEXT = "hi hi "
 
 
-def lived(body: Any) -> None:
+def in_fleet(body: Any) -> None:
     """Run a test in a world on a virtual clock."""
 
-    async def live() -> None:
+    async def run_checks() -> None:
         async with world() as made:
             await body(made)
 
-    trio.run(live, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(run_checks, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def document(usage: Any, **members: Any) -> bytes:
@@ -51,7 +51,7 @@ def document(usage: Any, **members: Any) -> bytes:
 
 
 def whole_answer(usages: list[Any]) -> bytes:
-    return whole(document(usages[0], choices=[{"index": 0, "message": {"content": TEXT}}]))
+    return full_response(document(usages[0], choices=[{"index": 0, "message": {"content": TEXT}}]))
 
 
 def streamed(usages: list[Any]) -> bytes:
@@ -66,20 +66,20 @@ def streamed(usages: list[Any]) -> bytes:
 def test_reported_usage_is_charged_to_its_own_tenant_within_bounds(usages, streams):
     answer = streamed(usages) if streams else whole_answer(usages)
 
-    async def live(made):
-        await made.ask("bob", "truth")
+    async def run_checks(made):
+        await made.post_chat("bob", "truth")
         bob, before = made.account("bob"), made.spent("ann")
         made.responses = {CHAT: [answer]}
-        await made.ask("ann", "lies", stream=streams)
+        await made.post_chat("ann", "lies", stream=streams)
         # At most the allowed tokens, or one for each byte; plus the estimate for the bytes of the prompt.
         assert 0 <= made.spent("ann") - before <= max(10, len(answer)) + 20
         assert made.account("bob") == bob
         made.check()
-        reply = await made.ask("bob", "truth")
+        reply = await made.post_chat("bob", "truth")
         assert reply.status == 200
         assert made.spent("bob") == 2 * bob[1]
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 RUNNING = st.lists(
@@ -95,23 +95,23 @@ LISTINGS = st.fixed_dictionaries({"data": st.lists(st.fixed_dictionaries({"id": 
 @settings(max_examples=40)
 @given(health=VALUES, running=RUNNING | VALUES, models=LISTINGS | VALUES)
 def test_reports_of_a_node_about_itself_do_not_affect_others(health, running, models):
-    async def live(made):
-        await made.ask("bob", "truth")
+    async def run_checks(made):
+        await made.post_chat("bob", "truth")
         bob = made.account("bob")
         probes = {"/health": health, "/running": running, "/v1/models": models}
-        made.responses = {path: [whole(json.dumps(value).encode())] for path, value in probes.items()}
+        made.responses = {path: [full_response(json.dumps(value).encode())] for path, value in probes.items()}
         await trio.sleep(11)  # two probes
         made.check()
-        await made.ask("ann", "lies")
+        await made.post_chat("ann", "lies")
         assert made.account("bob") == bob
         made.responses = {}
         await trio.sleep(11)
         made.check()
         assert next(node.state for node in made.fleet.nodes() if node.id == "liar") == "up"
-        assert (await made.ask("ann", "lies")).status == 200
-        assert (await made.ask("bob", "truth")).status == 200
+        assert (await made.post_chat("ann", "lies")).status == 200
+        assert (await made.post_chat("bob", "truth")).status == 200
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 MANY = b'{"data": [%s]}'
@@ -136,57 +136,57 @@ PROBES = {
 
 @pytest.mark.parametrize("name", PROBES)
 def test_invalid_probe_response_has_no_lasting_effect(name):
-    async def live(made):
-        made.responses = {path: [whole(body)] for path, body in PROBES[name].items()}
+    async def run_checks(made):
+        made.responses = {path: [full_response(body)] for path, body in PROBES[name].items()}
         await trio.sleep(11)
         made.check()
-        assert (await made.ask("bob", "truth")).status == 200
+        assert (await made.post_chat("bob", "truth")).status == 200
         made.responses = {}
         await trio.sleep(11)
         made.check()
-        assert (await made.ask("ann", "lies")).status == 200
+        assert (await made.post_chat("ann", "lies")).status == 200
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 def test_at_most_a_thousand_models_of_a_node_are_accepted():
-    async def live(made):
-        made.responses = {"/v1/models": [whole(PROBES["many models"]["/v1/models"])]}
+    async def run_checks(made):
+        made.responses = {"/v1/models": [full_response(PROBES["many models"]["/v1/models"])]}
         await trio.sleep(6)
         (liar,) = (node for node in made.fleet.nodes() if node.id == "liar")
         assert len(liar.models) == 1000
         assert "m0" in liar.models
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 def test_model_names_that_no_request_could_have_are_left_out():
-    async def live(made):
+    async def run_checks(made):
         for probe in ("a long name", "odd names"):
-            made.responses = {"/v1/models": [whole(PROBES[probe]["/v1/models"])]}
+            made.responses = {"/v1/models": [full_response(PROBES[probe]["/v1/models"])]}
             await trio.sleep(6)
             (liar,) = (node for node in made.fleet.nodes() if node.id == "liar")
             assert liar.models == ("lies",)
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 @pytest.mark.parametrize("retry_after", ["0", "-5", "1" + "0" * 30, "NaN", "Wed, 21 Oct 2026 07:28:00 GMT"])
 def test_full_node_is_retried_in_time_for_any_retry_after(retry_after):
-    async def live(made):
+    async def run_checks(made):
         refusal = b'{"error": {"code": "draining"}}'
         lines = ("application/json", f"Retry-After: {retry_after}")
-        made.responses = {CHAT: [whole(refusal, *lines, status="503 Stopping")]}
-        reply = await made.ask("ann", "lies")
+        made.responses = {CHAT: [full_response(refusal, *lines, status="503 Stopping")]}
+        reply = await made.post_chat("ann", "lies")
         assert reply.status == 504
         assert 1 <= int(reply.headers.get("retry-after", "1")) <= 60
         # At most once a second, and at least every ten seconds.
-        asked = sum(b"POST" in request for request in made.server.requests)
-        assert 5 <= asked <= 65
+        posts = sum(b"POST" in request for request in made.server.requests)
+        assert 5 <= posts <= 65
         made.responses = {}
-        assert (await made.ask("ann", "lies")).status == 200
+        assert (await made.post_chat("ann", "lies")).status == 200
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 BEGUN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -204,11 +204,11 @@ DRIPS = {
 
 @pytest.mark.parametrize("name", DRIPS)
 def test_slow_trickle_of_bytes_does_not_extend_the_timeouts(name):
-    async def live(made):
+    async def run_checks(made):
         begin, drip = DRIPS[name]
         made.responses = {CHAT: chain(begin, cycle([1.0, drip]))}
         began = trio.current_time()
-        reply = await made.ask("ann", "lies", stream=STREAM_HEAD in begin)
+        reply = await made.post_chat("ann", "lies", stream=STREAM_HEAD in begin)
         # The first token of a stream has the queue timeout; a whole response has the request timeout.
         has_token = STREAM_HEAD not in begin or chunk(BEGUN) in begin
         assert trio.current_time() - began == pytest.approx(600 if has_token else 60, abs=1)
@@ -217,14 +217,14 @@ def test_slow_trickle_of_bytes_does_not_extend_the_timeouts(name):
         assert made.server.open_links <= 2  # the connections of probes
         made.check()
         made.responses = {}
-        assert (await made.ask("ann", "lies")).status == 200
+        assert (await made.post_chat("ann", "lies")).status == 200
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 # Headers -----------------------------------------------------------------------------------------------
 
-OURS = {
+LOCAL = {
     "content-type",
     "content-length",
     "x-content-type-options",
@@ -235,7 +235,7 @@ OURS = {
         for unit in ("requests", "tokens")
     ),
 }
-THEIRS = [
+REMOTE = [
     "Set-Cookie: session=theirs",
     "Access-Control-Allow-Origin: *",
     "Access-Control-Allow-Credentials: true",
@@ -267,20 +267,20 @@ THEIRS = [
 @pytest.mark.parametrize("status", ["200 OK", "400 Bad"])
 @pytest.mark.parametrize("streams", [False, True])
 def test_no_header_of_a_node_is_relayed(status, streams):
-    async def live(made):
+    async def run_checks(made):
         kind = "text/event-stream" if streams and status == "200 OK" else "application/json"
         body = b"data: [DONE]\n\n" if kind != "application/json" else b'{"choices": []}'
-        made.responses = {CHAT: [head(kind, *THEIRS, f"Content-Length: {len(body)}", status=status) + body]}
-        reply = await made.ask("ann", "lies", stream=streams)
+        made.responses = {CHAT: [head(kind, *REMOTE, f"Content-Length: {len(body)}", status=status) + body]}
+        reply = await made.post_chat("ann", "lies", stream=streams)
         assert (f"{reply.status}", reply.body) == (status[:3], body)
         assert reply.headers["content-type"] == kind
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert "theirs" not in str(reply.headers)
         own = {"cache-control", "x-accel-buffering"} if kind == "text/event-stream" else set()
-        assert set(reply.headers) - own <= OURS
+        assert set(reply.headers) - own <= LOCAL
         assert reply.headers.get("cache-control", "no-cache") == "no-cache"
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 @pytest.mark.parametrize("status", ["200 OK", "302 Found", "400 Bad", "404 None", "500 Bad", "503 Bad"])
@@ -288,11 +288,11 @@ def test_no_header_of_a_node_is_relayed(status, streams):
 def test_html_page_of_a_node_is_never_relayed(status, streams):
     page = b"<script>alert(document.domain)</script>"
 
-    async def live(made):
+    async def run_checks(made):
         made.responses = {
-            CHAT: [whole(page, "text/html", "Location: https://elsewhere.example", status=status)]
+            CHAT: [full_response(page, "text/html", "Location: https://elsewhere.example", status=status)]
         }
-        reply = await made.ask("ann", "lies", stream=streams)
+        reply = await made.post_chat("ann", "lies", stream=streams)
         assert reply.status == (int(status[:3]) if status.startswith("4") else 502)
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers["x-content-type-options"] == "nosniff"
@@ -300,14 +300,14 @@ def test_html_page_of_a_node_is_never_relayed(status, streams):
         assert "location" not in reply.headers
         assert made.account("bob")[0] is None
 
-    lived(live)
+    in_fleet(run_checks)
 
 
 def test_usage_that_an_honest_node_reports_is_charged():
-    async def live(made):
+    async def run_checks(made):
         before = made.spent("bob")
-        await made.ask("bob", "truth")
+        await made.post_chat("bob", "truth")
         prompt = len(json.dumps({"model": "truth", "messages": [], "max_tokens": 10})) // 4
         assert made.spent("bob") - before == prompt + TRUE_TOKENS
 
-    lived(live)
+    in_fleet(run_checks)

@@ -41,7 +41,7 @@ async def test_removed_node_finishes_its_jobs_and_can_be_added_again():
         begun = trio.Event()
         async with trio.open_nursery() as clients:
             slow = relayed_job(stub={"delay_s": 0.05})
-            clients.start_soon(opened.ask_and_keep_error, slow, begun)
+            clients.start_soon(opened.run_job_and_return_error, slow, begun)
             await begun.wait()
             clients.start_soon(opened.fleet.remove_node, "far")
             await opened.until(lambda: state(opened) == "draining")
@@ -50,12 +50,16 @@ async def test_removed_node_finishes_its_jobs_and_can_be_added_again():
         assert not opened.fleet.has("m")
         await opened.fleet.add_node(node(server.url))
         await opened.until(lambda: state(opened) == "up")
-        assert await opened.ask(relayed_job()) == text()
+        assert await opened.run_job(relayed_job()) == text()
 
 
 async def test_model_of_several_nodes_is_listed_with_a_node_that_is_up():
-    async with stub() as far, stub() as near, running_fleet(engine("ours"), health_check=QUICK) as opened:
-        for name, server in (("far", far), ("near", near)):
+    async with (
+        stub() as far,
+        stub() as local_fast,
+        running_fleet(engine("ours"), health_check=QUICK) as opened,
+    ):
+        for name, server in (("far", far), ("near", local_fast)):
             await opened.fleet.add_node(node(server.url, name))
         await opened.until(lambda: (state(opened), state(opened, "near")) == ("up", "up"))
         assert opened.fleet.model("m").node == "far"
@@ -64,7 +68,7 @@ async def test_model_of_several_nodes_is_listed_with_a_node_that_is_up():
         near_one = opened.fleet.model("m")
         assert (near_one.node, near_one.state, near_one.problem) == ("near", "ready", None)
         assert [status.model for status in opened.fleet.models()] == ["ours", "m"]
-        near.healthy = False
+        local_fast.healthy = False
         await opened.until(lambda: state(opened, "near") == "down")
         assert (opened.fleet.model("m").state, opened.fleet.model("m").problem is None) == ("stopped", False)
         assert opened.fleet.model("ours").kind == "engine"
@@ -90,9 +94,9 @@ async def busy_node(how: str = "well") -> AsyncIterator[tuple[RunningFleet, trio
     async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")
         async with trio.open_nursery() as clients:
-            clients.start_soon(opened.ask_and_keep_error, slow_job(how))
+            clients.start_soon(opened.run_job_and_return_error, slow_job(how))
             await opened.until(lambda: posts(server) == 1)
-            clients.start_soon(opened.ask_and_keep_error, relayed_job())
+            clients.start_soon(opened.run_job_and_return_error, relayed_job())
             await opened.until(lambda: opened.dispatcher.statistics().waiting == 1)
             yield opened, clients, server
 
@@ -111,9 +115,9 @@ async def test_drained_node_finishes_its_jobs_and_queued_ones_use_another_node()
     async with stub() as other, busy_node() as (opened, clients, server):
         await opened.fleet.add_node(node(other.url, "other"))
         await opened.until(lambda: posts(other) == 1 and opened.dispatcher.statistics().running == 1)
-        clients.start_soon(opened.ask_and_keep_error, slow_job())
+        clients.start_soon(opened.run_job_and_return_error, slow_job())
         await opened.until(lambda: posts(other) == 2)
-        clients.start_soon(opened.ask_and_keep_error, relayed_job())
+        clients.start_soon(opened.run_job_and_return_error, relayed_job())
         await opened.until(lambda: opened.dispatcher.statistics().waiting == 1)
         opened.fleet.drain_node("far")
         assert opened.fleet.offers("m")
@@ -295,10 +299,10 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
             texts: dict[int, str] = {}
             errors: list[FairleadError] = []
 
-            async def ask(number: int) -> None:
+            async def run_job(number: int) -> None:
                 job = repeatable(number, stream=number < streams)
                 try:
-                    texts[number] = await opened.ask(job)
+                    texts[number] = await opened.run_job(job)
                 except FairleadError as error:
                     errors.append(error)
 
@@ -311,13 +315,15 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
                     await trio.sleep(0.03)
 
             # A job has two attempts: one that loses an attempt to the first fault must not meet the second.
-            everybody = range(streams + plain)
-            first, second = ([number for number in everybody if number // 2 % 2 == wave] for wave in (0, 1))
-            async with trio.open_nursery() as trouble:
-                trouble.start_soon(slow_down)
+            all_requests = range(streams + plain)
+            first, second = (
+                [number for number in all_requests if number // 2 % 2 == wave] for wave in (0, 1)
+            )
+            async with trio.open_nursery() as fault_done:
+                fault_done.start_soon(slow_down)
                 async with trio.open_nursery() as clients:
                     for number in first:
-                        clients.start_soon(ask, number)
+                        clients.start_soon(run_job, number)
                     await opened.until(lambda: opened.dispatcher.statistics().running == 24)
                     await opened.until(
                         lambda: len(texts) > 5 and opened.dispatcher.scheduler.node_counts("stopped").busy > 0
@@ -326,7 +332,7 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
                 await opened.until(lambda: state(opened, "stopped") == "down")
                 async with trio.open_nursery() as clients:
                     for number in second:
-                        clients.start_soon(ask, number)
+                        clients.start_soon(run_job, number)
                     await opened.until(lambda: opened.dispatcher.statistics().running == 16)
                     done = len(texts) + 5
                     await opened.until(
@@ -335,7 +341,7 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
                         )
                     )
                     killed.kill()
-                trouble.cancel_scope.cancel()
+                fault_done.cancel_scope.cancel()
             slow.send_signal(signal.SIGCONT)
 
             assert errors == []

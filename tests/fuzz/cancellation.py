@@ -26,7 +26,7 @@ from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
 from fairlead.gateway import ATTEMPTS, spec_of
 from fuzz.crashing_node import CrashingNode, History
-from fuzz.plan import Plan, Visit
+from fuzz.plan import ClientPlan, Plan
 from fuzz.world import World
 
 Kind = Literal["leave", "cancel", "die", "swap", "spoil", "drop", "full", "pause"]
@@ -94,7 +94,7 @@ class Striker(trio.abc.Instrument):
 
     def _strike(self, world: World, strike: Strike) -> None:
         if strike.kind == "leave":
-            world.send_away(strike.target)
+            world.disconnect_client(strike.target)
         elif strike.kind == "cancel":
             world.cancel(strike.target)
         elif strike.kind == "die":
@@ -128,17 +128,17 @@ def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, tr
 async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
     world = World(done.plan, done.problems, parts.dispatcher_type, parts.node_type)
 
-    async def stay(visit: Visit) -> None:
+    async def stay(client_plan: ClientPlan) -> None:
         first = striker.steps + 1
-        await world.receive(visit)
-        done.stays[visit.name] = first, striker.steps
+        await world.receive(client_plan)
+        done.stays[client_plan.name] = first, striker.steps
 
     async with world.open():
         striker.world = world
         with trio.move_on_after(PATIENCE_S) as patience:
             async with trio.open_nursery() as visitors:
-                for visit in done.plan.visits:
-                    visitors.start_soon(stay, visit)
+                for client_plan in done.plan.client_plans:
+                    visitors.start_soon(stay, client_plan)
         if patience.cancelled_caught:
             done.problems.append("hang: a visitor never left")
         striker.world = None
@@ -156,20 +156,22 @@ def _wrong_outcomes(done: Run, world: World) -> list[str]:
     if any(node.failures for node in world.nodes):
         refusals |= {LoadFailed}
     problems = []
-    for visit in done.plan.visits:
-        outcome = world.outcomes.get(visit.name)
-        answered = outcome == f"{visit.name} first, {visit.name} last"
-        left = outcome is None and visit.name in may_leave
-        cancelled = outcome is Cancelled and visit.name in world.cancelled_at
-        failed = outcome is NodeFailed and _may_fail(visit, world.histories[visit.name])
+    for client_plan in done.plan.client_plans:
+        outcome = world.outcomes.get(client_plan.name)
+        answered = outcome == f"{client_plan.name} first, {client_plan.name} last"
+        left = outcome is None and client_plan.name in may_leave
+        cancelled = outcome is Cancelled and client_plan.name in world.cancelled_at
+        failed = outcome is NodeFailed and _may_fail(client_plan, world.histories[client_plan.name])
         if not answered and not left and not cancelled and not failed and outcome not in refusals:
-            problems.append(f"wrong answer: visitor {visit.name} got {outcome}")
+            problems.append(f"wrong answer: visitor {client_plan.name} got {outcome}")
     return problems
 
 
-def _may_fail(visit: Visit, history: History) -> bool:
+def _may_fail(client_plan: ClientPlan, history: History) -> bool:
     """Return whether no attempt was left, or an unrepeatable stream had begun."""
-    return history.failures >= ATTEMPTS or (history.lost and visit.stream and not visit.repeatable)
+    return history.failures >= ATTEMPTS or (
+        history.lost and client_plan.stream and not client_plan.repeatable
+    )
 
 
 def _wrongly_charged(world: World) -> list[str]:
@@ -190,7 +192,7 @@ def _late(done: Run, world: World) -> list[str]:
         return []  # time passes before any client can leave
     return [
         f"late: visitor {name} had to leave at {told_at}"
-        for name, told_at in (*world.cancelled_at.items(), *world.sent_away_at.items())
+        for name, told_at in (*world.cancelled_at.items(), *world.disconnected_at.items())
         if not world.left_at.get(name, inf) <= told_at
     ]
 
@@ -235,7 +237,9 @@ async def _every_seat_is_free(world: World) -> bool:
     for node in world.nodes:
         await node.wait_back()
     await trio.sleep(2 * FULL_FOR_S)  # until then a node that rejected a job has no seats
-    job = Visit("canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model).job
+    job = ClientPlan(
+        "canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model
+    ).job
     with trio.move_on_after(PATIENCE_S) as patience:
         async with AsyncExitStack() as stack:
             for _ in range(sum(world.plan.seats)):

@@ -12,7 +12,7 @@ from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import ATTEMPTS
 from fairlead.job import Delta, Job
 from fairlead.nodes.limits import NodeLimits
-from fuzz.plan import OTHER_MODEL, Plan, Visit
+from fuzz.plan import OTHER_MODEL, ClientPlan, Plan
 
 
 class History:
@@ -62,7 +62,7 @@ class CrashingNode:
         self._asked_for = asked_for
         self._spoilt = False
         self._limits = NodeLimits(seats=plan.seats[int(name)], max_model_len=1000)
-        self._times = {visit.name: visit for visit in plan.visits}
+        self._times = {client_plan.name: client_plan for client_plan in plan.client_plans}
         self._registry = registry
         self._scheduler = scheduler
         self._problems = problems
@@ -180,14 +180,16 @@ class CrashingNode:
         if job.model not in self.models:
             self._problems.append(f"misplaced: node {self.id} holds {self.models}")
 
-    async def _answer(self, visit: Visit, history: History, into: Sink, work: trio.CancelScope) -> None:
+    async def _answer(
+        self, client_plan: ClientPlan, history: History, into: Sink, work: trio.CancelScope
+    ) -> None:
         self.working += 1
         with work:
-            await trio.sleep(visit.first_s)
+            await trio.sleep(client_plan.first_s)
             history.has_begun = True
-            into.put(Delta(0, f"{visit.name} first, ", [1]))
-            await trio.sleep(visit.rest_s)
-            into.put(Delta(0, f"{visit.name} last", [2], finish_reason="stop"))
+            into.put(Delta(0, f"{client_plan.name} first, ", [1]))
+            await trio.sleep(client_plan.rest_s)
+            into.put(Delta(0, f"{client_plan.name} last", [2], finish_reason="stop"))
         self.working -= 1
 
     def _strike(self, future: list[str | None]) -> None:

@@ -65,7 +65,7 @@ class UnshieldedFinally(_Wrapped):
             await real.__aexit__(None, None, None)
 
 
-class Honest(_Wrapped):
+class CorrectHandOff(_Wrapped):
     """Hands seats over through a channel: a send succeeds only if a task waits to receive.
 
     A separate task waits in the real queue. It gives the seat back if the client has left.
@@ -126,14 +126,14 @@ class Honest(_Wrapped):
         """Return at once, so that a seat that was not received is given back."""
 
 
-class IgnoredRefusal(Honest):
+class IgnoredRefusal(CorrectHandOff):
     """A grant that was not received is treated like one that was."""
 
     async def _refused(self, done: trio.Event) -> None:
         await done.wait()
 
 
-class BufferedHandOff(Honest):
+class BufferedHandOff(CorrectHandOff):
     """The channel has a buffer: a send succeeds even if the client left before it received the seat."""
 
     buffer = 1
@@ -154,7 +154,7 @@ class LeaveWithoutPump(_Wrapped):
             del self.scheduler._pump
 
 
-class CancelledOnPaper(Dispatcher):
+class CancellationOnlyRecorded(Dispatcher):
     """A cancellation is only recorded, and takes effect when the wait ends."""
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
@@ -162,7 +162,7 @@ class CancelledOnPaper(Dispatcher):
         waiter.error = waiter.error or error
 
 
-class RememberedSeat(Dispatcher):
+class EndedJobsAreRetained(Dispatcher):
     """A part of the dispatcher keeps jobs that have ended. All counts are right; only memory leaks."""
 
     def __init__(self, *args: Any, **parts: Any) -> None:
@@ -211,7 +211,7 @@ class KeptSeat(Dispatcher):
         return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
-class ChargedTwice(Dispatcher):
+class ChargedPerGrant(Dispatcher):
     """A job that returns to the queue is queued like a new one, and is charged at each grant."""
 
     async def requeue(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
@@ -220,7 +220,7 @@ class ChargedTwice(Dispatcher):
         return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
-class DeafSecondWait(Dispatcher):
+class UncancellableSecondWait(Dispatcher):
     """A job that waits for a second seat cannot be cancelled."""
 
     async def requeue(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
@@ -228,7 +228,7 @@ class DeafSecondWait(Dispatcher):
             return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
-class ForeverFull(Dispatcher):
+class FullUntilAJobEnds(Dispatcher):
     """A node that rejected a job gets no other job until one of its jobs ends."""
 
     def _expect_room(self, node_id: str, after_s: float) -> None:
@@ -246,7 +246,7 @@ def never_again(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | 
     return None
 
 
-class DeafNode(CrashingNode):
+class NodeIgnoringAborts(CrashingNode):
     """An abort is not sent, so the node continues to work on jobs that are over."""
 
     def abort(self, work: trio.CancelScope) -> None:
@@ -261,9 +261,9 @@ FOUR = {
 }
 MORE = {
     "a leave that forgets to pump": Parts(LeaveWithoutPump),
-    "an abort that is not sent": Parts(node_type=DeafNode),
-    "a cancel that only takes a note": Parts(CancelledOnPaper),
-    "a seat that is remembered": Parts(RememberedSeat),
+    "an abort that is not sent": Parts(node_type=NodeIgnoringAborts),
+    "a cancel that only takes a note": Parts(CancellationOnlyRecorded),
+    "a seat that is remembered": Parts(EndedJobsAreRetained),
 }
 OF_SWAPS = {
     "a swap that is never over": Parts(EndlessSwap),
@@ -271,9 +271,9 @@ OF_SWAPS = {
 }
 OF_FAILOVER = {
     "a first seat that is not given back": Parts(KeptSeat),
-    "a second charge": Parts(ChargedTwice),
-    "a second wait that cannot be left": Parts(DeafSecondWait),
-    "a node that is full for ever": Parts(ForeverFull),
+    "a second charge": Parts(ChargedPerGrant),
+    "a second wait that cannot be left": Parts(UncancellableSecondWait),
+    "a node that is full for ever": Parts(FullUntilAJobEnds),
     "a beginning that is told twice": Parts(retry_sink=from_the_start),
     "no second attempt": Parts(retry_sink=never_again),
 }

@@ -15,7 +15,7 @@ NEVER_S = 1e6
 
 
 @dataclass(frozen=True)
-class Visit:
+class ClientPlan:
     """One client's job, and how long a node takes for it. `repeatable`: a second answer would be the same."""
 
     name: str
@@ -41,7 +41,7 @@ class Plan:
     """The clients, nodes and limits of a run. `seats`: of each node. `away_s`: how long a node stays down."""
 
     seed: int
-    visits: tuple[Visit, ...]
+    client_plans: tuple[ClientPlan, ...]
     seats: tuple[int, ...]
     away_s: int = 1
     capacity: int = 100
@@ -55,7 +55,7 @@ class Plan:
     def refusals(self) -> set[type[FairleadError]]:
         """The errors that a client may get without any strike."""
         return {
-            *([QueueFull, Displaced] if self.capacity < len(self.visits) else []),
+            *([QueueFull, Displaced] if self.capacity < len(self.client_plans) else []),
             *([QueueFull] if self.most_wait_s else []),
             *([QueueTimeout] if self.queue_timeout_s < NEVER_S else []),
             *([RequestTimeout] if self.request_timeout_s < NEVER_S else []),
@@ -65,8 +65,8 @@ class Plan:
 def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan:
     """Return the seed's plan. Without `tight`, capacity and time suffice for every job."""
     random, repeatable, patience = Random(seed), Random(f"repeatable {seed}"), Random(f"patience {seed}")
-    visits = tuple(
-        Visit(
+    client_plans = tuple(
+        ClientPlan(
             name=f"{number}",
             tenant=random.choice("ABC"),
             stream=random.random() < 0.5,
@@ -79,12 +79,14 @@ def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan
     )
     seats = random.choice([(1,), (1,), (2,), (1, 1), (1, 2)])
     if not tight:
-        return Plan(seed, visits, seats)
+        return Plan(seed, client_plans, seats)
     if swapping:
-        visits = tuple(replace(visit, model=random.choice([MODEL, OTHER_MODEL])) for visit in visits)
+        client_plans = tuple(
+            replace(client_plan, model=random.choice([MODEL, OTHER_MODEL])) for client_plan in client_plans
+        )
     return Plan(
         seed,
-        visits,
+        client_plans,
         seats,
         away_s=random.choice([1, 2]),  # not 0: a granted job reaches the node before the node is back
         capacity=random.choice([0, 1, 2, 100]),

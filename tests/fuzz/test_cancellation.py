@@ -12,13 +12,13 @@ import pytest
 from fairlead.errors import QueueTimeout
 from fuzz.cancellation import REAL, Parts, Run, Strike, run
 from fuzz.layers import ENDS, LAYERS, count_strikes, every_cut, every_fault, every_return, every_swap
-from fuzz.mutants import FOUR, MORE, OF_FAILOVER, OF_SWAPS, Honest
-from fuzz.plan import Plan, Visit, draw_plan
+from fuzz.mutants import FOUR, MORE, OF_FAILOVER, OF_SWAPS, CorrectHandOff
+from fuzz.plan import ClientPlan, Plan, draw_plan
 
 SHARE = 0.15  # of the time for all fuzz tests, for each layer
 RUNS_TO_CATCH = 1000
 SEEDS_AT_ONCE = 20
-TELL_EVERY = 10_000
+REPORT_EVERY = 10_000
 
 
 def all_runs(layer: Callable[[int], Iterator[Run]], first_seed: int = 0) -> Iterator[Run]:
@@ -79,40 +79,42 @@ def test_dropped_or_refused_jobs_run_again_and_leave_nothing_behind(fuzz_seconds
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_queue_deadline_at_the_seat_or_first_delta_gives_only_a_queue_timeout(stream):
-    visits = [Visit(f"{n}", "A", stream=stream, arrives_s=0, first_s=0, rest_s=n) for n in range(2)]
-    plan = Plan(0, tuple(visits), seats=(1,), queue_timeout_s=1)
+    client_plans = [
+        ClientPlan(f"{n}", "A", stream=stream, arrives_s=0, first_s=0, rest_s=n) for n in range(2)
+    ]
+    plan = Plan(0, tuple(client_plans), seats=(1,), queue_timeout_s=1)
     runs = (run(plan, (Strike(step, "pause", "1"),)) for step in range(1, run(plan).steps))
     assert {QueueTimeout} == plan.refusals
     assert failures(runs) == []
 
 
-@pytest.mark.parametrize("mistake", [*FOUR, *MORE])
-def test_hand_off_mutant_is_caught_within_a_thousand_runs(mistake):
+@pytest.mark.parametrize("mutant", [*FOUR, *MORE])
+def test_hand_off_mutant_is_caught_within_a_thousand_runs(mutant):
     # Mutants that hand over from another task cannot cancel by id, which would catch them too easily.
-    ends = ("leave",) if mistake in FOUR else ENDS
-    cuts = partial(every_cut, parts={**FOUR, **MORE}[mistake], ends=ends)
+    ends = ("leave",) if mutant in FOUR else ENDS
+    cuts = partial(every_cut, parts={**FOUR, **MORE}[mutant], ends=ends)
     assert len(failures(islice(all_runs(cuts), RUNS_TO_CATCH))) == 1
 
 
-@pytest.mark.parametrize("mistake", OF_SWAPS)
-def test_swap_mutant_is_caught_within_a_thousand_runs(mistake):
-    runs = islice(all_runs(partial(every_swap, parts=OF_SWAPS[mistake])), RUNS_TO_CATCH)
+@pytest.mark.parametrize("mutant", OF_SWAPS)
+def test_swap_mutant_is_caught_within_a_thousand_runs(mutant):
+    runs = islice(all_runs(partial(every_swap, parts=OF_SWAPS[mutant])), RUNS_TO_CATCH)
     assert len(failures(runs)) == 1
 
 
-@pytest.mark.parametrize("mistake", OF_FAILOVER)
-def test_failover_mutant_is_caught_within_a_thousand_runs(mistake):
-    runs = islice(all_runs(partial(every_return, parts=OF_FAILOVER[mistake])), RUNS_TO_CATCH)
+@pytest.mark.parametrize("mutant", OF_FAILOVER)
+def test_failover_mutant_is_caught_within_a_thousand_runs(mutant):
+    runs = islice(all_runs(partial(every_return, parts=OF_FAILOVER[mutant])), RUNS_TO_CATCH)
     assert len(failures(runs)) == 1
 
 
-@pytest.mark.parametrize("mistake", FOUR)
-def test_hand_off_mutant_passes_when_no_client_disconnects(mistake):
-    assert run(draw_plan(0), parts=FOUR[mistake]).problems == []
+@pytest.mark.parametrize("mutant", FOUR)
+def test_hand_off_mutant_passes_when_no_client_disconnects(mutant):
+    assert run(draw_plan(0), parts=FOUR[mutant]).problems == []
 
 
 @pytest.mark.parametrize(
-    ("parts", "ends"), [(REAL, ENDS), (Parts(Honest), ("leave",))], ids=["real", "honest"]
+    ("parts", "ends"), [(REAL, ENDS), (Parts(CorrectHandOff), ("leave",))], ids=["real", "honest"]
 )
 def test_correct_hand_off_passes_the_runs_that_catch_the_mutants(parts, ends):
     cuts = partial(every_cut, parts=parts, ends=ends)
@@ -121,19 +123,19 @@ def test_correct_hand_off_passes_the_runs_that_catch_the_mutants(parts, ends):
 
 @pytest.mark.timeout(0)
 def test_cancellation_releases_everything_over_the_requested_number_of_steps(pytestconfig, capsys):
-    asked = pytestconfig.getoption("--fuzz-steps")
-    if not asked:
+    requested_steps = pytestconfig.getoption("--fuzz-steps")
+    if not requested_steps:
         pytest.skip("give --fuzz-steps")
     first_seed = pytestconfig.getoption("--fuzz-seed")
     tasks = ((layer, seed) for seed in count(first_seed) for layer in range(len(LAYERS)))
-    struck = runs = steps = told = 0
+    struck = runs = steps = reported_steps = 0
     with get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         # In batches, because the tasks have no end.
-        while struck < asked:
+        while struck < requested_steps:
             for done in pool.imap_unordered(count_strikes, islice(tasks, SEEDS_AT_ONCE * len(LAYERS))):
                 assert done.failure is None
                 struck, runs, steps = struck + done.struck, runs + done.runs, steps + done.steps
-                if struck - told >= TELL_EVERY:
-                    told = struck
+                if struck - reported_steps >= REPORT_EVERY:
+                    reported_steps = struck
                     with capsys.disabled():
                         print(f"\nstruck at {struck} steps, in {runs} runs of {steps} steps together", end="")  # noqa: T201

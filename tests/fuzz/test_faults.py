@@ -100,32 +100,32 @@ class ServerWorld:
         return not any([statistics.waiting, statistics.running, *(node.running for node in self.nodes)])
 
 
-async def visit(server: tuple[str, int], seed: int) -> Answer | None:
+async def client_plan(server: tuple[str, int], seed: int) -> Answer | None:
     """Send a request through a fault, and disconnect after a random time; return the answer, if any."""
     random = Random(seed)
-    asked = request(random.choice("ABC"), stream=random.random() < 0.6, n=random.choice([1, 1, 2]))
-    fault = draw_fault(random, request_bytes=len(asked), answer_bytes=1200)
+    content = request(random.choice("ABC"), stream=random.random() < 0.6, n=random.choice([1, 1, 2]))
+    fault = draw_fault(random, request_bytes=len(content), answer_bytes=1200)
     with trio.move_on_after(random.choice([0.01, 0.05, 1.0])):
         async with faulty(server, fault) as address:
-            return await ask(address, asked)
+            return await fetch(address, content)
     return None
 
 
-async def ask(address: tuple[str, int], asked: bytes) -> Answer | None:
+async def fetch(address: tuple[str, int], content: bytes) -> Answer | None:
     with trio.socket.socket() as sock, suppress(OSError, EOFError):
         await sock.connect(address)
-        return await Client(sock).ask(asked)
+        return await Client(sock).fetch(content)
     return None
 
 
-async def storm(server: tuple[str, int], seeds: range) -> list[Answer]:
+async def run_storm(server: tuple[str, int], seeds: range) -> list[Answer]:
     """Run a client for each seed, at most `AT_ONCE` at the same time; return their answers."""
     left = iter(seeds)
     answers: list[Answer | None] = []
 
     async def one_after_the_other() -> None:
         for seed in left:
-            answers.append(await visit(server, seed))  # noqa: PERF401  # `extend` takes no async generator
+            answers.append(await client_plan(server, seed))  # noqa: PERF401  # `extend` takes no async generator
 
     async with trio.open_nursery() as nursery:
         for _ in range(AT_ONCE):
@@ -133,15 +133,15 @@ async def storm(server: tuple[str, int], seeds: range) -> list[Answer]:
     return [answer for answer in answers if answer is not None]
 
 
-async def sing(server: tuple[str, int], *, expected: str | None) -> None:
+async def check_canary(server: tuple[str, int], *, expected: str | None) -> None:
     """Send requests without a fault on one connection, and check that each is answered correctly."""
     with trio.socket.socket() as sock:
         await sock.connect(server)
         client = Client(sock)
         for stream in map(bool, islice(count(), 1, None)):
             with trio.fail_after(CANARY_S):
-                answer = await client.ask(request("canary", stream=stream))
-            assert (answer.status, answer.whole) == (200, True)
+                answer = await client.fetch(request("canary", stream=stream))
+            assert (answer.status, answer.is_complete) == (200, True)
             assert expected in {None, *texts(answer)}
             await trio.sleep(0.005)
 
@@ -149,8 +149,8 @@ async def sing(server: tuple[str, int], *, expected: str | None) -> None:
 async def storm_with_canary(server, seeds: range, *, expected: str | None) -> list[Answer]:
     """Run `storm` beside a canary client; return the answers of the storm."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: sing(server, expected=expected))
-        answers = await storm(server, seeds)
+        nursery.start_soon(lambda: check_canary(server, expected=expected))
+        answers = await run_storm(server, seeds)
         nursery.cancel_scope.cancel()
     return answers
 
@@ -161,7 +161,7 @@ def wrong(answers: list[Answer]) -> list[Answer]:
         answer
         for answer in answers
         if answer.status not in STATUSES
-        or (answer.status == 200 and answer.whole and {"first last"} != set(texts(answer)))
+        or (answer.status == 200 and answer.is_complete and {"first last"} != set(texts(answer)))
     ]
 
 
@@ -171,17 +171,17 @@ async def test_storms_of_cut_stalled_dripping_and_reset_connections_leave_nothin
     answers: list[Answer] = []
     with structlog.testing.capture_logs() as logs:
         async with ServerWorld(LIMITS).open() as world:
-            quiet = trio.lowlevel.current_statistics().tasks_living
+            undisturbed = trio.lowlevel.current_statistics().tasks_living
             for first in count(0, STORM):
                 seeds = range(first, first + STORM)
                 answers += await storm_with_canary(world.address, seeds, expected="first last")
                 with trio.fail_after(CANARY_S):
-                    while trio.lowlevel.current_statistics().tasks_living > quiet:  # noqa: ASYNC110  # no event
+                    while trio.lowlevel.current_statistics().tasks_living > undisturbed:  # noqa: ASYNC110  # no event
                         await trio.sleep(0.01)
                 assert world.at_rest()
                 assert wrong(answers) == []
                 # On a slow machine all clients of a storm may disconnect too early for one of these.
-                seen = {answer.whole for answer in answers if answer.status == 200}
+                seen = {answer.is_complete for answer in answers if answer.status == 200}
                 if time.monotonic() > ends and {True, False} == seen:
                     break
     assert tasks == trio.lowlevel.current_statistics().tasks_living
@@ -197,17 +197,17 @@ async def test_storms_of_cut_stalled_dripping_and_reset_connections_leave_nothin
     ],
 )
 async def test_a_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kind: Kind, way: Way):
-    asked = request("A", stream=True)
+    content = request("A", stream=True)
     world = ServerWorld()
     for node in world.nodes:
         node.service_s = 1000
     # At the byte after the request, or within the first event of its answer.
-    after = len(asked) + 1 if way == "to the server" else 300
+    after = len(content) + 1 if way == "to the server" else 300
     async with world.open(), faulty(world.address, Fault(kind, way, after)) as address:
         with trio.socket.socket() as sock, suppress(OSError):
             await sock.connect(address)
             client = Client(sock)
-            await client.send(asked)
+            await client.send(content)
             while not any(node.served for node in world.nodes):  # noqa: ASYNC110  # no event
                 await trio.sleep(0.005)
             await client.send(b"\r\n")
@@ -223,7 +223,7 @@ async def test_a_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kin
 @pytest.mark.parametrize("stream", [False, True])
 async def test_bytes_that_arrive_one_at_a_time_give_a_correct_answer(way: Way, stream):
     async with ServerWorld().open() as world, faulty(world.address, Fault("drip", way, 0)) as address:
-        answer = await ask(address, request("A", stream=stream, n=2))
+        answer = await fetch(address, request("A", stream=stream, n=2))
     assert answer is not None
     assert texts(answer) == ["first last"] * 2
 

@@ -64,7 +64,7 @@ def test_mutated_requests_to_all_routes_cause_no_fault_and_do_not_affect_the_can
         grammar = await grammar_of(attacked.address, models=(MODEL,), spare=SPARE)
         attack = Attack(attacked.address, grammar, at_once=AT_ONCE)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(canary.sing)
+            nursery.start_soon(canary.check_canary)
             await attack.run(requests=requests, connections=connections)
             nursery.cancel_scope.cancel()
         return kept, attack.findings
@@ -86,7 +86,7 @@ def test_mutated_requests_to_all_routes_cause_no_fault_and_do_not_affect_the_can
 # Mutants that the attack must find ------------------------------------------------------------------
 
 
-def fail_at_strange_paths(monkeypatch):
+def fail_at_unusual_paths(monkeypatch):
     real = Paths.has
 
     def decoding(self, raw_path, path):
@@ -100,7 +100,7 @@ def let_quart_read_host(monkeypatch):
     monkeypatch.delattr(Application, "create_url_adapter")
 
 
-def refuse_without_a_word(monkeypatch):
+def refuse_with_an_empty_body(monkeypatch):
     monkeypatch.setattr(protocol, "refusal", lambda *_: b"")
 
 
@@ -121,7 +121,7 @@ async def attack_in_process(seeds: range, max_faults: int = 20) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "mutant", [fail_at_strange_paths, let_quart_read_host, refuse_without_a_word, refuse_in_plain_text]
+    "mutant", [fail_at_unusual_paths, let_quart_read_host, refuse_with_an_empty_body, refuse_in_plain_text]
 )
 async def test_attack_finds_a_mutant(mutant, monkeypatch):
     mutant(monkeypatch)
@@ -140,5 +140,9 @@ async def test_seed_always_makes_the_same_request():
     for seed in (3, 1, 2, 3):
         assert first.request(seed) == second.request(seed)
         assert first.conversation(seed) == second.conversation(seed)
-    asked = {(route.method, route.path) for route in first.routes}
-    assert {("POST", "/v1/completions"), ("GET", "/events"), ("GET", "/dashboard/main.js")} <= asked
+    routes_requested = {(route.method, route.path) for route in first.routes}
+    assert {
+        ("POST", "/v1/completions"),
+        ("GET", "/events"),
+        ("GET", "/dashboard/main.js"),
+    } <= routes_requested

@@ -70,10 +70,10 @@ def direct_app() -> Callable[..., Awaitable[None]]:
         answer = Answer(Deltas(1), waited_s=0.0)
         pending = PendingAnswer()
         pending.started(answer)
-        request.nursery.start_soon(say, answer.deltas, text)
+        request.nursery.start_soon(put_text, answer.deltas, text)
         return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
 
-    async def say(deltas: Deltas, text: str) -> None:
+    async def put_text(deltas: Deltas, text: str) -> None:
         for piece in (text[:1], text[1:2], text[2:]):
             deltas.put(Delta(0, piece))
             await trio.lowlevel.checkpoint()
@@ -102,14 +102,14 @@ class Plain:
         return ChatDialect().error_event(error)
 
 
-class Visitors:
+class HostileClients:
     """A number of clients, at most `AT_ONCE` at the same time."""
 
     def __init__(self, server, seed: int, count: int) -> None:
         self._server = server
         self._seeds = iter(range(seed * count, seed * count + count))
 
-    async def come(self) -> None:
+    async def run_all(self) -> None:
         """Run all clients, and return when the last has disconnected."""
         async with trio.open_nursery() as nursery:
             for _ in range(AT_ONCE):
@@ -120,9 +120,9 @@ class Visitors:
             random = Random(seed)
             client = await self._server.connect(receive_buffer=random.choice([None, 4096]))
             with client.socket, suppress(OSError):  # the listener may close it at any time
-                await self._visit(client, random)
+                await self._attack(client, random)
 
-    async def _visit(self, client, random: Random) -> None:
+    async def _attack(self, client, random: Random) -> None:
         for piece in pieces(random, conversation(random)):
             with trio.move_on_after(0.01):  # the listener does not have to read it
                 await client.send(piece)
@@ -135,20 +135,20 @@ class Visitors:
             client.reset()
 
 
-async def visit(app, seed: int, count: int) -> None:
+async def attack(app, seed: int, count: int) -> None:
     """Run `count` clients beside a canary, and check that no task and no unexpected log entry is left."""
     tasks = trio.lowlevel.current_statistics().tasks_living
     with structlog.testing.capture_logs() as logs:
         async with serving(app, LIMITS, patience_s=60 + count) as server:
-            quiet = trio.lowlevel.current_statistics().tasks_living
+            undisturbed = trio.lowlevel.current_statistics().tasks_living
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(sing, server)
-                await Visitors(server, seed, count).come()
+                nursery.start_soon(check_canary, server)
+                await HostileClients(server, seed, count).run_all()
                 nursery.cancel_scope.cancel()
             server.close_clients()
-            while trio.lowlevel.current_statistics().tasks_living > quiet:  # noqa: ASYNC110  # there is no event
+            while trio.lowlevel.current_statistics().tasks_living > undisturbed:  # noqa: ASYNC110  # there is no event
                 await trio.sleep(0.01)
-            assert (await server.ask(get())).body == b"hello"
+            assert (await server.fetch(get())).body == b"hello"
     assert tasks == trio.lowlevel.current_statistics().tasks_living
     assert [entry for entry in logs if not is_expected(entry)] == []
     # Some request //fail. Whether the route runs depends on when they disconnect.
@@ -161,13 +161,13 @@ def is_expected(entry) -> bool:
     return entry["event"] == "request failed" or entry.get("reason") == "the client does not read"
 
 
-async def sing(server) -> None:
+async def check_canary(server) -> None:
     """Send requests repeatedly, on an old connection and on new ones."""
     old = await server.connect()
     while True:
         for client in (old, await server.connect()):
             with trio.fail_after(CANARY_S):
-                assert (await client.ask(get())).body == b"hello"
+                assert (await client.fetch(get())).body == b"hello"
             if client is not old:
                 client.socket.close()
         await trio.sleep(0.01)
@@ -176,7 +176,7 @@ async def sing(server) -> None:
 @pytest.mark.parametrize("make_app", [Apps, quart_app, direct_app])
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_malformed_requests_of_a_hundred_clients_do_not_affect_another_client(make_app, seed):
-    await visit(make_app(), seed, 100)
+    await attack(make_app(), seed, 100)
 
 
 @pytest.mark.slow
@@ -185,9 +185,9 @@ async def test_malformed_requests_of_a_hundred_clients_do_not_affect_another_cli
 async def test_malformed_requests_of_thousands_of_clients_affect_no_other_client_and_leak_no_memory(
     make_app, clients
 ):
-    await visit(make_app(), 3, 500)  # allocate what is kept for later requests
+    await attack(make_app(), 3, 500)  # allocate what is kept for later requests
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    await visit(make_app(), 4, clients)
+    await attack(make_app(), 4, clients)
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown_mb < 50
 
@@ -199,7 +199,7 @@ async def test_clients_that_never_read_cost_no_more_than_their_buffers():
             client = await server.connect(receive_buffer=4096)
             await client.send(get("/flood"))
             await client.socket.recv(1)
-        answers = [await server.ask(get()) for _ in range(20)]
+        answers = [await server.fetch(get()) for _ in range(20)]
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert {answer.status for answer in answers} == {200}
     assert grown_mb < 100

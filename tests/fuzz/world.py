@@ -25,7 +25,7 @@ from fairlead.gateway import Gateway
 from fairlead.job import Delta
 from fairlead.swap.lru import LruPolicy
 from fuzz.crashing_node import CrashingNode, History
-from fuzz.plan import MODEL, OTHER_MODEL, Plan, Visit
+from fuzz.plan import MODEL, OTHER_MODEL, ClientPlan, Plan
 
 
 class World:
@@ -46,9 +46,9 @@ class World:
     ) -> None:
         self.plan = plan
         self.outcomes: dict[str, str | type[FairleadError]] = {}
-        self.doors: dict[str, trio.CancelScope] = {}
+        self.client_scopes: dict[str, trio.CancelScope] = {}
         self.cancelled_at: dict[str, float] = {}
-        self.sent_away_at: dict[str, float] = {}
+        self.disconnected_at: dict[str, float] = {}
         self.left_at: dict[str, float] = {}
         self.model = MODEL
         self.histories: defaultdict[str, History] = defaultdict(History)
@@ -61,7 +61,7 @@ class World:
         )
         self.dispatcher = dispatcher_type(queue, random=Random(plan.seed))
         self.registry = NodeRegistry(self.dispatcher.scheduler)
-        self._keep_books(self.dispatcher.scheduler)
+        self._record_charges(self.dispatcher.scheduler)
         if plan.swapping:
             self.dispatcher.models.configure(
                 LruPolicy(max_loaded=1),
@@ -93,20 +93,20 @@ class World:
             yield
             nursery.cancel_scope.cancel()
 
-    async def receive(self, visit: Visit) -> None:
+    async def receive(self, client_plan: ClientPlan) -> None:
         """Run one client. As in an exchange, its job and its reader share a nursery."""
-        with trio.CancelScope() as self.doors[visit.name]:
-            await trio.sleep(visit.arrives_s)
+        with trio.CancelScope() as self.client_scopes[client_plan.name]:
+            await trio.sleep(client_plan.arrives_s)
             try:
                 async with trio.open_nursery() as exchange:
-                    answer = await exchange.start(self.gateway.serve, visit.job)
-                    self.outcomes[visit.name] = await _read(answer.deltas, stream=visit.stream)
+                    answer = await exchange.start(self.gateway.serve, client_plan.job)
+                    self.outcomes[client_plan.name] = await _read(answer.deltas, stream=client_plan.stream)
             except* FairleadError as group:
-                self.outcomes[visit.name] = type(unwrap(group))
-        del self.doors[visit.name]
-        self.left_at[visit.name] = trio.current_time()
+                self.outcomes[client_plan.name] = type(unwrap(group))
+        del self.client_scopes[client_plan.name]
+        self.left_at[client_plan.name] = trio.current_time()
 
-    def _keep_books(self, scheduler: Scheduler) -> None:
+    def _record_charges(self, scheduler: Scheduler) -> None:
         queue = scheduler._queue
         self.ledger = queue._kernel = Ledger(queue._kernel)
         real = scheduler.finished
@@ -117,11 +117,11 @@ class World:
 
         scheduler.finished = finished
 
-    def send_away(self, name: str) -> None:
+    def disconnect_client(self, name: str) -> None:
         """Make a client disconnect."""
-        if name in self.doors:
-            self.doors[name].cancel()
-            self.sent_away_at.setdefault(name, trio.current_time())
+        if name in self.client_scopes:
+            self.client_scopes[name].cancel()
+            self.disconnected_at.setdefault(name, trio.current_time())
 
     def cancel(self, name: str) -> None:
         """Cancel a client's job from outside, by its request id."""
@@ -144,12 +144,12 @@ async def _read(deltas: Deltas, *, stream: bool) -> str:
     """Return the text, read as the routes do: a stream as it arrives, anything else when it is complete."""
     texts: list[str] = []
 
-    def pour(taken: list[Delta]) -> bool:
+    def copy_deltas(taken: list[Delta]) -> bool:
         texts.extend(delta.text for delta in taken)
         return True
 
     if not stream:
         await deltas.ended()
-    while taken := await deltas.take(pour):
-        pour(taken)
+    while taken := await deltas.take(copy_deltas):
+        copy_deltas(taken)
     return "".join(texts)

@@ -87,7 +87,7 @@ def outputs_of(loaded, *, ahead=False, kinds=({"temperature": 0},), rows=6):
         )
     driver.run()
     loaded.runner.forward = kept._forward
-    return [text.output for text in driver.texts], kept.logits
+    return [text.output for text in driver.sequences], kept.logits
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -159,7 +159,7 @@ def test_a_launch_does_not_wait_for_the_device(directories):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     driver.run()
-    assert [len(text.output) for text in driver.texts] == [24] * 10
+    assert [len(text.output) for text in driver.sequences] == [24] * 10
 
 
 def test_deleted_model_frees_its_gpu_memory(directories):

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from fairlead.http.client import Upstream, UpstreamFailed
-from nodes.listening import CHAT, stub, upstream_of
+from nodes.listening import CHAT, stub, upstream_for
 
 
 async def fetch(upstream, how="well", *, stream=False, **stub_options):
@@ -20,7 +20,7 @@ async def fetch(upstream, how="well", *, stream=False, **stub_options):
 
 async def test_connection_is_reused():
     async with stub() as server:
-        upstream = upstream_of(server)
+        upstream = upstream_for(server)
         for stream in (False, True, False):
             assert (await fetch(upstream, stream=stream))[0] == 200
         counts = upstream.statistics()
@@ -30,7 +30,7 @@ async def test_connection_is_reused():
 
 async def test_open_connections_are_bounded_and_waiters_are_served_in_order():
     async with stub() as server:
-        upstream = upstream_of(server, capacity=2)
+        upstream = upstream_for(server, capacity=2)
 
         async def visitor(number):
             await fetch(upstream, waits=True, number=number)
@@ -53,7 +53,7 @@ async def test_open_connections_are_bounded_and_waiters_are_served_in_order():
 
 async def test_larger_capacity_admits_waiters():
     async with stub() as server:
-        upstream = upstream_of(server, capacity=1)
+        upstream = upstream_for(server, capacity=1)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fetch, upstream, "silent")
             nursery.start_soon(fetch, upstream, "silent")
@@ -67,7 +67,7 @@ async def test_larger_capacity_admits_waiters():
 
 async def test_connection_for_a_cancelled_waiter_goes_to_the_next():
     async with stub() as server:
-        upstream = upstream_of(server, capacity=1)
+        upstream = upstream_for(server, capacity=1)
         leaving = trio.CancelScope()
         got = []
 
@@ -99,7 +99,7 @@ async def test_connection_for_a_cancelled_waiter_goes_to_the_next():
 
 async def test_connection_closed_by_the_server_is_not_reused():
     async with stub() as server:
-        upstream = upstream_of(server)
+        upstream = upstream_for(server)
         await fetch(upstream, "close")
         assert upstream.statistics().idle == 0
         await fetch(upstream)
@@ -134,7 +134,7 @@ async def test_request_is_retried_once_when_a_reused_connection_closes():
 
 async def test_request_on_a_new_connection_is_not_retried():
     async with stub() as server:
-        upstream = upstream_of(server)
+        upstream = upstream_for(server)
         with pytest.raises(UpstreamFailed, match="closed the connection without a response"):
             await fetch(upstream, "gone")
         assert len(server.jobs) == 1
@@ -142,7 +142,7 @@ async def test_request_on_a_new_connection_is_not_retried():
 
 async def test_request_is_not_retried_after_its_response_has_begun():
     async with stub() as server:
-        upstream = upstream_of(server)
+        upstream = upstream_for(server)
         await fetch(upstream)
         with pytest.raises(UpstreamFailed, match=r"reset|in the middle of a response"):
             await fetch(upstream, "reset", after=2, stream=True)
@@ -151,7 +151,7 @@ async def test_request_is_not_retried_after_its_response_has_begun():
 
 async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
     async with stub() as server:
-        upstream = upstream_of(server, idle_s=10.0)
+        upstream = upstream_for(server, idle_s=10.0)
         await fetch(upstream)
         mock_clock.jump(9)
         upstream.close_stale()
@@ -163,7 +163,7 @@ async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
 
 async def test_connection_that_was_idle_too_long_is_not_reused(mock_clock):
     async with stub() as server:
-        upstream = upstream_of(server, idle_s=10.0)
+        upstream = upstream_for(server, idle_s=10.0)
         await fetch(upstream)
         mock_clock.jump(11)
         await fetch(upstream)
@@ -172,7 +172,7 @@ async def test_connection_that_was_idle_too_long_is_not_reused(mock_clock):
 
 async def test_body_over_the_limit_ends_the_exchange():
     async with stub() as server:
-        upstream = upstream_of(server)
+        upstream = upstream_for(server)
         with pytest.raises(UpstreamFailed, match="more than 10 bytes"):
             async with upstream.exchange("GET", "/v1/models") as answer:
                 await answer.read_all(10)
@@ -182,7 +182,7 @@ async def test_body_over_the_limit_ends_the_exchange():
 async def test_timeout_of_an_exchange_covers_all_of_it(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
-        upstream = upstream_of(server)
+        upstream = upstream_for(server)
         began = trio.current_time()
         with pytest.raises(UpstreamFailed, match="in time"):
             async with upstream.exchange("POST", CHAT, b'{"stub":{"how":"silent"}}', within_s=3.0):
@@ -231,7 +231,7 @@ async def test_invalid_path_is_refused(path):
 
 async def test_header_that_is_empty_or_has_a_line_break_is_not_sent():
     async with stub() as server:
-        upstream = upstream_of(server)
+        upstream = upstream_for(server)
         headers = {"X-Request-Id": "a\r\nX: y", "traceparent": "", "X-Good": "b"}
         async with upstream.exchange("GET", "/health", headers=headers) as answer:
             await answer.read_all(1000)

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from fairlead.job import Sampling
-from models.test_through_the_engine import Served
+from models.test_through_the_engine import EngineDriver
 from models.tiny import SIZES, Driver, generate, load, prompt_of, save
 
 LONG = {"rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64}
@@ -159,7 +159,7 @@ def test_greedy_text_matches_transformers_generate(pair):
     assert [expected] == generate(loaded, [prompt], GREEDY)
 
 
-def test_greedy_text_in_a_batch_of_eight_matches_each_prompt_alone(pair):
+def test_greedy_text_in_a_batch_of_eight_matches_that_of_each_prompt(pair):
     reference, loaded = pair
     prompts = [prompt_of(length) for length in LENGTHS]
     outputs = generate(loaded, prompts, GREEDY)
@@ -177,14 +177,14 @@ def test_logprobs_match_transformers(pair):
     text = driver.add(prompt, Sampling(max_tokens=12, temperature=0.7, logprobs=5), seed=3)
     driver.run()
     logits = reference_logits(reference, prompt + text.output)[len(prompt) - 1 : -1]
-    near = functools.partial(pytest.approx, abs=1e-4 + rounding_of(reference, prompt + text.output)[1])
-    for pick, expected in zip(text.picks, logits.double().log_softmax(-1), strict=True):
-        chosen = pick.logprob
-        assert pick.token_id == chosen.token_id
-        assert expected[chosen.token_id].item() == near(chosen.logprob)
-        assert expected.topk(5).values.tolist() == near([value for _, value in chosen.top])
-        named = expected[[token for token, _ in chosen.top]].tolist()
-        assert named == near([value for _, value in chosen.top])
+    close_to = functools.partial(pytest.approx, abs=1e-4 + rounding_of(reference, prompt + text.output)[1])
+    for sampled, expected in zip(text.sampled, logits.double().log_softmax(-1), strict=True):
+        chosen = sampled.logprob
+        assert sampled.token_id == chosen.token_id
+        assert expected[chosen.token_id].item() == close_to(chosen.logprob)
+        assert expected.topk(5).values.tolist() == close_to([value for _, value in chosen.top])
+        values_by_token = expected[[token for token, _ in chosen.top]].tolist()
+        assert values_by_token == close_to([value for _, value in chosen.top])
 
 
 def test_text_is_the_same_for_one_prefill_chunk_and_for_many(pair):
@@ -207,15 +207,15 @@ def test_greedy_text_is_unchanged_by_prefix_reuse_and_preemptions(pair):
     shared, sampling = prompt_of(50), Sampling(max_tokens=20, temperature=0)
     prompts = [shared + prompt_of(length, seed=length) for length in (1, 17, 40)] + [prompt_of(33)]
     expected = [generate(loaded, [prompt], sampling)[0] for prompt in prompts]
-    served = Served(loaded, overlaps=False)
-    served.ask([(shared, Sampling(max_tokens=1, temperature=0))])
+    served = EngineDriver(loaded, overlaps=False)
+    served.run_together([(shared, Sampling(max_tokens=1, temperature=0))])
 
     def preempt(engine):
-        newest = engine._scheduler._running.newest_of_the_lowest_class()
-        if newest is not None and engine.statistics().steps % 5 == 0:
-            engine._scheduler._preempt(newest)
+        preempted = engine._scheduler._running.newest_of_the_lowest_class()
+        if preempted is not None and engine.statistics().steps % 5 == 0:
+            engine._scheduler._preempt(preempted)
 
-    assert expected == served.ask([(prompt, sampling) for prompt in prompts], after_a_step=preempt)
+    assert expected == served.run_together([(prompt, sampling) for prompt in prompts], after_a_step=preempt)
     statistics = served.engine.statistics()
     assert statistics.prefix_hits >= 3 * 48
     assert statistics.preemptions >= 4

@@ -48,7 +48,7 @@ def save_in_bfloat16(config, directory, seed):
     return model.float()
 
 
-def measured(config, directory, monkeypatch, *, seed=0):
+def logits_of_kernels(config, directory, monkeypatch, *, seed=0):
     """Yield (exact, theirs, ours), all logits of a text, once for each of our kernels that applies."""
     reference = save_in_bfloat16(config, directory, seed)
     half = copy.deepcopy(reference).to(torch.bfloat16)
@@ -67,7 +67,7 @@ def measured(config, directory, monkeypatch, *, seed=0):
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in CHOOSES_EXPERTS])
 def test_logits_are_within_two_percent_and_1_25_times_transformers_error(name, tmp_path, monkeypatch):
-    for exact, theirs, ours in measured(CONFIGS[name], tmp_path, monkeypatch):
+    for exact, theirs, ours in logits_of_kernels(CONFIGS[name], tmp_path, monkeypatch):
         assert 0 < (ours - exact).norm() / exact.norm() <= BOUND
         assert (ours - exact).abs().max() / exact.abs().max() <= BOUND
         assert (ours - exact).norm() <= 1.25 * (theirs - exact).norm()
@@ -77,8 +77,10 @@ def test_logits_are_within_two_percent_and_1_25_times_transformers_error(name, t
 def test_mixtures_meet_the_bounds_at_the_median_position_of_two_models_in_three(name, tmp_path, monkeypatch):
     errors, shares = [], []
     for seed in range(3):
-        [(exact, theirs, ours)] = measured(CONFIGS[name], tmp_path / f"{seed}", monkeypatch, seed=seed)
-        by_position = [(one - exact).norm(dim=-1) / exact.norm(dim=-1) for one in (ours, theirs)]
+        [(exact, theirs, ours)] = logits_of_kernels(
+            CONFIGS[name], tmp_path / f"{seed}", monkeypatch, seed=seed
+        )
+        by_position = [(logits - exact).norm(dim=-1) / exact.norm(dim=-1) for logits in (ours, theirs)]
         errors.append(by_position[0].median())
         shares.append(by_position[0].median() / by_position[1].median())
     assert min(errors) > 0

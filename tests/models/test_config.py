@@ -13,7 +13,7 @@ from fairlead.models.registry import ARCHITECTURES, read_built_in
 from fairlead.models.rope import Rope
 
 PATH = Path("model") / "config.json"
-GOOD = {
+VALID = {
     "vocab_size": 100,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -30,45 +30,50 @@ LLAMA3 = {
 LLAMA3_ROPE = Rope(theta=5e5, kind="llama3", factor=8.0, original_positions=100, low=1.0, high=4.0)
 
 
-def read(family="Llama", **values):
-    return ARCHITECTURES[f"{family}ForCausalLM"](CheckpointConfig(PATH, GOOD | values))
+def read_config(family="Llama", **values):
+    return ARCHITECTURES[f"{family}ForCausalLM"](CheckpointConfig(PATH, VALID | values))
 
 
 def failure(family="Llama", **values):
     with pytest.raises(LoadFailed) as caught:
-        read(family, **values)
+        read_config(family, **values)
     return caught.value.message
 
 
 def test_head_size_follows_from_the_hidden_size_unless_given():
-    assert (read().head_dim, read().kv_heads) == (16, 4)
-    assert (read(head_dim=40).head_dim, read(num_key_value_heads=2).kv_heads) == (40, 2)
-    assert read("Qwen3").head_dim == 128
+    assert (read_config().head_dim, read_config().kv_heads) == (16, 4)
+    assert (read_config(head_dim=40).head_dim, read_config(num_key_value_heads=2).kv_heads) == (40, 2)
+    assert read_config("Qwen3").head_dim == 128
 
 
 def test_rope_is_read_from_the_keys_of_transformers_4():
-    assert read(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).ropes == (LLAMA3_ROPE,) * 4
-    assert read(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}).ropes == (LLAMA3_ROPE,) * 4
+    assert (
+        read_config(rope_theta=5e5, rope_scaling={"rope_type": "llama3", **LLAMA3}).ropes
+        == (LLAMA3_ROPE,) * 4
+    )
+    assert read_config(rope_theta=5e5, rope_scaling={"type": "llama3", **LLAMA3}).ropes == (LLAMA3_ROPE,) * 4
 
 
 def test_rope_is_read_from_the_keys_of_transformers_5():
     parameters = {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}
-    assert read(rope_parameters=parameters, rope_theta=None).ropes == (LLAMA3_ROPE,) * 4
+    assert read_config(rope_parameters=parameters, rope_theta=None).ropes == (LLAMA3_ROPE,) * 4
 
 
 def test_rope_without_keys_is_the_default():
-    assert (Rope(theta=10_000.0),) * 4 == read().ropes == read(rope_scaling=None).ropes
-    assert (Rope(theta=1e6),) * 4 == read(rope_theta=1e6).ropes
+    assert (Rope(theta=10_000.0),) * 4 == read_config().ropes == read_config(rope_scaling=None).ropes
+    assert (Rope(theta=1e6),) * 4 == read_config(rope_theta=1e6).ropes
 
 
 def test_dynamic_rope_equals_the_default_within_the_trained_context():
-    assert (Rope(theta=10_000.0),) * 4 == read(rope_scaling={"rope_type": "dynamic", "factor": 4.0}).ropes
+    assert (Rope(theta=10_000.0),) * 4 == read_config(
+        rope_scaling={"rope_type": "dynamic", "factor": 4.0}
+    ).ropes
 
 
 @pytest.mark.parametrize(("keys", "scale"), [({}, 1.1386), ({"attention_factor": 0.7}, 0.7)])
 def test_yarn_scale_follows_from_factor_or_attention_factor(keys, scale):
     section = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250, **keys}
-    assert pytest.approx(scale, abs=1e-4) == read(rope_scaling=section).ropes[0].scale
+    assert pytest.approx(scale, abs=1e-4) == read_config(rope_scaling=section).ropes[0].scale
 
 
 @pytest.mark.parametrize(
@@ -92,10 +97,10 @@ def test_yarn_scale_follows_from_factor_or_attention_factor(keys, scale):
     ],
 )
 def test_windows_are_read_from_the_keys_of_each_family(family, values, windows):
-    assert tuple(windows) == read(family, **values).windows
+    assert tuple(windows) == read_config(family, **values).windows
 
 
-GLOBAL, LOCAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, {"rope_theta": 2e4}
+GLOBAL_ROPE, LOCAL_ROPE = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, {"rope_theta": 2e4}
 
 
 @pytest.mark.parametrize(
@@ -108,42 +113,44 @@ GLOBAL, LOCAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, {"rop
             (Rope(theta=1e6, kind="linear", factor=8.0), Rope(theta=1e4)),
         ),
         (
-            {"rope_parameters": {"full_attention": GLOBAL, "sliding_attention": LOCAL}},
+            {"rope_parameters": {"full_attention": GLOBAL_ROPE, "sliding_attention": LOCAL_ROPE}},
             (Rope(theta=5e5, kind="linear", factor=8.0), Rope(theta=2e4)),
         ),
         (
-            {"rope_parameters": {"full_attention": GLOBAL}, "rope_scaling": None},
+            {"rope_parameters": {"full_attention": GLOBAL_ROPE}, "rope_scaling": None},
             (Rope(theta=5e5, kind="linear", factor=8.0), Rope(theta=1e4)),
         ),
     ],
 )
 def test_gemma_has_a_separate_rope_for_sliding_layers(keys, ropes):
-    shape = read("Gemma3", **keys, sliding_window_pattern=2)
+    shape = read_config("Gemma3", **keys, sliding_window_pattern=2)
     assert shape.windows == (4096, None) * 2
     assert shape.ropes == ropes[::-1] * 2
 
 
 def test_gemma_sliding_layers_come_from_layer_types_or_a_pattern():
     layers = {"num_hidden_layers": 7, "sliding_window": 9}
-    assert read("Gemma3", **layers).windows == (9, 9, 9, 9, 9, None, 9)
-    assert read("Gemma3", **layers, sliding_window_pattern=2).windows == (9, None, 9, None, 9, None, 9)
+    assert read_config("Gemma3", **layers).windows == (9, 9, 9, 9, 9, None, 9)
+    assert read_config("Gemma3", **layers, sliding_window_pattern=2).windows == (9, None, 9, None, 9, None, 9)
     kinds = ["full_attention"] + ["sliding_attention"] * 6
-    shape = read("Gemma3", **layers, layer_types=kinds)
+    shape = read_config("Gemma3", **layers, layer_types=kinds)
     assert shape.windows == (None, 9, 9, 9, 9, 9, 9)
     assert (shape.groups, shape.layer_groups) == ((None, 9), (0, 1, 1, 1, 1, 1, 1))
 
 
 def test_gemma_has_its_own_defaults():
-    shape = read("Gemma3")
+    shape = read_config("Gemma3")
     assert (shape.tied, shape.head_dim, shape.activation) == (True, 256, "gelu_tanh")
     assert (shape.attention_scale, shape.attention_cap, shape.logit_cap) == (256**-0.5, None, None)
-    shape = read("Gemma3", query_pre_attn_scalar=64, attn_logit_softcapping=50.0, final_logit_softcapping=30)
+    shape = read_config(
+        "Gemma3", query_pre_attn_scalar=64, attn_logit_softcapping=50.0, final_logit_softcapping=30
+    )
     assert (shape.attention_scale, shape.attention_cap, shape.logit_cap) == (0.125, 50, 30)
 
 
 def test_gemma_text_config_may_be_a_nested_section():
-    text = GOOD | {"hidden_size": 32, "sliding_window": 5}
-    assert read("Gemma3", hidden_size=32, sliding_window=5) == read("Gemma3", text_config=text)
+    text = VALID | {"hidden_size": 32, "sliding_window": 5}
+    assert read_config("Gemma3", hidden_size=32, sliding_window=5) == read_config("Gemma3", text_config=text)
     text["sliding_window"] = 0
     assert f"{PATH}: text_config.sliding_window: " in failure("Gemma3", text_config=text)
 
@@ -178,19 +185,19 @@ MOE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     ],
 )
 def test_qwen3_moe_layers_with_experts_are_read_from_the_config(keys, layers):
-    experts = read("Qwen3Moe", **MOE, **keys).experts
+    experts = read_config("Qwen3Moe", **MOE, **keys).experts
     assert msgspec.structs.astuple(experts) == (8, 2, 16, False, layers)
 
 
 def test_number_of_experts_is_read_from_either_of_two_keys():
     for key in ("num_experts", "num_local_experts"):
-        experts = read("Mixtral", **{key: 5, "num_experts_per_tok": 5}).experts
-        assert msgspec.structs.astuple(experts) == (5, 5, GOOD["intermediate_size"], True, (True,) * 4)
+        experts = read_config("Mixtral", **{key: 5, "num_experts_per_tok": 5}).experts
+        assert msgspec.structs.astuple(experts) == (5, 5, VALID["intermediate_size"], True, (True,) * 4)
 
 
 def test_qwen3_moe_has_a_window_in_all_layers_or_in_none():
-    assert read("Qwen3Moe", **MOE, sliding_window=9).windows == (None,) * 4
-    assert read("Qwen3Moe", **MOE, sliding_window=9, use_sliding_window=True).windows == (9,) * 4
+    assert read_config("Qwen3Moe", **MOE, sliding_window=9).windows == (None,) * 4
+    assert read_config("Qwen3Moe", **MOE, sliding_window=9, use_sliding_window=True).windows == (9,) * 4
 
 
 @pytest.mark.parametrize(
@@ -213,9 +220,9 @@ def test_invalid_mixture_of_experts_is_refused_with_file_and_key(key, value):
 
 
 def test_biases_are_optional_in_llama_and_fixed_in_qwen2():
-    shape = read(attention_bias=True, mlp_bias=True)
+    shape = read_config(attention_bias=True, mlp_bias=True)
     assert (shape.qkv_bias, shape.output_bias, shape.mlp_bias) == (True, True, True)
-    shape = read("Qwen2")
+    shape = read_config("Qwen2")
     assert (shape.qkv_bias, shape.output_bias, shape.mlp_bias) == (True, False, False)
 
 
@@ -282,7 +289,7 @@ json_values = st.recursive(
     max_leaves=5,
 )
 KEYS = [
-    *GOOD,
+    *VALID,
     "head_dim",
     "num_key_value_heads",
     "rope_parameters",
@@ -307,7 +314,7 @@ KEYS = [
 )
 def test_any_values_make_a_shape_or_a_load_failure(family, values):
     try:
-        shape = read(family, **values)
+        shape = read_config(family, **values)
     except LoadFailed as error:
         assert str(PATH) in error.message  # noqa: PT017  either outcome is right
     else:

@@ -67,8 +67,10 @@ def test_name_from_an_earlier_turn_is_remembered(chat: Chat) -> None:
 
 
 def test_answer_is_repeated_on_request(chat: Chat) -> None:
-    said = "A ticket is a job's place in the queue."
-    assert said == chat.answer(user("What is a ticket?"), assistant(said), user("Say that again."))
+    answer_ids = "A ticket is a job's place in the queue."
+    assert answer_ids == chat.answer(
+        user("What is a ticket?"), assistant(answer_ids), user("Say that again.")
+    )
 
 
 def test_system_message_does_not_change_the_answer(chat: Chat) -> None:

@@ -14,7 +14,7 @@ from fairlead.job import Sampling
 from fairlead.models.fallback import FallbackModel
 from fairlead.models.loader import load_model
 from models.test_agreement import record_logits, reference_logits
-from models.test_through_the_engine import Served, requests
+from models.test_through_the_engine import EngineDriver, requests
 from models.tiny import SIZES, Driver, generate, load, prompt_of, save
 
 SQUARE = {name: value for name, value in SIZES.items() if name != "head_dim"}
@@ -64,7 +64,7 @@ def test_logits_match_to_a_relative_error_of_1e_4(pair, monkeypatch):
     assert (torch.cat(recorded) - expected).abs().max() / expected.abs().max() <= 1e-4
 
 
-def test_greedy_text_in_a_mixed_batch_and_in_chunks_matches_each_prompt_alone(pair):
+def test_greedy_text_in_a_mixed_batch_and_in_chunks_matches_that_of_each_prompt(pair):
     reference, loaded = pair
     prompts = [prompt_of(length) for length in LENGTHS]
     outputs = generate(loaded, prompts, GREEDY, max_batched_tokens=24)
@@ -80,14 +80,14 @@ def test_greedy_text_in_a_mixed_batch_and_in_chunks_matches_each_prompt_alone(pa
     [{"kv_cache_bytes": 4 << 20}, {"kv_cache_bytes": 1 << 18, "slots": 5, "max_batched_tokens": 40}],
     ids=["plenty", "few blocks"],
 )
-def test_engine_generates_for_each_request_what_it_gets_alone(limits, tmp_path):
+def test_engine_generates_the_same_for_a_request_in_a_batch_and_outside(limits, tmp_path):
     save(CONFIGS["gemma2"], tmp_path)
     loaded = load(tmp_path, kv_cache_bytes=4 << 20)
     expected = [
         generate(loaded, [prompt], sampling, seeds=[sampling.seed or 0])[0] for prompt, sampling in requests()
     ]
-    served = Served(load(tmp_path, **limits), overlaps=False)
-    assert expected == served.ask(requests())
+    served = EngineDriver(load(tmp_path, **limits), overlaps=False)
+    assert expected == served.run_together(requests())
     if "slots" not in limits:
         assert served.engine.statistics().prefix_hits
 
@@ -97,16 +97,16 @@ def test_preempted_sequence_continues_with_the_same_text(pair):
     prompts = [prompt_of(50), prompt_of(20)]
     expected = generate(loaded, prompts, GREEDY)
     driver = Driver(loaded)
-    texts = [driver.add(prompt, GREEDY) for prompt in prompts]
+    sequences = [driver.add(prompt, GREEDY) for prompt in prompts]
     for _ in range(15):
         driver.step()
-    assert 0 < len(texts[0].output) < GREEDY.max_tokens
-    driver.release(texts[0])
+    assert 0 < len(sequences[0].output) < GREEDY.max_tokens
+    driver.release(sequences[0])
     for _ in range(5):
         driver.step()  # the other sequence takes its blocks
-    driver.enter(texts[0])
+    driver.admit(sequences[0])
     driver.run()
-    assert expected == [text.output for text in texts]
+    assert expected == [text.output for text in sequences]
 
 
 @pytest.mark.parametrize("name", ["olmo2", "granite, tied and scaled", "phi, biases and partial rotary"])
@@ -262,10 +262,10 @@ def test_code_in_the_model_repository_is_never_run(olmo):
 def test_missing_or_misshapen_tensor_is_named(olmo):
     path = olmo / "model.safetensors"
     tensors = load_file(path)
-    taken = tensors.pop("model.layers.1.mlp.up_proj.weight")
+    removed = tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file(tensors, path)
     assert "'model.layers.1.mlp.up_proj.weight' is missing" in failure(olmo)
-    save_file(tensors | {"model.layers.1.mlp.up_proj.weight": taken[:-1].clone()}, path)
+    save_file(tensors | {"model.layers.1.mlp.up_proj.weight": removed[:-1].clone()}, path)
     assert "'model.layers.1.mlp.up_proj.weight' has shape" in failure(olmo)
 
 
@@ -295,9 +295,9 @@ def test_error_without_the_hf_extra_names_what_to_install(olmo, monkeypatch):
 
 
 def test_progress_and_weight_bytes_are_reported_as_for_built_in_models(olmo):
-    fractions = []
-    loaded = load_model(olmo, device=torch.device("cpu"), report=fractions.append)
-    assert fractions[-1] == 1
-    assert max(later - sooner for sooner, later in zip([0.0, *fractions], fractions, strict=False)) <= 0.05
-    stored = load_file(Path(olmo) / "model.safetensors")
-    assert sum(tensor.nbytes for tensor in stored.values()) == loaded.weight_bytes
+    progress = []
+    loaded = load_model(olmo, device=torch.device("cpu"), report=progress.append)
+    assert progress[-1] == 1
+    assert max(later - earlier for earlier, later in zip([0.0, *progress], progress, strict=False)) <= 0.05
+    stored_tensors = load_file(Path(olmo) / "model.safetensors")
+    assert sum(tensor.nbytes for tensor in stored_tensors.values()) == loaded.weight_bytes

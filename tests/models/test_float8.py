@@ -67,8 +67,8 @@ def test_kernel_rounds_like_torch():
     rounded, scales = launch_round_rows(x, 448.0, 1e-12)
     torch.testing.assert_close(scales, expected_scales)
     # The interpreter truncates instead of rounding and drops a carry into the exponent: a few are far off.
-    near = torch.isclose(rounded.float(), expected.float(), rtol=0.13, atol=0.01)
-    assert near.float().mean() > 0.97
+    close = torch.isclose(rounded.float(), expected.float(), rtol=0.13, atol=0.01)
+    assert close.float().mean() > 0.97
 
 
 def test_matrices_of_unsupported_sizes_are_not_quantized():
@@ -79,30 +79,30 @@ def test_matrices_of_unsupported_sizes_are_not_quantized():
 @pytest.mark.parametrize("kind", [transformers.LlamaConfig, transformers.Qwen3MoeConfig])
 def test_quantized_model_takes_less_memory_and_keeps_its_head_and_router_exact(tmp_path, kind):
     torch.manual_seed(0)
-    more = {"moe_intermediate_size": 32, "num_experts": 16} if "Moe" in kind.__name__ else {}
-    save(kind(**SIZES, **more), tmp_path)
+    expert_options = {"moe_intermediate_size": 32, "num_experts": 16} if "Moe" in kind.__name__ else {}
+    save(kind(**SIZES, **expert_options), tmp_path)
     source = read_source(tmp_path, device=CPU, dtype="bfloat16")
     exact = source.load(CPU, lambda _: None)
     narrowed = msgspec.structs.replace(source, quantization=FLOAT8).load(CPU, lambda _: None)
     assert narrowed.weight_bytes < 0.8 * exact.weight_bytes
     assert type(exact.model.head) is type(narrowed.model.head) is UnquantizedLinear
     assert type(narrowed.model.layers[0].attention.qkv) is Float8Linear
-    if more:
+    if expert_options:
         assert type(narrowed.model.layers[0].mlp.router) is UnquantizedLinear
 
 
 @pytest.mark.parametrize(
-    ("quantization", "problem"),
+    ("quantization", "reason"),
     [("fp8", "needs a GPU that multiplies 8-bit floats"), ("fp7", "not supported")],
 )
-def test_unsupported_quantization_is_refused_with_the_reason(tmp_path, quantization, problem):
+def test_unsupported_quantization_is_refused_with_the_reason(tmp_path, quantization, reason):
     save(transformers.LlamaConfig(**SIZES), tmp_path)
     spec = WorkerSpec(path=str(tmp_path), device="cpu", quantization=quantization)
-    with pytest.raises(LoadFailed, match=problem):
+    with pytest.raises(LoadFailed, match=reason):
         load_runner(spec, lambda _fraction, _stage: None)
 
 
 def test_every_quantization_can_be_configured_and_no_other():
-    literal, none = get_args(get_type_hints(ModelConfig)["quantization"])
-    assert none is type(None)
-    assert {None, *get_args(literal)} == set(QUANTIZATIONS)
+    named, no_quantization = get_args(get_type_hints(ModelConfig)["quantization"])
+    assert no_quantization is type(None)
+    assert {None, *get_args(named)} == set(QUANTIZATIONS)

@@ -46,15 +46,18 @@ def test_logits_match_torch_on_the_same_integers(directory):
     assert relative_error(actual, expected) <= 1e-4
 
 
-def errors(directory, *ways):
+def relative_errors(directory, *load_options):
     """Return, for each set of load options, the relative error by norm from the logits in float32."""
     exact, _ = recorded(directory)
-    return [float((recorded(directory, **way)[0] - exact).norm() / exact.norm()) for way in ways]
+    return [
+        float((recorded(directory, **load_option)[0] - exact).norm() / exact.norm())
+        for load_option in load_options
+    ]
 
 
 def test_error_is_at_most_four_times_that_of_bfloat16(directory):
     """Holds although the sharp attention of these models magnifies small differences."""
-    plain, *narrow = errors(
+    plain, *narrow = relative_errors(
         directory,
         {"dtype": "bfloat16"},
         *({"quantization": "int8", "dtype": dtype} for dtype in ("float32", "bfloat16")),
@@ -68,8 +71,8 @@ def test_logits_are_within_five_percent_for_weights_of_usual_size(name, tmp_path
     config = copy.deepcopy(CONFIGS[name])
     config.initializer_range = 0.05
     save(config, tmp_path)
-    ways = ({"dtype": dtype, "quantization": "int8"} for dtype in ("float32", "bfloat16"))
-    assert all(1e-4 < error < 0.05 for error in errors(tmp_path, *ways))
+    load_options = ({"dtype": dtype, "quantization": "int8"} for dtype in ("float32", "bfloat16"))
+    assert all(1e-4 < error < 0.05 for error in relative_errors(tmp_path, *load_options))
 
 
 def test_product_uses_rounded_weights_times_their_scales():
@@ -88,8 +91,8 @@ def test_product_uses_rounded_weights_times_their_scales():
 
 
 def test_experts_run_in_torch_with_an_unquantized_router(tmp_path):
-    more = {"moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 2}
-    save(transformers.Qwen3MoeConfig(**SIZES, **more), tmp_path)
+    expert_options = {"moe_intermediate_size": 32, "num_experts": 16, "num_experts_per_tok": 2}
+    save(transformers.Qwen3MoeConfig(**SIZES, **expert_options), tmp_path)
     exact, _ = recorded(tmp_path, dtype="bfloat16")
     actual, forward = recorded(tmp_path, dtype="bfloat16", quantization="int8")
     assert type(forward.model.layers[0].attention.qkv) is Int8Linear
@@ -110,7 +113,7 @@ def test_quantized_model_reports_half_the_weight_bytes(tmp_path, compiled):
 
 
 def test_family_without_a_native_implementation_is_refused(tmp_path):
-    square = {name: value for name, value in SIZES.items() if name != "head_dim"}
+    square = {name: scalar for name, scalar in SIZES.items() if name != "head_dim"}
     save(transformers.Olmo2Config(**square), tmp_path)
     with pytest.raises(LoadFailed, match="quantization int8 needs one of our own model families"):
         load(tmp_path, quantization="int8")

@@ -24,16 +24,16 @@ GREEDY = Sampling(max_tokens=8, temperature=0)
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory):
+def original_model(tmp_path_factory):
     directory = tmp_path_factory.mktemp("original")
     save(transformers.LlamaConfig(**SIZES), directory)
     return directory
 
 
 @pytest.fixture
-def checkpoint(original, tmp_path):
+def checkpoint(original_model, tmp_path):
     """A copy of a valid checkpoint, for a test to damage."""
-    return shutil.copytree(original, tmp_path / "model")
+    return shutil.copytree(original_model, tmp_path / "model")
 
 
 def failure(directory):
@@ -54,18 +54,18 @@ def spoil_config(directory, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_shards_load_like_a_single_file(original, tmp_path):
+def test_shards_load_like_a_single_file(original_model, tmp_path):
     save(transformers.LlamaConfig(**SIZES), tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     prompt = [prompt_of(20)]
-    expected = generate(load(original, kv_cache_bytes=1 << 20), prompt, GREEDY)
+    expected = generate(load(original_model, kv_cache_bytes=1 << 20), prompt, GREEDY)
     assert expected == generate(load(tmp_path, kv_cache_bytes=1 << 20), prompt, GREEDY)
 
 
-def test_progress_rises_to_one_in_steps_of_five_percent_at_most(original):
+def test_progress_rises_to_one_in_steps_of_five_percent_at_most(original_model):
     fractions = []
-    load_model(original, device=CPU, report=fractions.append)
-    steps = [later - sooner for sooner, later in zip([0.0, *fractions], fractions, strict=False)]
+    load_model(original_model, device=CPU, report=fractions.append)
+    steps = [later - earlier for earlier, later in zip([0.0, *fractions], fractions, strict=False)]
     assert fractions[-1] == 1
     assert all(0 <= step <= 0.05 for step in steps)
 
@@ -79,14 +79,14 @@ def test_progress_steps_stay_small_when_one_tensor_dominates(tied, compiled, dty
     fractions = [0.0]
     spec = WorkerSpec(path=str(tmp_path), device="cpu", dtype=dtype, kv_cache_bytes=1 << 20)
     load_runner(spec, lambda fraction, _stage: fractions.append(fraction), compiled=compiled)
-    steps = [later - sooner for sooner, later in itertools.pairwise(fractions)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(fractions)]
     assert fractions[-1] == 1
     assert 0 <= min(steps) <= max(steps) <= 0.05
 
 
-def test_weight_bytes_count_all_parameters(original):
-    parameters = sum(tensor.numel() for tensor in load_file(original / "model.safetensors").values())
-    assert 4 * parameters == load_model(original, device=CPU, dtype="float32").weight_bytes
+def test_weight_bytes_count_all_parameters(original_model):
+    parameters = sum(tensor.numel() for tensor in load_file(original_model / "model.safetensors").values())
+    assert 4 * parameters == load_model(original_model, device=CPU, dtype="float32").weight_bytes
 
 
 def test_a_second_copy_of_a_tied_head_is_ignored(tmp_path):
@@ -95,10 +95,10 @@ def test_a_second_copy_of_a_tied_head_is_ignored(tmp_path):
     assert load_model(tmp_path, device=CPU).model.shape.tied
 
 
-@pytest.mark.parametrize("kept", [0, 4, 200, 5000, -1])
-def test_a_truncated_file_is_named(checkpoint, kept):
+@pytest.mark.parametrize("stored_tensors", [0, 4, 200, 5000, -1])
+def test_a_truncated_file_is_named(checkpoint, stored_tensors):
     path = checkpoint / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:stored_tensors])
     assert str(path) in failure(checkpoint)
 
 
@@ -155,7 +155,7 @@ def test_missing_directory_is_refused(tmp_path):
     assert "no such directory" in failure(tmp_path / "nowhere")
 
 
-def test_missing_shard_is_named(original, tmp_path):
+def test_missing_shard_is_named(original_model, tmp_path):
     save(transformers.LlamaConfig(**SIZES), tmp_path, max_shard_size="100KB")
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
     shard.unlink()
@@ -186,10 +186,12 @@ def spoil_index(directory, index, **places):
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize("outside", ["/etc/passwd", "../x", "a/../b", "", ".", "..", "sub/x", "nul\0byte"])
-def test_index_may_name_only_files_beside_it(shards, outside):
+@pytest.mark.parametrize(
+    "outside_directory", ["/etc/passwd", "../x", "a/../b", "", ".", "..", "sub/x", "nul\0byte"]
+)
+def test_index_may_name_only_files_beside_it(shards, outside_directory):
     directory, index = shards
-    spoil_index(directory, index, **{"model.norm.weight": outside})
+    spoil_index(directory, index, **{"model.norm.weight": outside_directory})
     assert str(directory) in failure(directory)
 
 
@@ -215,8 +217,8 @@ def test_tensor_missing_from_the_index_is_named(shards):
     assert shard in index["weight_map"].values()
     spoil_index(directory, index)
     message = failure(directory)
-    problem = "tensor 'model.norm.weight' is not in model.safetensors.index.json"
-    assert f"{directory / shard}: {problem}" in message
+    reason = "tensor 'model.norm.weight' is not in model.safetensors.index.json"
+    assert f"{directory / shard}: {reason}" in message
 
 
 def test_tensor_in_two_shards_is_reported_with_both_shards(shards):
@@ -252,7 +254,7 @@ def test_tied_embedding_is_in_memory_once_and_matches_transformers(dtype, tmp_pa
     loaded = load_model(tmp_path / dtype, device=CPU, dtype=dtype, report=fractions.append)
     parameters = sum(tensor.numel() for tensor in reference.parameters())  # counts a tied tensor once
     assert parameters * (2 if dtype == "bfloat16" else 4) == loaded.weight_bytes
-    assert max(later - sooner for sooner, later in zip([0.0, *fractions], fractions, strict=False)) <= 0.05
+    assert max(later - earlier for earlier, later in zip([0.0, *fractions], fractions, strict=False)) <= 0.05
     ids = torch.tensor([5, 3, 300])
     assert torch.equal(reference.get_input_embeddings()(ids), loaded.model.embedding(ids))
     x = torch.randn(4, SIZES["hidden_size"]).to(reference.dtype)
@@ -277,16 +279,16 @@ def test_config_of_another_size_is_refused_before_allocation(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("model", "head", "sight"),
+    ("model", "head", "vision"),
     [
         ("model.language_model.", "lm_head.", "model.vision_tower."),
         ("language_model.model.", "language_model.lm_head.", "multi_modal_projector."),
     ],
 )
-def test_text_part_of_a_gemma_vision_model_is_loaded(model, head, sight, tmp_path):
+def test_text_part_of_a_gemma_vision_model_is_loaded(model, head, vision, tmp_path):
     config = transformers.Gemma3TextConfig(**SIZES, tie_word_embeddings=False, query_pre_attn_scalar=16)
     save(config, tmp_path)
-    alone = generate(load(tmp_path, kv_cache_bytes=1 << 20), [prompt_of(20)], GREEDY)
+    single = generate(load(tmp_path, kv_cache_bytes=1 << 20), [prompt_of(20)], GREEDY)
 
     def rename(tensors):
         renamed = {
@@ -296,7 +298,7 @@ def test_text_part_of_a_gemma_vision_model_is_loaded(model, head, sight, tmp_pat
             for name, tensor in tensors.items()
         }
         tensors.clear()
-        tensors.update(renamed, **{f"{sight}weight": torch.ones(1000, 1000)})
+        tensors.update(renamed, **{f"{vision}weight": torch.ones(1000, 1000)})
 
     spoil_tensors(tmp_path, rename)
     path = tmp_path / "config.json"
@@ -307,7 +309,7 @@ def test_text_part_of_a_gemma_vision_model_is_loaded(model, head, sight, tmp_pat
         )
     )
     loaded = load(tmp_path, kv_cache_bytes=1 << 20)
-    assert alone == generate(loaded, [prompt_of(20)], GREEDY)
+    assert single == generate(loaded, [prompt_of(20)], GREEDY)
     assert loaded.weight_bytes < 4_000_000
     spoil_tensors(tmp_path, lambda tensors: tensors.update({f"{model}more": torch.ones(1)}))
     assert f"tensor '{model}more' is unexpected" in failure(tmp_path)

@@ -47,7 +47,7 @@ def tensors_of(layers, *, tied):
         yield f"{prefix}.post_attention_layernorm.weight", (HIDDEN,)
 
 
-def write(directory, dtype, layers, *, tied, shards):
+def write_checkpoint(directory, dtype, layers, *, tied, shards):
     """Write a checkpoint of zeros as sparse files, which take no disk space."""
     itemsize = {"BF16": 2, "F32": 4}[dtype]
     shapes = list(tensors_of(layers, tied=tied))
@@ -60,9 +60,9 @@ def write(directory, dtype, layers, *, tied, shards):
         file = f"model-{shard}.safetensors" if shards > 1 else "model.safetensors"
         places |= dict.fromkeys(header, file)
         text = json.dumps(header).encode()
-        with (directory / file).open("wb") as opened:
-            opened.write(struct.pack("<Q", len(text)) + text)
-            opened.truncate(8 + len(text) + end)
+        with (directory / file).open("wb") as files_opened:
+            files_opened.write(struct.pack("<Q", len(text)) + text)
+            files_opened.truncate(8 + len(text) + end)
     if shards > 1:
         (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     config = {
@@ -84,7 +84,7 @@ def write(directory, dtype, layers, *, tied, shards):
 @pytest.mark.alone  # takes several gigabytes of memory, and every core
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize(
-    ("stored", "layers", "tied", "shards", "dtype", "runs", "quantization"),
+    ("stored", "layers", "tied", "shards", "dtype", "ranges", "quantization"),
     [
         pytest.param("BF16", 16, False, 1, "bfloat16", "torch", "", marks=pytest.mark.nightly),
         pytest.param("BF16", 18, True, 3, "bfloat16", "torch", "", marks=pytest.mark.nightly),
@@ -97,14 +97,14 @@ def write(directory, dtype, layers, *, tied, shards):
     ],
 )
 def test_loading_gigabytes_takes_at_most_ten_percent_more(
-    stored, layers, tied, shards, dtype, runs, quantization, tmp_path
+    stored, layers, tied, shards, dtype, ranges, quantization, tmp_path
 ):
-    write(tmp_path, stored, layers, tied=tied, shards=shards)
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), dtype, runs, quantization]
+    write_checkpoint(tmp_path, stored, layers, tied=tied, shards=shards)
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), dtype, ranges, quantization]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ended.returncode == 0, ended.stderr
-    weight_bytes, taken, step, last = json.loads(ended.stdout)
+    weight_bytes, taken_bytes, step, last = json.loads(ended.stdout)
     assert weight_bytes > (1.9e9 if layers > 8 else 0.9e9)
-    assert taken <= 1.1 * weight_bytes
+    assert taken_bytes <= 1.1 * weight_bytes
     assert step <= 0.05
     assert last == 1

@@ -59,7 +59,7 @@ def tensors():
         "lm_head.weight": normal(SIZES["vocab_size"], C),
     }
     for layer in range(SIZES["num_hidden_layers"]):
-        parts = {
+        field_names = {
             "input_layernorm": normal(C, mean=1),
             "post_attention_layernorm": normal(C, mean=1),
             "attention.qkv": normal(sum(QKV), C),
@@ -69,7 +69,7 @@ def tensors():
             "mlp.gate_up": normal(2 * INNER, C),
             "mlp.down_proj": normal(C, INNER),
         }
-        made |= {f"transformer.layers.{layer}.{name}.weight": value for name, value in parts.items()}
+        made |= {f"transformer.layers.{layer}.{name}.weight": value for name, value in field_names.items()}
     return made
 
 
@@ -106,7 +106,7 @@ def oracle_logits(tensors, token_ids):
             return weights[f"transformer.layers.{layer}.{name}"]
 
         qkv = normalized(x, weight("input_layernorm")) @ weight("attention.qkv").T
-        query, key, value = (part.view(length, -1, D) for part in qkv.split(QKV, -1))
+        query, key, value = (field_name.view(length, -1, D) for field_name in qkv.split(QKV, -1))
         query = rotated(normalized(query, weight("self_attn.q_norm")))
         key = rotated(normalized(key, weight("self_attn.k_norm"))).repeat_interleave(HEADS // KV_HEADS, 1)
         value = value.repeat_interleave(HEADS // KV_HEADS, 1)
@@ -171,15 +171,15 @@ def test_field_that_a_backend_does_not_know_may_have_its_default(directory):
 @pytest.mark.parametrize("field", UNKNOWN_VALUES)
 def test_value_that_a_backend_does_not_know_is_refused(directory, field):
     spec = changed(read_source(directory, device=CPU).spec, **{field: UNKNOWN_VALUES[field]})
-    problem = f"{field} {UNKNOWN_VALUES[field]!r} is not supported"
-    assert refusal(spec, torch.float32) == problem
+    reason = f"{field} {UNKNOWN_VALUES[field]!r} is not supported"
+    assert refusal(spec, torch.float32) == reason
     for load_backend in (
         lambda weights: Network(spec, weights),
         lambda weights: CpuStep.load(spec, weights, threads=1, max_batched_tokens=16),
     ):
         with (
             Weights(directory, dtype=torch.float32, device=CPU) as weights,
-            pytest.raises(LoadFailed, match=f"cannot run this model: {problem}"),
+            pytest.raises(LoadFailed, match=f"cannot run this model: {reason}"),
         ):
             load_backend(weights)
 

@@ -27,7 +27,7 @@ SWITCHES = {
 }
 
 
-def written(directory, modules, **config):
+def save_modules(directory, modules, **config):
     (directory / "1_Pooling").mkdir(exist_ok=True)
     (directory / "1_Pooling" / "config.json").write_text(json.dumps(config))
     (directory / "modules.json").write_text(json.dumps(modules))
@@ -48,7 +48,7 @@ def written(directory, modules, **config):
     ],
 )
 def test_pooling_is_read_from_the_model_files(modules, config, expected, tmp_path):
-    assert expected == read_pooling(written(tmp_path, modules, **config))
+    assert expected == read_pooling(save_modules(tmp_path, modules, **config))
 
 
 def test_model_without_pooling_files_has_no_pooling(tmp_path):
@@ -80,7 +80,7 @@ DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformer
 )
 def test_unsupported_pooling_is_refused_with_the_file(modules, config, problem, tmp_path):
     with pytest.raises(LoadFailed) as caught:
-        read_pooling(written(tmp_path, modules, **config))
+        read_pooling(save_modules(tmp_path, modules, **config))
     assert str(tmp_path) in caught.value.message
     assert problem in caught.value.message
 
@@ -138,7 +138,7 @@ class Causal:
         self.shape = shape
 
     def __call__(self, layer, query, key, value):
-        query, key, value = (one.transpose(0, 1)[None] for one in (query, key, value))
+        query, key, value = (single.transpose(0, 1)[None] for single in (query, key, value))
         found = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=True, scale=self.shape.attention_scale
         )
@@ -163,7 +163,7 @@ def test_model_without_a_head_gives_the_vectors_of_transformers(kind, config, tm
     torch.manual_seed(0)
     reference = kind(config).eval()
     reference.save_pretrained(tmp_path)
-    written(tmp_path, [TRANSFORMER, POOLING, NORMALIZE], pooling_mode="mean")
+    save_modules(tmp_path, [TRANSFORMER, POOLING, NORMALIZE], pooling_mode="mean")
     loaded = load_model(tmp_path, device=CPU, dtype="float32", needs_head=False)
     assert Pooling("mean", True) == loaded.pooling
     assert sum(4 * parameter.numel() for parameter in reference.parameters()) == loaded.weight_bytes

@@ -22,10 +22,10 @@ TENSORS = {
     "scalar": torch.tensor(2.5, dtype=torch.float64),
     "whole": torch.arange(3, dtype=torch.int64),
 }
-GOOD = save(TENSORS, metadata={"format": "pt"})
+VALID_FILE = save(TENSORS, metadata={"format": "pt"})
 
 
-def written(path, header, size, *, data=None):
+def write_file(path, header, size, *, data=None):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + (bytes(size) if data is None else data))
     return path
@@ -44,7 +44,7 @@ def failure(path):
 
 @pytest.mark.parametrize("size", [1, 8, 10**6])
 def test_saved_tensors_are_read_in_pieces_of_any_size(tmp_path, size):
-    (tmp_path / "file").write_bytes(GOOD)
+    (tmp_path / "file").write_bytes(VALID_FILE)
     tensors = TensorFile(tmp_path / "file").tensors
     assert set(TENSORS) == set(tensors)
     for name in ("a", "b", "empty", "scalar"):
@@ -58,19 +58,19 @@ def test_header_of_any_length_gives_the_same_tensors(tmp_path):
     data = torch.arange(2, dtype=torch.float32)
     header = json.dumps({"a": entry()}).encode()
     for padding in range(8):
-        path = written(tmp_path / "file", header + b" " * padding, 0, data=data.numpy().tobytes())
+        path = write_file(tmp_path / "file", header + b" " * padding, 0, data=data.numpy().tobytes())
         assert torch.equal(data, torch.cat(list(TensorFile(path).tensors["a"].pieces(100))))
 
 
 def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
-    (tmp_path / "file").write_bytes(GOOD)
+    (tmp_path / "file").write_bytes(VALID_FILE)
     whole = TensorFile(tmp_path / "file").tensors["whole"]
     with pytest.raises(LoadFailed, match="'whole' is of I64"):
         whole.mapped()
 
 
 @pytest.mark.parametrize(
-    ("header", "size", "problem"),
+    ("header", "size", "reason"),
     [
         ({"a": entry(), "b": entry(4, 12)}, 12, "overlaps another"),
         ({"a": entry(), "b": entry()}, 8, "overlaps another"),
@@ -108,21 +108,21 @@ def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
         ),
     ],
 )
-def test_invalid_header_is_refused_with_the_file_name(tmp_path, header, size, problem):
-    assert problem in failure(written(tmp_path / "lying", header, size))
+def test_invalid_header_is_refused_with_the_file_name(tmp_path, header, size, reason):
+    assert reason in failure(write_file(tmp_path / "invalid", header, size))
 
 
-@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**8 + 1, len(GOOD), len(GOOD) - 7])
+@pytest.mark.parametrize("length", [2**64 - 1, 2**63, 10**8 + 1, len(VALID_FILE), len(VALID_FILE) - 7])
 def test_header_length_beyond_the_file_is_refused(tmp_path, length):
     path = tmp_path / "file"
-    path.write_bytes(struct.pack("<Q", length) + GOOD[8:])
+    path.write_bytes(struct.pack("<Q", length) + VALID_FILE[8:])
     assert "header of" in failure(path)
 
 
-@pytest.mark.parametrize("size", range(0, len(GOOD), 7))
+@pytest.mark.parametrize("size", range(0, len(VALID_FILE), 7))
 def test_a_file_cut_short_anywhere_is_refused(tmp_path, size):
     path = tmp_path / "file"
-    path.write_bytes(GOOD[:size])
+    path.write_bytes(VALID_FILE[:size])
     failure(path)
 
 
@@ -136,7 +136,7 @@ def test_path_that_is_not_a_regular_file_is_refused_without_blocking(tmp_path):
 
 
 def test_symbolic_link_to_a_file_is_accepted(tmp_path):
-    (tmp_path / "blob").write_bytes(GOOD)
+    (tmp_path / "blob").write_bytes(VALID_FILE)
     (tmp_path / "link").symlink_to(tmp_path / "blob")
     assert set(TENSORS) == set(TensorFile(tmp_path / "link").tensors)
 
@@ -145,29 +145,31 @@ def test_symbolic_link_to_a_file_is_accepted(tmp_path):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    changes=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)), min_size=1, max_size=4)
+    changes=st.lists(
+        st.tuples(st.integers(0, len(VALID_FILE) - 1), st.integers(0, 255)), min_size=1, max_size=4
+    )
 )
 def test_damaged_file_is_read_as_the_format_defines_or_refused(tmp_path, changes):
-    spoilt = bytearray(GOOD)
-    for place, value in changes:
-        spoilt[place] = value
+    damaged = bytearray(VALID_FILE)
+    for offset, value in changes:
+        damaged[offset] = value
     path = tmp_path / "file"
-    path.write_bytes(spoilt)
+    path.write_bytes(damaged)
     try:
         tensors = TensorFile(path).tensors
     except LoadFailed as error:
         assert str(path) in error.message  # noqa: PT017  either outcome is right
         return
     # Any file that we accept is read identically by the safetensors library.
-    expected = load_bytes(bytes(spoilt))
+    expected = load_bytes(bytes(damaged))
     assert set(expected) == set(tensors)
     for name, tensor in tensors.items():
         assert tuple(expected[name].shape) == tensor.shape
         if tensor.dtype in {"F64", "F32", "F16", "BF16"}:
-            bytes_of = [
+            tensor_bytes = [
                 one.contiguous().view(-1).view(torch.uint8) for one in (expected[name], tensor.mapped())
             ]
-            assert not tensor.nbytes or torch.equal(*bytes_of)
+            assert not tensor.nbytes or torch.equal(*tensor_bytes)
 
 
 def test_pages_are_released_after_reading(tmp_path):

@@ -9,7 +9,7 @@ from fairlead.engine.engine import Engine
 from fairlead.job import Sampling
 from models.tiny import SIZES, generate, load, prompt_of, save
 
-KINDS = [
+SAMPLINGS = [
     {"temperature": 0},
     {"temperature": 1.0, "seed": 5},
     {"seed": 6, "top_p": 0.9, "presence_penalty": 0.5, "repetition_penalty": 1.1},
@@ -20,20 +20,20 @@ SHARED = prompt_of(80)
 
 def requests():
     """Return 20 requests of various lengths; every other one begins with part of the same text."""
-    made = []
+    requests_made = []
     for row in range(20):
-        begin = SHARED[: 16 * (row % 6)] if row % 2 else []
-        prompt = begin + prompt_of(1 + 37 * row % 110, seed=row)
-        made.append((prompt, Sampling(max_tokens=5 + 11 * row % 50, **KINDS[row % 4])))
-    return made
+        shared_prefix = SHARED[: 16 * (row % 6)] if row % 2 else []
+        prompt = shared_prefix + prompt_of(1 + 37 * row % 110, seed=row)
+        requests_made.append((prompt, Sampling(max_tokens=5 + 11 * row % 50, **SAMPLINGS[row % 4])))
+    return requests_made
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    samplings = ["sliding_attention", "full_attention", "sliding_attention"]
     config = transformers.Gemma3TextConfig(
-        **SIZES, sliding_window=30, query_pre_attn_scalar=16, layer_types=kinds
+        **SIZES, sliding_window=30, query_pre_attn_scalar=16, layer_types=samplings
     )
     save(config, directory)
     return directory
@@ -46,26 +46,26 @@ def compiled(request):
 
 
 @pytest.fixture(scope="module")
-def roomy(directory, compiled):
+def with_large_cache(directory, compiled):
     return load(directory, compiled=compiled, kv_cache_bytes=4 << 20)
 
 
 @pytest.fixture(scope="module")
-def block_bytes(roomy):
+def block_bytes(with_large_cache):
     """Bytes of a block in one layer: one of the three has full attention, the others slide."""
-    of_all, of_windows = roomy.blocks_total
-    return roomy.kv_cache_bytes // (of_all + 2 * of_windows)
+    full_blocks, window_blocks = with_large_cache.blocks_total
+    return with_large_cache.kv_cache_bytes // (full_blocks + 2 * window_blocks)
 
 
 @pytest.fixture(scope="module")
-def expected(roomy):
-    loaded = roomy
+def expected(with_large_cache):
+    loaded = with_large_cache
     return [
         generate(loaded, [prompt], sampling, seeds=[sampling.seed or 0])[0] for prompt, sampling in requests()
     ]
 
 
-class Served:
+class EngineDriver:
     """An engine over a loaded model; `ask` runs requests together and returns their outputs."""
 
     def __init__(self, loaded, *, overlaps):
@@ -86,9 +86,9 @@ class Served:
         )
         self.outputs = {}
 
-    def ask(self, asked, *, after_a_step=lambda _engine: None):
+    def run_together(self, requests_to_run, *, after_a_step=lambda _engine: None):
         first = len(self.outputs)
-        for key, (prompt, sampling) in enumerate(asked, first):
+        for key, (prompt, sampling) in enumerate(requests_to_run, first):
             self.outputs[key] = []
             self.engine.submit(key, prompt, sampling)
         under_way = []
@@ -99,12 +99,12 @@ class Served:
             if step is not None:
                 under_way.append((step, self.runner.launch(step, self.engine.batch)))
             if under_way and (not self.overlaps or step is None or len(under_way) == 2):
-                done, pending = under_way.pop(0)
-                self.note(self.engine.commit(done, pending.wait()))
+                completed, pending = under_way.pop(0)
+                self.collect(self.engine.commit(completed, pending.wait()))
                 after_a_step(self.engine)
         raise AssertionError("no end after 2000 steps")
 
-    def note(self, outcome):
+    def collect(self, outcome):
         keys, tokens = struct.iter_unpack("<q", outcome.keys), struct.iter_unpack("<i", outcome.tokens)
         for (key,), (token,) in zip(keys, tokens, strict=True):
             self.outputs[key].append(token)
@@ -115,33 +115,33 @@ class Served:
 
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize(
-    "limits",
+    "bounds",
     [
         {"blocks": 1000},
         {"blocks": 70, "slots": 4, "max_batched_tokens": 32},
         {"blocks": 60, "slots": 1, "max_batched_tokens": 40},
         {"blocks": 48, "slots": 8, "max_batched_tokens": 64},
     ],
-    ids=["plenty", "few blocks", "one slot", "many slots, few blocks"],
+    ids=["many blocks", "few blocks", "one slot", "many slots, few blocks"],
 )
-def test_hybrid_model_generates_the_same_in_the_engine_as_alone(
-    directory, compiled, expected, block_bytes, limits, overlaps
+def test_hybrid_model_generates_the_same_in_the_engine_as_outside(
+    directory, compiled, expected, block_bytes, bounds, overlaps
 ):
-    limits = {**limits, "kv_cache_bytes": limits["blocks"] * block_bytes}
-    del limits["blocks"]
-    served = Served(load(directory, compiled=compiled, **limits), overlaps=overlaps)
-    assert expected == served.ask(requests())
+    bounds = {**bounds, "kv_cache_bytes": bounds["blocks"] * block_bytes}
+    del bounds["blocks"]
+    served = EngineDriver(load(directory, compiled=compiled, **bounds), overlaps=overlaps)
+    assert expected == served.run_together(requests())
     statistics = served.engine.statistics()
     assert statistics.running + statistics.pending == 0
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_second_turn_of_a_hybrid_model_computes_only_new_tokens(directory, compiled, overlaps):
-    served = Served(load(directory, compiled=compiled, kv_cache_bytes=2 << 20), overlaps=overlaps)
+    served = EngineDriver(load(directory, compiled=compiled, kv_cache_bytes=2 << 20), overlaps=overlaps)
     prompt, sampling = prompt_of(200), Sampling(max_tokens=40, temperature=0)
-    [answer] = served.ask([(prompt, sampling)])
+    [answer] = served.run_together([(prompt, sampling)])
     prompt = prompt + answer + prompt_of(20)
-    alone = load(directory, compiled=compiled, kv_cache_bytes=2 << 20)
-    assert generate(alone, [prompt], sampling) == served.ask([(prompt, sampling)])
+    unbatched = load(directory, compiled=compiled, kv_cache_bytes=2 << 20)
+    assert generate(unbatched, [prompt], sampling) == served.run_together([(prompt, sampling)])
     # The last token was never computed: all whole blocks of 239 tokens are cached.
     assert served.engine.statistics().prefix_hits == 239 // 16 * 16

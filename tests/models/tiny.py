@@ -41,13 +41,13 @@ def save(
 ) -> torch.nn.Module:
     """Save a random float32 model of `config`, with random norms and biases, and return it."""
     # Without strong norms, Gemma's embedding, which is scaled up and tied, would outweigh all layers.
-    noise = 4.0 if config.model_type.startswith("gemma") else 0.3
+    perturbation = 4.0 if config.model_type.startswith("gemma") else 0.3
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith(".bias"):
-                parameter.add_(torch.randn_like(parameter) * noise)
+                parameter.add_(torch.randn_like(parameter) * perturbation)
     model.save_pretrained(directory, safe_serialization=True, **options)
     return model
 
@@ -58,7 +58,7 @@ def load(directory: Path, *, compiled: bool = True, **options) -> LoadedModel:
     return load_runner(spec, lambda _fraction, _stage: None, compiled=compiled)
 
 
-class Pick(NamedTuple):
+class SampledToken(NamedTuple):
     """The token, or the error, that one step gave one sequence."""
 
     token_id: int
@@ -66,14 +66,14 @@ class Pick(NamedTuple):
     error: str | None = None
 
 
-class Text:
+class DriverSequence:
     """One sequence of a driver: its picks so far, and its blocks by KV cache group."""
 
     def __init__(self, state: SequenceState) -> None:
         self.state = state
         self.slot = -1
         self.blocks: tuple[list[int], ...] = ()
-        self.picks: list[Pick] = []
+        self.sampled: list[SampledToken] = []
 
     @property
     def output(self) -> list[int]:
@@ -111,9 +111,9 @@ class Driver:
             arenas=loaded.runner.arenas,
         )
         self.free = [list(range(blocks)) for blocks in loaded.blocks_total]
-        self.texts: list[Text] = []
+        self.sequences: list[DriverSequence] = []
         self._free_slots = list(range(self.SLOTS))
-        self._running: dict[int, Text] = {}
+        self._running: dict[int, DriverSequence] = {}
         self._under_way: list[tuple] = []
 
     def add(
@@ -123,19 +123,19 @@ class Driver:
         *,
         seed: int = 0,
         shared: tuple[list[int], ...] | None = None,
-    ) -> Text:
+    ) -> DriverSequence:
         """Start a sequence; the blocks in `shared` already hold the beginning of its prompt."""
-        text = Text(state_of(prompt, sampling, key=len(self.texts), seed=seed))
+        sequence = DriverSequence(state_of(prompt, sampling, key=len(self.sequences), seed=seed))
         if shared is not None:
-            text.state.rewind(len(shared[0]) * self.loaded.block_size)
-        self.texts.append(text)
-        self.enter(text, shared)
-        return text
+            sequence.state.rewind(len(shared[0]) * self.loaded.block_size)
+        self.sequences.append(sequence)
+        self.admit(sequence, shared)
+        return sequence
 
-    def enter(self, text: Text, blocks: tuple[list[int], ...] | None = None) -> None:
-        text.slot = self._free_slots.pop()
-        self._running[text.slot] = text
-        self.batch.add_request(text.slot, text.state, blocks or tuple([] for _ in self.free))
+    def admit(self, sequence: DriverSequence, blocks: tuple[list[int], ...] | None = None) -> None:
+        sequence.slot = self._free_slots.pop()
+        self._running[sequence.slot] = sequence
+        self.batch.add_request(sequence.slot, sequence.state, blocks or tuple([] for _ in self.free))
 
     def step(self) -> SampledTokens | None:
         """Launch a step if there is work; commit the oldest one if it is due, and return its picks."""
@@ -148,14 +148,14 @@ class Driver:
         while self._running:
             self.step()
 
-    def release(self, text: Text) -> None:
+    def release(self, sequence: DriverSequence) -> None:
         """Free the blocks of a sequence, to be reused first; preempt it if it is running."""
-        if text.slot >= 0:
-            self._leave(text)
-            text.state.rewind(0)
-        for free, blocks in zip(self.free, text.blocks, strict=True):
+        if sequence.slot >= 0:
+            self._remove(sequence)
+            sequence.state.rewind(0)
+        for free, blocks in zip(self.free, sequence.blocks, strict=True):
             free[:0] = [block for block in blocks if block >= 0]
-        text.blocks = tuple([] for _ in self.free)
+        sequence.blocks = tuple([] for _ in self.free)
 
     def _launch(self) -> bool:
         budget = self.max_batched_tokens
@@ -172,31 +172,33 @@ class Driver:
         step = self.batch.prepare_inputs()
         if step is None:
             return False
-        texts = [self._running[slot] for slot in step.sample_slots]
-        self._under_way.append((step, texts, self.loaded.runner.launch(step, self.batch)))
+        sequences = [self._running[slot] for slot in step.sample_slots]
+        self._under_way.append((step, sequences, self.loaded.runner.launch(step, self.batch)))
         return True
 
     def _commit(self) -> SampledTokens:
-        step, texts, pending = self._under_way.pop(0)
-        picks = pending.wait()
-        committed = self.batch.commit_tokens(step, picks.token_ids)
-        for index, text in enumerate(texts):
-            if text.slot >= 0:
-                token_id = int(np.asarray(picks.token_ids)[index])
-                text.picks.append(Pick(token_id, picks.logprobs.get(index), picks.errors.get(index)))
+        step, sequences, pending = self._under_way.pop(0)
+        sampled = pending.wait()
+        committed = self.batch.commit_tokens(step, sampled.token_ids)
+        for index, sequence in enumerate(sequences):
+            if sequence.slot >= 0:
+                token_id = int(np.asarray(sampled.token_ids)[index])
+                sequence.sampled.append(
+                    SampledToken(token_id, sampled.logprobs.get(index), sampled.errors.get(index))
+                )
         for slot in {*(slot for slot, *_ in committed.finished), *(slot for slot, _ in committed.failed)}:
-            self._leave(self._running[slot])
+            self._remove(self._running[slot])
         for slot in self._running:
             for group, free in enumerate(self.free):
                 free.extend(self.batch.slide(slot, group))
-        return picks
+        return sampled
 
-    def _leave(self, text: Text) -> None:
-        text.blocks = self.batch.block_ids(text.slot)
-        self.batch.remove_request(text.slot)
-        del self._running[text.slot]
-        self._free_slots.append(text.slot)
-        text.slot = -1
+    def _remove(self, sequence: DriverSequence) -> None:
+        sequence.blocks = self.batch.block_ids(sequence.slot)
+        self.batch.remove_request(sequence.slot)
+        del self._running[sequence.slot]
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
 
     def _grow(self, slot: int, tokens: int) -> None:
         wanted = -(-tokens // self.loaded.block_size)
@@ -243,12 +245,12 @@ def generate(
     """Run all prompts together; return the output of each."""
     driver = Driver(loaded, max_batched_tokens=max_batched_tokens, ahead=ahead)
     samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else sampling
-    texts = [
+    sequences = [
         driver.add(prompt, one, seed=seed)
         for prompt, one, seed in zip(prompts, samplings, seeds or [0] * len(prompts), strict=True)
     ]
     driver.run()
-    return [text.output for text in texts]
+    return [sequence.output for sequence in sequences]
 
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:

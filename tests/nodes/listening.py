@@ -21,12 +21,12 @@ from upstream_readers import READERS
 CHAT = "/v1/chat/completions"
 
 
-class Listening:
+class RecordingListener:
     """A listener that records what a node reports, in order."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []
-        self.news = trio.Event()
+        self.changed = trio.Event()
         self._up: set[str] = set()
 
     def __call__(self, node: Node, limits: NodeLimits | None) -> None:
@@ -40,16 +40,16 @@ class Listening:
             report = ("up", node.id, limits.seats)
             self._up.add(node.id)
         self.reports.append(report)
-        self.news.set()
-        self.news = trio.Event()
+        self.changed.set()
+        self.changed = trio.Event()
 
     async def until(self, kind: str, times: int = 1) -> None:
         """Wait until there are that many reports of that kind."""
         while sum(report[0] == kind for report in self.reports) < times:
-            await self.news.wait()
+            await self.changed.wait()
 
 
-class Collected(Sink):
+class CollectedDeltas(Sink):
     """A sink that keeps everything, with events for the first delta and the end."""
 
     def __init__(self, choices: int = 1) -> None:
@@ -130,7 +130,7 @@ async def stub() -> AsyncIterator[StubServer]:
 _upstreams: dict[str, list[Upstream]] = {}
 
 
-def upstream_of(server: StubServer, **options: Any) -> Upstream:
+def upstream_for(server: StubServer, **options: Any) -> Upstream:
     """Return a pool of connections to the stub; timeouts are options, in seconds."""
     names = {"connect_s", "first_byte_s", "between_bytes_s", "idle_s"}
     timeouts = UpstreamTimeouts(**{name: options.pop(name) for name in names & options.keys()})
@@ -139,15 +139,15 @@ def upstream_of(server: StubServer, **options: Any) -> Upstream:
     return upstream
 
 
-def ready_node(server: StubServer, listener: Listening | None = None, **options: Any) -> RemoteNode:
+def ready_node(server: StubServer, listener: RecordingListener | None = None, **options: Any) -> RemoteNode:
     """Return a node for the stub which is up and is not probed."""
     names = options.pop("names", {"m": "m"})
     seats = options.pop("seats", 4)
     own = {name: options.pop(name) for name in {"filters", "answer_bytes"} & options.keys()}
     node = RemoteNode(
         "stub",
-        upstream_of(server, **options),
-        listener or Listening(),
+        upstream_for(server, **options),
+        listener or RecordingListener(),
         names=names,
         seats=seats,
         **own,
@@ -161,9 +161,9 @@ def quick_health(**options: Any) -> HealthConfig:
     return HealthConfig(**{"interval_s": 0.05, "timeout_s": 60.0, **options})
 
 
-async def generated(node: RemoteNode, job: Job) -> Collected:
+async def generated(node: RemoteNode, job: Job) -> CollectedDeltas:
     """Run a job to its end and return its sink."""
-    into = Collected(job.sequences)
+    into = CollectedDeltas(job.sequences)
     async with node.generate(job, into):
         await into.over.wait()
     return into

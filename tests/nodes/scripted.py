@@ -17,12 +17,12 @@ from fairlead.http import client as module
 from fairlead.http.client import Upstream
 from fairlead.http.links import Link
 from fairlead.nodes.remote_node import RemoteNode
-from nodes.listening import Listening
+from nodes.listening import RecordingListener
 
 # A float among the pieces is a pause in seconds.
 Answer = Callable[[bytes], Iterable[bytes | float]]
 
-WELL = (
+STREAM_BODY = (
     b'data: {"choices":[{"index":0,"delta":{"content":"well"}}]}\n\n'
     b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
     b"data: [DONE]\n\n"
@@ -89,7 +89,7 @@ def node(listener: Any = None, *, failures: int | None = None, **options: Any) -
     upstream = Upstream("http://127.0.0.1:1", name="far")
     health = None if failures is None else HealthConfig(failures=failures)
     options = {"names": {"m": "m"}, "seats": 4, **options}
-    made = RemoteNode("far", upstream, listener or Listening(), health=health, **options)
+    made = RemoteNode("far", upstream, listener or RecordingListener(), health=health, **options)
     made.came_up()
     return made
 
@@ -103,7 +103,9 @@ def head(kind: str | None = "application/json", *lines: str, status: str = "200 
     return "\r\n".join([f"HTTP/1.1 {status}", *kinds, *lines, "", ""]).encode("latin-1")
 
 
-def whole(body: bytes, kind: str | None = "application/json", *lines: str, status: str = "200 OK") -> bytes:
+def full_response(
+    body: bytes, kind: str | None = "application/json", *lines: str, status: str = "200 OK"
+) -> bytes:
     """Return a response with a content length."""
     return head(kind, *lines, f"Content-Length: {len(body)}", status=status) + body
 

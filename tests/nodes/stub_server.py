@@ -38,7 +38,7 @@ WORDS = 8
 
 
 @dataclass
-class Asked:
+class StubRequest:
     """A request as it was received."""
 
     method: str
@@ -72,7 +72,7 @@ class StubServer:
     """
 
     def __init__(self) -> None:
-        self.requests: list[Asked] = []
+        self.requests: list[StubRequest] = []
         self.connections = 0
         self.accepted = 0
         self.behaviour: dict[str, Any] = {}
@@ -93,9 +93,9 @@ class StubServer:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def jobs(self) -> list[Asked]:
+    def jobs(self) -> list[StubRequest]:
         """The requests that are not probes."""
-        return [asked for asked in self.requests if asked.method == "POST"]
+        return [request for request in self.requests if request.method == "POST"]
 
     async def serve(
         self, port: int = 0, *, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED
@@ -117,11 +117,11 @@ class StubServer:
         try:
             buffer = bytearray()
             while not self.refuses:
-                asked = await _read_request(stream, buffer)
-                if asked is None:
+                request = await _read_request(stream, buffer)
+                if request is None:
                     return
-                self.requests.append(asked)
-                await self._answer(stream, asked)
+                self.requests.append(request)
+                await self._answer(stream, request)
         except _Leave as leave:
             if leave.reset:
                 stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -131,15 +131,15 @@ class StubServer:
             stream.socket.close()
             self.connections -= 1
 
-    async def _answer(self, stream: trio.SocketStream, asked: Asked) -> None:
-        if asked.method == "GET":
-            await self._about_itself(stream, asked.path)
+    async def _answer(self, stream: trio.SocketStream, request: StubRequest) -> None:
+        if request.method == "GET":
+            await self._status_response(stream, request.path)
             return
-        document = asked.document
-        asked.stub = {**self.behaviour, **document.get("stub", {})}
-        await _Misbehaviour(stream, asked.stub, self.go).answer(asked.path, document)
+        document = request.document
+        request.stub = {**self.behaviour, **document.get("stub", {})}
+        await _ResponseScript(stream, request.stub, self.go).answer(request.path, document)
 
-    async def _about_itself(self, stream: trio.SocketStream, path: str) -> None:
+    async def _status_response(self, stream: trio.SocketStream, path: str) -> None:
         if self.stalls_probes:
             await trio.sleep_forever()
         status = 404
@@ -154,7 +154,7 @@ class StubServer:
         await stream.send_all(whole(status, json.dumps(answer).encode()))
 
 
-class _Misbehaviour:
+class _ResponseScript:
     """One response, as its request demands."""
 
     def __init__(self, stream: trio.SocketStream, stub: dict[str, Any], go: trio.Semaphore) -> None:
@@ -320,7 +320,7 @@ def _chunk_events(path: str, document: dict[str, Any], parts: list[str], words: 
     def chunk(choices: list[dict[str, Any]], **more: Any) -> bytes:
         return _data({"id": "stub", "object": "chunk", "unheard_of": True, "choices": choices, **more})
 
-    def said(index: int, part: str | None, **more: Any) -> dict[str, Any]:
+    def chunk_choice(index: int, part: str | None, **more: Any) -> dict[str, Any]:
         saying = {"delta": {} if part is None else {"content": part}} if is_chat else {"text": part or ""}
         return {"index": index, **saying, "finish_reason": None, **more}
 
@@ -330,8 +330,8 @@ def _chunk_events(path: str, document: dict[str, Any], parts: list[str], words: 
             chunk([{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
             for index in indexes
         ]
-    events += [chunk([said(index, part)]) for part in parts for index in indexes]
-    events += [chunk([said(index, None, finish_reason="stop")]) for index in indexes]
+    events += [chunk([chunk_choice(index, part)]) for part in parts for index in indexes]
+    events += [chunk([chunk_choice(index, None, finish_reason="stop")]) for index in indexes]
     if (document.get("stream_options") or {}).get("include_usage"):
         usage = {"completion_tokens": words * len(indexes), "prompt_tokens": 3}
         events.append(chunk([], usage=usage))
@@ -378,7 +378,7 @@ def whole(status: int, body: bytes, *, kind: str = "application/json", encoding:
     return head.encode() + b"\r\n\r\n" + body
 
 
-async def _read_request(stream: trio.SocketStream, buffer: bytearray) -> Asked | None:
+async def _read_request(stream: trio.SocketStream, buffer: bytearray) -> StubRequest | None:
     while (end := buffer.find(b"\r\n\r\n")) < 0:
         data = await stream.receive_some()
         if not data:
@@ -395,13 +395,13 @@ async def _read_request(stream: trio.SocketStream, buffer: bytearray) -> Asked |
         buffer += data
     body = bytes(buffer[end + 4 : length])
     del buffer[:length]
-    return Asked(method, path, headers, body)
+    return StubRequest(method, path, headers, body)
 
 
 # As a command ----------------------------------------------------------------------------------------
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -415,12 +415,12 @@ async def _main(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve, options.port)
-        say(f"stub on port {port}, process {os.getpid()}")
+        print_line(f"stub on port {port}, process {os.getpid()}")
         if not server.healthy:
             await trio.sleep(options.healthy_after)
             server.healthy = True
         await trio.sleep(options.exit_after)
-        say("stub ends, as it was told")
+        print_line("stub ends, as it was told")
         sys.exit(3)
 
 

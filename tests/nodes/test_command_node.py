@@ -13,7 +13,7 @@ from fairlead.config import CommandConfig, FiltersConfig
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
 from fairlead.nodes.command_node import CommandNode
 from fleet.running_fleet import OpenFiles, free_port
-from nodes.listening import Collected, Listening, generated, relayed_job, stub
+from nodes.listening import CollectedDeltas, RecordingListener, generated, relayed_job, stub
 from nodes.stub_server import text
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "--port")
@@ -30,19 +30,19 @@ def command(*options, **settings):
     return CommandConfig(name="m", **(given | settings))
 
 
-def sleeping(**settings):
+def sleeping_command(**settings):
     """Return a command that serves nothing and has no health check."""
     return command(cmd=("sleep", "1000"), check_endpoint="none", **settings)
 
 
 def is_free(url):
     """Return whether nothing listens on the URL's port."""
-    with socket.socket() as visitor:
-        return bool(visitor.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))))
+    with socket.socket() as client:
+        return bool(client.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))))
 
 
 async def test_command_node_loads_serves_and_stops():
-    listener, progress = Listening(), []
+    listener, progress = RecordingListener(), []
     node = CommandNode(
         command(
             use_model_name="own-name",
@@ -75,14 +75,14 @@ async def test_command_node_loads_serves_and_stops():
 async def test_node_is_ready_only_after_its_health_check_succeeds():
     async with stub() as server, trio.open_nursery() as nursery:
         server.healthy = False
-        node = CommandNode(command(cmd=("sleep", "1000"), proxy=server.url), Listening())
+        node = CommandNode(command(cmd=("sleep", "1000"), proxy=server.url), RecordingListener())
         nursery.start_soon(node.run)
         with trio.fail_after(60):
             while len(server.requests) < 2:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         assert node.state == "loading"
         with pytest.raises(NodeFailed, match="is down"):
-            async with node.generate(relayed_job(), Collected()):
+            async with node.generate(relayed_job(), CollectedDeltas()):
                 pass
         server.healthy = True
         with trio.fail_after(60):
@@ -102,7 +102,7 @@ async def _fails(node) -> FairleadError:
 
 
 async def test_command_that_exits_while_loading_reports_its_last_lines():
-    listener = Listening()
+    listener = RecordingListener()
     script = "import sys\nfor n in range(30): print('line', n)\nsys.exit('no such file: model.gguf')"
     error = await _fails(CommandNode(command(cmd=(sys.executable, "-c", script)), listener))
     assert isinstance(error, LoadFailed)
@@ -112,15 +112,15 @@ async def test_command_that_exits_while_loading_reports_its_last_lines():
 
 
 async def test_command_that_never_answers_fails_after_the_health_check_timeout(mock_clock):
-    node = CommandNode(command("--healthy-after", "100", health_check_timeout_s=1.0), Listening())
+    node = CommandNode(command("--healthy-after", "100", health_check_timeout_s=1.0), RecordingListener())
 
-    async def let_time_pass_when_it_has_printed():
+    async def advance_the_clock_after_its_output():
         while not node.status().output:
             await trio.lowlevel.checkpoint()
         mock_clock.rate = 1.0
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(let_time_pass_when_it_has_printed)
+        nursery.start_soon(advance_the_clock_after_its_output)
         error = await _fails(node)
     assert isinstance(error, LoadFailed)
     assert error.message.startswith("m did not answer /health within 1 s\nstub on port")
@@ -129,22 +129,22 @@ async def test_command_that_never_answers_fails_after_the_health_check_timeout(m
 
 
 async def test_command_that_cannot_start_reports_the_reason():
-    error = await _fails(CommandNode(command(cmd=("/no/such/program",)), Listening()))
+    error = await _fails(CommandNode(command(cmd=("/no/such/program",)), RecordingListener()))
     assert isinstance(error, LoadFailed)
     assert "m cannot be started" in error.message
 
 
 async def test_death_of_a_command_is_reported_before_its_jobs_fail():
-    listener, order, errors = Listening(), [], []
+    listener, order, errors = RecordingListener(), [], []
 
-    class Failing(Collected):
+    class Failing(CollectedDeltas):
         def fail(self, error):
             order.append([report[0] for report in listener.reports])
             super().fail(error)
 
     node = CommandNode(command(), listener)
 
-    async def live(task_status):
+    async def serve(task_status):
         try:
             await node.run(task_status=task_status)
         except NodeFailed as error:
@@ -152,7 +152,7 @@ async def test_death_of_a_command_is_reported_before_its_jobs_fail():
 
     into = Failing()
     async with trio.open_nursery() as nursery:
-        await nursery.start(live)
+        await nursery.start(serve)
         async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
             await into.first.wait()
             os.kill(node.pid, signal.SIGKILL)
@@ -164,17 +164,17 @@ async def test_death_of_a_command_is_reported_before_its_jobs_fail():
 
 
 async def test_stopping_fails_the_jobs_before_the_process_ends():
-    listener = Listening()
+    listener = RecordingListener()
     node = CommandNode(command("--ignore-sigterm", unload_timeout_s=0.3), listener)
-    into = Collected()
+    into = CollectedDeltas()
     life = trio.CancelScope()
 
-    async def live(task_status):
+    async def serve(task_status):
         with life:
             await node.run(task_status=task_status)
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(live)
+        await nursery.start(serve)
         async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
             await into.first.wait()
             life.cancel()
@@ -185,8 +185,8 @@ async def test_stopping_fails_the_jobs_before_the_process_ends():
 
 
 async def test_command_without_a_health_check_is_ready_at_once():
-    listener = Listening()
-    node = CommandNode(sleeping(), listener)
+    listener = RecordingListener()
+    node = CommandNode(sleeping_command(), listener)
     async with trio.open_nursery() as nursery:
         await nursery.start(node.run)
         assert node.state == "ready"
@@ -195,8 +195,8 @@ async def test_command_without_a_health_check_is_ready_at_once():
 
 
 async def test_two_hundred_quick_loads_leave_no_process_and_no_file():
-    async def one_life(number):
-        node = CommandNode(sleeping(), Listening())
+    async def load_once(number):
+        node = CommandNode(sleeping_command(), RecordingListener())
         with trio.move_on_after(0.0005 * (number % 4)) if number % 3 else trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 await nursery.start(node.run)
@@ -205,8 +205,8 @@ async def test_two_hundred_quick_loads_leave_no_process_and_no_file():
         assert node.pid is None or not Path(f"/proc/{node.pid}").exists()
         return node.pid is not None
 
-    await one_life(0)
+    await load_once(0)
     files = OpenFiles()
-    started = [await one_life(number) for number in range(200)]
+    started = [await load_once(number) for number in range(200)]
     assert sum(started) > 60
     await files.are_no_more()

@@ -29,17 +29,17 @@ class Reports:
     """A listener that records what a node reports, in order."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.news = trio.Event()
 
     def __call__(self, node: Node, limits: NodeLimits | None) -> None:
-        self.heard.append("down" if limits is None else "up")
+        self.received.append("down" if limits is None else "up")
         self.news.set()
         self.news = trio.Event()
 
-    async def until(self, *heard: str) -> None:
+    async def until(self, *received: str) -> None:
         with trio.fail_after(60):
-            while tuple(self.heard) != heard:
+            while tuple(self.received) != received:
                 await self.news.wait()
 
 
@@ -76,9 +76,9 @@ def job(tokens: int, *, n: int = 1, prompts: int = 1, tenant: str = "A", **optio
 
 
 @asynccontextmanager
-async def generating(node: EngineNode, asked: Job) -> AsyncIterator[Deltas]:
-    deltas = Deltas(asked.sequences)
-    async with node.generate(asked, deltas):
+async def generate_deltas(node: EngineNode, submitted: Job) -> AsyncIterator[Deltas]:
+    deltas = Deltas(submitted.sequences)
+    async with node.generate(submitted, deltas):
         yield deltas
 
 
@@ -92,7 +92,7 @@ async def whole(deltas: Deltas) -> dict[int, list[int]]:
 
 
 async def test_each_choice_of_each_prompt_gets_its_own_response(model: TextModel):
-    async with running(model, Reports()) as node, generating(node, job(5, n=2, prompts=2)) as deltas:
+    async with running(model, Reports()) as node, generate_deltas(node, job(5, n=2, prompts=2)) as deltas:
         tokens = await whole(deltas)
     assert {index: len(ids) for index, ids in tokens.items()} == {0: 5, 1: 5, 2: 5, 3: 5}
     assert tokens[0] == tokens[1]  # the fake model ignores seeds
@@ -101,10 +101,10 @@ async def test_each_choice_of_each_prompt_gets_its_own_response(model: TextModel
 
 async def test_stop_string_ends_the_response_and_the_sequence(model: TextModel):
     async with running(model, Reports(), "delay_ms=2") as node:
-        async with generating(node, job(30)) as deltas:
+        async with generate_deltas(node, job(30)) as deltas:
             text = "".join([delta.text for taken in [await _take_all(deltas)] for delta in taken])
         stop = text[len(text) // 2 :][:3]
-        async with generating(node, job(100_000, stop=(stop,))) as deltas:
+        async with generate_deltas(node, job(100_000, stop=(stop,))) as deltas:
             cut = await _take_all(deltas)
         assert text[: text.index(stop)] == "".join(delta.text for delta in cut)
         assert (cut[-1].finish_reason, cut[-1].stop_reason) == ("stop", stop)
@@ -114,7 +114,7 @@ async def test_stop_string_ends_the_response_and_the_sequence(model: TextModel):
 async def test_leaving_the_block_frees_the_sequences(model: TextModel):
     async with running(model, Reports(), "delay_ms=2") as node:
         for tokens in (1, 3, 100_000):
-            async with generating(node, job(tokens, n=3)) as deltas:
+            async with generate_deltas(node, job(tokens, n=3)) as deltas:
                 await deltas.started()
         await _until_idle(node)
         status = node.status()
@@ -130,7 +130,7 @@ async def test_failed_first_load_is_raised(model: TextModel):
 async def test_a_node_that_is_not_up_refuses_to_generate(model: TextModel):
     node = EngineNode(model, WorkerSpec(path="fake:"), Reports(), command=FAKE_CHILD)
     with pytest.raises(NodeFailed):
-        async with generating(node, job(1)):
+        async with generate_deltas(node, job(1)):
             raise AssertionError("generated without a child")
 
 
@@ -141,26 +141,26 @@ async def test_the_child_ends_with_the_node(model: TextModel):
 
 
 async def test_priority_and_timeout_of_a_job_reach_each_of_its_sequences(model: TextModel, monkeypatch):
-    told, left_s = [], []
+    limits_received, left_s = [], []
     submit = Worker.submit
 
     def spy(worker, prompt, sampling, receiver, **options):
-        told.append(options)
+        limits_received.append(options)
         left_s.append(trio.current_effective_deadline() - trio.current_time())
         return submit(worker, prompt, sampling, receiver, **options)
 
     monkeypatch.setattr(Worker, "submit", spy)
     async with running(model, Reports()) as node:
         with trio.fail_after(60):
-            async with generating(node, job(1, n=2, priority=2)) as deltas:
+            async with generate_deltas(node, job(1, n=2, priority=2)) as deltas:
                 await whole(deltas)
-        async with generating(node, job(1)) as deltas:
+        async with generate_deltas(node, job(1)) as deltas:
             await whole(deltas)
-    first, second, alone = told
+    first, second, unbatched = limits_received
     assert first == second
     assert (first["priority"], first["salt"]) == (2, b"")
     assert left_s[0] <= first["timeout_s"] <= 60
-    assert (alone["priority"], alone["timeout_s"]) == (1, None)
+    assert (unbatched["priority"], unbatched["timeout_s"]) == (1, None)
 
 
 async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkeypatch):
@@ -174,7 +174,7 @@ async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkey
     monkeypatch.setattr(Worker, "submit", spy)
     async with running(model, Reports(), isolate_tenants=True) as node:
         for tenant in ("A", "B", "A", "x" * 10_000, "\ud800"):
-            async with generating(node, job(1, tenant=tenant)) as deltas:
+            async with generate_deltas(node, job(1, tenant=tenant)) as deltas:
                 await whole(deltas)
     assert salts[0] == salts[2]
     assert len(set(salts)) == 4
@@ -184,10 +184,10 @@ async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkey
 async def test_prompt_over_the_limit_is_refused_and_output_is_cut_at_its_limit(model: TextModel):
     async with running(model, Reports(), max_input_tokens=10, max_output_tokens=3) as node:
         with pytest.raises(ContextLengthExceeded, match="limit of 10 tokens; this one has 11") as refused:
-            async with generating(node, job(1, prompts=2)):
+            async with generate_deltas(node, job(1, prompts=2)):
                 raise AssertionError("the second prompt has 11 tokens")
         assert refused.value.param == "prompt"
-        async with generating(node, job(100)) as deltas:
+        async with generate_deltas(node, job(100)) as deltas:
             assert (await _take_all(deltas))[-1].finish_reason == "length"
             assert deltas.tokens == 3
         await _until_idle(node)
@@ -195,14 +195,14 @@ async def test_prompt_over_the_limit_is_refused_and_output_is_cut_at_its_limit(m
 
 async def test_the_status_shows_what_the_engine_does(model: TextModel):
     async with running(model, Reports(), "delay_ms=2,slots=2") as node:
-        async with generating(node, job(100_000, n=3)):
+        async with generate_deltas(node, job(100_000, n=3)):
             with trio.fail_after(60):  # they arrive one by one, and are reported with a step
                 while _sequences(node) != (3, 1, 0):  # noqa: ASYNC110
                     await trio.sleep(0.002)
             assert 0 < node.status().engine.cache_usage < 1
         await _until_idle(node)
         before = node.statistics()
-        async with generating(node, job(50, n=3)) as deltas:
+        async with generate_deltas(node, job(50, n=3)) as deltas:
             await whole(deltas)
         await _until_idle(node)
         status, counts = node.status(), node.statistics()

@@ -9,7 +9,7 @@ from fairlead.config import CommandConfig, ConfigError
 from fairlead.nodes.command_node import CommandNode
 from fairlead.nodes.progress import fraction_reader
 from fleet.running_fleet import free_port, running_fleet, sleeper
-from nodes.listening import Listening
+from nodes.listening import RecordingListener
 
 VLLM = "Loading safetensors checkpoint shards:  50% Completed | 2/4 [00:01<00:01,  1.20it/s]"
 
@@ -71,7 +71,7 @@ async def reported(config: CommandConfig, last: float | None) -> list[tuple[floa
         if fraction == last:
             seen.set()
 
-    node = CommandNode(config, Listening(), on_progress=report)
+    node = CommandNode(config, RecordingListener(), on_progress=report)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)
         with trio.fail_after(60):
@@ -97,7 +97,9 @@ async def test_progress_without_a_pattern_stays_unknown(mock_clock):
     mock_clock.rate = 100.0
     config = printing("print('50%')", health_check_timeout_s=100_000.0)
     reports: list[float | None] = []
-    node = CommandNode(config, Listening(), on_progress=lambda fraction, _stage: reports.append(fraction))
+    node = CommandNode(
+        config, RecordingListener(), on_progress=lambda fraction, _stage: reports.append(fraction)
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)
         while not node.status().output or trio.current_time() < 20:  # noqa: ASYNC110

@@ -16,13 +16,13 @@ from fairlead.http.client import Upstream, UpstreamTimeouts
 from fairlead.nodes.remote_node import RemoteNode, remote_node
 from fairlead.process.command_process import CommandProcess
 from nodes.listening import (
-    Collected,
-    Listening,
+    CollectedDeltas,
+    RecordingListener,
     generated,
     quick_health,
     relayed_job,
     stub,
-    upstream_of,
+    upstream_for,
 )
 from nodes.stub_server import text
 
@@ -30,15 +30,15 @@ from nodes.stub_server import text
 def probed_node(server, listener, **options):
     """Return a node that probes the stub every 50 ms."""
     health = options.pop("health", quick_health())
-    return RemoteNode("far", upstream_of(server), listener, health=health, **options)
+    return RemoteNode("far", upstream_for(server), listener, health=health, **options)
 
 
 async def test_node_accepts_jobs_after_its_first_probe_and_is_down_at_its_end():
-    listener = Listening()
+    listener = RecordingListener()
     async with stub() as server:
         node = probed_node(server, listener, names={"m": "m"}, seats=2)
         with pytest.raises(NodeFailed, match="far is down"):
-            async with node.generate(relayed_job(), Collected()):
+            async with node.generate(relayed_job(), CollectedDeltas()):
                 pass
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.run)
@@ -51,7 +51,7 @@ async def test_node_accepts_jobs_after_its_first_probe_and_is_down_at_its_end():
 
 
 async def test_three_failed_probes_take_it_out_and_one_good_one_brings_it_back():
-    listener = Listening()
+    listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         node = probed_node(server, listener, names={"m": "m"})
         nursery.start_soon(node.run)
@@ -65,20 +65,20 @@ async def test_three_failed_probes_take_it_out_and_one_good_one_brings_it_back()
 
 
 async def test_server_without_a_health_route_is_probed_by_its_models_route():
-    listener = Listening()
+    listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         server.health = False
         nursery.start_soon(probed_node(server, listener, names={"m": "m"}).run)
         await listener.until("up")
-        seen = len(server.requests)
-        while len(server.requests) < seen + 3:  # noqa: ASYNC110  # the stub sends no event
+        requests_before = len(server.requests)
+        while len(server.requests) < requests_before + 3:  # noqa: ASYNC110  # the stub sends no event
             await trio.sleep(0.01)
-        assert {asked.path for asked in server.requests[seen:]} == {"/v1/models"}
+        assert {request.path for request in server.requests[requests_before:]} == {"/v1/models"}
         nursery.cancel_scope.cancel()
 
 
 async def test_models_that_are_not_configured_are_queried_repeatedly():
-    listener = Listening()
+    listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         server.models = ["a", "b"]
         node = probed_node(server, listener)
@@ -95,7 +95,7 @@ async def test_models_that_are_not_configured_are_queried_repeatedly():
 
 
 async def test_seats_and_load_of_a_fairlead_are_read():
-    listener = Listening()
+    listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         server.seats, server.load = 8, 2
         node = probed_node(server, listener)
@@ -112,7 +112,7 @@ async def test_seats_and_load_of_a_fairlead_are_read():
 
 
 async def test_seats_that_were_configured_hold_and_a_lie_about_the_load_changes_no_seat():
-    listener = Listening()
+    listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         server.seats, server.load = 8, 1000
         node = probed_node(server, listener, seats=3)
@@ -125,13 +125,13 @@ async def test_seats_that_were_configured_hold_and_a_lie_about_the_load_changes_
 
 async def test_server_that_serves_jobs_stays_up_when_it_misses_probes(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
-    listener = Listening()
+    listener = RecordingListener()
     health = HealthConfig(interval_s=5.0, timeout_s=1.0, failures=1)
     async with stub() as server, trio.open_nursery() as nursery:
         node = probed_node(server, listener, names={"m": "m"}, health=health)
         nursery.start_soon(node.run)
         await listener.until("up")
-        into = Collected()
+        into = CollectedDeltas()
         async with node.generate(relayed_job(stub={"delay_s": 1.0, "words": 12}), into):
             await into.first.wait()
             server.stalls_probes = True
@@ -143,13 +143,13 @@ async def test_server_that_serves_jobs_stays_up_when_it_misses_probes(autojump_c
 
 async def test_jobs_of_a_dead_server_fail_when_it_goes_down(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
-    listener = Listening()
+    listener = RecordingListener()
     health = HealthConfig(interval_s=5.0, timeout_s=2.0, failures=2)
     async with stub() as server, trio.open_nursery() as nursery:
         node = probed_node(server, listener, names={"m": "m"}, health=health)
         nursery.start_soon(node.run)
         await listener.until("up")
-        into = Collected()
+        into = CollectedDeltas()
         async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
             await into.first.wait()
             server.stalls_probes = True  # as if it were suspended: connections stay open, nothing arrives
@@ -160,7 +160,7 @@ async def test_jobs_of_a_dead_server_fail_when_it_goes_down(autojump_clock):
 
 
 async def test_unreachable_server_is_never_up():
-    listener = Listening()
+    listener = RecordingListener()
     config = NodeConfig(id="far", url="http://127.0.0.1:1")
     node = remote_node(config, listener, quick_health())
     with trio.move_on_after(0.3):
@@ -170,7 +170,7 @@ async def test_unreachable_server_is_never_up():
 
 
 async def test_names_key_and_filters_come_from_the_configuration():
-    listener = Listening()
+    listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         from fairlead.config import FiltersConfig
 
@@ -190,15 +190,15 @@ async def test_names_key_and_filters_come_from_the_configuration():
         assert node.models == {"small", "big"}
         await generated(node, relayed_job(model="big", top_k=5))
         nursery.cancel_scope.cancel()
-    [asked] = server.jobs
-    assert asked.path == "/v1/chat/completions"
-    assert asked.headers["authorization"] == "Bearer sk-1"
-    assert asked.document["model"] == "org/Big"
-    assert "top_k" not in asked.document
+    [request] = server.jobs
+    assert request.path == "/v1/chat/completions"
+    assert request.headers["authorization"] == "Bearer sk-1"
+    assert request.document["model"] == "org/Big"
+    assert "top_k" not in request.document
 
 
 @contextmanager
-def held_port():
+def bound_port():
     """Reserve a port on which the stub can listen, and no other process."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -208,10 +208,10 @@ def held_port():
 
 async def test_suspended_server_goes_down_and_comes_up_when_resumed(mock_clock):
     mock_clock.rate = 1.0  # real time, which jumps ahead while probes are not answered
-    listener = Listening()
+    listener = RecordingListener()
     program = Path(__file__).with_name("stub_server.py")
     health = HealthConfig(interval_s=0.05, timeout_s=60.0, failures=2)
-    with held_port() as port:
+    with bound_port() as port:
         timeouts = UpstreamTimeouts(between_bytes_s=float("inf"))
         upstream = Upstream(f"http://127.0.0.1:{port}", name="far", timeouts=timeouts)
         node = RemoteNode("far", upstream, listener, names={"m": "m"}, health=health)
@@ -220,7 +220,7 @@ async def test_suspended_server_goes_down_and_comes_up_when_resumed(mock_clock):
             await nursery.start(process.run)
             nursery.start_soon(node.run)
             await listener.until("up")
-            into = Collected()
+            into = CollectedDeltas()
             async with node.generate(relayed_job(stub={"delay_s": 0.05, "words": 1000}), into):
                 await into.first.wait()
                 os.kill(process.pid, signal.SIGSTOP)

@@ -7,7 +7,7 @@ import trio
 
 from settings.documents import Document, file_with
 from settings.prompts import random_text
-from settings.queue_settings import FAR, LONG
+from settings.queue_settings import LONG_TOKENS, RELAY_NODE
 from settings.relay_settings import URL
 from settings.served import SECOND, Pending, Scenario, Served
 
@@ -44,97 +44,103 @@ def behaviour(document: Document) -> Callable[[Scenario], Scenario]:
 
 def running(server: Served) -> tuple[int, int]:
     """Return how many jobs run on each of the two nodes."""
-    return server.elsewhere.running, server.second.running
+    return server.upstream.running, server.second.running
 
 
-async def both_up(server: Served, *, delay_s: float = LONG_S) -> None:
+async def wait_until_both_up(server: Served, *, delay_s: float = LONG_S) -> None:
     await trio.sleep(3)
-    assert [node["state"] for node in await server.look("/nodes")] == ["up", "up"]
-    server.elsewhere.delay_s = server.second.delay_s = delay_s
+    assert [node["state"] for node in await server.get_json("/nodes")] == ["up", "up"]
+    server.upstream.delay_s = server.second.delay_s = delay_s
 
 
-async def jobs(server: Served, count: int, *, prompt: str = "a") -> list[Pending]:
+async def start_jobs(server: Served, count: int, *, prompt: str = "a") -> list[Pending]:
     """Start this many jobs, one after the other."""
-    begun = []
+    started = []
     for _ in range(count):
-        begun.append(server.complete(prompt, model="far"))
+        started.append(server.complete(prompt, model="far"))
         await trio.sleep(0.05)
-    return begun
+    return started
 
 
-async def both_report(server: Served, one: int, two: int) -> None:
+async def set_reported_loads(server: Served, one: int, two: int) -> None:
     """Restart both nodes as Fairlead servers, which report this many running jobs and four seats."""
-    nodes = (server.elsewhere, server.second)
+    nodes = (server.upstream, server.second)
     for node in nodes:
-        node.is_well = False
+        node.is_healthy = False
     await trio.sleep(5)
     for node, taken in zip(nodes, (one, two), strict=True):
-        node.is_well = True
+        node.is_healthy = True
         node.reports = [{"model": "far", "seats": 4, "sequences": taken}]
-    await both_up(server)
+    await wait_until_both_up(server)
 
 
 @behaviour(TWO)
 async def an_idle_node_is_preferred_whatever_it_reports(server: Served) -> None:
-    await both_report(server, 4, 0)
-    await jobs(server, 2)
+    await set_reported_loads(server, 4, 0)
+    await start_jobs(server, 2)
     assert running(server) == (1, 1)
 
 
 @behaviour(TWO)
 async def a_reported_load_counts(server: Served) -> None:
-    await both_report(server, 2, 0)
+    await set_reported_loads(server, 2, 0)
     for busy in (1, 2, 3):  # while both have equally many busy seats, the load decides every time
-        await jobs(server, 3 if busy == 1 else 2)
+        await start_jobs(server, 3 if busy == 1 else 2)
         assert running(server) == (busy, busy + 1)
 
 
 @behaviour(TWO)
 async def busy_seats_count_more_than_a_reported_load(server: Served) -> None:
-    await both_report(server, 2, 0)
-    await jobs(server, 3)
+    await set_reported_loads(server, 2, 0)
+    await start_jobs(server, 3)
     assert running(server) == (1, 2)
     # 0.3·2/4 + 0.7·1/4 is less than 0.3·0/4 + 0.7·2/4; with the weights exchanged it is more.
-    await jobs(server, 1)
+    await start_jobs(server, 1)
     assert running(server) == (2, 2)
 
 
 @behaviour(TWO)
 async def job_goes_to_the_node_that_has_its_prefix_cached(server: Served) -> None:
-    await both_up(server)
-    await jobs(server, 2)
+    await wait_until_both_up(server)
+    await start_jobs(server, 2)
     assert running(server) == (1, 1)
-    server.elsewhere.delay_s = server.second.delay_s = 0.5
+    server.upstream.delay_s = server.second.delay_s = 0.5
     beginning = random_text(300)
     for _ in range(6):  # both are equally busy: only the remembered prefix differs
-        await (await jobs(server, 1, prompt=beginning))[0].done()
-    counts = (len(server.elsewhere.posted), len(server.second.posted))
+        await (await start_jobs(server, 1, prompt=beginning))[0].done()
+    counts = (len(server.upstream.posted), len(server.second.posted))
     assert sorted(counts) == [1, 7]
 
 
 @behaviour(TWO)
-async def a_job_that_failed_is_run_again_on_the_other_node(server: Served) -> None:
-    await both_up(server, delay_s=0.5)
-    server.elsewhere.fails = True
-    answers = [await job.done() for job in await jobs(server, 8)]
+async def failed_job_is_retried_on_the_other_node(server: Served) -> None:
+    await wait_until_both_up(server, delay_s=0.5)
+    server.upstream.fails = True
+    answers = [await job.done() for job in await start_jobs(server, 8)]
     assert [answer.status for answer in answers] == [200] * 8
 
 
 @behaviour(TWO)
 async def a_drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload(server: Served) -> None:
-    await both_up(server)
-    assert (await server.ask("/nodes/one/drain", {})).status < 300
-    other = {**TWO, "healthCheck": {"interval": 2}}
-    assert await server.reload(file_with(other)) == []
-    await jobs(server, 3)
+    await wait_until_both_up(server)
+    assert (await server.fetch("/nodes/one/drain", {})).status < 300
+    reloaded = {**TWO, "healthCheck": {"interval": 2}}
+    assert await server.reload(file_with(reloaded)) == []
+    await start_jobs(server, 3)
     assert running(server) == (0, 3)
 
 
-@behaviour({"models": {"m": None}, "nodes": [FAR | {"id": "configured"}], "healthCheck": {"interval": 60}})
-async def a_node_that_was_added_is_probed_as_the_reloaded_configuration_says(server: Served) -> None:
+@behaviour(
+    {"models": {"m": None}, "nodes": [RELAY_NODE | {"id": "configured"}], "healthCheck": {"interval": 60}}
+)
+async def added_node_is_probed_at_the_reloaded_interval(server: Served) -> None:
     added = {"id": "added", "url": f"http://{SECOND[0]}:{SECOND[1]}", "models": ["near"]}
-    assert (await server.ask("/nodes", added)).status < 300
-    document = {"models": {"m": None}, "nodes": [FAR | {"id": "configured"}], "healthCheck": {"interval": 1}}
+    assert (await server.fetch("/nodes", added)).status < 300
+    document = {
+        "models": {"m": None},
+        "nodes": [RELAY_NODE | {"id": "configured"}],
+        "healthCheck": {"interval": 1},
+    }
     assert await server.reload(file_with(document)) == []
     seen = len(server.second.times)
     await trio.sleep(10)
@@ -142,7 +148,7 @@ async def a_node_that_was_added_is_probed_as_the_reloaded_configuration_says(ser
 
 
 @behaviour({"models": {"m": None, "far": {"cmd": "model-server ${PORT}"}}})
-async def a_command_that_runs_is_probed_as_the_reloaded_configuration_says(server: Served) -> None:
+async def running_command_is_probed_at_the_reloaded_interval(server: Served) -> None:
     assert (await server.complete(model="far").done()).status == 200
     document = {
         "models": {"m": None, "far": {"cmd": "model-server ${PORT}"}},
@@ -151,13 +157,13 @@ async def a_command_that_runs_is_probed_as_the_reloaded_configuration_says(serve
     (process,) = server.processes_of("model-server")
     assert await server.reload(file_with(document)) == []
     assert server.processes_of("model-server") == [process]
-    server.elsewhere.answers = False
+    server.upstream.responds = False
     await trio.sleep(8)
     assert process not in server.processes_of("model-server")
 
 
 @behaviour({})
-async def a_model_that_did_not_change_keeps_its_process(server: Served) -> None:
+async def unchanged_model_keeps_its_process(server: Served) -> None:
     job = server.complete(tokens=100)
     assert await server.reload(file_with({"models": {"k": {"path": "DEMO"}}})) == []
     assert (await job.done()).status == 200
@@ -173,7 +179,7 @@ async def a_model_that_did_not_change_keeps_its_process(server: Served) -> None:
     }
 )
 async def evicted_models_stop_at_the_same_time(server: Served) -> None:
-    server.elsewhere.ignores_term = True  # each is killed after its four seconds
+    server.upstream.ignores_term = True  # each is killed after its four seconds
     for model in "ab":
         assert (await server.complete(model=model).done()).status == 200
     pair = server.processes_of("model-server")
@@ -189,12 +195,12 @@ async def evicted_models_stop_at_the_same_time(server: Served) -> None:
 async def first_queued_job_waits_for_the_running_job(server: Served) -> None:
     """Check that the estimate for a busy model is the rest of its job, although another model is idle."""
     for model in "mk":
-        assert (await server.complete(model=model, tokens=LONG).done()).status == 200
-    server.complete(tokens=LONG)  # takes the only seat for six seconds
+        assert (await server.complete(model=model, tokens=LONG_TOKENS).done()).status == 200
+    server.complete(tokens=LONG_TOKENS)  # takes the only seat for six seconds
     await trio.sleep(1)
-    told = await server.look("/queue/estimate?model=m")
-    assert 4 <= told["estimated_wait_s"] <= 7, told
-    assert (await server.look("/queue/estimate?model=k"))["estimated_wait_s"] == 0
+    estimate = await server.get_json("/queue/estimate?model=m")
+    assert 4 <= estimate["estimated_wait_s"] <= 7, estimate
+    assert (await server.get_json("/queue/estimate?model=k"))["estimated_wait_s"] == 0
 
 
 @behaviour({"models": {"k": {"path": "DEMO"}}})

@@ -42,7 +42,7 @@ async def tokens_of_a_request_and_of_the_cache_are_limited(server: Served) -> No
 
 @setting("models.ENGINE.kvCache.maxMemoryMb", {"models": {"m": {"kvCache": {"maxMemoryMb": 1}}}})
 async def memory_of_the_cache_is_limited(server: Served) -> None:
-    (running,) = await server.look("/running")
+    (running,) = await server.get_json("/running")
     # A block takes 24 KiB in bfloat16, and 48 KiB in float32, which processors without bfloat16 use.
     assert running["engine"]["blocks_total"] in {42, 21}, running
 
@@ -52,7 +52,7 @@ async def kept_requests_fill_the_configured_fraction_of_the_cache(server: Served
     for number in range(6):
         await server.complete(random_text(60, number), tokens=2).done()
     await trio.sleep(5)
-    (running,) = await server.look("/running")
+    (running,) = await server.get_json("/running")
     engine = running["engine"]
     kept = engine["cached_tokens"] / (engine["blocks_total"] * BLOCK)
     assert 0 < kept <= 0.2, running

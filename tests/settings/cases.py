@@ -14,24 +14,24 @@ from settings.served import Scenario
 class Case(NamedTuple):
     """A key, a configuration that has it, and a scenario that must hold then.
 
-    `instead` is another value to try, for a key that a file must have.
+    `alternative` is another value to try, for a key that a file must have.
     """
 
     key: str
     document: Document
     scenario: Scenario
-    instead: object = None
+    alternative: object = None
 
 
 CASES: dict[str, Case] = {}
 
 
-def setting(key: str, document: Document, *, instead: object = None) -> Callable[[Scenario], Scenario]:
+def setting(key: str, document: Document, *, alternative: object = None) -> Callable[[Scenario], Scenario]:
     """Register a scenario for a key. One function may serve several keys, each with its own document."""
 
     def register(scenario: Scenario) -> Scenario:
         assert key not in CASES, f"{key} has a scenario already"
-        CASES[key] = Case(key, document, scenario, instead)
+        CASES[key] = Case(key, document, scenario, alternative)
         return scenario
 
     return register

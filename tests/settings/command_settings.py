@@ -1,4 +1,4 @@
-"""Scenarios for models that a command serves. The command is simulated; its server is `Elsewhere`."""
+"""Scenarios for models that a command serves. The command is simulated; its server is `SimulatedUpstream`."""
 
 from typing import Any
 
@@ -13,25 +13,25 @@ def command(*, extra: dict[str, Any] | None = None, **settings: object) -> dict[
     return {"models": {"m": None, "far": {"cmd": "model-server ${PORT}"} | settings}} | (extra or {})
 
 
-async def chatted(server: Served, model: str) -> str:
+async def chat(server: Served, model: str) -> str:
     """Return the body of a streamed chat, which may begin while its model is loaded."""
     messages = [{"role": "user", "content": "hello"}]
-    answer = await server.ask(
+    answer = await server.fetch(
         "/v1/chat/completions", {"model": model, "messages": messages, "stream": True, "max_tokens": 2}
     )
     assert answer.status == 200, answer
     return answer.body.decode()
 
 
-async def asked(server: Served, **options: object) -> int:
+async def completion_status(server: Served, **options: object) -> int:
     return (await server.complete(model="far", **options).done()).status
 
 
 @setting(
-    "models.COMMAND.cmd", command(cmd="model-server ${PORT} --new"), instead="model-server ${PORT} --old"
+    "models.COMMAND.cmd", command(cmd="model-server ${PORT} --new"), alternative="model-server ${PORT} --old"
 )
 async def command_line_is_started(server: Served) -> None:
-    assert await asked(server) == 200
+    assert await completion_status(server) == 200
     (process,) = server.processes_of("model-server")
     assert process.args == ["model-server", "5800", "--new"]
 
@@ -43,15 +43,15 @@ async def command_model_has_aliases(server: Served) -> None:
 
 @setting("models.COMMAND.cmdStop", command(cmdStop="stopper ${PID}", unloadTimeout=2))
 async def command_is_stopped_by_its_stop_command(server: Served) -> None:
-    assert await asked(server) == 200
+    assert await completion_status(server) == 200
     (process,) = server.processes_of("model-server")
-    await server.ask("/models/unload", {"model": "far"})
+    await server.fetch("/models/unload", {"model": "far"})
     assert server.stopped == [process.pid]
 
 
 @setting("models.COMMAND.env", command(env=["COLOR=blue"]))
 async def command_receives_its_environment(server: Served) -> None:
-    assert await asked(server) == 200
+    assert await completion_status(server) == 200
     (process,) = server.processes_of("model-server")
     assert server.environments[process.pid].get("COLOR") == "blue"
 
@@ -66,12 +66,12 @@ async def jobs_are_sent_to_the_configured_address(server: Served) -> None:
 
 @setting("models.COMMAND.checkEndpoint", command(checkEndpoint="/alive"))
 async def command_is_ready_when_its_health_path_answers(server: Served) -> None:
-    assert await asked(server) == 200
-    assert server.elsewhere.received[0].path == "/alive"
+    assert await completion_status(server) == 200
+    assert server.upstream.received[0].path == "/alive"
 
 
 async def loading_fails_after_the_health_check_timeout(server: Served) -> None:
-    server.elsewhere.is_well = False
+    server.upstream.is_healthy = False
     job = server.complete(model="far")
     await trio.sleep(25)
     assert job.is_over, job
@@ -87,8 +87,8 @@ setting("healthCheckTimeout", command(extra={"healthCheckTimeout": 20}))(
 
 
 async def command_is_killed_after_the_unload_timeout(server: Served) -> None:
-    server.elsewhere.ignores_term = True
-    assert await asked(server) == 200
+    server.upstream.ignores_term = True
+    assert await completion_status(server) == 200
     unload = server.start("/models/unload", {"model": "far"})
     await unload.done()
     assert 1.9 < unload.took_s < 4, unload
@@ -99,7 +99,7 @@ setting("unloadTimeout", command(extra={"unloadTimeout": 2}))(command_is_killed_
 
 
 async def idle_command_is_unloaded_after_its_ttl(server: Served) -> None:
-    assert await asked(server) == 200
+    assert await completion_status(server) == 200
     await trio.sleep(4)
     assert len(server.processes_of("model-server")) == 1
     await trio.sleep(4)
@@ -135,21 +135,21 @@ async def command_is_preloaded(server: Served) -> None:
 
 @setting("models.COMMAND.concurrencyLimit", command(concurrencyLimit=3))
 async def concurrent_jobs_of_a_command_are_limited(server: Served) -> None:
-    server.elsewhere.delay_s = 2
+    server.upstream.delay_s = 2
     jobs = [server.complete(model="far") for _ in range(5)]
     assert [(await job.done()).status for job in jobs] == [200] * 5
-    assert server.elsewhere.most_running == 3
+    assert server.upstream.most_running == 3
 
 
 @setting("models.COMMAND.useModelName", command(useModelName="inner"))
 async def command_receives_its_own_model_name(server: Served) -> None:
-    assert await asked(server) == 200
-    assert server.elsewhere.posted[-1].document["model"] == "inner"
+    assert await completion_status(server) == 200
+    assert server.upstream.posted[-1].document["model"] == "inner"
 
 
 @setting("startPort", command(extra={"startPort": 6100}))
 async def ports_begin_at_the_configured_number(server: Served) -> None:
-    assert await asked(server) == 200
+    assert await completion_status(server) == 200
     (process,) = server.processes_of("model-server")
     assert process.args[1] == "6100"
 
@@ -160,14 +160,14 @@ async def models_in_the_preload_hook_are_preloaded(server: Served) -> None:
 
 
 async def card(server: Served, name: str = "far") -> dict[str, Any]:
-    listing = await server.look("/v1/models")
+    listing = await server.get_json("/v1/models")
     return {card["id"]: card for card in listing["data"]}.get(name, {})
 
 
 @setting("models.COMMAND.unlisted", command(unlisted=True))
 async def unlisted_model_is_left_out_of_the_list(server: Served) -> None:
     assert await card(server) == {}
-    assert await asked(server) == 200
+    assert await completion_status(server) == 200
 
 
 @setting("models.COMMAND.name", command(name="Far away"))
@@ -193,7 +193,7 @@ async def card_has_the_capabilities(server: Served) -> None:
 @setting(
     "models.COMMAND.macros",
     command(cmd="model-server ${PORT} ${mode}", macros={"mode": "--new"}),
-    instead={"mode": "--old"},
+    alternative={"mode": "--old"},
 )
 async def macro_of_the_model_is_expanded(server: Served) -> None:
     await command_line_is_started(server)
@@ -201,24 +201,24 @@ async def macro_of_the_model_is_expanded(server: Served) -> None:
 
 @setting("models.COMMAND.progressPattern", command(progressPattern=r"(\d+)%"))
 async def load_progress_is_read_from_the_output(server: Served) -> None:
-    server.elsewhere.is_well = False
+    server.upstream.is_healthy = False
     job = server.complete(model="far")
     await server.until(lambda: server.processes_of("model-server"))
     (process,) = server.processes_of("model-server")
     process.print("loading: 40%")
     await trio.sleep(1)
-    statuses = {status["model"]: status for status in await server.look("/running")}
+    statuses = {status["model"]: status for status in await server.get_json("/running")}
     assert statuses["far"]["load"]["progress"] == 0.4, statuses
-    server.elsewhere.is_well = True
+    server.upstream.is_healthy = True
     assert (await job.done()).status == 200
 
 
 @setting("models.COMMAND.sendLoadingState", command(sendLoadingState=True))
 async def load_of_a_command_is_reported_in_chats(server: Served) -> None:
-    assert "Loading the model far" in await chatted(server, "far")
+    assert "Loading the model far" in await chat(server, "far")
 
 
 @setting("upstream.ignorePaths", command(extra={"upstream": {"ignorePaths": ["^/quiet"]}}))
 async def listed_paths_do_not_start_the_command(server: Served) -> None:
-    assert (await server.ask("/upstream/far/quiet")).status == 409
+    assert (await server.fetch("/upstream/far/quiet")).status == 409
     assert server.processes_of("model-server") == []

@@ -149,7 +149,7 @@ PLACEMENT = (
         "if ticket.failed_at is None:",
         "if True:",
         "behaviour",
-        "a_job_that_failed_is_run_again_on_the_other_node",
+        "failed_job_is_retried_on_the_other_node",
     ),
     Mutant(
         f"{_NODES}.close",

@@ -38,12 +38,12 @@ def file_with(more: Document) -> Document:
     return document
 
 
-def cut(document: Document, key: str) -> Document:
+def without_key(document: Document, key: str) -> Document:
     """Return a document without a key, in every mapping at its path (see `_found`)."""
     result: Document = json.loads(json.dumps(document))
     *parents, last = key.split(".")
-    for place in _found(result, parents):
-        place.pop(last, None)
+    for mapping in _mappings_at(result, parents):
+        mapping.pop(last, None)
     return result
 
 
@@ -51,33 +51,33 @@ def replaced(document: Document, key: str, value: object) -> Document:
     """Return a document with another value of a key, in every mapping that has it."""
     result: Document = json.loads(json.dumps(document))
     *parents, last = key.split(".")
-    for place in _found(result, parents):
-        if last in place:
-            place[last] = value
+    for mapping in _mappings_at(result, parents):
+        if last in mapping:
+            mapping[last] = value
     return result
 
 
 def value_of(document: Document, key: str) -> Any:
     """Return the first value of a key that a document has. Raises `KeyError`."""
     *parents, last = key.split(".")
-    for place in _found(document, parents):
-        if last in place:
-            return place[last]
+    for mapping in _mappings_at(document, parents):
+        if last in mapping:
+            return mapping[last]
     raise KeyError(key)
 
 
-def _found(document: Document, path: list[str]) -> list[Document]:
+def _mappings_at(document: Document, path: list[str]) -> list[Document]:
     """Return the mappings at a path. NAME matches any key; ENGINE and COMMAND match models of that kind."""
     found: list[Any] = [document]
     for part in path:
         inner: list[Any] = []
-        for place in found:
+        for mapping in found:
             if part in ("NAME", "ENGINE", "COMMAND"):
                 kind = {"ENGINE": "path", "COMMAND": "cmd"}.get(part)
-                inner += [value for value in place.values() if kind is None or kind in value]
+                inner += [value for value in mapping.values() if kind is None or kind in value]
             elif part.endswith("[]"):
-                inner += place.get(part[:-2], [])
-            elif part in place:
-                inner.append(place[part])
-        found = [place for place in inner if isinstance(place, dict)]
+                inner += mapping.get(part[:-2], [])
+            elif part in mapping:
+                inner.append(mapping[part])
+        found = [mapping for mapping in inner if isinstance(mapping, dict)]
     return found

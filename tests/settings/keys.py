@@ -15,28 +15,28 @@ ROOTS: dict[str, type[msgspec.Struct]] = {
     "models.COMMAND": CommandConfig,
 }
 # Keys that a file may have besides the fields of these types.
-BESIDE = ("macros", "models.ENGINE.macros", "models.COMMAND.macros")
+MACRO_KEYS = ("macros", "models.ENGINE.macros", "models.COMMAND.macros")
 # The name of a model is the key of its mapping.
 NAMES = ("models.ENGINE.name", "models.COMMAND.id")
 
 
 def keys() -> list[str]:
     """Return all keys, as `cut` takes them."""
-    found = [key for place, kind in ROOTS.items() for key in _keys(kind, place)]
-    return sorted({*found, *BESIDE} - {*NAMES})
+    found = [key for path, kind in ROOTS.items() for key in _keys(kind, path)]
+    return sorted({*found, *MACRO_KEYS} - {*NAMES})
 
 
-def _keys(kind: type[msgspec.Struct], place: str) -> Iterator[str]:
+def _keys(kind: type[msgspec.Struct], path: str) -> Iterator[str]:
     for setting in settings_of(kind):
-        key = f"{place}.{setting.spelling}".removeprefix(".")
-        inner, at = _held(setting.shape, key)
+        key = f"{path}.{setting.spelling}".removeprefix(".")
+        inner, inner_path = _inner_type(setting.shape, key)
         if inner is None:
             yield key
         else:
-            yield from _keys(inner, at)
+            yield from _keys(inner, inner_path)
 
 
-def _held(shape: Shape, key: str) -> tuple[type[msgspec.Struct] | None, str]:
+def _inner_type(shape: Shape, key: str) -> tuple[type[msgspec.Struct] | None, str]:
     if shape.item is not None:
         key += ".NAME" if get_origin(shape.kind) is dict else "[]"
         shape = shape.item

@@ -166,21 +166,21 @@ RELOAD = (
         "self._remote.change_health(config.health_check)",
         "pass",
         "behaviour",
-        "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
+        "added_node_is_probed_at_the_reloaded_interval",
     ),
     Mutant(
         "fairlead.fleet.managed_model:ManagedModel.change_health",
         "instance.node is not None",
         "False",
         "behaviour",
-        "a_command_that_runs_is_probed_as_the_reloaded_configuration_says",
+        "running_command_is_probed_at_the_reloaded_interval",
     ),
     Mutant(
         "fairlead.process.health:HealthCheck.change",
         "self._changed.set()",
         "pass",
         "behaviour",
-        "a_node_that_was_added_is_probed_as_the_reloaded_configuration_says",
+        "added_node_is_probed_at_the_reloaded_interval",
     ),
     Mutant(
         f"{_CATALOG}.apply",
@@ -194,7 +194,7 @@ RELOAD = (
         "old[name] != new[name]",
         "True",
         "behaviour",
-        "a_model_that_did_not_change_keeps_its_process",
+        "unchanged_model_keeps_its_process",
     ),
     Mutant(
         f"{_FLEET}.reload",

@@ -5,11 +5,11 @@ import signal
 import trio
 
 from settings.cases import setting
-from settings.queue_settings import FAR
+from settings.queue_settings import RELAY_NODE
 from settings.served import Served
 from simulation.http_client import Client, request
 
-SLOW_READER_ROOM = 400
+SLOW_READER_BUFFER_BYTES = 400
 
 
 def limited(**limits: object) -> dict[str, object]:
@@ -38,10 +38,10 @@ async def tokens_of_a_request_are_limited(server: Served) -> None:
     assert await status(server, prompt=[[5] * 30, [6] * 30]) == 400
 
 
-@setting("limits.bodiesBytes", limited(bodiesBytes=250_000) | {"nodes": [FAR | {"seats": 9}]})
+@setting("limits.bodiesBytes", limited(bodiesBytes=250_000) | {"nodes": [RELAY_NODE | {"seats": 9}]})
 async def bytes_of_all_bodies_are_limited(server: Served) -> None:
-    server.elsewhere.delay_s = 5
-    await server.until(lambda: server.elsewhere.times)
+    server.upstream.delay_s = 5
+    await server.until(lambda: server.upstream.times)
     jobs = []
     for _ in range(3):
         jobs.append(server.complete("x" * 100_000, model="far", host="10.0.3.9"))
@@ -51,12 +51,12 @@ async def bytes_of_all_bodies_are_limited(server: Served) -> None:
 
 @setting("limits.headerBytes", limited(headerBytes=2000))
 async def bytes_of_headers_are_limited(server: Served) -> None:
-    assert (await server.ask("/queue", headers={"X-Long": "x" * 3000})).status == 431
+    assert (await server.fetch("/queue", headers={"X-Long": "x" * 3000})).status == 431
 
 
 @setting("limits.headers", limited(headers=10))
 async def number_of_headers_is_limited(server: Served) -> None:
-    assert (await server.ask("/queue", headers={f"X-{number}": "1" for number in range(20)})).status == 431
+    assert (await server.fetch("/queue", headers={f"X-{number}": "1" for number in range(20)})).status == 431
 
 
 @setting("limits.connections", limited(connections=3))
@@ -64,7 +64,7 @@ async def number_of_connections_is_limited(server: Served) -> None:
     for _ in range(3):
         server.connect()
     await trio.sleep(0.1)
-    assert (await server.ask("/queue")).status == 503
+    assert (await server.fetch("/queue")).status == 503
 
 
 @setting("limits.bodyTimeout", limited(bodyTimeout=2))
@@ -72,7 +72,7 @@ async def slow_body_times_out(server: Served) -> None:
     client = server.connect()
     began_s = trio.current_time()
     head = request("POST", "/v1/completions", b"x" * 100)
-    answer = await client.ask(head[:-50])
+    answer = await client.fetch(head[:-50])
     assert answer is not None
     assert answer.status == 408
     assert trio.current_time() - began_s < 3
@@ -96,13 +96,13 @@ async def slow_headers_time_out(server: Served) -> None:
 @setting("limits.idleTimeout", limited(idleTimeout=2))
 async def an_idle_connection_is_closed(server: Served) -> None:
     client = server.connect()
-    assert await client.ask(request("GET", "/queue")) is not None
+    assert await client.fetch(request("GET", "/queue")) is not None
     assert 1 < await closed_after_s(client) < 4
 
 
 @setting("limits.stall", limited(stall=2))
 async def a_client_that_does_not_read_is_dropped(server: Served) -> None:
-    end = server.system.network.knock("10.0.4.1", room=SLOW_READER_ROOM)
+    end = server.system.network.open_connection("10.0.4.1", buffer_bytes=SLOW_READER_BUFFER_BYTES)
     body = {"model": "m", "prompt": "a", "stream": True, "ignore_eos": True}
     await end.send(request("POST", "/v1/completions", body))
     await server.until(

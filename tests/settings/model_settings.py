@@ -6,7 +6,7 @@ import torch
 import trio
 
 from settings.cases import setting
-from settings.command_settings import card, chatted
+from settings.command_settings import card, chat
 from settings.prompts import random_text
 from settings.served import Served
 from simulation.parent import model_folder
@@ -24,11 +24,11 @@ def loaded(server: Served) -> dict[str, Any]:
 
 
 async def running(server: Served) -> dict[str, Any]:
-    (found,) = await server.look("/running")
+    (found,) = await server.get_json("/running")
     return dict(found)
 
 
-@setting("models.ENGINE.path", model(path="DEMO", preload=False), instead=str(model_folder("alpha")))
+@setting("models.ENGINE.path", model(path="DEMO", preload=False), alternative=str(model_folder("alpha")))
 async def model_is_loaded_from_its_folder(server: Served) -> None:
     answer = await server.complete().done()
     assert answer.status == 200, answer
@@ -101,7 +101,7 @@ async def tokens_of_a_prompt_and_its_answer_are_limited(server: Served) -> None:
 async def control_tokens_in_prompts_are_parsed(server: Served) -> None:
     lengths = []
     for text in ("x", "x" + "<|end|>" * 10):
-        await server.ask(
+        await server.fetch(
             "/v1/chat/completions",
             {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": text}]},
         )
@@ -155,7 +155,7 @@ async def model_is_preloaded(server: Served) -> None:
 @setting(
     "macros",
     {"macros": {"tokens": 20}, "models": {"m": {"maxInputTokens": "${tokens}"}}},
-    instead={"tokens": 30},
+    alternative={"tokens": 30},
 )
 async def macro_is_expanded(server: Served) -> None:
     assert (await server.complete([5] * 21).done()).status == 400
@@ -164,7 +164,7 @@ async def macro_is_expanded(server: Served) -> None:
 @setting(
     "models.ENGINE.macros",
     model(macros={"tokens": 20}, maxInputTokens="${tokens}"),
-    instead={"tokens": 30},
+    alternative={"tokens": 30},
 )
 async def macro_of_the_model_is_expanded(server: Served) -> None:
     await macro_is_expanded(server)
@@ -180,7 +180,7 @@ async def fraction_of_gpu_memory_is_limited(server: Served) -> None:
 
 
 async def load_is_reported_in_chats(server: Served) -> None:
-    assert "Loading the model m" in await chatted(server, "m")
+    assert "Loading the model m" in await chat(server, "m")
 
 
 setting("models.ENGINE.sendLoadingState", model(sendLoadingState=True, preload=False))(

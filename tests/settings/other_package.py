@@ -16,29 +16,29 @@ from fairlead.swap.policies import POLICIES
 from fairlead.swap.policy import EvictionPolicy
 
 
-class Closed(Scheduler):
+class RefusingScheduler(Scheduler):
     """Refuses every job."""
 
     def submit(self, ticket: Ticket, *, too_long: FairleadError | None = None) -> None:
         self._tickets.refuse(ticket, QueueFull("closed for the day"))
 
 
-def closed(effects: Effects, options: SchedulingOptions) -> Closed:
-    return Closed(effects, capacity=options.queue.capacity, random=options.random)
+def refusing_scheduler(effects: Effects, options: SchedulingOptions) -> RefusingScheduler:
+    return RefusingScheduler(effects, capacity=options.queue.capacity, random=options.random)
 
 
-class Only(EvictionPolicy):
+class KeepOnly(EvictionPolicy):
     """Evicts every model that its settings do not name when another model is loaded."""
 
     def __init__(self, settings: Mapping[str, Any], _memory_mb: Mapping[str, float], _gpus: Gpus) -> None:
-        self._staying = frozenset(settings["stay"])
+        self._kept = frozenset(settings["stay"])
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
-        return frozenset(running) - self._staying
+        return frozenset(running) - self._kept
 
 
 @contextmanager
 def installed() -> Iterator[None]:
     """Register them as `closed` and `only` for configuration files, as the package's entry points would."""
-    with patch.dict(SCHEDULERS._parts, closed=closed), patch.dict(POLICIES._parts, only=Only):
+    with patch.dict(SCHEDULERS._parts, closed=refusing_scheduler), patch.dict(POLICIES._parts, only=KeepOnly):
         yield

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from fairlead.config import Config
 from fairlead.console.options import ServeOptions
 from settings.cases import Case
-from settings.documents import Document, cut, file_with, replaced, value_of
+from settings.documents import Document, file_with, replaced, value_of, without_key
 from settings.served import Served, serve
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def _reported(function: Callable[..., object], arguments: Sequence[object]) -> t
     try:
         return function(*arguments), None
     except BaseException as error:  # noqa: BLE001  # not every exception can be sent to another process
-        return None, "\n".join("".join(traceback.format_exception(leaf)) for leaf in _leaves(error))
+        return None, "\n".join("".join(traceback.format_exception(leaf)) for leaf in _leaf_errors(error))
 
 
 def play(key: str) -> None:
@@ -58,7 +58,7 @@ def play_without(key: str) -> str | None:
     try:
         serve(case.scenario, _without(case))
     except* AssertionError as group:
-        failures += map(repr, _leaves(group))
+        failures += map(repr, _leaf_errors(group))
     return failures[0] if failures else None
 
 
@@ -87,7 +87,7 @@ def play_with_option(key: str, option: str) -> None:
 
     case = CASES[key]
     value = str(value_of(file_with(case.document), key))
-    serve(case.scenario, _without(case), arguments=_given(option, value))
+    serve(case.scenario, _without(case), arguments=_with_arguments(option, value))
 
 
 def play_with_variable(key: str, variable: str) -> None:
@@ -97,29 +97,29 @@ def play_with_variable(key: str, variable: str) -> None:
     case = CASES[key]
     value = str(value_of(file_with(case.document), key))
     with patch.dict(os.environ, {variable: value}):
-        serve(case.scenario, _without(case), arguments=_given())
+        serve(case.scenario, _without(case), arguments=_with_arguments())
 
 
 def play_served_model_name() -> None:
     """Serve a model under another name, which the command line gives."""
 
-    async def it_is_called_so(server: Served) -> None:
+    async def served_model_has_the_name(server: Served) -> None:
         assert (await server.complete(model="other").done()).status == 200
 
-    serve(it_is_called_so, file_with({}), arguments=_given("--served-model-name", "other"))
+    serve(served_model_has_the_name, file_with({}), arguments=_with_arguments("--served-model-name", "other"))
 
 
 def play_variable_in_a_file() -> None:
     """Serve with a file that refers to an environment variable."""
 
-    async def it_is_put_in(server: Served) -> None:
+    async def variable_is_substituted(server: Served) -> None:
         assert (await server.complete(key="secret").done()).status == 200
 
     document = file_with({"apiKeys": [{"key": "${env.KEY}"}]})
-    serve(it_is_put_in, document, environment={"KEY": "secret"})
+    serve(variable_is_substituted, document, environment={"KEY": "secret"})
 
 
-def _given(*words: str) -> Callable[[Config], Config]:
+def _with_arguments(*words: str) -> Callable[[Config], Config]:
     """Return how `fairlead serve` with these arguments changes a file's configuration."""
     from fairlead.cli.program import commands
 
@@ -144,21 +144,25 @@ def play_mutant(name: str) -> str | None:
             else:
                 assert play_after_reload(mutant.scenario) in ([], [mutant.scenario]), "it is not reported"
     except* AssertionError as group:
-        failures += [repr(leaf) for leaf in _leaves(group)]
+        failures += [repr(leaf) for leaf in _leaf_errors(group)]
     return failures[0] if failures else None
 
 
 def _without(case: Case) -> Document:
     document = file_with(case.document)
-    without = cut(document, case.key) if case.instead is None else replaced(document, case.key, case.instead)
+    without = (
+        without_key(document, case.key)
+        if case.alternative is None
+        else replaced(document, case.key, case.alternative)
+    )
     if without == document:
         raise KeyError(case.key)
     return without
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def _leaf_errors(error: BaseException) -> Iterator[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            yield from _leaves(member)
+            yield from _leaf_errors(member)
     else:
         yield error

@@ -6,8 +6,8 @@ from settings.cases import setting
 from settings.prompts import random_text
 from settings.served import NODE, Pending, Served
 
-LONG = 60  # tokens: such a job takes the only seat for six seconds
-FAR = {"id": "n", "url": f"http://{NODE[0]}:{NODE[1]}", "models": ["far"]}
+LONG_TOKENS = 60  # tokens: such a job takes the only seat for six seconds
+RELAY_NODE = {"id": "n", "url": f"http://{NODE[0]}:{NODE[1]}", "models": ["far"]}
 
 
 async def order(server: Served, *jobs: tuple[str, dict[str, object]]) -> list[str]:
@@ -20,7 +20,7 @@ async def order(server: Served, *jobs: tuple[str, dict[str, object]]) -> list[st
         await trio.sleep(0.01)
     for _, job in [("", holder), *pending]:
         assert (await job.done()).status == 200, job
-    return [user for user, _ in sorted(pending, key=lambda each: each[1].ended_s)]
+    return [user for user, _ in sorted(pending, key=lambda pair: pair[1].ended_s)]
 
 
 @setting("queue.capacity", {"queue": {"capacity": 1}})
@@ -32,10 +32,10 @@ async def full_queue_refuses_a_job(server: Served) -> None:
     assert [(await job.done()).status for job in jobs] == [200, 200, 429]
 
 
-@setting("queue.waitingBytes", {"queue": {"waitingBytes": 100_000}, "nodes": [FAR]})
+@setting("queue.waitingBytes", {"queue": {"waitingBytes": 100_000}, "nodes": [RELAY_NODE]})
 async def large_request_for_a_remote_node_is_refused_instead_of_queued(server: Served) -> None:
-    server.elsewhere.delay_s = 5
-    await server.until(lambda: server.elsewhere.times)
+    server.upstream.delay_s = 5
+    await server.until(lambda: server.upstream.times)
     first = server.complete(model="far")
     await trio.sleep(0.5)
     large = server.complete("x" * 200_000, model="far")
@@ -45,7 +45,7 @@ async def large_request_for_a_remote_node_is_refused_instead_of_queued(server: S
 
 @setting("queue.timeout", {"queue": {"timeout": 2}})
 async def job_in_the_queue_times_out(server: Served) -> None:
-    server.complete(tokens=LONG)
+    server.complete(tokens=LONG_TOKENS)
     await trio.sleep(0.1)
     late = server.complete()
     assert (await late.done()).status == 504, late
@@ -54,10 +54,10 @@ async def job_in_the_queue_times_out(server: Served) -> None:
 
 @setting("queue.maxEstimatedWait", {"queue": {"maxEstimatedWait": 1}})
 async def job_with_a_long_estimated_wait_is_refused(server: Served) -> None:
-    await server.complete(tokens=LONG).done()
-    server.complete(tokens=LONG)
+    await server.complete(tokens=LONG_TOKENS).done()
+    server.complete(tokens=LONG_TOKENS)
     await trio.sleep(0.1)
-    refused = server.complete(tokens=LONG)
+    refused = server.complete(tokens=LONG_TOKENS)
     assert (await refused.done()).status == 429, refused
     assert refused.took_s < 0.1, refused
 
@@ -72,10 +72,10 @@ async def tenant_with_short_answers_gets_more_turns(server: Served) -> None:
 @setting("queue.estimate", {"queue": {"estimate": "mean"}})
 async def mean_estimate_has_no_p90(server: Served) -> None:
     await server.complete().done()
-    server.complete(tokens=LONG)
+    server.complete(tokens=LONG_TOKENS)
     await trio.sleep(0.1)
-    told = await server.look("/queue/estimate?model=m")
-    assert told["estimated_wait_p90_s"] is None, told
+    estimate = await server.get_json("/queue/estimate?model=m")
+    assert estimate["estimated_wait_p90_s"] is None, estimate
 
 
 @setting("queue.keepAlive", {"queue": {"keepAlive": 1}})

@@ -10,7 +10,7 @@ from settings.command_settings import command
 from settings.served import NODE, Scenario, Served
 
 URL = f"http://{NODE[0]}:{NODE[1]}"
-NOWHERE = f"http://{NODE[0]}:8099"
+UNUSED_URL = f"http://{NODE[0]}:8099"
 
 Build = Callable[..., dict[str, Any]]
 
@@ -24,16 +24,18 @@ def peer(**settings: object) -> dict[str, Any]:
 
 
 # The sections of a file that name servers to relay to, each with a function that configures one.
-EVERYWHERE: dict[str, Build] = {"models.COMMAND": command, "nodes[]": node, "peers.NAME": peer}
-CONFIGURED: dict[str, Build] = {"nodes[]": node, "peers.NAME": peer}
+SECTIONS: dict[str, Build] = {"models.COMMAND": command, "nodes[]": node, "peers.NAME": peer}
+NODE_SECTIONS: dict[str, Build] = {"nodes[]": node, "peers.NAME": peer}
 
 
-def each(key: str, places: dict[str, Build], **settings: object) -> Callable[[Scenario], Scenario]:
+def section_setting(
+    key: str, sections: dict[str, Build], **settings: object
+) -> Callable[[Scenario], Scenario]:
     """Register one scenario for a key that several sections have."""
 
     def register(scenario: Scenario) -> Scenario:
-        for place, build in places.items():
-            setting(f"{place}.{key}", build(**settings))(scenario)
+        for section, build in sections.items():
+            setting(f"{section}.{key}", build(**settings))(scenario)
         return scenario
 
     return register
@@ -42,21 +44,21 @@ def each(key: str, places: dict[str, Build], **settings: object) -> Callable[[Sc
 async def post(server: Served, **more: object) -> dict[str, Any]:
     """Request a completion; return the document that the model's server received."""
     assert (await server.complete(model="far", **more).done()).status == 200
-    return server.elsewhere.posted[-1].document
+    return server.upstream.posted[-1].document
 
 
-@each("filters.stripParams", EVERYWHERE, filters={"stripParams": "top_p, stop"})
+@section_setting("filters.stripParams", SECTIONS, filters={"stripParams": "top_p, stop"})
 async def parameters_are_removed(server: Served) -> None:
     sent = await post(server, top_p=0.5, stop="x", seed=1)
     assert ("top_p" in sent, "stop" in sent, "seed" in sent) == (False, False, True)
 
 
-@each("filters.setParams", EVERYWHERE, filters={"setParams": {"seed": 7}})
+@section_setting("filters.setParams", SECTIONS, filters={"setParams": {"seed": 7}})
 async def parameters_are_set(server: Served) -> None:
     assert (await post(server)).get("seed") == 7
 
 
-@each("filters.setParamsByID", EVERYWHERE, filters={"setParamsByID": {"far": {"seed": 8}}})
+@section_setting("filters.setParamsByID", SECTIONS, filters={"setParamsByID": {"far": {"seed": 8}}})
 async def parameters_are_set_by_model_name(server: Served) -> None:
     assert (await post(server)).get("seed") == 8
 
@@ -69,78 +71,78 @@ async def job_for_an_unreachable_node_is_refused_after_2_s(server: Served) -> No
     assert answer.status in (502, 503, 504), answer
 
 
-async def up(server: Served) -> None:
+async def wait_until_up(server: Served) -> None:
     """Make sure that the model's server is up."""
     assert (await server.complete(model="far").done()).status == 200
 
 
-@each("timeouts.responseHeader", EVERYWHERE, timeouts={"responseHeader": 2})
+@section_setting("timeouts.responseHeader", SECTIONS, timeouts={"responseHeader": 2})
 async def node_without_a_response_times_out(server: Served) -> None:
-    await up(server)
-    server.elsewhere.delay_s = 90
+    await wait_until_up(server)
+    server.upstream.delay_s = 90
     await job_for_an_unreachable_node_is_refused_after_2_s(server)
 
 
-@each("timeouts.betweenBytes", EVERYWHERE, timeouts={"betweenBytes": 2})
+@section_setting("timeouts.betweenBytes", SECTIONS, timeouts={"betweenBytes": 2})
 async def node_that_stops_responding_times_out(server: Served) -> None:
-    await up(server)
-    server.elsewhere.gap_s = 400
+    await wait_until_up(server)
+    server.upstream.gap_s = 400
     await job_for_an_unreachable_node_is_refused_after_2_s(server)
 
 
-@each("timeouts.idleConn", EVERYWHERE, timeouts={"idleConn": 3})
+@section_setting("timeouts.idleConn", SECTIONS, timeouts={"idleConn": 3})
 async def idle_connection_is_not_reused(server: Served) -> None:
-    await up(server)
+    await wait_until_up(server)
     await trio.sleep(0.1)
-    seen = server.elsewhere.connections
+    connections_before = server.upstream.connections
     await trio.sleep(4.8)  # no longer than the time between two probes
-    await up(server)
-    assert server.elsewhere.connections > seen
+    await wait_until_up(server)
+    assert server.upstream.connections > connections_before
 
 
-@each("timeouts.connect", EVERYWHERE, timeouts={"connect": 2})
+@section_setting("timeouts.connect", SECTIONS, timeouts={"connect": 2})
 async def connecting_to_a_node_times_out(server: Served) -> None:
-    await up(server)
+    await wait_until_up(server)
     server.system.network.unreachable |= {NODE[0], "127.0.0.1"}
-    server.elsewhere.cut_off()
+    server.upstream.close_connections()
     await trio.sleep(0.1)
     await job_for_an_unreachable_node_is_refused_after_2_s(server)
 
 
-@each("answerBytes", {"models.COMMAND": command, "nodes[]": node}, answerBytes=1000)
+@section_setting("answerBytes", {"models.COMMAND": command, "nodes[]": node}, answerBytes=1000)
 async def bytes_of_an_answer_are_limited(server: Served) -> None:
-    await up(server)
-    server.elsewhere.text = "x" * 2000
+    await wait_until_up(server)
+    server.upstream.text = "x" * 2000
     assert (await server.complete(model="far").done()).status == 502
 
 
-@each("apiKey", CONFIGURED, apiKey="their-key")
+@section_setting("apiKey", NODE_SECTIONS, apiKey="their-key")
 async def node_receives_its_api_key(server: Served) -> None:
-    await up(server)
-    assert server.elsewhere.posted[-1].headers.get("authorization") == "Bearer their-key"
+    await wait_until_up(server)
+    assert server.upstream.posted[-1].headers.get("authorization") == "Bearer their-key"
 
 
-@each("seats", CONFIGURED, seats=3)
+@section_setting("seats", NODE_SECTIONS, seats=3)
 async def concurrent_jobs_of_a_node_are_limited(server: Served) -> None:
-    await up(server)
-    server.elsewhere.delay_s = 2
+    await wait_until_up(server)
+    server.upstream.delay_s = 2
     jobs = [server.complete(model="far") for _ in range(5)]
     assert [(await job.done()).status for job in jobs] == [200] * 5
-    assert server.elsewhere.most_running == 3
+    assert server.upstream.most_running == 3
 
 
-@setting("nodes[].id", node(id="named"), instead="other")
+@setting("nodes[].id", node(id="named"), alternative="other")
 async def a_node_has_this_name(server: Served) -> None:
-    assert "named" in [node["id"] for node in await server.look("/nodes")]
+    assert "named" in [node["id"] for node in await server.get_json("/nodes")]
 
 
-@setting("nodes[].url", node(), instead=NOWHERE)
+@setting("nodes[].url", node(), alternative=UNUSED_URL)
 async def node_serves_jobs(server: Served) -> None:
     await trio.sleep(1)
     assert (await server.states())["far"] == "up"
 
 
-@setting("peers.NAME.proxy", peer(), instead=NOWHERE)
+@setting("peers.NAME.proxy", peer(), alternative=UNUSED_URL)
 async def peer_serves_jobs(server: Served) -> None:
     await trio.sleep(1)
     assert (await server.states())["far"] == "up"
@@ -148,13 +150,13 @@ async def peer_serves_jobs(server: Served) -> None:
 
 @setting("nodes[].models", node(models=["far"]))
 async def node_serves_the_listed_models(server: Served) -> None:
-    server.elsewhere.models = ("far", "other")
+    server.upstream.models = ("far", "other")
     await trio.sleep(6)
     assert (await server.complete(model="other").done()).status == 404
-    await up(server)
+    await wait_until_up(server)
 
 
-@setting("peers.NAME.models", peer(models=["far"]), instead=["other"])
+@setting("peers.NAME.models", peer(models=["far"]), alternative=["other"])
 async def peer_serves_the_listed_models(server: Served) -> None:
     await trio.sleep(1)
     assert (await server.complete(model="far").done()).status == 200

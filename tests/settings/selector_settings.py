@@ -10,23 +10,23 @@ from settings.served import Served
 
 
 def selector(**settings: object) -> dict[str, Any]:
-    told = {"strategy": "warm", "targets": ["k", "m"]} | settings
-    return {"models": {"k": {"path": "DEMO"}}, "selectors": {"any": told}}
+    fields = {"strategy": "warm", "targets": ["k", "m"]} | settings
+    return {"models": {"k": {"path": "DEMO"}}, "selectors": {"any": fields}}
 
 
-async def asked(server: Served, **options: object) -> None:
+async def complete_one(server: Served, **options: object) -> None:
     assert (await server.complete(model="any", **options).done()).status == 200
 
 
-@setting("selectors.NAME.strategy", selector(), instead="pin")
+@setting("selectors.NAME.strategy", selector(), alternative="pin")
 async def the_loaded_target_gets_the_job(server: Served) -> None:
-    await asked(server)
+    await complete_one(server)
     assert await server.states() == {"k": "down", "m": "up"}
 
 
-@setting("selectors.NAME.targets", selector(), instead=["k"])
+@setting("selectors.NAME.targets", selector(), alternative=["k"])
 async def one_of_the_targets_gets_the_job(server: Served) -> None:
-    await asked(server)
+    await complete_one(server)
     assert await server.states() == {"k": "down", "m": "up"}
 
 
@@ -56,7 +56,7 @@ async def card_has_the_description(server: Served) -> None:
 @setting("selectors.NAME.unlisted", selector(unlisted=True))
 async def unlisted_model_is_left_out_of_the_list(server: Served) -> None:
     assert await card(server, "any") == {}
-    await asked(server)
+    await complete_one(server)
 
 
 @setting("selectors.NAME.metadata", selector(metadata={"size": 7}))

@@ -10,8 +10,8 @@ from fairlead.config import Config
 from fairlead.configfile import read_config
 from settings import other_package
 from settings.documents import Document
-from settings.elsewhere import Elsewhere
 from settings.engine_child import EngineChild, EnginePlan
+from settings.simulated_upstream import SimulatedUpstream
 from simulation import entropy, virtual_time
 from simulation.boundary import System
 from simulation.engine_child import ChildPlan
@@ -24,7 +24,7 @@ Scenario = Callable[["Served"], Awaitable[None]]
 LONGEST_S = 3600.0
 START_S = 30.0
 RELOAD_S = 5.0  # a watched file is read within two seconds, and a model loaded again within three
-ROOM = 1 << 24  # bytes in transit: enough that whatever a client sends arrives at once
+BUFFER_BYTES = 1 << 24  # bytes in transit: enough that whatever a client sends arrives at once
 NODE = ("10.0.2.1", 8080)
 SECOND = ("10.0.2.2", 8080)
 
@@ -37,12 +37,12 @@ class Pending:
         self.began_s = trio.current_time()
         self.ended_s = float("inf")
         self._over = trio.Event()
-        self.scope = trio.CancelScope()
+        self.request_scope = trio.CancelScope()
 
     def __repr__(self) -> str:
         answer = self.answer
-        told = "no answer" if answer is None else f"{answer.status} {answer.body[:200]!r}"
-        return f"<{self.began_s:.2f} to {self.ended_s:.2f} s: {told}>"
+        text = "no answer" if answer is None else f"{answer.status} {answer.body[:200]!r}"
+        return f"<{self.began_s:.2f} to {self.ended_s:.2f} s: {text}>"
 
     @property
     def took_s(self) -> float:
@@ -78,7 +78,7 @@ class EngineParent(Parent):
 class Served:
     """A running server, and the simulated machine and servers around it.
 
-    `elsewhere` is another server: it listens at `NODE`, and wherever a command starts its server. `second`
+    `upstream` is another server: it listens at `NODE`, and wherever a command starts its server. `second`
     listens at `SECOND`. `engine` is the plan of our engine's children. `stopped` has the ids of the processes
     that `stopper` was called for, and `environments` has the variables of each process.
     """
@@ -89,13 +89,13 @@ class Served:
         self.system = system
         self.parent = parent
         self.engine = engine
-        self.elsewhere = Elsewhere()
-        self.second = Elsewhere()
+        self.upstream = SimulatedUpstream()
+        self.second = SimulatedUpstream()
         self.stopped: list[int] = []
         self.environments: dict[int, Mapping[str, str]] = {}
         self._hosts = 0
 
-    async def ask(self, path: str, body: object = None, **options: Any) -> Answer:
+    async def fetch(self, path: str, body: object = None, **options: Any) -> Answer:
         """Make a request and return its answer; options as for `start`."""
         return await self.start(path, body, **options).done()
 
@@ -131,9 +131,9 @@ class Served:
         }
         return self.start("/v1/completions", fields | more, **options)
 
-    async def look(self, path: str, **options: Any) -> Any:
+    async def get_json(self, path: str, **options: Any) -> Any:
         """Return the JSON document of a GET."""
-        answer = await self.ask(path, **options)
+        answer = await self.fetch(path, **options)
         assert answer.status == 200, answer
         return answer.document
 
@@ -146,20 +146,20 @@ class Served:
 
     async def state(self, model: str, *states: str) -> None:
         """Wait until a model is in one of these states."""
-        told = ""
+        last_state = ""
         with trio.move_on_after(120):
-            while (told := (await self.states()).get(model, "unknown")) not in states:  # noqa: ASYNC110
+            while (last_state := (await self.states()).get(model, "unknown")) not in states:  # noqa: ASYNC110
                 await trio.sleep(0.1)
-        assert told in states, f"{model} is {told}"
+        assert last_state in states, f"{model} is {last_state}"
 
     async def states(self) -> dict[str, str]:
         """Return the state of each model."""
-        nodes = await self.look("/nodes")
+        nodes = await self.get_json("/nodes")
         return {model: node["state"] for node in nodes for model in node["models"]}
 
     def connect(self, host: str = "10.0.4.1") -> Client:
         """Open a connection, for requests that `ask` cannot make."""
-        return Client(self.system.network.knock(host, room=ROOM))
+        return Client(self.system.network.open_connection(host, buffer_bytes=BUFFER_BYTES))
 
     async def reload(self, document: Document) -> list[str]:
         """Change the configuration file; return the settings that are reported as needing a restart."""
@@ -179,10 +179,10 @@ class Served:
             return await EngineChild(process, self.engine).run()
 
         async def model_server(process: Process, args: Sequence[str]) -> int:
-            process.ignores_term = self.elsewhere.ignores_term
+            process.ignores_term = self.upstream.ignores_term
             await process.pause(1.0)
             address = ("127.0.0.1", int(args[1]))
-            self.system.network.serve(address, self.elsewhere.serve)
+            self.system.network.serve(address, self.upstream.serve)
             try:
                 await trio.sleep_forever()
             finally:
@@ -205,7 +205,7 @@ class Served:
 
     def processes_of(self, program: str) -> list[Process]:
         """Return the running processes of a program."""
-        return [process for process in self.system.processes.living if program in process.args]
+        return [process for process in self.system.processes.running if program in process.args]
 
     @property
     def log(self) -> list[Document]:
@@ -213,11 +213,11 @@ class Served:
         return self.system.log.events
 
     async def _exchange(self, pending: Pending, data: bytes, host: str) -> None:
-        client = Client(self.system.network.knock(host, room=ROOM))
+        client = Client(self.system.network.open_connection(host, buffer_bytes=BUFFER_BYTES))
         answer = None
         try:
-            with pending.scope:
-                answer = await client.ask(data)
+            with pending.request_scope:
+                answer = await client.fetch(data)
         finally:
             client.leave()
             pending._end(answer)
@@ -247,7 +247,7 @@ def serve(
         system.network.names["localhost"] = "127.0.0.1"
         served = Served(system, parent, engine)
         served.add_programs()
-        system.network.serve(NODE, served.elsewhere.serve)
+        system.network.serve(NODE, served.upstream.serve)
         system.network.serve(SECOND, served.second.serve)
         with system.installed(), other_package.installed():
             async with trio.open_nursery() as machine:

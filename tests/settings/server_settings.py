@@ -5,7 +5,7 @@ from typing import Any
 import trio
 
 from settings.cases import setting
-from settings.queue_settings import FAR
+from settings.queue_settings import RELAY_NODE
 from settings.served import Served
 
 
@@ -13,7 +13,7 @@ def keyed(**settings: object) -> dict[str, Any]:
     return {"apiKeys": [{"key": "k1"} | settings]}
 
 
-async def reported_about_job(server: Served, **options: object) -> dict[str, Any]:
+async def log_entry_of_job(server: Served, **options: object) -> dict[str, Any]:
     """Request a completion; return its log line."""
     assert (await server.complete(**options).done()).status == 200
     await trio.sleep(0.1)
@@ -32,17 +32,17 @@ async def server_listens_on_the_configured_port(server: Served) -> None:
 
 @setting("allowedHosts", {"allowedHosts": ["public.example"]})
 async def server_accepts_the_configured_host_name(server: Served) -> None:
-    answer = await server.ask("/queue", headers={"Host": "public.example"})
+    answer = await server.fetch("/queue", headers={"Host": "public.example"})
     assert answer.status == 200, answer
 
 
 @setting("cors.origins", {"cors": {"origins": ["https://chat.example"]}})
 async def pages_of_configured_origins_may_use_the_api(server: Served) -> None:
-    answer = await server.ask("/v1/models", headers={"Origin": "https://chat.example"})
+    answer = await server.fetch("/v1/models", headers={"Origin": "https://chat.example"})
     assert answer.headers.get("access-control-allow-origin") == "https://chat.example", answer
 
 
-@setting("apiKeys[].key", keyed(), instead="k2")
+@setting("apiKeys[].key", keyed(), alternative="k2")
 async def request_with_the_key_is_accepted(server: Served) -> None:
     assert (await server.complete().done()).status == 401
     assert (await server.complete(key="k1").done()).status == 200
@@ -50,13 +50,13 @@ async def request_with_the_key_is_accepted(server: Served) -> None:
 
 @setting("apiKeys[].user", keyed(user="ana"))
 async def a_key_has_a_user(server: Served) -> None:
-    assert (await reported_about_job(server, key="k1"))["tenant"] == "ana"
+    assert (await log_entry_of_job(server, key="k1"))["tenant"] == "ana"
 
 
 @setting("apiKeys[].trusted", keyed(user="portal", trusted=True))
 async def trusted_key_may_name_another_user(server: Served) -> None:
-    told = await reported_about_job(server, key="k1", headers={"X-OpenWebUI-User-Id": "bob"})
-    assert told["tenant"] == "portal/bob"
+    entry = await log_entry_of_job(server, key="k1", headers={"X-OpenWebUI-User-Id": "bob"})
+    assert entry["tenant"] == "portal/bob"
 
 
 @setting("apiKeys[].priority", keyed(priority="high"))
@@ -99,27 +99,27 @@ async def job_times_out(server: Served) -> None:
 
 @setting("tenantNames", {"tenantNames": "plain"})
 async def tenants_are_named_in_the_log(server: Served) -> None:
-    assert (await reported_about_job(server, user="ana"))["tenant"] == "user/ana"
+    assert (await log_entry_of_job(server, user="ana"))["tenant"] == "user/ana"
 
 
-@setting("healthCheck.interval", {"nodes": [FAR], "healthCheck": {"interval": 1}})
+@setting("healthCheck.interval", {"nodes": [RELAY_NODE], "healthCheck": {"interval": 1}})
 async def node_is_probed_at_the_interval(server: Served) -> None:
-    seen = len(server.elsewhere.times)
+    probes_before = len(server.upstream.times)
     await trio.sleep(10)
-    assert len(server.elsewhere.times) - seen >= 8
+    assert len(server.upstream.times) - probes_before >= 8
 
 
-@setting("healthCheck.failures", {"nodes": [FAR], "healthCheck": {"failures": 1}})
+@setting("healthCheck.failures", {"nodes": [RELAY_NODE], "healthCheck": {"failures": 1}})
 async def node_is_down_after_the_configured_failures(server: Served) -> None:
     await server.state("far", "up")
-    server.elsewhere.is_well = False
+    server.upstream.is_healthy = False
     await trio.sleep(6)
     assert (await server.states())["far"] == "down"
 
 
-@setting("healthCheck.timeout", {"nodes": [FAR], "healthCheck": {"timeout": 1}})
+@setting("healthCheck.timeout", {"nodes": [RELAY_NODE], "healthCheck": {"timeout": 1}})
 async def probe_times_out(server: Served) -> None:
     await server.state("far", "up")
-    server.elsewhere.probe_s = 2
+    server.upstream.probe_s = 2
     await trio.sleep(25)
     assert (await server.states())["far"] == "down"

@@ -46,14 +46,14 @@ LRU: dict[str, Build] = {
 }
 
 
-def each(
-    key: str, places: dict[str, Build], *, instead: object = None, **settings: Any
+def section_setting(
+    key: str, sections: dict[str, Build], *, alternative: object = None, **settings: Any
 ) -> Callable[[Scenario], Scenario]:
     """Register one scenario for a key that several sections have."""
 
     def register(scenario: Scenario) -> Scenario:
-        for place, build in places.items():
-            setting(f"{place}.{key}", build(**settings), instead=instead)(scenario)
+        for section, build in sections.items():
+            setting(f"{section}.{key}", build(**settings), alternative=alternative)(scenario)
         return scenario
 
     return register
@@ -67,53 +67,53 @@ async def loaded_after(server: Served, *names: str) -> set[str]:
     return {model for model, state in (await server.states()).items() if state == "up"}
 
 
-@each("members", GROUPS, pair={"members": ["a", "b"], "swap": False})
+@section_setting("members", GROUPS, pair={"members": ["a", "b"], "swap": False})
 async def members_are_models_of_the_group(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
-@each("swap", GROUPS, pair={"swap": False, "members": ["a", "b"]})
+@section_setting("swap", GROUPS, pair={"swap": False, "members": ["a", "b"]})
 async def members_without_swap_stay_loaded_together(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
-@each("exclusive", GROUPS, one={"members": ["a"], "exclusive": False}, two={"members": ["b"]})
+@section_setting("exclusive", GROUPS, one={"members": ["a"], "exclusive": False}, two={"members": ["b"]})
 async def group_that_is_not_exclusive_evicts_no_other_group(server: Served) -> None:
     assert await loaded_after(server, "b", "a") == {"a", "b"}
 
 
-@each("persistent", GROUPS, one={"members": ["a"], "persistent": True}, two={"members": ["b"]})
+@section_setting("persistent", GROUPS, one={"members": ["a"], "persistent": True}, two={"members": ["b"]})
 async def persistent_group_is_not_evicted(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
-@each("sets", MATRIX, sets={"s": "a & b"}, instead={"s": "a | b"})
+@section_setting("sets", MATRIX, sets={"s": "a & b"}, alternative={"s": "a | b"})
 async def models_of_a_set_stay_loaded_together(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
-@each("vars", MATRIX, sets={"s": "x & b"}, vars={"x": "a"}, instead={"x": "c"})
+@section_setting("vars", MATRIX, sets={"s": "x & b"}, vars={"x": "a"}, alternative={"x": "c"})
 async def variable_in_a_set_stands_for_a_model(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 
 
-@each(
+@section_setting(
     "evict_costs",
     MATRIX,
     sets={"s1": "a & b", "s2": "a & c", "s3": "b & c"},
     evict_costs={"b": 10},
-    instead={"a": 10},
+    alternative={"a": 10},
 )
 async def model_with_the_lower_eviction_cost_is_evicted(server: Served) -> None:
     assert await loaded_after(server, "a", "b", "c") == {"b", "c"}
 
 
-@each("maxLoaded", LRU, maxLoaded=2)
+@section_setting("maxLoaded", LRU, maxLoaded=2)
 async def number_of_loaded_models_is_limited(server: Served) -> None:
     assert await loaded_after(server, "a", "b", "c") == {"b", "c"}
 
 
-@each("memoryMb", LRU, memoryMb=120)
+@section_setting("memoryMb", LRU, memoryMb=120)
 async def memory_of_loaded_models_is_limited(server: Served) -> None:
     # By measurement, they take 50 MiB each.
     assert await loaded_after(server, "a", "b", "c", "b", "c") == {"b", "c"}
@@ -124,7 +124,9 @@ async def eviction_policy_is_selected_by_name(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"b"}
 
 
-@setting("routing.router.settings.policy", routed("only", policy={"stay": ["a"]}), instead={"stay": ["c"]})
+@setting(
+    "routing.router.settings.policy", routed("only", policy={"stay": ["a"]}), alternative={"stay": ["c"]}
+)
 async def policy_of_another_package_receives_its_settings(server: Served) -> None:
     assert await loaded_after(server, "a", "b") == {"a", "b"}
 

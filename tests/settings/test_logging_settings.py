@@ -12,7 +12,7 @@ import pytest
 from e2e.real_server import RealServer, real_server, until
 
 
-class Other(ThreadingHTTPServer):
+class NodeAndCollector(ThreadingHTTPServer):
     """A node and a trace collector: answers every request, and records the paths of POST requests."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Other(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Other
+    server: NodeAndCollector
 
     def do_GET(self) -> None:
         self._answer({"data": [{"id": "far"}]})
@@ -49,8 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def other() -> Iterator[Other]:
-    with Other() as server:
+def collector() -> Iterator[NodeAndCollector]:
+    with NodeAndCollector() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -62,13 +62,15 @@ Start = Callable[..., AbstractContextManager[RealServer]]
 
 
 @pytest.fixture
-def start(tmp_path: Path, other: Other) -> Start:
+def start(tmp_path: Path, collector: NodeAndCollector) -> Start:
     """Return a function that starts a server with given settings, and lets it relay a job."""
 
     @contextmanager
     def started(*options: str, **settings: object) -> Iterator[RealServer]:
         file = tmp_path / "fairlead.yaml"
-        file.write_text(json.dumps({"nodes": [{"id": "n", "url": other.url, "models": ["far"]}]} | settings))
+        file.write_text(
+            json.dumps({"nodes": [{"id": "n", "url": collector.url, "models": ["far"]}]} | settings)
+        )
         with real_server("--config", str(file), *options) as server:
             answer = server.http.post("/v1/completions", json={"model": "far", "prompt": "a"})
             assert answer.status_code == 200, answer.text
@@ -97,7 +99,7 @@ def test_log_level(start, settings):
 
 
 @pytest.mark.parametrize("is_set", [True, False])
-def test_otlp_endpoint(start, other, is_set):
-    with start(**({"otlpEndpoint": other.url} if is_set else {})) as server:
+def test_otlp_endpoint(start, collector, is_set):
+    with start(**({"otlpEndpoint": collector.url} if is_set else {})) as server:
         server.stop()
-    assert ("/v1/traces" in other.posted, "/v1/metrics" in other.posted) == (is_set, is_set)
+    assert ("/v1/traces" in collector.posted, "/v1/metrics" in collector.posted) == (is_set, is_set)

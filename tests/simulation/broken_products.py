@@ -28,7 +28,7 @@ from fairlead.tenancy.quotas import Charge
 from fairlead.worker.watchdog import Watchdog
 
 BROKEN: dict[str, Callable[[], AbstractContextManager[None]]] = {}
-WHERE: dict[str, tuple[str, ...]] = {}
+FAULTS_THAT_SHOW: dict[str, tuple[str, ...]] = {}
 
 Mistake = Callable[[], Iterator[Any]]
 
@@ -38,7 +38,7 @@ def mistake(*kinds: str) -> Callable[[Mistake], Mistake]:
 
     def register(function: Mistake) -> Mistake:
         BROKEN[function.__name__] = contextmanager(function)
-        WHERE[function.__name__] = kinds
+        FAULTS_THAT_SHOW[function.__name__] = kinds
         return function
 
     return register
@@ -59,7 +59,7 @@ def a_seat_of_a_failed_node_is_kept() -> Iterator[None]:
 
 
 @mistake("clock_jump")
-def deadlines_go_by_the_wall_clock() -> Iterator[None]:
+def deadlines_follow_the_wall_clock() -> Iterator[None]:
     """Deadlines are compared with the time of day."""
 
     def of_day() -> float:
@@ -95,7 +95,7 @@ def a_reload_ends_models_in_use() -> Iterator[None]:
 
 
 @mistake("child_stopped")
-def a_stopped_child_is_waited_for() -> Iterator[None]:
+def stuck_child_is_not_detected() -> Iterator[None]:
     """A child that makes no progress is never detected."""
 
     async def stuck(self: Watchdog) -> float:
@@ -132,7 +132,7 @@ def broken_connections_stay_open() -> Iterator[None]:
 
 
 @mistake("child_killed", "child_fated")
-def a_failed_job_counts_on() -> Iterator[None]:
+def failed_job_still_counts() -> Iterator[None]:
     """A job that its node has failed counts against its key's limit of concurrent jobs forever."""
     real = Charge.end
 
@@ -158,8 +158,8 @@ def a_node_never_comes_back() -> Iterator[None]:
         yield
 
 
-@mistake("out_of_descriptors", "no_descriptor_now_and_then")
-def nobody_is_accepted_after_an_error() -> Iterator[None]:
+@mistake("out_of_descriptors", "no_descriptor_at_times")
+def listener_stops_after_an_error() -> Iterator[None]:
     """The listener stops accepting when it runs out of descriptors."""
     real = Listener._accept
 
@@ -175,7 +175,7 @@ def nobody_is_accepted_after_an_error() -> Iterator[None]:
 
 
 @mistake("node_breaking_off", "child_killed", "child_fated")
-def an_answer_is_begun_again() -> Iterator[None]:
+def replay_restarts_the_answer() -> Iterator[None]:
     """The answer of a second node is sent from its start, after the partial answer of the first."""
 
     def replay(deltas: Any, _kept: Any) -> Any:

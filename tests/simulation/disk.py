@@ -115,13 +115,13 @@ class Proc:
 
     def iterdir(self) -> Iterator["Proc"]:
         """Return the folders of the processes."""
-        return (Proc(self._processes, str(process.pid)) for process in self._processes.living)
+        return (Proc(self._processes, str(process.pid)) for process in self._processes.running)
 
     def read_bytes(self) -> bytes:
         """Return a file's content. Raises `FileNotFoundError`."""
         self._processes.machine.call("read_file")
         pid, _, file = self.name.partition("/")
-        for process in self._processes.living:
+        for process in self._processes.running:
             if str(process.pid) == pid and file == "stat":
                 ticks = int(process.computed_s * CLOCK_TICKS)
                 return b"%d (fake) S 1 %d %d" % (process.pid, process.group, process.group) + (

@@ -23,7 +23,7 @@ from simulation.processes import Process
 Fate = Literal["die", "exit", "stop", "garbage", "half", "huge", "close", "unknown", "error"]
 Loading = Literal["well", "fails", "dies", "hangs", "closes"]
 
-ENDS = frozenset({"die", "exit", "half", "close"})  # fates after which it sends nothing
+FINAL_FATES = frozenset({"die", "exit", "half", "close"})  # fates after which it sends nothing
 
 MAX_MODEL_LEN = 1024
 KILLED = -signal.SIGKILL
@@ -77,8 +77,8 @@ class EngineChild:
         self._sequences: dict[int, _Sequence] = {}
         self._frames = 0
         self._steps = 0
-        self._owes = False
-        process.hears = self._hear
+        self._owes_frame = False
+        process.on_signal = self._handle_signal
 
     async def run(self) -> int:
         """Load, then serve until the parent is gone; return the exit status."""
@@ -102,7 +102,7 @@ class EngineChild:
         )
         self._handle(frames[1:])
         while True:
-            if self._sequences or self._owes:
+            if self._sequences or self._owes_frame:
                 await self._process.pause(self._plan.step_s)
                 self._handle(self._read_now())
                 await self._step()
@@ -150,7 +150,7 @@ class EngineChild:
 
     def _handle(self, frames: Sequence[bytes]) -> None:
         for message in frames:
-            self._owes = True
+            self._owes_frame = True
             match messages.to_child_decoder.decode(message):
                 case messages.Submit(key, prompt, sampling):
                     self._submit(key, prompt, sampling)
@@ -175,7 +175,7 @@ class EngineChild:
             else:
                 outputs.append(output)
                 del self._sequences[key]
-        self._owes = False
+        self._owes_frame = False
         self._steps += 1
         await self._send(self._frame(plain, outputs))
 
@@ -211,7 +211,7 @@ class EngineChild:
         elif fate == "stop":
             self._process.send_signal(signal.SIGSTOP)
             await self._process.pause(0)
-        elif fate is not None and fate in ENDS:
+        elif fate is not None and fate in FINAL_FATES:
             await self._end_at_frame(fate, data)
         await self._end.send(data)
 
@@ -220,12 +220,12 @@ class EngineChild:
             self._end.shut()
         elif fate == "half":
             await self._end.send(data[: len(data) // 2])
-            self._process.die(KILLED)
+            self._process.exit_with(KILLED)
         elif fate == "exit":
             self._process.print("RuntimeError: the fake device is on fire")
-            self._process.die(1)
+            self._process.exit_with(1)
         else:
-            self._process.die(KILLED)
+            self._process.exit_with(KILLED)
         await trio.sleep_forever()
 
     def _with_unknown_sequences(self, message: messages.ToParent) -> messages.ToParent:
@@ -245,7 +245,7 @@ class EngineChild:
         self._sequences.clear()
         return self._frame({}, [*message.outputs, *failed])
 
-    def _hear(self, number: int) -> bool:
+    def _handle_signal(self, number: int) -> bool:
         if number == signal.SIGUSR1:
             self._process.print("Current thread (most recent call first): fake_step")
         return True

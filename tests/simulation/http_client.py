@@ -40,12 +40,12 @@ class Answer(NamedTuple):
     @property
     def error(self) -> str | None:
         """The code of its error, which in a stream may come at the end; None if it has none."""
-        told: list[str] = []
+        error_events: list[str] = []
         if self.is_stream:
-            told = [event for event in self.events if event.startswith('{"error"')]
+            error_events = [event for event in self.events if event.startswith('{"error"')]
         elif self.status >= 400:
-            told = [self.body.decode(errors="replace")]
-        for text in told:
+            error_events = [self.body.decode(errors="replace")]
+        for text in error_events:
             try:
                 return str(json.loads(text)["error"].get("code"))
             except (ValueError, TypeError, KeyError, AttributeError):
@@ -54,12 +54,12 @@ class Answer(NamedTuple):
 
 
 class Client:
-    """One connection. It waits `pause_s` before each read. `has_heard`: bytes arrived since the request."""
+    """One connection, with a pause of `pause_s` before each read. `has_received`: since the request."""
 
     def __init__(self, end: End) -> None:
         self.end = end
         self.pause_s = 0.0
-        self.has_heard = False
+        self.has_received = False
         self._received = bytearray()
 
     @property
@@ -67,14 +67,14 @@ class Client:
         """Whether the server has closed it."""
         return self.end.is_ready("read")
 
-    async def ask(
+    async def fetch(
         self, request: bytes, *, on_bytes: Callable[[int], bool] = lambda _size: True
     ) -> Answer | None:
         """Send a request; return its answer, None if there is none.
 
         `on_bytes` is called with the size of the body so far and returns whether to read on.
         """
-        self.has_heard = False
+        self.has_received = False
         with suppress(OSError):  # the server may answer before it has read everything
             await self.end.send(request)
         return await self.read(on_bytes)
@@ -96,9 +96,9 @@ class Client:
             body, whole = await self._exactly(int(headers.get("content-length", "0")), on_bytes)
         return Answer(status, headers, body, whole)
 
-    def leave(self, *, rudely: bool = False) -> None:
+    def leave(self, *, with_reset: bool = False) -> None:
         """Close the connection, or reset it."""
-        if rudely:
+        if with_reset:
             self.end.reset()
         self.end.closing()
         self.end.release()
@@ -134,7 +134,7 @@ class Client:
         except OSError:
             return False
         self._received += data
-        self.has_heard = self.has_heard or bool(data)
+        self.has_received = self.has_received or bool(data)
         return bool(data)
 
     def _take(self, size: int) -> bytes:

@@ -19,7 +19,7 @@ import trio
 
 # Above the descriptors of the real process.
 FIRST_DESCRIPTOR = 1_000_000
-USUAL_LIMIT = 1024
+DEFAULT_LIMIT = 1024
 TRACE_LENGTH = 100_000
 
 
@@ -89,16 +89,16 @@ class Pollable:
 class Machine:
     """One machine, for one simulation.
 
-    `limit`: how many descriptors the server may have. `strikes`: the faults in force. `complaints`: misuses
+    `limit`: how many descriptors the server may have. `strikes`: the faults in force. `misuses`: misuses
     that a real system would not report. `calls` counts the calls by kind.
     """
 
     def __init__(self, seed: int) -> None:
         self.random = Random(f"machine {seed}")
-        self.limit = USUAL_LIMIT
+        self.limit = DEFAULT_LIMIT
         self.strikes: list[Strike] = []
-        self.has_struck = False
-        self.complaints: list[str] = []
+        self.has_failed_call = False
+        self.misuses: list[str] = []
         self.calls: Counter[str] = Counter()
         self.recent: deque[str] = deque(maxlen=TRACE_LENGTH)
         self.keeps_trace = False
@@ -127,8 +127,8 @@ class Machine:
         async with trio.open_nursery() as self.nursery:
             task_status.started()
             while True:
-                soonest = self._events[0][0] if self._events else float("inf")
-                with trio.CancelScope(deadline=soonest) as self._sleep:
+                next_event_s = self._events[0][0] if self._events else float("inf")
+                with trio.CancelScope(deadline=next_event_s) as self._sleep:
                     await trio.sleep_forever()
                 while self._events and self._events[0][0] <= trio.current_time():
                     heapq.heappop(self._events)[2]()
@@ -140,7 +140,7 @@ class Machine:
         self.calls[kind] += 1
         for strike in self.strikes:
             if (error := strike(kind)) is not None:
-                self.has_struck = True
+                self.has_failed_call = True
                 self.note("fault", kind, type(error).__name__, str(error))
                 raise error
 
@@ -148,7 +148,7 @@ class Machine:
         """Return the lowest free descriptor, now referring to it. Raises `OSError`: EMFILE at the limit."""
         self.call(kind)
         if len(self._table) >= self.limit:
-            self.has_struck = True
+            self.has_failed_call = True
             self.note("fault", kind, "EMFILE")
             raise os_error(errno.EMFILE)
         number = heapq.heappop(self._freed) if self._freed else FIRST_DESCRIPTOR + len(self._table)
@@ -172,7 +172,7 @@ class Machine:
         del self._table[number]
         heapq.heappush(self._freed, number)
         if opened.has_waiters and opened.refs == 1:
-            self.complaints.append(f"{opened} was closed while a task was waiting for it")
+            self.misuses.append(f"{opened} was closed while a task was waiting for it")
         opened.drop()
 
     @property

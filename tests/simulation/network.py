@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from simulation.machine import Machine, Pollable, os_error
-from simulation.streams import USUAL_ROOM, Address, End, connected
+from simulation.streams import DEFAULT_BUFFER_BYTES, Address, End, connected
 
 SERVER_HOST = "10.0.0.1"
 
@@ -72,7 +72,9 @@ class Network:
         while listening is not None and listening.arrived:
             listening.arrived.popleft().reset()
 
-    def knock(self, host: str, *, latency_s: float = 0.0, room: int = USUAL_ROOM) -> End:
+    def open_connection(
+        self, host: str, *, latency_s: float = 0.0, buffer_bytes: int = DEFAULT_BUFFER_BYTES
+    ) -> End:
         """Connect from `host` to the server; return the client's end. Raises `ConnectionRefusedError`."""
         if not self._listening:
             raise os_error(errno.ECONNREFUSED)
@@ -80,7 +82,11 @@ class Network:
         if len(listening.arrived) >= listening.backlog:
             raise os_error(errno.ECONNREFUSED)
         theirs, ours = connected(
-            self.machine, self.free_address(host), listening.address, latency_s=latency_s, room=room
+            self.machine,
+            self.free_address(host),
+            listening.address,
+            latency_s=latency_s,
+            buffer_bytes=buffer_bytes,
         )
         listening.arrived.append(ours)
         listening.wake("read")

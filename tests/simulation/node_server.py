@@ -20,10 +20,10 @@ BEFORE = ("500", "502", "503", "429", "loading", "draining", "html", "reset", "s
 MIDWAY = ("cut", "stuck", "no end", "bad chunk", "error event", "long length", "short length", "not json")
 FATES = (*BEFORE, *MIDWAY)
 
-LIES: tuple[object, ...] = (
+FALSE_USAGES: tuple[object, ...] = (
     *(10**30, -5, -(10**30), 10**18, 2**63, 2**31, 0, "many", "12", 1.5, 1e300, True, None, [], {}, [7]),
 )
-HONEST = object()
+REAL_USAGE = object()
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,18 +33,18 @@ def is_well(_path: str) -> str | None:
     return None
 
 
-def tells_the_truth() -> object:
+def report_real_usage() -> object:
     """Return `HONEST`: the server reports its real usage."""
-    return HONEST
+    return REAL_USAGE
 
 
 @dataclass
 class ServerPlan:
     """How a server behaves. `names` maps the server's model names to ours.
 
-    `fate` returns for each request's path what happens to it; `lie` the usage to report. `is_fairlead`: it
-    answers `GET /running`, as Fairlead does. `on_answer` is called with the model, the ticket, the tokens of
-    the answer and its bytes, which are the most tokens that it may be counted as.
+    `fate` returns for each request's path what happens to it; `reported_usage` the usage to report.
+    `is_fairlead`: it answers `GET /running`, as Fairlead does. `on_answer` is called with the model, the
+    ticket, the tokens of the answer and its bytes, which are the most tokens that it may be counted as.
     """
 
     tokenizer: Tokenizer
@@ -54,7 +54,7 @@ class ServerPlan:
     seats: int = 2
     is_up: bool = True
     fate: Callable[[str], str | None] = is_well
-    lie: Callable[[], object] = tells_the_truth
+    reported_usage: Callable[[], object] = report_real_usage
     on_answer: Callable[[str, str, int, int], None] = lambda *_: None
     on_request: Callable[[str, str], None] = lambda *_: None
     pause: Callable[[float], Any] = trio.sleep
@@ -138,38 +138,40 @@ class _Exchange:
         if fate in BEFORE:
             return await self._refuse(fate)
         if method == "GET":
-            return await self._tell(self._look())
+            return await self._respond(self._running())
         return await self._generate(fate or "")
 
     # Faults ------------------------------------------------------------------------------------------
 
     async def _refuse(self, fate: str) -> bool:
         if fate.isdigit():
-            return await self._tell({"error": {"message": "no", "code": int(fate)}}, int(fate))
+            return await self._respond({"error": {"message": "no", "code": int(fate)}}, int(fate))
         match fate:
             case "loading" | "draining":
                 code = {"loading": "model_loading", "draining": "draining"}[fate]
-                return await self._tell({"error": {"message": "no", "code": code}}, 503, "Retry-After: 3\r\n")
+                return await self._respond(
+                    {"error": {"message": "no", "code": code}}, 503, "Retry-After: 3\r\n"
+                )
             case "html":
                 return await self._whole(b"<html>welcome to the captive portal</html>", kind="text/html")
             case "reset":
                 self._end.reset()
             case "silent":
-                await self._be_silent()
+                await self._send_nothing()
             case "garbage":
                 await self._end.send(b"\x00\x01 this is no HTTP\r\n\r\n")
             case "big head":
                 await self._end.send(b"HTTP/1.1 200 OK\r\n" + b"X-Filler: " + b"x" * 100_000)
         return False
 
-    async def _be_silent(self) -> None:
+    async def _send_nothing(self) -> None:
         """Send nothing until the other side disconnects."""
         while await self._end.receive():
             pass
 
     # Answers -----------------------------------------------------------------------------------------
 
-    def _look(self) -> object:
+    def _running(self) -> object:
         plan = self._plan
         if self._path == "/running" and plan.is_fairlead:
             entry = {"seats": plan.seats, "sequences": plan.busy, "waiting": 0}
@@ -181,34 +183,34 @@ class _Exchange:
     async def _generate(self, fate: str) -> bool:
         plan = self._plan
         try:
-            wanted = msgspec.json.decode(self._body, type=Request)
+            requested = msgspec.json.decode(self._body, type=Request)
         except msgspec.MsgspecError:
-            return await self._tell({"error": {"message": "no JSON"}}, 400)
-        model = plan.names.get(wanted.model, wanted.model)
+            return await self._respond({"error": {"message": "no JSON"}}, 400)
+        model = plan.names.get(requested.model, requested.model)
         ticket = words.ticket_in(self._body.decode(errors="replace"))
         plan.on_request(model, ticket)
         tokens = words.pieces_of(plan.tokenizer, model, ticket)
-        finish = "length" if len(tokens) >= wanted.max_tokens else "stop"
-        pieces = [words.text_of(plan.tokenizer, [token]) for token in tokens[: wanted.max_tokens]]
+        finish = "length" if len(tokens) >= requested.max_tokens else "stop"
+        pieces = [words.text_of(plan.tokenizer, [token]) for token in tokens[: requested.max_tokens]]
         if self._path == "/v1/embeddings":
-            return await self._tell(
-                {"object": "list", "model": wanted.model, "data": [], "embedded": f"{model} {ticket}"}
+            return await self._respond(
+                {"object": "list", "model": requested.model, "data": [], "embedded": f"{model} {ticket}"}
             )
-        if wanted.stream:
-            return await self._stream(fate, model, ticket, wanted, pieces, finish)
+        if requested.stream:
+            return await self._stream(fate, model, ticket, requested, pieces, finish)
         await plan.pause(plan.step_s * len(pieces))
         choices = [
             {"index": index, **self._piece("".join(pieces), whole=True), "finish_reason": finish}
-            for index in range(wanted.n)
+            for index in range(requested.n)
         ]
-        usage = self._usage(len(pieces) * wanted.n)
-        body = _answer({"id": "x", "model": wanted.model, "choices": choices}, usage)
-        plan.on_answer(model, ticket, len(pieces) * wanted.n, len(body))
+        usage = self._usage(len(pieces) * requested.n)
+        body = _answer({"id": "x", "model": requested.model, "choices": choices}, usage)
+        plan.on_answer(model, ticket, len(pieces) * requested.n, len(body))
         return await self._whole(body, fate=fate)
 
     def _usage(self, tokens: int) -> object:
-        lie = self._plan.lie()
-        return tokens if lie is HONEST else lie
+        reported_usage = self._plan.reported_usage()
+        return tokens if reported_usage is REAL_USAGE else reported_usage
 
     def _piece(self, text: str, *, whole: bool = False) -> dict[str, Any]:
         if self._path != "/v1/chat/completions":
@@ -216,27 +218,27 @@ class _Exchange:
         return {"message" if whole else "delta": {"role": "assistant", "content": text}}
 
     async def _stream(
-        self, fate: str, model: str, ticket: str, wanted: Request, pieces: list[str], finish: str
+        self, fate: str, model: str, ticket: str, requested: Request, pieces: list[str], finish: str
     ) -> bool:
         plan = self._plan
         await self._end.send(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
-        half = len(pieces) // 2
-        common = {"id": "x", "object": "chat.completion.chunk", "model": wanted.model}
+        first_half = len(pieces) // 2
+        common = {"id": "x", "object": "chat.completion.chunk", "model": requested.model}
         for number, piece in enumerate(pieces):
             await plan.pause(plan.step_s)
-            if number == half and not await self._midway(fate):
+            if number == first_half and not await self._midway(fate):
                 return False
-            for index in range(wanted.n):
+            for index in range(requested.n):
                 choice = {"index": index, **self._piece(piece), "finish_reason": None}
                 event = _encode({**common, "choices": [choice]})
                 plan.on_answer(model, ticket, 1, len(event))
                 await self._event(event)
-        for index in range(wanted.n):
+        for index in range(requested.n):
             choice = {"index": index, **self._piece(""), "finish_reason": finish}
             await self._event(_encode({**common, "choices": [choice]}))
-        usage = self._usage(len(pieces) * wanted.n)
+        usage = self._usage(len(pieces) * requested.n)
         await self._event(_answer({**common, "choices": []}, usage))
         if fate == "no end":
             return False
@@ -250,7 +252,7 @@ class _Exchange:
             case "cut" | "long length":
                 self._end.reset()
             case "stuck":
-                await self._be_silent()
+                await self._send_nothing()
             case "bad chunk" | "short length":
                 await self._end.send(b"zz\r\nnonsense\r\n")
             case "error event":
@@ -266,7 +268,7 @@ class _Exchange:
         event = b"data: " + data + b"\n\n"
         await self._end.send(b"%x\r\n%b\r\n" % (len(event), event))
 
-    async def _tell(self, document: object, status: int = 200, headers: str = "") -> bool:
+    async def _respond(self, document: object, status: int = 200, headers: str = "") -> bool:
         return await self._whole(_encode(document), status, headers=headers)
 
     async def _whole(
@@ -277,27 +279,31 @@ class _Exchange:
         fate: str = "",
         headers: str = "",
     ) -> bool:
-        half = len(body) // 2
+        first_half = len(body) // 2
         length = len(body)
         match fate:
             case "long length":
                 length += 10
             case "short length":
-                length = half
+                length = first_half
             case "not json":
                 body = b"{" * len(body)
         head = f"HTTP/1.1 {status} So\r\nContent-Type: {kind}\r\n{headers}Content-Length: {length}\r\n\r\n"
-        await self._end.send(head.encode() + body[:half])
+        await self._end.send(head.encode() + body[:first_half])
         if fate in ("cut", "no end", "bad chunk", "error event"):
             self._end.reset()
             return False
         if fate == "stuck":
-            await self._be_silent()
-        await self._end.send(body[half:])
+            await self._send_nothing()
+        await self._end.send(body[first_half:])
         return fate != "long length"
 
 
 def _answer(document: dict[str, Any], usage: object) -> bytes:
     """Return a document with this usage, which no encoder may accept, such as a number of 31 digits."""
-    told = str(usage) if isinstance(usage, int) and not isinstance(usage, bool) else _encode(usage).decode()
-    return _encode(document)[:-1] + f',"usage":{{"prompt_tokens":3,"completion_tokens":{told}}}}}'.encode()
+    usage_text = (
+        str(usage) if isinstance(usage, int) and not isinstance(usage, bool) else _encode(usage).decode()
+    )
+    return (
+        _encode(document)[:-1] + f',"usage":{{"prompt_tokens":3,"completion_tokens":{usage_text}}}}}'.encode()
+    )

@@ -168,7 +168,7 @@ class Parent:
 
     async def _stop_command(self, process: Process, args: Sequence[str]) -> int:
         await process.pause(0.1)
-        for other in self.system.processes.living:
+        for other in self.system.processes.running:
             if str(other.pid) == args[1]:
                 other.send_signal(signal.SIGTERM)
         return 0

@@ -86,8 +86,8 @@ class Process:
     """One process: the interface of `trio.Process` for the server, and what its program uses.
 
     `group` is its process group. `ends` are its inherited connections, by their descriptor in the server;
-    they are closed when it dies. `slowness` multiplies the time of its pauses. `hears` is called with each
-    signal that does not end it.
+    they are closed when it dies. `slowness` multiplies the time of its pauses. `on_signal` is called with
+    each signal that does not end it.
     """
 
     def __init__(self, machine: Machine, pid: int, args: Sequence[str], group: int) -> None:
@@ -104,11 +104,11 @@ class Process:
         self.ignores_term = False
         self.slowness = 1.0
         self.computed_s = 0.0
-        self.hears: Callable[[int], bool] = lambda _number: False
+        self.on_signal: Callable[[int], bool] = lambda _number: False
         self._scope = trio.CancelScope()
         self._running = trio.Event()
         self._running.set()
-        self._over = trio.Event()
+        self._ended = trio.Event()
         self._number = -1
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ class Process:
 
     async def wait(self) -> int:
         """Wait until it has ended; return its exit status."""
-        await self._over.wait()
+        await self._ended.wait()
         assert self.returncode is not None
         return self.returncode
 
@@ -145,10 +145,10 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Deliver a signal, unless it has ended."""
         self.machine.note("signal", self.pid, int(number))
-        if not self.lives:
+        if not self.is_alive:
             return
         if number == signal.SIGKILL:
-            self.die(-number)
+            self.exit_with(-number)
         elif number == signal.SIGSTOP:
             self._running = trio.Event()
         elif number == signal.SIGCONT:
@@ -156,9 +156,9 @@ class Process:
         elif number == signal.SIGTERM and not self.ignores_term:
             if self.is_stopped:
                 return  # it stays pending
-            self.die(-number)
+            self.exit_with(-number)
         elif not self.is_stopped:
-            self.hears(number)
+            self.on_signal(number)
 
     # State and program -------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Process:
         return not self._running.is_set()
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it has not ended."""
         return self._status is None
 
@@ -186,9 +186,9 @@ class Process:
             with suppress(OSError):
                 self.output.send_now(text.encode() + b"\n")
 
-    def die(self, status: int) -> None:
+    def exit_with(self, status: int) -> None:
         """End at once with this status."""
-        if self.lives:
+        if self.is_alive:
             self.machine.note("exit", self.pid, status)
             self._status = status
             self._scope.cancel()
@@ -196,7 +196,7 @@ class Process:
                 if end is not None:
                     end.closing()
                     end.drop()
-            self._over.set()
+            self._ended.set()
 
     async def run(self, program: Program) -> None:
         """Run a program until it returns or the process dies."""
@@ -205,7 +205,7 @@ class Process:
                 status = await program(self, self.args)
             except OSError:  # the server has closed its ends
                 status = 1
-            self.die(status)
+            self.exit_with(status)
 
     def watched_by(self, number: int) -> None:
         """Set its pidfd in the server."""
@@ -223,9 +223,9 @@ class Processes:
         self.on_start: Callable[[Process], None] = lambda _process: None
 
     @property
-    def living(self) -> list[Process]:
+    def running(self) -> list[Process]:
         """The processes that have not ended."""
-        return [process for process in self.started if process.lives]
+        return [process for process in self.started if process.is_alive]
 
     async def open(
         self,
@@ -271,7 +271,7 @@ class Processes:
 
     def send_signal_to_group(self, group: int, number: int) -> None:
         """Replace `os.killpg`. Raises `ProcessLookupError`."""
-        members = [process for process in self.living if process.group == group]
+        members = [process for process in self.running if process.group == group]
         if not members:
             raise os_error(errno.ESRCH)
         for process in members:
@@ -280,7 +280,7 @@ class Processes:
 
     def of_group(self, group: int) -> Iterator[Process]:
         """Yield the members of a group."""
-        return (process for process in self.living if process.group == group)
+        return (process for process in self.running if process.group == group)
 
     def _pipe(self) -> tuple[PipeStream, End]:
         ours, theirs = connected(self.machine, ("pipe", 0), ("pipe", 1))

@@ -8,13 +8,13 @@ from simulation.world import NODE_PORT, NODES, World
 
 
 class Edit(NamedTuple):
-    """New content of the file, the errors that it excuses, and for which models; None: for all.
+    """New content of the file, the errors that it may cause, and for which models; None: for all.
 
     `keys` are the API keys that it removes.
     """
 
     content: dict[str, Any] | bytes
-    excuses: frozenset[str] = frozenset()
+    allowed_errors: frozenset[str] = frozenset()
     models: frozenset[str] | None = None
     keys: frozenset[str] = frozenset()
 

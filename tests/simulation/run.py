@@ -1,6 +1,6 @@
 """One run of the real server on a simulated system: a scenario, a quiet period, then the checks.
 
-Subclasses of `Run` define the scenario in `story`.
+Subclasses of `Run` define the scenario in `run_clients`.
 """
 
 import gc
@@ -18,18 +18,18 @@ from trio.testing import MockClock
 from fairlead.config import ConfigError
 from fairlead.errors import LoadFailed
 from simulation import entropy, virtual_time
-from simulation.aftermath import Aftermath, Idle, Metrics, instances_of_jobs, measured
 from simulation.boundary import System
 from simulation.drawer import Drawer
 from simulation.engine_child import ChildPlan
+from simulation.exchanges import ClientSession, Exchange
+from simulation.fault_injector import FaultInjector
+from simulation.final_checks import FinalChecks, Idle, Metrics, instances_of_jobs, measured
+from simulation.injected_faults import RECOVERY_S, ChildFaults, Stage
 from simulation.ledger import Ledger
 from simulation.node_server import NodeServer
 from simulation.oracle import Oracle
 from simulation.parent import Parent, model_folder
-from simulation.troublemaker import Troublemaker
-from simulation.troubles import RECOVERY_S, Mood, Stage
 from simulation.verdict import Verdict
-from simulation.visits import Visit, Visitor
 from simulation.world import NODE_PORT, NODES, World
 
 # From the last fault to the checks: every backoff, probe and timeout is over by then.
@@ -56,7 +56,7 @@ class Run:
         self.problems: list[str] = []
         self.ledger = Ledger()
         self.random = Random(f"{self.name} {seed}")
-        self.mood = Mood(Random(f"mood {seed}"))
+        self.child_faults = ChildFaults(Random(f"mood {seed}"))
         self.drawer = Drawer(world, Random(f"visits {seed}"))
         self._broken = broken
         self._keeps_trace = keeps_trace
@@ -64,7 +64,7 @@ class Run:
         self.system: System
         self.parent: Parent
         self.stage: Stage
-        self.maker: Troublemaker
+        self.maker: FaultInjector
         self.metrics: Metrics
 
     def run(self) -> Verdict:
@@ -89,23 +89,23 @@ class Run:
     def prepare(self) -> None:
         """Set up what must exist before the server starts."""
 
-    async def story(self) -> None:
+    async def run_clients(self) -> None:
         """Run the clients and faults. Returns when all have ended."""
         raise NotImplementedError
 
     # For scenarios -----------------------------------------------------------------------------------
 
-    def visitor(self) -> Visitor:
+    def client_session(self) -> ClientSession:
         """Return a client at a new address."""
         self._hosts += 1
         host = f"10.0.{3 + self._hosts // 250}.{1 + self._hosts % 250}"
-        return Visitor(self.system.network, self.world, host, self.random)
+        return ClientSession(self.system.network, self.world, host, self.random)
 
-    async def make(self, visit: Visit) -> None:
+    async def make(self, exchange: Exchange) -> None:
         """Make a request from a new address."""
-        visitor = self.visitor()
-        await visitor.make(visit)
-        visitor.leave()
+        client_session = self.client_session()
+        await client_session.make(exchange)
+        client_session.leave()
 
     # Phases of a run ---------------------------------------------------------------------------------
 
@@ -118,15 +118,15 @@ class Run:
         self.parent = Parent(
             self.system,
             self.world.document,
-            plan_of=lambda model: self.mood.child(self.world, model),
+            plan_of=lambda model: self.child_faults.child(self.world, model),
             servers=self.world.servers,
             broken=self._broken,
             is_watched=self.world.is_watched,
         )
-        self.stage = Stage(self.parent, self.world, self.mood, self.random, source, clock)
-        self.maker = Troublemaker(self.stage)
+        self.stage = Stage(self.parent, self.world, self.child_faults, self.random, source, clock)
+        self.maker = FaultInjector(self.stage)
         self.metrics = Metrics(self.drawer, self.make)
-        self._oracle = Oracle(self.world, self.drawer, self.stage.troubles, self.ledger)
+        self._oracle = Oracle(self.world, self.drawer, self.stage.faults, self.ledger)
         with self.system.installed():
             async with trio.open_nursery() as machine:
                 await machine.start(self.system.machine.run)
@@ -134,7 +134,7 @@ class Run:
                 await machine.start(self.parent.run)
                 with trio.move_on_after(LONGEST_S) as bound:
                     if await self._has_started():
-                        await self.story()
+                        await self.run_clients()
                         await self._finish()
                 if bound.cancelled_caught:
                     self.problems.append(f"a client still waits after {LONGEST_S:g} s")
@@ -159,25 +159,25 @@ class Run:
 
     def _refused_to_start(self) -> bool:
         """Return whether it did not start because of a fault that it reported, which is correct."""
-        is_excused = self.system.machine.has_struck or any(
-            "load_failed" in trouble.excuses for trouble in self.stage.troubles
+        is_allowed = self.system.machine.has_failed_call or any(
+            "load_failed" in fault.allowed_errors for fault in self.stage.faults
         )
         reasons = (OSError, ConfigError, LoadFailed, MemoryError)
         reported = all(isinstance(error, reasons) for error in _leaves(self.parent.crash))
-        return is_excused and reported and not self.parent.announcer.is_ready
+        return is_allowed and reported and not self.parent.announcer.is_ready
 
     async def _finish(self) -> None:
         if not self.parent.has_ended.is_set():
             await trio.sleep(QUIET_S)
-            self.problems += await self.metrics.look()
-            after = Aftermath(
+            self.problems += await self.metrics.read()
+            after = FinalChecks(
                 self.system,
                 self.world,
                 self.drawer,
                 self.make,
                 ledger=self.ledger,
                 kept_before=self._kept_before,
-                left_stopped=self.mood.left_stopped,
+                left_stopped=self.child_faults.left_stopped,
             )
             idle = idle_server(is_watched=self.world.is_watched)
             self.problems += await after.problems(self.metrics, idle)
@@ -203,18 +203,18 @@ class Run:
 
     def _check_end(self) -> None:
         """Check that no descriptor or process is left, however the server ended."""
-        if self.system.machine.has_struck:
+        if self.system.machine.has_failed_call:
             gc.collect()  # after an error at any line, the garbage collector may have to close a socket
         if self.system.machine.descriptors:
             self.problems.append(f"descriptors are left at the end: {self.system.machine.descriptors}")
-        if self.system.processes.living:
-            self.problems.append(f"processes are left at the end: {self.system.processes.living}")
+        if self.system.processes.running:
+            self.problems.append(f"processes are left at the end: {self.system.processes.running}")
 
     def _verdict(self) -> Verdict:
         if self.parent.crash is None:
             self.problems += self._oracle.problems()
-            self.problems += self.system.machine.complaints
-        unexpected = any(trouble.is_unexpected for trouble in self.stage.troubles)
+            self.problems += self.system.machine.misuses
+        unexpected = any(fault.is_unexpected for fault in self.stage.faults)
         if self.system.log.problems and not unexpected:
             self.problems.append(f"a traceback in the log: {self.system.log.problems[0][:3000]}")
         machine = self.system.machine
@@ -223,7 +223,7 @@ class Run:
             replay=self.replay,
             problems=self.problems,
             trace=machine.trace,
-            outcomes=Counter(map(_outcome, self.drawer.visits)),
+            outcomes=Counter(map(_outcome, self.drawer.exchanges)),
             calls=machine.calls,
             recent=list(machine.recent),
         )
@@ -252,12 +252,12 @@ def idle_server(*, is_watched: bool) -> Idle:
     return virtual_time.run(measure, 0)
 
 
-def _outcome(visit: Visit) -> str:
-    if visit.has_left:
+def _outcome(exchange: Exchange) -> str:
+    if exchange.has_left:
         return "left"
-    if visit.answer is None:
+    if exchange.answer is None:
         return "cut"
-    return visit.answer.error or ("ok" if visit.answer.is_whole else "broken off")
+    return exchange.answer.error or ("ok" if exchange.answer.is_whole else "broken off")
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:

@@ -10,16 +10,16 @@ from typing import Any
 import trio
 
 from simulation.engine_child import ChildPlan
+from simulation.exchanges import Exchange
+from simulation.injected_faults import CUT, ENDS_OF_JOBS, GARBLED, InjectedFault
 from simulation.machine import os_error
 from simulation.node_server import ServerPlan
 from simulation.parent import SERVER_PROGRAM, model_folder, text
 from simulation.run import Broken, Run
-from simulation.troubles import CUT, ENDS_OF_JOBS, GARBLED, Trouble
-from simulation.visits import Visit
 from simulation.world import COMMANDS, FAR, NODE_PORT, NODES, Person, World
 
 # A node that was never reached has no models yet.
-EXCUSES = ENDS_OF_JOBS | {CUT, "model_not_found"}
+ALLOWED_ERRORS = ENDS_OF_JOBS | {CUT, "model_not_found"}
 DESCRIPTORS = ("descriptor", "accept", "socketpair", "epoll", "pipe", "pidfd", "open_file")
 ALLOCATING = (*DESCRIPTORS, "spawn", "thread", "recv", "send", "connect", "read_file")
 FRAMES = 25  # that the first child sends
@@ -28,19 +28,19 @@ REQUESTS = 12  # that nodes and commands get
 
 @dataclass(frozen=True)
 class Sweep:
-    """The calls of which one fails, and its error. `excuses` are the error codes that this may cause."""
+    """The calls of which one fails, and its error. `allowed_errors`: the error codes that this may cause."""
 
     name: str
     calls: tuple[str, ...]
     error: Callable[[], BaseException]
-    excuses: frozenset[str]
+    allowed_errors: frozenset[str]
     is_unexpected: bool = False
 
 
 SWEEPS = {
     sweep.name: sweep
     for sweep in (
-        Sweep("descriptors", DESCRIPTORS, lambda: os_error(errno.EMFILE), EXCUSES),
+        Sweep("descriptors", DESCRIPTORS, lambda: os_error(errno.EMFILE), ALLOWED_ERRORS),
         Sweep("full disk", ("write_log",), lambda: os_error(errno.ENOSPC), frozenset()),
         Sweep(
             "broken disk",
@@ -52,14 +52,14 @@ SWEEPS = {
             "no memory",
             ALLOCATING,
             lambda: os_error(errno.ENOMEM),
-            EXCUSES | {"internal_error"},
+            ALLOWED_ERRORS | {"internal_error"},
             is_unexpected=True,
         ),
         Sweep(
             "no memory in Python",
             ALLOCATING,
             MemoryError,
-            EXCUSES | {"internal_error", "engine_failed"},
+            ALLOWED_ERRORS | {"internal_error", "engine_failed"},
             is_unexpected=True,
         ),
     )
@@ -90,7 +90,7 @@ class Scenario(Run):
         """The command that repeats this run."""
         return f"python -m pytest tests/simulation -k replay --simulation-sweep '{self._sweep}:{self._at}'"
 
-    async def story(self) -> None:
+    async def run_clients(self) -> None:
         """Use all models, read the state, reload the configuration, unload a model and use it again."""
         await trio.sleep(5.0)
         jobs = [
@@ -100,43 +100,47 @@ class Scenario(Run):
             self._chat(FAR, stream=True),
         ]
         async with trio.open_nursery() as people:
-            for visit in jobs:
-                people.start_soon(self.make, visit)
+            for exchange in jobs:
+                people.start_soon(self.make, exchange)
         for path in ("/metrics", "/version", "/running", "/nodes"):
-            await self.make(self.drawer.look(path))
+            await self.make(self.drawer.read(path))
         self.system.signals.send(signal.SIGHUP)
         await self.make(self._chat("alpha", stream=True))
-        await self.make(self.drawer.look("/models/unload", method="POST", body={"model": "alpha"}))
+        await self.make(self.drawer.read("/models/unload", method="POST", body={"model": "alpha"}))
         await self.make(self._chat("alpha"))
         await trio.sleep(1.0)
-        trouble = self.stage.troubles[0]
-        trouble.ended_s = trio.current_time()
+        fault = self.stage.faults[0]
+        fault.ended_s = trio.current_time()
         self.system.machine.strikes.clear()
-        self.mood.forgive()
-        for process in self.system.processes.living:
+        self.child_faults.clear_faults()
+        for process in self.system.processes.running:
             process.send_signal(signal.SIGCONT)
 
     def prepare(self) -> None:
         """Set up the fault."""
         kind, _, fate = self._sweep.partition(" ")
         if kind == "child":
-            self.stage.troubles.append(Trouble(self._sweep, 0.0, excuses=EXCUSES | {"engine_failed"}))
-            self.mood.appointed = {self._at: fate}
+            self.stage.faults.append(
+                InjectedFault(self._sweep, 0.0, allowed_errors=ALLOWED_ERRORS | {"engine_failed"})
+            )
+            self.child_faults.next_fates = {self._at: fate}
             return
         if kind == "node":
-            self.stage.troubles.append(Trouble(self._sweep, 0.0, excuses=EXCUSES | {"refused", GARBLED}))
+            self.stage.faults.append(
+                InjectedFault(self._sweep, 0.0, allowed_errors=ALLOWED_ERRORS | {"refused", GARBLED})
+            )
             for plan in (*self.world.nodes.values(), *self.world.servers.values()):
                 plan.fate = self._fate_of_request
             return
         sweep = SWEEPS[self._sweep]
-        self.stage.troubles.append(
-            Trouble(self._sweep, 0.0, None, sweep.excuses, is_unexpected=sweep.is_unexpected)
+        self.stage.faults.append(
+            InjectedFault(self._sweep, 0.0, None, sweep.allowed_errors, is_unexpected=sweep.is_unexpected)
         )
 
         def strike(call: str) -> BaseException | None:
             self._made += call in sweep.calls
             if call in sweep.calls and self._made == self._at:
-                self.stage.troubles[0].name += f" {call}"
+                self.stage.faults[0].name += f" {call}"
                 return sweep.error()
             return None
 
@@ -146,10 +150,10 @@ class Scenario(Run):
         self._made += 1
         return self._sweep.removeprefix("node ") if self._made == self._at else None
 
-    def _chat(self, model: str, *, stream: bool = False) -> Visit:
-        visit = self.drawer.canary(self.world.people[0], model)
-        visit.stream = visit.body["stream"] = stream
-        return visit
+    def _chat(self, model: str, *, stream: bool = False) -> Exchange:
+        exchange = self.drawer.canary(self.world.people[0], model)
+        exchange.stream = exchange.body["stream"] = stream
+        return exchange
 
 
 def _world() -> World:

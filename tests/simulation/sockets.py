@@ -118,17 +118,17 @@ class FakeSocket(REAL_SOCKET):
             opened = self._machine.opened(number)
             if isinstance(opened, Listening):
                 self.network.unlisten(opened.address)
-            if isinstance(opened, End) and opened.refs == 1 and self._lingers_for_nothing():
+            if isinstance(opened, End) and opened.refs == 1 and self._resets_on_close():
                 opened.reset()
             self._machine.close(number)
 
     def __del__(self) -> None:
         if getattr(self, "_number", -1) >= 0:
-            if not self._machine.has_struck:
-                self._machine.complaints.append(f"{self!r} was closed by the garbage collector")
+            if not self._machine.has_failed_call:
+                self._machine.misuses.append(f"{self!r} was closed by the garbage collector")
             self.close()
 
-    def _lingers_for_nothing(self) -> bool:
+    def _resets_on_close(self) -> bool:
         linger = self._options.get((socket.SOL_SOCKET, socket.SO_LINGER))
         return isinstance(linger, bytes) and struct.unpack("ii", linger) == (1, 0)
 

@@ -8,15 +8,15 @@ import trio
 from simulation.machine import Machine, Pollable, os_error
 
 Address = tuple[str, int]
-USUAL_ROOM = 64 * 1024
+DEFAULT_BUFFER_BYTES = 64 * 1024
 
 
 class End(Pollable):
     """One end of a connection; `peer` is the other end.
 
-    Sent bytes are in the peer's `inbox` after `latency_s`. At most `room` bytes are in flight or unread. A
-    send takes as many as fit; if `ragged`, a random part of these. `on_hangup` is called when a FIN or a
-    reset arrives.
+    Sent bytes are in the peer's `inbox` after `latency_s`. At most `buffer_bytes` bytes are in flight or
+    unread. A send takes as many as fit; if `ragged`, a random part of these. `on_hangup` is called when a FIN
+    or a reset arrives.
     """
 
     def __init__(self, machine: Machine, local: Address, remote: Address) -> None:
@@ -26,7 +26,7 @@ class End(Pollable):
         self.remote = remote
         self.peer: End
         self.latency_s = 0.0
-        self.room = USUAL_ROOM
+        self.buffer_bytes = DEFAULT_BUFFER_BYTES
         self.ragged = False
         self.inbox = bytearray()
         self.is_reset = False
@@ -44,7 +44,7 @@ class End(Pollable):
         """Return whether it is readable or writable. As on Linux, writable means that a third is free."""
         if what == "read":
             return bool(self.inbox) or self.has_ended or self.is_reset or self.is_closed
-        return self.is_shut or self.is_reset or 3 * self._free() >= self.room
+        return self.is_shut or self.is_reset or 3 * self._free() >= self.buffer_bytes
 
     # Without waiting ---------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class End(Pollable):
     # What arrives ------------------------------------------------------------------------------------
 
     def _free(self) -> int:
-        return self.room - self._on_way - len(self.peer.inbox)
+        return self.buffer_bytes - self._on_way - len(self.peer.inbox)
 
     def _later(self, action: Callable[[], None]) -> None:
         if not self.latency_s:
@@ -158,10 +158,15 @@ class End(Pollable):
 
 
 def connected(
-    machine: Machine, near: Address, far: Address, *, latency_s: float = 0.0, room: int = USUAL_ROOM
+    machine: Machine,
+    near: Address,
+    far: Address,
+    *,
+    latency_s: float = 0.0,
+    buffer_bytes: int = DEFAULT_BUFFER_BYTES,
 ) -> tuple[End, End]:
     """Return the two ends of a new connection."""
     ends = End(machine, near, far), End(machine, far, near)
     for end, peer in (ends, ends[::-1]):
-        end.peer, end.latency_s, end.room = peer, latency_s, room
+        end.peer, end.latency_s, end.buffer_bytes = peer, latency_s, buffer_bytes
     return ends

@@ -22,24 +22,24 @@ OF_NODES = (
     *("cut", "stuck", "no end", "bad chunk", "error event", "long length", "short length", "not json"),
 )
 # The short form tests one in this many places of a sweep, from an offset that differs between sweeps.
-THINNED = 19
+STEP_OF_SWEEP = 19
 FAILURES_SHOWN = 5
 REPORT_EVERY = 250
 HOURS_TO_CATCH = 30
 
-HOURS_OF_LIARS = range(4)
+HOURS_WITH_FALSE_USAGE = range(4)
 
 MISTAKES = (
     "a_seat_of_a_failed_node_is_kept",
-    "deadlines_go_by_the_wall_clock",
+    "deadlines_follow_the_wall_clock",
     "a_reload_ends_models_in_use",
-    "a_stopped_child_is_waited_for",
+    "stuck_child_is_not_detected",
     "a_full_disk_fails_requests",
     "broken_connections_stay_open",
-    "a_failed_job_counts_on",
+    "failed_job_still_counts",
     "a_node_never_comes_back",
-    "nobody_is_accepted_after_an_error",
-    "an_answer_is_begun_again",
+    "listener_stops_after_an_error",
+    "replay_restarts_the_answer",
 )
 
 
@@ -56,9 +56,9 @@ def test_random_hours_leave_the_server_healthy(simulators, pytestconfig, capsys)
     "sweep", [*SWEEPS, *(f"child {fate}" for fate in OF_CHILDREN), *(f"node {fate}" for fate in OF_NODES)]
 )
 def test_a_fault_at_any_place_leaves_the_server_healthy(sweep, simulators, pytestconfig):
-    places = simulators.submit(workers.places_of, sweep).result()
-    step = 1 if pytestconfig.getoption("--simulation-thorough") else min(THINNED, places)
-    chosen = range(1 + len(sweep) % step, places + 1, step)
+    indices = simulators.submit(workers.calls_in, sweep).result()
+    step = 1 if pytestconfig.getoption("--simulation-thorough") else min(STEP_OF_SWEEP, indices)
+    chosen = range(1 + len(sweep) % step, indices + 1, step)
     assert chosen
     runs = [simulators.submit(workers.run_scenario, sweep, place) for place in chosen]
     assert failures(run.result() for run in runs) == []
@@ -66,9 +66,9 @@ def test_a_fault_at_any_place_leaves_the_server_healthy(sweep, simulators, pytes
 
 def test_the_same_seed_gives_the_same_hour(simulators):
     runs = [simulators.submit(workers.run_hour, seed) for seed in (3, 3, 4, 4)]
-    once, again, other, other_again = (run.result().trace for run in runs)
-    assert (once, other) == (again, other_again)
-    assert once != other
+    first, first_repeated, second, second_repeated = (run.result().trace for run in runs)
+    assert (first, second) == (first_repeated, second_repeated)
+    assert first != second
 
 
 def test_turns_stay_fair_while_the_disk_is_full_and_the_clock_jumps(simulators, pytestconfig):
@@ -78,15 +78,17 @@ def test_turns_stay_fair_while_the_disk_is_full_and_the_clock_jumps(simulators, 
 
 
 def test_usage_reported_by_nodes_changes_no_outcome(simulators):
-    runs = [simulators.submit(workers.what_lies_change, seed) for seed in HOURS_OF_LIARS]
+    runs = [
+        simulators.submit(workers.outcomes_changed_by_false_usage, seed) for seed in HOURS_WITH_FALSE_USAGE
+    ]
     assert [change for run in runs for change in run.result()][:FAILURES_SHOWN] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_broken_server_is_caught(mistake, simulators):
-    caught_after = simulators.submit(workers.caught_after, mistake, HOURS_TO_CATCH).result()
-    assert caught_after is not None
+    hours_until_caught = simulators.submit(workers.hours_until_caught, mistake, HOURS_TO_CATCH).result()
+    assert hours_until_caught is not None
 
 
 def test_replay(simulators, pytestconfig, capsys):

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import trio
 
 from simulation.engine_child import ChildPlan
+from simulation.exchanges import Exchange
 from simulation.parent import model_folder
 from simulation.run import Broken, Run
-from simulation.visits import Visit
 from simulation.world import Person, World
 
 APART_S = 0.005
@@ -34,37 +34,37 @@ class Turns(Run):
         """Record the order in which jobs get the seat."""
         self.world.child.on_submit = lambda _model, ticket: self.served.append(ticket)
 
-    async def story(self) -> None:
+    async def run_clients(self) -> None:
         """Let all other jobs arrive while one job holds the seat."""
         await self.make(self.drawer.canary(Person("first", None), "alpha"))
         tenants = [Person(f"tenant-{number}", None) for number in range(self.random.randrange(2, 5))]
         jobs = [tenant for tenant in tenants for _ in range(self.random.randrange(1, 6))]
         self.random.shuffle(jobs)
-        visits: list[Visit] = []
+        exchanges: list[Exchange] = []
         async with trio.open_nursery() as people:
             for kind in HARMLESS:
                 people.start_soon(self.maker.make, kind, 60.0)
             people.start_soon(self.make, self.drawer.canary(Person("holder", None), "alpha"))
             for tenant in jobs:
                 await trio.sleep(APART_S)
-                visits.append(self.drawer.canary(tenant, "alpha"))
-                people.start_soon(self.make, visits[-1])
-        self._judge(visits)
+                exchanges.append(self.drawer.canary(tenant, "alpha"))
+                people.start_soon(self.make, exchanges[-1])
+        self._judge(exchanges)
 
-    def _judge(self, visits: list[Visit]) -> None:
-        by_ticket = {visit.ticket: visit for visit in visits}
+    def _judge(self, exchanges: list[Exchange]) -> None:
+        by_ticket = {exchange.ticket: exchange for exchange in exchanges}
         order = [by_ticket[ticket] for ticket in self.served[2:]]
-        waiting = Counter(visit.person.name for visit in visits)
+        waiting = Counter(exchange.person.name for exchange in exchanges)
         had: Counter[str] = Counter(dict.fromkeys(waiting, 0))
-        for visit in order:
-            name = visit.person.name
+        for exchange in order:
+            name = exchange.person.name
             least = min(count for other, count in had.items() if waiting[other])
             if had[name] > least:
-                self.problems.append(f"{name} gets more turns than others, after {dict(had)}: {visit}")
+                self.problems.append(f"{name} gets more turns than others, after {dict(had)}: {exchange}")
             had[name] += 1
             waiting[name] -= 1
         for name in had:
-            numbers = [visit.number for visit in order if visit.person.name == name]
+            numbers = [exchange.number for exchange in order if exchange.person.name == name]
             if numbers != sorted(numbers):
                 self.problems.append(f"{name} is not served in the order in which it came: {numbers}")
         if waiting.total():

@@ -68,34 +68,36 @@ def run_turns(seed: int) -> Verdict:
     return Turns(seed).run()
 
 
-def what_lies_change(seed: int) -> list[str]:
+def outcomes_changed_by_false_usage(seed: int) -> list[str]:
     """Run an hour with correctly and one with falsely reported usage; return the differences."""
     from simulation.hour import Hour
 
     outcomes: list[list[str]] = []
-    for lies in (False, True):
-        hour = Hour(seed, kinds=(), lies=lies)
+    for false_usage in (False, True):
+        hour = Hour(seed, kinds=(), false_usage=false_usage)
         problems = hour.run().problems
-        outcomes.append([*problems, *map(str, hour.drawer.visits)])
-    honest, lied = outcomes
-    if len(honest) != len(lied):
-        return [f"hour {seed}: {len(honest)} requests and problems became {len(lied)}"]
+        outcomes.append([*problems, *map(str, hour.drawer.exchanges)])
+    with_real_usage, with_false_usage = outcomes
+    if len(with_real_usage) != len(with_false_usage):
+        return [f"hour {seed}: {len(with_real_usage)} requests and problems became {len(with_false_usage)}"]
     return [
-        f"hour {seed}: {one} became {other}" for one, other in zip(honest, lied, strict=True) if one != other
+        f"hour {seed}: {one} became {other}"
+        for one, other in zip(with_real_usage, with_false_usage, strict=True)
+        if one != other
     ]
 
 
-def caught_after(mistake: str, hours: int) -> int | None:
+def hours_until_caught(mistake: str, hours: int) -> int | None:
     """Return in which hour a mistake is detected, with its own kinds of fault; None if it is not."""
-    from simulation.broken_products import WHERE
+    from simulation.broken_products import FAULTS_THAT_SHOW
 
     for seed in range(hours):
-        if run_hour(seed, broken=mistake, kinds=WHERE[mistake]).problems:
+        if run_hour(seed, broken=mistake, kinds=FAULTS_THAT_SHOW[mistake]).problems:
             return seed + 1
     return None
 
 
-def places_of(sweep: str) -> int:
+def calls_in(sweep: str) -> int:
     """Return at how many places the fault of a sweep can occur."""
     from simulation.scenario import FRAMES, REQUESTS, SWEEPS
 

@@ -43,23 +43,29 @@ class SimulatedServer:
             self.nodes.report(node, NodeLimits(seats=seats, max_model_len=LIMITS.max_model_len))
         self.answered: list[str] = []
         self.nursery = nursery
-        self._has_begun = trio.Event()
+        self._has_started = trio.Event()
         nursery.start_soon(self._run)
 
     async def _run(self) -> None:
         async with self._composition.running(lambda _models: None) as app:
             self.client = Client(app, None)
-            self._has_begun.set()
+            self._has_started.set()
             await trio.sleep_forever()
 
-    async def ask(self, tenant: str = "A", *, left: trio.Event | None = None, **body: Any) -> Reply:
+    async def request_completion(
+        self, tenant: str = "A", *, disconnected: trio.Event | None = None, **body: Any
+    ) -> Reply:
         """Request a completion; append the tenant to `answered` when the response is complete."""
-        await self._has_begun.wait()
+        await self._has_started.wait()
         content = {"prompt": "hello", "max_tokens": 10, "user": tenant} | body
         headers = body.pop("headers", {})
         content.pop("headers", None)
         reply = await self.client.send(
-            "POST", "/v1/completions", json.dumps(content).encode(), headers=headers, left=left
+            "POST",
+            "/v1/completions",
+            json.dumps(content).encode(),
+            headers=headers,
+            disconnected=disconnected,
         )
         self.answered.append(tenant)
         return reply
@@ -69,7 +75,7 @@ class SimulatedServer:
         replies: list[Reply] = []
 
         async def one(tenant: str) -> None:
-            replies.append(await self.ask(tenant, **body))
+            replies.append(await self.request_completion(tenant, **body))
 
         for tenant in tenants:
             self.nursery.start_soon(one, tenant)

@@ -16,13 +16,13 @@ FIELDS = {"at", "requirement", "tests", "differs", "out_of_scope"}
 @cache
 def names_in(file: str) -> frozenset[str]:
     """Return what pytest collects from a file: functions, classes, and state machines' test cases."""
-    found = set()
+    collected = set()
     for node in ast.parse((TESTS / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            collected.add(node.name)
         elif isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return frozenset(name for name in found if name.startswith(("test_", "Test")))
+            collected |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return frozenset(name for name in collected if name.startswith(("test_", "Test")))
 
 
 def test_table_has_the_five_documents():

@@ -10,7 +10,7 @@ from fairlead.swap.policy import KeepEverything
 from fake_nodes import LIMITS, TimedNode
 from stories.simulated_server import SimulatedServer
 
-ELSEWHERE = NodeLimits(seats=1, max_model_len=LIMITS.max_model_len, evictable=False)
+OTHER_NODE = NodeLimits(seats=1, max_model_len=LIMITS.max_model_len, evictable=False)
 
 
 def make_m_local(server: SimulatedServer) -> None:
@@ -38,7 +38,7 @@ def virtual_time(autojump_clock):
 async def test_story_1_three_requests_to_one_node_are_all_answered_in_their_order(autojump_clock, nursery):
     node = TimedNode(service_s=2)
     server = SimulatedServer(nursery, node)
-    replies = await server.come("A", "B", "C")
+    replies = await server.send_in_order("A", "B", "C")
     await trio.sleep(7)
     assert [reply.status for reply in replies] == [200, 200, 200]
     assert server.answered == ["A", "B", "C"]
@@ -47,7 +47,7 @@ async def test_story_1_three_requests_to_one_node_are_all_answered_in_their_orde
 
 async def test_story_1_a_request_to_a_busy_node_is_served_after_the_one_before(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=5))
-    await server.come("A", "B")
+    await server.send_in_order("A", "B")
     assert ((await server.queue())["running"], (await server.queue())["waiting"]) == (1, 1)
     await trio.sleep(11)
     assert server.answered == ["A", "B"]
@@ -68,10 +68,10 @@ async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come
     autojump_clock, nursery
 ):
     server = SimulatedServer(nursery, TimedNode(service_s=50))
-    await server.come(*101 * "A")
+    await server.send_in_order(*101 * "A")
     assert (await server.queue())["waiting"] == 100
     started = trio.current_time()
-    refused = await server.ask("A")
+    refused = await server.request_completion("A")
     assert started == trio.current_time()
     assert (refused.status, refused.error["code"]) == (429, "queue_full")
     assert "queue is full" in refused.error["message"]
@@ -85,9 +85,9 @@ async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come
 
 async def test_story_3_thirty_seconds_in_the_queue_end_in_504(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=50), timeout_s=30)
-    await server.come("A")
+    await server.send_in_order("A")
     started = trio.current_time()
-    late = await server.ask("B")
+    late = await server.request_completion("B")
     assert pytest.approx(30.0, abs=0.1) == trio.current_time() - started
     assert (late.status, late.error["code"]) == (504, "queue_timeout")
     assert late.headers["x-should-retry"] == "false"
@@ -97,12 +97,12 @@ async def test_story_3_thirty_seconds_in_the_queue_end_in_504(autojump_clock, nu
 
 async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=50))
-    await server.come("A")
-    left = trio.Event()
-    nursery.start_soon(lambda: server.ask("B", left=left))
+    await server.send_in_order("A")
+    disconnected = trio.Event()
+    nursery.start_soon(lambda: server.request_completion("B", disconnected=disconnected))
     await trio.testing.wait_all_tasks_blocked()
     assert (await server.queue())["waiting"] == 1
-    left.set()
+    disconnected.set()
     await trio.testing.wait_all_tasks_blocked()
     assert (await server.queue())["waiting"] == 0
 
@@ -113,7 +113,7 @@ async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autoj
 async def test_story_4_jobs_beyond_the_seats_of_a_node_are_reported_as_waiting(autojump_clock, nursery):
     node = TimedNode(service_s=5)
     server = SimulatedServer(nursery, node)
-    await server.come("A", "B", "C")
+    await server.send_in_order("A", "B", "C")
     totals = await server.queue()
     assert (totals["running"], totals["waiting"]) == (1, 2)
     assert set(totals) == {"waiting", "running", "capacity", "seats", "mean_wait_s", "mean_service_s"}
@@ -128,14 +128,14 @@ async def test_story_4_jobs_beyond_the_seats_of_a_node_are_reported_as_waiting(a
 async def test_story_5_a_request_goes_to_the_idle_node(autojump_clock, nursery):
     first, second = TimedNode(service_s=5), TimedNode(service_s=5)
     server = SimulatedServer(nursery, first, second)
-    await server.come("A", "B")
+    await server.send_in_order("A", "B")
     assert (first.running, second.running) == (1, 1)
 
 
 async def test_story_5_all_nodes_busy_and_the_queue_full_is_429(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=50), TimedNode(service_s=50), capacity=1)
-    await server.come("A", "A", "A")
-    refused = await server.ask("A")
+    await server.send_in_order("A", "A", "A")
+    refused = await server.request_completion("A")
     assert (refused.status, refused.error["code"]) == (429, "queue_full")
     retry = refused.headers["retry-after"]
     assert refused.error["message"] == (
@@ -150,11 +150,11 @@ async def test_story_5_all_nodes_busy_and_the_queue_full_is_429(autojump_clock, 
 async def test_story_6_estimate_for_three_waiting_jobs_of_ten_seconds_is_thirty(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=10), estimate="mean")
     await finished(server, "A")
-    await server.come("A", "A", "A", "A")
-    mine = {"X-OpenWebUI-User-Id": "A"}
-    estimate = (await server.client.get("/queue/estimate?model=m", headers=mine)).json
+    await server.send_in_order("A", "A", "A", "A")
+    own_replies = {"X-OpenWebUI-User-Id": "A"}
+    estimate = (await server.client.get("/queue/estimate?model=m", headers=own_replies)).json
     assert estimate == {"position": 4, "estimated_wait_s": 30, "estimated_wait_p90_s": None}
-    reply = await server.ask("A")
+    reply = await server.request_completion("A")
     assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("30", "4")
 
 
@@ -171,14 +171,14 @@ async def test_story_6_job_with_too_long_an_estimate_is_refused_at_once_and_disp
         nursery, TimedNode(service_s=10), capacity=3, max_estimated_wait_s=20, estimate="mean"
     )
     await finished(server, "A")
-    await server.come("A", "A", "A", "A")
-    too_long = await server.ask("A")
+    await server.send_in_order("A", "A", "A", "A")
+    too_long = await server.request_completion("A")
     assert (too_long.status, too_long.error["code"]) == (429, "queue_full")
     assert "the wait would be about 30 s" in too_long.error["message"]
     assert too_long.headers["x-estimated-wait"] == "30"
     assert 15 <= int(too_long.headers["retry-after"]) <= 30
     assert (await server.queue())["waiting"] == 3
-    await server.come("B")  # B's turn is next, so the full queue displaces a job of A
+    await server.send_in_order("B")  # B's turn is next, so the full queue displaces a job of A
     await trio.sleep(20.5)
     assert server.answered == ["A", "A", "A", "A", "B"], "served, refused, displaced, served, served"
 
@@ -205,11 +205,11 @@ async def test_edge_node_that_becomes_free_before_the_timeout_serves_the_waiting
 
 
 async def test_edge_running_and_waiting_jobs_of_a_lost_node_run_elsewhere(autojump_clock, nursery):
-    dying, other = TimedNode(service_s=20, fails=NodeFailed("the node went away")), TimedNode(service_s=50)
-    server = SimulatedServer(nursery, dying)
-    replies = await server.come("A", "B")
+    stopping, other = TimedNode(service_s=20, fails=NodeFailed("the node went away")), TimedNode(service_s=50)
+    server = SimulatedServer(nursery, stopping)
+    replies = await server.send_in_order("A", "B")
     await trio.sleep(10)
-    server.nodes.report(dying, None)
+    server.nodes.report(stopping, None)
     server.nodes.report(other, LIMITS)
     await trio.sleep(101)
     assert [reply.status for reply in replies] == [200, 200]
@@ -223,8 +223,8 @@ async def test_edge_drained_node_finishes_its_jobs_and_its_waiting_jobs_run_else
     other.id = "other"
     server = SimulatedServer(nursery)
     for node in (draining, other):
-        server.nodes.report(node, ELSEWHERE)
-    replies = await server.come("A", "B", "C")
+        server.nodes.report(node, OTHER_NODE)
+    replies = await server.send_in_order("A", "B", "C")
     assert (draining.running, other.running) == (1, 1)
     drained = server.dispatcher.close_node(draining.id)
     await trio.sleep(25)
@@ -244,9 +244,9 @@ async def test_edge_running_jobs_of_a_stopped_node_fail_and_its_waiting_jobs_run
     stopped, other = TimedNode(service_s=20), TimedNode(service_s=30)
     server = SimulatedServer(nursery, stopped)
     make_m_local(server)
-    replies = await server.come("A", "B")
-    server.nodes.report(other, ELSEWHERE)
-    await server.come("C")
+    replies = await server.send_in_order("A", "B")
+    server.nodes.report(other, OTHER_NODE)
+    await server.send_in_order("C")
     assert (stopped.running, other.running) == (1, 1)
     error = NodeFailed("m was unloaded")
     server.dispatcher.unload(
@@ -263,7 +263,7 @@ async def test_edge_jobs_waiting_for_a_stopped_model_without_another_node_fail_a
 ):
     server = SimulatedServer(nursery, TimedNode(service_s=20))
     make_m_local(server)
-    replies = await server.come("A", "B")
+    replies = await server.send_in_order("A", "B")
     server.dispatcher.unload("m", waiting=ModelUnloaded("m was unloaded while the request waited for it"))
     await trio.testing.wait_all_tasks_blocked()
     (refused,) = replies
@@ -278,10 +278,10 @@ async def test_edge_stopping_server_finishes_running_jobs_and_refuses_waiting_an
     autojump_clock, nursery
 ):
     server = SimulatedServer(nursery, TimedNode(service_s=20))
-    replies = await server.come("A", "B")
+    replies = await server.send_in_order("A", "B")
     server.dispatcher.scheduler.drain()
     await trio.testing.wait_all_tasks_blocked()
-    late = await server.ask("C")
+    late = await server.request_completion("C")
     for refused in (replies[0], late):
         assert (refused.status, refused.error["code"]) == (503, "draining")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
@@ -293,7 +293,7 @@ async def test_edge_a_stream_waits_for_its_first_chunk_no_longer_than_the_queue_
     autojump_clock, nursery
 ):
     server = SimulatedServer(nursery, TimedNode(service_s=90, first_s=80), timeout_s=30, keep_alive_s=0)
-    late = await server.ask("A", stream=True)
+    late = await server.request_completion("A", stream=True)
     assert (late.status, late.error["code"]) == (504, "queue_timeout")
     assert (await server.queue())["running"] == 0
 
@@ -309,12 +309,12 @@ async def test_criterion_1_ten_requests_in_a_row_are_all_served_by_one_node(auto
 
 async def test_criteria_2_and_3_refusals_are_at_once_and_timeouts_on_time(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=500), capacity=1, timeout_s=60)
-    await server.come("A")
+    await server.send_in_order("A")
     times: dict[int, float] = {}
     started = trio.current_time()
 
     async def one(tenant: str) -> None:
-        reply = await server.ask(tenant)
+        reply = await server.request_completion(tenant)
         times[reply.status] = trio.current_time() - started
 
     nursery.start_soon(one, "A")
@@ -329,7 +329,7 @@ async def test_criterion_4_an_idle_node_is_chosen_whenever_there_is_one(autojump
     server = SimulatedServer(nursery, *nodes, seats=2)
     for _ in range(50):
         idle = [node for node in nodes if not node.running]
-        await server.come("A")
+        await server.send_in_order("A")
         if idle:
             assert any(node.running for node in idle)
         await trio.sleep(1.5)
@@ -338,14 +338,14 @@ async def test_criterion_4_an_idle_node_is_chosen_whenever_there_is_one(autojump
 async def test_criterion_5_the_totals_are_those_of_this_moment(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=5))
     for expected in [(1, 0), (1, 1), (1, 2)]:
-        await server.come("A")
+        await server.send_in_order("A")
         totals = await server.queue()
         assert expected == (totals["running"], totals["waiting"])
 
 
 async def finished(server: SimulatedServer, *tenants: str, **body: object) -> list[Reply]:
     """Send one request per tenant with `come`, and wait for all replies."""
-    replies = await server.come(*tenants, **body)
+    replies = await server.send_in_order(*tenants, **body)
     with trio.fail_after(1000):
         while len(replies) < len(tenants):  # noqa: ASYNC110  # the clock is virtual
             await trio.sleep(0.5)

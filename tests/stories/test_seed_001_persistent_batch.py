@@ -57,7 +57,7 @@ def blocks_for(state, first=0):
     return (list(range(first, first + -(-state.num_tokens // BLOCK))),)
 
 
-def enter(batch, slot, **changes):
+def add_to_batch(batch, slot, **changes):
     state = new_state(key=slot, **changes)
     row = batch.add_request(slot, state, blocks_for(state, first=10 * slot))
     return state, row
@@ -79,7 +79,7 @@ def run_step(batch, *tokens):
 
 def test_field_req_id_is_the_key_of_the_results():
     batch = new_batch()
-    enter(batch, 5)
+    add_to_batch(batch, 5)
     _, committed = run_step(batch, 42)
     assert (list(committed.keys), list(committed.tokens)) == ([5], [42])
 
@@ -101,7 +101,7 @@ def test_field_sampling_params_stay_with_the_state_and_are_the_callers_own():
 
 def test_field_generator_is_a_seed():
     batch = new_batch()
-    enter(batch, 0, seed=2**64 - 1)
+    add_to_batch(batch, 0, seed=2**64 - 1)
     assert columns_of(batch)["seed"][0] == 2**64 - 1
 
 
@@ -126,7 +126,7 @@ def test_field_num_computed_tokens_includes_the_prefix_cache():
 
 def test_field_output_token_ids_follow_the_prompt():
     batch = new_batch()
-    state, _ = enter(batch, 0)
+    state, _ = add_to_batch(batch, 0)
     run_step(batch, 50)
     run_step(batch, 51)
     assert state.token_ids(state.prompt_length).tolist() == [50, 51]
@@ -135,7 +135,7 @@ def test_field_output_token_ids_follow_the_prompt():
 
 def test_property_num_tokens_is_the_prompt_and_the_output():
     batch = new_batch()
-    state, _ = enter(batch, 0)
+    state, _ = add_to_batch(batch, 0)
     assert state.num_tokens == 3
     run_step(batch, 50)
     assert 4 == state.num_tokens == state.prompt_length + state.output_length
@@ -143,7 +143,7 @@ def test_property_num_tokens_is_the_prompt_and_the_output():
 
 def test_lifecycle_the_state_survives_preemption_and_resumes_with_its_tokens():
     batch = new_batch()
-    state, _ = enter(batch, 0)
+    state, _ = add_to_batch(batch, 0)
     run_step(batch, 50)
     run_step(batch, 51)
     before = state.token_ids()
@@ -161,7 +161,7 @@ def test_lifecycle_the_state_survives_preemption_and_resumes_with_its_tokens():
 
 def test_tensor_token_ids_need_no_row_of_max_model_len():
     batch = new_batch(slots=1024, max_model_len=1 << 19, block_size=1024)
-    state, _ = enter(batch, 0)
+    state, _ = add_to_batch(batch, 0)
     assert state.__sizeof__() < 1000
     run_step(batch, 50)
     assert list(state.tokens_view()) == [10, 11, 12, 50]
@@ -169,7 +169,7 @@ def test_tensor_token_ids_need_no_row_of_max_model_len():
 
 def test_tensor_token_ids_grow_with_the_output_and_older_views_stay_valid():
     batch = new_batch(max_model_len=1000)
-    state, _ = enter(batch, 0, max_tokens=900)
+    state, _ = add_to_batch(batch, 0, max_tokens=900)
     view = state.tokens_view()
     for number in range(200):
         run_step(batch, number % 99)
@@ -179,7 +179,7 @@ def test_tensor_token_ids_grow_with_the_output_and_older_views_stay_valid():
 
 def test_tensor_num_computed_tokens_grows_when_a_step_is_prepared():
     batch = new_batch()
-    state, _ = enter(batch, 3)
+    state, _ = add_to_batch(batch, 3)
     batch.num_scheduled[3] = 2
     step = batch.prepare_inputs()
     assert (batch.num_computed_tokens[3], state.computed, state.committed) == (2, 2, 0)
@@ -189,7 +189,7 @@ def test_tensor_num_computed_tokens_grows_when_a_step_is_prepared():
 
 def test_tensor_num_tokens_counts_the_token_under_way():
     batch = new_batch()
-    enter(batch, 3)
+    add_to_batch(batch, 3)
     batch.num_scheduled[3] = 3
     step = batch.prepare_inputs()
     assert batch.num_tokens[3] == 4
@@ -199,7 +199,7 @@ def test_tensor_num_tokens_counts_the_token_under_way():
 
 def test_tensor_num_prompt_tokens():
     batch = new_batch()
-    enter(batch, 3, prompt=range(9))
+    add_to_batch(batch, 3, prompt=range(9))
     run_step(batch, 1)
     assert batch.num_prompt_tokens[3] == 9
 
@@ -220,7 +220,7 @@ def test_tensor_num_prompt_tokens():
 )
 def test_tensor_of_a_sampling_parameter_is_a_column_by_slot(name, value, kind):
     batch = new_batch()
-    enter(batch, 3, **{name: value})
+    add_to_batch(batch, 3, **{name: value})
     column = columns_of(batch)[name]
     assert (column.dtype, column.shape) == (kind, (8,))
     assert value == column[3]
@@ -228,7 +228,7 @@ def test_tensor_of_a_sampling_parameter_is_a_column_by_slot(name, value, kind):
 
 @pytest.mark.parametrize(("name", "value"), [("max_tokens", 13), ("min_tokens", 2)])
 def test_bound_of_the_output_is_kept_with_the_state(name, value):
-    state, _ = enter(new_batch(), 3, **{name: value})
+    state, _ = add_to_batch(new_batch(), 3, **{name: value})
     assert getattr(state, name) == value
 
 
@@ -246,7 +246,7 @@ def test_tensor_block_table_is_int32_by_slot_and_column():
 def test_req_ids_name_the_request_of_each_row_and_mark_empty_rows():
     batch = new_batch()
     for slot in (4, 2, 6):
-        enter(batch, slot)
+        add_to_batch(batch, slot)
     batch.remove_request(2)
     assert batch.order() == [4, -1, 6]
 
@@ -254,7 +254,7 @@ def test_req_ids_name_the_request_of_each_row_and_mark_empty_rows():
 def test_req_id_to_index_is_the_inverse():
     batch = new_batch()
     for slot in (4, 2, 6):
-        enter(batch, slot)
+        add_to_batch(batch, slot)
     assert sorted((4, 2, 6), key=batch.row_of) == [4, 2, 6]
     assert all(slot == batch.order()[batch.row_of(slot)] for slot in (4, 2, 6))
 
@@ -262,7 +262,7 @@ def test_req_id_to_index_is_the_inverse():
 def test_num_reqs_is_how_many_there_are_holes_left_out():
     batch = new_batch()
     for slot in (4, 2, 6):
-        enter(batch, slot)
+        add_to_batch(batch, slot)
     batch.remove_request(2)
     assert batch.num_reqs == 2
 
@@ -272,15 +272,15 @@ def test_num_reqs_is_how_many_there_are_holes_left_out():
 
 def test_add_1_takes_the_end_or_the_lowest_hole():
     batch = new_batch()
-    assert [enter(batch, slot)[1] for slot in (7, 5, 3, 1)] == [0, 1, 2, 3]
+    assert [add_to_batch(batch, slot)[1] for slot in (7, 5, 3, 1)] == [0, 1, 2, 3]
     batch.remove_request(3)
     batch.remove_request(5)
-    assert [enter(batch, slot)[1] for slot in (0, 2, 4)] == [1, 2, 4]
+    assert [add_to_batch(batch, slot)[1] for slot in (0, 2, 4)] == [1, 2, 4]
 
 
-def test_add_2_the_tokens_are_read_where_they_are():
+def test_add_2_the_tokens_are_not_copied():
     batch = new_batch()
-    state, _ = enter(batch, 0, prompt=[30, 31, 32])
+    state, _ = add_to_batch(batch, 0, prompt=[30, 31, 32])
     batch.num_scheduled[0] = 3
     assert list(batch.prepare_inputs().input_ids) == [30, 31, 32]
     assert state.token_ids().tolist() == [30, 31, 32]
@@ -294,8 +294,8 @@ def test_add_3_sets_the_block_ids():
 
 def test_add_4_copies_the_sampling_parameters_that_any_sequence_uses():
     batch = new_batch()
-    enter(batch, 0, temperature=0.0, top_p=0.5, logprobs=0)
-    enter(batch, 1, temperature=0.5, top_p=0.5, presence_penalty=1.0)
+    add_to_batch(batch, 0, temperature=0.0, top_p=0.5, logprobs=0)
+    add_to_batch(batch, 1, temperature=0.5, top_p=0.5, presence_penalty=1.0)
     gathered = columns_of(batch).gather(np.arange(2))
     assert set(gathered) == {"temperature", "top_p", "logprobs", "presence_penalty", "seed"}
     assert list(gathered["temperature"]) == [0.0, 0.5]
@@ -303,13 +303,13 @@ def test_add_4_copies_the_sampling_parameters_that_any_sequence_uses():
 
 def test_add_to_a_full_batch_or_an_occupied_slot_raises_and_changes_nothing():
     batch = new_batch(slots=2)
-    enter(batch, 0)
-    enter(batch, 1)
-    late = new_state(key=9)
+    add_to_batch(batch, 0)
+    add_to_batch(batch, 1)
+    late_result = new_state(key=9)
     for slot in (0, 1, 2, -1):
         with pytest.raises(ValueError, match="slot"):
-            batch.add_request(slot, late, ([1],))
-    assert (batch.order(), batch.num_reqs, late.slot) == ([0, 1], 2, -1)
+            batch.add_request(slot, late_result, ([1],))
+    assert (batch.order(), batch.num_reqs, late_result.slot) == ([0, 1], 2, -1)
 
 
 # remove_request ------------------------------------------------------------------------------------
@@ -317,17 +317,17 @@ def test_add_to_a_full_batch_or_an_occupied_slot_raises_and_changes_nothing():
 
 def test_remove_1_and_2_leave_a_hole_and_no_index():
     batch = new_batch()
-    enter(batch, 0)
-    enter(batch, 1)
+    add_to_batch(batch, 0)
+    add_to_batch(batch, 1)
     batch.remove_request(0)
     assert batch.order() == [-1, 1]
     with pytest.raises(ValueError, match="empty"):
         batch.row_of(0)
 
 
-def test_remove_3_takes_its_parameters_out_of_use():
+def test_remove_3_frees_its_parameters():
     batch, columns = new_batch(), SamplingColumns(8)
-    state, _ = enter(batch, 0, top_k=5, min_p=0.5, repetition_penalty=2.0, logprobs=1)
+    state, _ = add_to_batch(batch, 0, top_k=5, min_p=0.5, repetition_penalty=2.0, logprobs=1)
     columns.update_state(BatchUpdate([], [(0, state)]))
     assert set(columns.gather(np.arange(1))) == {
         "temperature",
@@ -344,11 +344,11 @@ def test_remove_3_takes_its_parameters_out_of_use():
 
 def test_remove_4_clears_no_column_and_the_next_occupant_overwrites_it():
     batch, columns = new_batch(), SamplingColumns(8)
-    columns.update_state(BatchUpdate([], [(0, enter(batch, 0, top_k=5)[0])]))
+    columns.update_state(BatchUpdate([], [(0, add_to_batch(batch, 0, top_k=5)[0])]))
     batch.remove_request(0)
     columns.update_state(BatchUpdate([0], []))
     assert columns["top_k"][0] == 5
-    columns.update_state(BatchUpdate([], [(0, enter(batch, 0, top_k=6, prompt=[1])[0])]))
+    columns.update_state(BatchUpdate([], [(0, add_to_batch(batch, 0, top_k=6, prompt=[1])[0])]))
     assert (columns["top_k"][0], batch.num_prompt_tokens[0]) == (6, 1)
 
 
@@ -359,7 +359,7 @@ def test_condense_a_hole_b_hole_c_becomes_a_c_b():
     batch = new_batch()
     a, x, b, y, c = 0, 1, 2, 3, 4
     for slot in (a, x, b, y, c):
-        enter(batch, slot)
+        add_to_batch(batch, slot)
     batch.remove_request(x)
     batch.remove_request(y)
     assert [a, -1, b, -1, c] == batch.order()
@@ -369,8 +369,8 @@ def test_condense_a_hole_b_hole_c_becomes_a_c_b():
 
 def test_condense_of_a_batch_without_holes_moves_nothing():
     batch = new_batch()
-    enter(batch, 0)
-    enter(batch, 1)
+    add_to_batch(batch, 0)
+    add_to_batch(batch, 1)
     assert batch.condense() == []
     batch.remove_request(1)
     assert batch.condense() == []
@@ -379,8 +379,8 @@ def test_condense_of_a_batch_without_holes_moves_nothing():
 
 def test_condense_of_an_empty_batch_leaves_nothing():
     batch = new_batch()
-    enter(batch, 0)
-    enter(batch, 1)
+    add_to_batch(batch, 0)
+    add_to_batch(batch, 1)
     batch.remove_request(0)
     batch.remove_request(1)
     assert (batch.condense(), batch.order()) == ([], [])
@@ -389,16 +389,16 @@ def test_condense_of_an_empty_batch_leaves_nothing():
 def test_condense_keeps_every_column_of_moved_rows():
     batch = new_batch()
     for slot in range(3):
-        enter(batch, slot, prompt=[slot] * (slot + 1), temperature=slot / 4, top_p=0.5, top_k=slot)
+        add_to_batch(batch, slot, prompt=[slot] * (slot + 1), temperature=slot / 4, top_p=0.5, top_k=slot)
     run_step(batch, 1, 1, 1)
-    before = seen_of(batch, 2)
+    before = state_of_slot(batch, 2)
     batch.remove_request(0)
     batch.condense()
     assert batch.order() == [2, 1]
-    assert before == seen_of(batch, 2)
+    assert before == state_of_slot(batch, 2)
 
 
-def seen_of(batch, slot):
+def state_of_slot(batch, slot):
     state, counts = batch.state(slot), ("num_tokens", "num_prompt_tokens", "num_computed_tokens")
     sampled = columns_of(batch)
     parameters = [
@@ -463,7 +463,7 @@ def test_group_with_a_window_frees_blocks_outside_it_and_the_other_group_keeps_t
 
 def test_a_step_that_changes_nothing_writes_no_block_table():
     batch = new_batch()
-    enter(batch, 0, prompt=[1])
+    add_to_batch(batch, 0, prompt=[1])
     first, _ = run_step(batch, 5)
     second, _ = run_step(batch, 6)
     assert (len(first.block_writes), len(second.block_writes)) == (5, 0)
@@ -471,7 +471,7 @@ def test_a_step_that_changes_nothing_writes_no_block_table():
 
 def test_a_new_block_is_the_only_thing_written():
     batch = new_batch()
-    enter(batch, 0, prompt=[1, 2, 3, 4])
+    add_to_batch(batch, 0, prompt=[1, 2, 3, 4])
     run_step(batch, 5)
     step, _ = run_step(batch, 6)
     assert list(step.block_writes) == [0, 0, 1, 1, 1]
@@ -487,13 +487,13 @@ def test_a_slot_that_is_reused_between_two_steps_is_written_once():
     assert list(batch.prepare_inputs().block_writes) == [0, 2, 0, 1, 49]
 
 
-def test_a_step_of_ones_that_leave_and_come_is_one_slot_mapping_with_decodes_first():
+def test_a_step_with_removed_and_added_rows_has_one_slot_mapping_with_decodes_first():
     batch = new_batch()
-    enter(batch, 0, prompt=[1, 2, 3])
-    enter(batch, 1, prompt=[4, 5, 6])
+    add_to_batch(batch, 0, prompt=[1, 2, 3])
+    add_to_batch(batch, 1, prompt=[4, 5, 6])
     run_step(batch, 7, 8)
     batch.remove_request(0)
-    enter(batch, 5, prompt=[9, 9, 9, 9, 9])
+    add_to_batch(batch, 5, prompt=[9, 9, 9, 9, 9])
     step, committed = run_step(batch, 70, 71)
     assert (list(step.slots), step.decodes) == ([1, 5], 1)
     assert list(step.query_starts) == [0, 1, 6]
@@ -505,8 +505,8 @@ def test_a_step_of_ones_that_leave_and_come_is_one_slot_mapping_with_decodes_fir
 
 def test_unscheduled_rows_stay_in_the_batch_and_miss_a_step_only():
     batch = new_batch()
-    enter(batch, 0)
-    enter(batch, 1)
+    add_to_batch(batch, 0)
+    add_to_batch(batch, 1)
     run_step(batch, 7, 8)
     batch.survey(8)
     batch.num_scheduled[0] = 0
@@ -518,7 +518,7 @@ def test_unscheduled_rows_stay_in_the_batch_and_miss_a_step_only():
 
 def test_the_next_step_is_prepared_while_one_is_under_way():
     batch = new_batch()
-    state, _ = enter(batch, 0)
+    state, _ = add_to_batch(batch, 0)
     batch.num_scheduled[0] = 3
     first = batch.prepare_inputs()
     batch.survey(8)
@@ -533,11 +533,11 @@ def test_the_next_step_is_prepared_while_one_is_under_way():
 
 def test_a_late_result_never_reaches_the_slots_next_occupant():
     batch = new_batch()
-    enter(batch, 0)
+    add_to_batch(batch, 0)
     batch.num_scheduled[0] = 3
     step = batch.prepare_inputs()
     batch.remove_request(0)
-    successor, _ = enter(batch, 0)
+    successor, _ = add_to_batch(batch, 0)
     committed = batch.commit_tokens(step, array("i", [40]))
     assert (list(committed.keys), committed.finished, list(committed.filled)) == ([], [], [])
     assert successor.token_ids().tolist() == [10, 11, 12]

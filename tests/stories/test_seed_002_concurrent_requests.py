@@ -155,7 +155,7 @@ def test_pending_until_a_slot_is_free_then_processing():
     assert (server.state(first), server.state(second)) == (SequenceStatus.PROCESSING, SequenceStatus.PENDING)
 
 
-def test_processing_to_completed_releases_everything_and_tells():
+def test_processing_to_completed_releases_everything_and_reports_it():
     server = Server()
     key = server.request(tokens=3)
     server.run()
@@ -164,7 +164,7 @@ def test_processing_to_completed_releases_everything_and_tells():
     assert (server.counts.running, server.counts.slots_free, server.counts.blocks_free) == (0, 8, BLOCKS)
 
 
-def test_processing_to_timeout_releases_everything_and_tells_408():
+def test_processing_to_timeout_releases_everything_and_reports_408():
     server = Server()
     key = server.request(tokens=2000)
     server.turn()
@@ -176,7 +176,7 @@ def test_processing_to_timeout_releases_everything_and_tells_408():
     assert status == 408
 
 
-def test_processing_to_failed_releases_everything_and_tells():
+def test_processing_to_failed_releases_everything_and_reports_it():
     server = Server()
     key, other = server.request(), server.request(tokens=4)
     server.turn()
@@ -202,7 +202,7 @@ def test_broken_connection_releases_all_resources_without_a_response():
 
 
 def kinds_of_error(kind: type = FairleadError) -> list[type]:
-    return [kind, *(deeper for below in kind.__subclasses__() for deeper in kinds_of_error(below))]
+    return [kind, *(longer for below in kind.__subclasses__() for longer in kinds_of_error(below))]
 
 
 # Time ----------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_an_output_has_at_most_2048_tokens():
     assert server.ends[key].finish_reason == "length"
 
 
-def test_when_one_of_a_batch_is_complete_the_others_go_on():
+def test_when_one_of_a_batch_is_complete_the_others_continue():
     server = Server()
     short, long = server.request([1, 2, 3], tokens=2), server.request([4, 5, 6], tokens=9)
     for _ in range(4):
@@ -282,9 +282,9 @@ def test_when_one_of_a_batch_is_complete_the_others_go_on():
     assert answer([4, 5, 6], Sampling(max_tokens=9, ignore_eos=True), 2176)[0] == server.token_ids_of[long]
 
 
-def test_the_next_request_flows_in_as_soon_as_one_is_released():
+def test_the_next_request_gets_a_slot_as_soon_as_one_is_released():
     server = Server()
-    keys = [server.request(tokens=3 if place == 0 else 500) for place in range(9)]
+    keys = [server.request(tokens=3 if field == 0 else 500) for field in range(9)]
     while server.state(keys[0]) is not None:
         assert SequenceStatus.PENDING is server.state(keys[8])
         server.turn()
@@ -331,7 +331,7 @@ def test_a_sequence_id_is_reused_and_its_former_owner_is_refused():
 # KV cache ------------------------------------------------------------------------------------------
 
 
-def kept(pool: BlockPool, key: int, tokens: int, hashes: BlockHashes | None = None) -> None:
+def keep_request(pool: BlockPool, key: int, tokens: int, hashes: BlockHashes | None = None) -> None:
     """Cache the blocks of an ended request of `tokens` tokens, which differ from those of other keys."""
     blocks = pool.get_new_blocks(tokens // BLOCK_SIZE)
     hashes = hashes if hashes is not None else BlockHashes(HASH_KEY, BLOCK_SIZE)
@@ -348,8 +348,8 @@ def new_pool(*, blocks: int, max_entries: int | None = None) -> BlockPool:
 def test_entries_are_counted_in_tokens():
     """The document's example: requests of 128 and 256 tokens are 384 entries."""
     pool = new_pool(blocks=1000, max_entries=MODEL.kv_cache.max_entries)
-    kept(pool, 1, 128)
-    kept(pool, 2, 256)
+    keep_request(pool, 1, 128)
+    keep_request(pool, 2, 256)
     assert pool.statistics().cached_tokens == 384
     assert pool.trim() == []
 
@@ -358,36 +358,36 @@ def test_above_80_percent_of_4194304_entries_the_least_recently_used_request_is_
     entries = MODEL.kv_cache.max_entries
     pool = new_pool(blocks=entries // BLOCK_SIZE * 2, max_entries=entries)
     for key in range(1, 34):
-        kept(pool, key, 100_000)  # 25 hold 2.5 million, 33 hold 3.3 million, 80 % are 3.36 million
+        keep_request(pool, key, 100_000)  # 25 hold 2.5 million, 33 hold 3.3 million, 80 % are 3.36 million
     assert pool.trim() == []
-    kept(pool, 34, 100_000)
+    keep_request(pool, 34, 100_000)
     assert pool.trim() == [1]
     assert pool.statistics().cached_tokens == 3_300_000
 
 
-def test_above_80_percent_of_the_memory_the_least_recently_used_requests_go():
+def test_above_80_percent_of_the_memory_the_least_recently_used_requests_are_evicted():
     """The pool has 1024 MB, in blocks of 1 MB."""
     pool = new_pool(blocks=1024, max_entries=MODEL.kv_cache.max_entries)
     for key in range(1, 9):
-        kept(pool, key, 100 * BLOCK_SIZE)  # 800 MB; 80 % are 819
+        keep_request(pool, key, 100 * BLOCK_SIZE)  # 800 MB; 80 % are 819
     assert pool.trim() == []
-    kept(pool, 9, 100 * BLOCK_SIZE)
+    keep_request(pool, 9, 100 * BLOCK_SIZE)
     assert pool.trim() == [1]
 
 
 def test_reused_request_is_not_the_least_recently_used():
     pool = new_pool(blocks=1024)
     hashes = BlockHashes(HASH_KEY, BLOCK_SIZE)
-    kept(pool, 1, 400 * BLOCK_SIZE, hashes)
-    kept(pool, 2, 400 * BLOCK_SIZE)
+    keep_request(pool, 1, 400 * BLOCK_SIZE, hashes)
+    keep_request(pool, 2, 400 * BLOCK_SIZE)
     found = pool.match_prefix(hashes, 400)
     pool.touch(found)
     pool.free_blocks(found)
-    kept(pool, 3, 100 * BLOCK_SIZE)
+    keep_request(pool, 3, 100 * BLOCK_SIZE)
     assert pool.trim() == [2]
 
 
-def test_the_cache_is_looked_at_every_second():
+def test_the_cache_is_trimmed_every_second():
     server = Server(blocks=20)
     server.request([1] * 128, tokens=1)
     server.request([2] * 128, tokens=1)

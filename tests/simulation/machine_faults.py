@@ -5,30 +5,30 @@ import signal
 from contextlib import suppress
 from functools import partial
 
-from simulation.machine import USUAL_LIMIT, os_error
+from simulation.injected_faults import CUT, ENDS_OF_JOBS, LATE, InjectedFault, Stage, Undo
+from simulation.machine import DEFAULT_LIMIT, os_error
 from simulation.parent import encoded
 from simulation.reloads import edits
-from simulation.troubles import CUT, ENDS_OF_JOBS, LATE, Stage, Trouble, Undo
 
-CROWD_HOST = "10.0.9.9"
+FLOOD_HOST = "10.0.9.9"
 # Longer than any fault that prevents the server from reading its configuration file.
 ASKED_AGAIN_S = 61.0
 
 
-def disk_full(stage: Stage, _trouble: Trouble) -> Undo:
+def disk_full(stage: Stage, _fault: InjectedFault) -> Undo:
     """Fail every write to the log."""
     number = stage.random.choice((errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EPIPE, errno.EAGAIN))
     return stage.strike(lambda call: os_error(number) if call == "write_log" else None)
 
 
-def disk_unreadable(stage: Stage, trouble: Trouble) -> Undo:
+def disk_unreadable(stage: Stage, fault: InjectedFault) -> Undo:
     """Fail every read of a file."""
-    trouble.excuses = frozenset({"load_failed"})
+    fault.allowed_errors = frozenset({"load_failed"})
     calls = ("open_file", "stat", "read_file")
     return stage.strike(lambda call: os_error(errno.EIO) if call in calls else None)
 
 
-def clock_jump(stage: Stage, _trouble: Trouble) -> Undo:
+def clock_jump(stage: Stage, _fault: InjectedFault) -> Undo:
     """Move the wall clock by up to about three years, and back later."""
     before = stage.source.wall_offset_s
     stage.source.wall_offset_s += stage.random.choice((-1, 1)) * stage.random.choice((1, 3600, 86_400, 10**8))
@@ -39,20 +39,20 @@ def clock_jump(stage: Stage, _trouble: Trouble) -> Undo:
     return undo
 
 
-def suspension(stage: Stage, trouble: Trouble) -> Undo:
+def suspension(stage: Stage, fault: InjectedFault) -> Undo:
     """Suspend the machine: many deadlines pass at once."""
-    trouble.excuses = ENDS_OF_JOBS | {CUT, LATE, "body_timeout", "header_timeout"}
+    fault.allowed_errors = ENDS_OF_JOBS | {CUT, LATE, "body_timeout", "header_timeout"}
     stage.clock.jump(stage.random.choice((1.0, 20.0, 100.0)))
     return lambda: None
 
 
-def crowd(stage: Stage, trouble: Trouble) -> Undo:
+def connection_flood(stage: Stage, fault: InjectedFault) -> Undo:
     """Open many connections from one address that send nothing."""
-    trouble.excuses = frozenset({CUT, "too_many_connections"})
+    fault.allowed_errors = frozenset({CUT, "too_many_connections"})
     network = stage.parent.system.network
     ends = []
     with suppress(ConnectionRefusedError):
-        ends += [network.knock(CROWD_HOST) for _ in range(stage.random.choice((10, 80)))]
+        ends += [network.open_connection(FLOOD_HOST) for _ in range(stage.random.choice((10, 80)))]
 
     def undo() -> None:
         for end in ends:
@@ -61,43 +61,43 @@ def crowd(stage: Stage, trouble: Trouble) -> Undo:
     return undo
 
 
-def out_of_descriptors(stage: Stage, trouble: Trouble) -> Undo:
+def out_of_descriptors(stage: Stage, fault: InjectedFault) -> Undo:
     """Leave the server a few descriptors, or none."""
     # A connection that cannot be accepted waits in the listen backlog.
-    trouble.excuses = ENDS_OF_JOBS | {CUT, LATE}
+    fault.allowed_errors = ENDS_OF_JOBS | {CUT, LATE}
     stage.machine.limit = len(stage.machine.descriptors) + stage.random.randrange(5)
 
     def undo() -> None:
-        stage.machine.limit = USUAL_LIMIT
+        stage.machine.limit = DEFAULT_LIMIT
 
     return undo
 
 
-def no_descriptor_now_and_then(stage: Stage, trouble: Trouble) -> Undo:
+def no_descriptor_at_times(stage: Stage, fault: InjectedFault) -> Undo:
     """Fail some calls that need a descriptor."""
-    trouble.excuses = ENDS_OF_JOBS | {CUT}
+    fault.allowed_errors = ENDS_OF_JOBS | {CUT}
     calls = ("descriptor", "accept", "socketpair", "epoll", "pipe", "pidfd")
     return stage.strike_sometimes(calls, lambda: os_error(stage.random.choice((errno.EMFILE, errno.ENFILE))))
 
 
-def out_of_memory(stage: Stage, trouble: Trouble) -> Undo:
+def out_of_memory(stage: Stage, fault: InjectedFault) -> Undo:
     """Fail some calls that need kernel memory."""
-    trouble.excuses = ENDS_OF_JOBS | {CUT}
+    fault.allowed_errors = ENDS_OF_JOBS | {CUT}
     calls = ("descriptor", "accept", "socketpair", "epoll", "pipe", "spawn", "recv", "send")
     return stage.strike_sometimes(calls, lambda: os_error(stage.random.choice((errno.ENOMEM, errno.ENOBUFS))))
 
 
-def no_threads(stage: Stage, trouble: Trouble) -> Undo:
+def no_threads(stage: Stage, fault: InjectedFault) -> Undo:
     """Fail some calls that need a thread."""
-    trouble.excuses = ENDS_OF_JOBS | {"internal_error"}
-    trouble.is_unexpected = True
+    fault.allowed_errors = ENDS_OF_JOBS | {"internal_error"}
+    fault.is_unexpected = True
     return stage.strike_sometimes(("thread",), lambda: RuntimeError("can't start new thread"))
 
 
-def reload(stage: Stage, trouble: Trouble) -> Undo:
+def reload(stage: Stage, fault: InjectedFault) -> Undo:
     """Make a valid or an invalid edit of the configuration file, and undo it later."""
     edit = stage.random.choice(edits(stage.world, stage.random))
-    trouble.excuses, trouble.models, trouble.keys = edit.excuses, edit.models, edit.keys
+    fault.allowed_errors, fault.models, fault.keys = edit.allowed_errors, edit.models, edit.keys
     before = stage.parent.file.content
     _rewrite(stage, edit.content if isinstance(edit.content, bytes) else encoded(edit.content))
 

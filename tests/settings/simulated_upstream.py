@@ -21,12 +21,12 @@ class Received:
 
 
 @dataclass
-class Elsewhere:
+class SimulatedUpstream:
     """Answers `GET /health`, `/v1/models`, `/running` and every POST.
 
     An answer to a POST begins after `delay_s`, and its second half follows `gap_s` after the first. `text` is
     its content; if `fails`, it is an error. `reports` is the load as a Fairlead reports it. A probe takes
-    `probe_s`. `is_well`: whether probes get status 200; `answers`: whether any request is answered.
+    `probe_s`. `is_healthy`: whether probes get status 200; `responds`: whether any request is answered.
     `ignores_term`: as a command's server, it ends only if it is killed. `connections` counts those that were
     made, `running` the present jobs, and `times` has the time of each probe.
     """
@@ -35,10 +35,10 @@ class Elsewhere:
     delay_s: float = 0.0
     gap_s: float = 0.0
     text: str = "hello"
-    is_well: bool = True
+    is_healthy: bool = True
     fails: bool = False
     reports: list[dict[str, object]] = field(default_factory=list)
-    answers: bool = True
+    responds: bool = True
     probe_s: float = 0.0
     ignores_term: bool = False
     connections: int = 0
@@ -48,7 +48,7 @@ class Elsewhere:
     times: list[float] = field(default_factory=list)
     _ends: set[End] = field(default_factory=set)
 
-    def cut_off(self) -> None:
+    def close_connections(self) -> None:
         """Close all connections."""
         for end in sorted(self._ends, key=lambda end: end.remote):
             end.closing()
@@ -65,14 +65,14 @@ class Elsewhere:
         self._ends.add(end)
         try:
             with suppress(OSError):
-                while await self._exchange(end):
+                while await self._serve_requests(end):
                     pass
         finally:
             self._ends.discard(end)
             end.closing()
             end.drop()
 
-    async def _exchange(self, end: End) -> bool:
+    async def _serve_requests(self, end: End) -> bool:
         data = b""
         while b"\r\n\r\n" not in data:
             if not (more := await end.receive()):
@@ -88,22 +88,22 @@ class Elsewhere:
             body += more
         request = Received(method, path, headers, json.loads(body or b"{}"))
         self.received.append(request)
-        if not self.answers:
+        if not self.responds:
             await trio.sleep_forever()
-        await self._answer(end, request)
+        await self._respond(end, request)
         return True
 
-    async def _answer(self, end: End, request: Received) -> None:
+    async def _respond(self, end: End, request: Received) -> None:
         if request.method == "GET":
             self.times.append(trio.current_time())
             await trio.sleep(self.probe_s)
-            known: object = {}
-            status = 200 if self.is_well else 500
+            model_known: object = {}
+            status = 200 if self.is_healthy else 500
             if request.path == "/v1/models":
-                known = {"data": [{"id": name} for name in self.models]}
+                model_known = {"data": [{"id": name} for name in self.models]}
             elif request.path == "/running":
-                known, status = self.reports or known, 200 if self.reports else 404
-            await _send(end, known, status, 0)
+                model_known, status = self.reports or model_known, 200 if self.reports else 404
+            await _send(end, model_known, status, 0)
             return
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -124,7 +124,7 @@ class Elsewhere:
 async def _send(end: End, document: object, status: int, gap_s: float) -> None:
     body = json.dumps(document).encode()
     head = f"HTTP/1.1 {status} So\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    half = len(body) // 2
-    await end.send(head.encode() + body[:half])
+    first_half = len(body) // 2
+    await end.send(head.encode() + body[:first_half])
     await trio.sleep(gap_s)
-    await end.send(body[half:])
+    await end.send(body[first_half:])

@@ -11,10 +11,10 @@ import trio
 from fairlead.worker.client import LOAD_PROGRESS_TIMEOUT_S
 from simulation.boundary import System
 from simulation.drawer import Drawer
+from simulation.exchanges import Exchange
 from simulation.explanations import streamed_tokens
 from simulation.http_client import Answer
 from simulation.ledger import Ledger
-from simulation.visits import Visit
 from simulation.world import Person, World
 
 CANARY_S = 45.0
@@ -32,7 +32,7 @@ _SAMPLE = re.compile(r"^([a-z_:]+)(\{.*\})? (\S+)$")
 _RESET_BY_RELOADS = ("fairlead_model_", "fairlead_node_", "vllm:")
 _COUNTERS = ("_total", "_count", "_sum", "_bucket")
 
-Make = Callable[[Visit], Awaitable[None]]
+Make = Callable[[Exchange], Awaitable[None]]
 
 
 class Idle(NamedTuple):
@@ -50,13 +50,13 @@ class Metrics:
         self._make = make
         self._seen: dict[str, float] = {}
 
-    async def look(self) -> list[str]:
+    async def read(self) -> list[str]:
         """Read the metrics once more; return the problems."""
-        visit = self._drawer.look("/metrics")
-        await self._make(visit)
-        if visit.answer is None or visit.answer.status != 200 or not visit.answer.is_whole:
+        exchange = self._drawer.read("/metrics")
+        await self._make(exchange)
+        if exchange.answer is None or exchange.answer.status != 200 or not exchange.answer.is_whole:
             return []  # the oracle reports that
-        return list(self._compare(visit.answer))
+        return list(self._compare(exchange.answer))
 
     def total(self, name: str) -> float:
         """Return the latest sum of a metric over all labels."""
@@ -76,7 +76,7 @@ class Metrics:
             self._seen[name + labels] = value
 
 
-class Aftermath:
+class FinalChecks:
     """Checks one server. `make` sends a request from a new address.
 
     `kept_before`: instances that earlier servers of this process left behind. `left_stopped`: a child was
@@ -104,7 +104,7 @@ class Aftermath:
 
     async def problems(self, metrics: Metrics, idle: Idle) -> list[str]:
         """Return the problems. Unloads models and removes nodes, to compare with an `idle` server."""
-        problems = [*await self._check_canaries(), *await self._check_counts(), *await metrics.look()]
+        problems = [*await self._check_canaries(), *await self._check_counts(), *await metrics.read()]
         problems += self._check_tokens(metrics)
         problems += await self._clear(idle)
         gc.collect()
@@ -114,25 +114,29 @@ class Aftermath:
     async def _check_canaries(self) -> list[str]:
         """Send a request to every model, and one from every user."""
         engine = next(name for name, model in self._world.document["models"].items() if "path" in model)
-        models = [model for model in self._world.models if not self._drawer.is_nowhere(model)]
-        askers = [(self._drawer.operator, model) for model in models]
-        askers += [(person, engine) for person in self._world.people]
-        return [problem for asker in askers if (problem := await self._canary(*asker)) is not None]
+        models = [model for model in self._world.models if not self._drawer.lacks_node(model)]
+        client_sessions = [(self._drawer.operator, model) for model in models]
+        client_sessions += [(person, engine) for person in self._world.people]
+        return [
+            problem
+            for client_session in client_sessions
+            if (problem := await self._canary(*client_session)) is not None
+        ]
 
     async def _canary(self, person: Person, model: str) -> str | None:
         """Repeat a request until it is answered: a server without a queue refuses jobs while it loads."""
-        visit = self._drawer.canary(person, model)
+        exchange = self._drawer.canary(person, model)
         with trio.move_on_after(STOPPED_S if self._left_stopped else CANARY_S):
             while True:
-                await self._make(visit)
-                error = visit.answer.error if visit.answer is not None else "cut"
+                await self._make(exchange)
+                error = exchange.answer.error if exchange.answer is not None else "cut"
                 if error is None:
                     return None
                 if error not in ("queue_full", "model_loading") and not self._left_stopped:
                     break
                 await trio.sleep(2.0)
-                visit = self._drawer.canary(person, model)
-        return f"a canary was not served: {visit}"
+                exchange = self._drawer.canary(person, model)
+        return f"a canary was not served: {exchange}"
 
     async def _check_counts(self) -> list[str]:
         queue = await self._get("/queue")
@@ -147,7 +151,7 @@ class Aftermath:
     def _check_tokens(self, metrics: Metrics) -> list[str]:
         """Compare the tokens that were counted with those that were generated and received."""
         most = self._ledger.total
-        least = sum(map(streamed_tokens, self._drawer.visits))
+        least = sum(map(streamed_tokens, self._drawer.exchanges))
         problems = []
         for name in ("fairlead_generated_tokens_total", "fairlead_tenant_generated_tokens_total"):
             counted = metrics.total(name)
@@ -181,17 +185,17 @@ class Aftermath:
             )
         if len(descriptors) != idle.descriptors:
             problems.append(f"descriptors are left: {descriptors}")
-        if self._system.processes.living:
-            problems.append(f"processes are left: {self._system.processes.living}")
+        if self._system.processes.running:
+            problems.append(f"processes are left: {self._system.processes.running}")
         return problems
 
     async def _get(self, path: str) -> Any:
         return await self._do("GET", path)
 
     async def _do(self, method: str, path: str, body: object = None) -> Any:
-        visit = self._drawer.look(path, method=method, body=body)
-        await self._make(visit)
-        return visit.answer.document if visit.answer is not None else {}
+        exchange = self._drawer.read(path, method=method, body=body)
+        await self._make(exchange)
+        return exchange.answer.document if exchange.answer is not None else {}
 
 
 def measured(system: System) -> Idle:
@@ -211,7 +215,7 @@ def _task_names() -> Iterator[str]:
 
 def instances_of_jobs() -> Iterator[str]:
     """Yield the type of each instance that belongs to a job."""
-    for thing in gc.get_objects():
-        kind = type(thing)
+    for instance in gc.get_objects():
+        kind = type(instance)
         if kind.__name__ in OF_JOBS and kind.__module__.startswith("fairlead."):
             yield kind.__name__

@@ -1,7 +1,7 @@
-"""Faults of a simulated run: when each begins and ends, and which errors it excuses.
+"""Faults of a simulated run: when each begins and ends, and which errors it may cause.
 
-An error that no fault excuses, and nothing else explains, is a defect. So each kind of fault lists the error
-codes that it may cause, and for which models. A full disk and a jumping clock may cause none.
+An error that no fault may cause, and nothing else explains, is a defect. So each kind of fault lists the
+error codes that it may cause, and for which models. A full disk and a jumping clock may cause none.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from simulation.machine import Machine, Strike
 from simulation.parent import Parent
 from simulation.world import World
 
-# After this time, backoffs, probes and loads have ended, and a fault excuses no more errors.
+# After this time, backoffs, probes and loads have ended, and a fault may cause no more errors.
 RECOVERY_S = 90.0
 
 # Effects that have no error code.
@@ -39,8 +39,8 @@ Undo = Callable[[], None]
 
 
 @dataclass
-class Trouble:
-    """One fault. `models`: those that it affects; None: all. `excuses`: error codes and effects it may cause.
+class InjectedFault:
+    """One fault. `models`: those affected; None: all. `allowed_errors`: codes and effects it may cause.
 
     `keys`: API keys that it removes from the configuration; when they return, their limits start anew.
     `is_unexpected`: the injected error is one that no code can foresee, so a traceback in the log is correct.
@@ -49,7 +49,7 @@ class Trouble:
     name: str
     began_s: float
     models: frozenset[str] | None = None
-    excuses: frozenset[str] = frozenset()
+    allowed_errors: frozenset[str] = frozenset()
     is_unexpected: bool = False
     keys: frozenset[str] = frozenset()
     ended_s: float = float("inf")
@@ -58,9 +58,9 @@ class Trouble:
         """Return whether it may have caused this effect on a request that took this time."""
         if self.models is not None and model not in self.models:
             return False
-        return effect in self.excuses and self._is_during(began_s, ended_s)
+        return effect in self.allowed_errors and self._is_during(began_s, ended_s)
 
-    def may_forget(self, key: str | None, spent_s: float, seen_s: float) -> bool:
+    def may_reset_limit(self, key: str | None, spent_s: float, seen_s: float) -> bool:
         """Return whether what a key spent at one time may no longer count against its limits at another."""
         return key in self.keys and self._is_during(spent_s, seen_s)
 
@@ -69,10 +69,10 @@ class Trouble:
 
 
 @dataclass
-class Mood:
+class ChildFaults:
     """The faults of child processes; each child reads them when it starts.
 
-    `appointed`: the fates of the next child, by frame. `fates`: those of all children of a model, at frames
+    `next_fates`: the fates of the next child, by frame. `fates`: those of all children of a model, at frames
     that are drawn for each child. `left_stopped`: a child was stopped and never continued.
     """
 
@@ -80,19 +80,19 @@ class Mood:
     loading: dict[str, Loading] = field(default_factory=dict)
     fates: dict[str, tuple[Fate, ...]] = field(default_factory=dict)
     left_stopped: bool = False
-    appointed: dict[int, Fate] = field(default_factory=dict)
+    next_fates: dict[int, Fate] = field(default_factory=dict)
     plans: list[ChildPlan] = field(default_factory=list)
 
     def child(self, world: World, model: str) -> ChildPlan:
         """Return how the next child of a model behaves."""
-        fates, self.appointed = self.appointed, {}
+        fates, self.next_fates = self.next_fates, {}
         if model in self.fates:
             fates = {self.random.randrange(1, 60): fate for fate in self.fates[model]}
         plan = replace(world.child, loading=self.loading.get(model, "well"), fates=fates)
         self.plans.append(plan)
         return plan
 
-    def forgive(self) -> None:
+    def clear_faults(self) -> None:
         """Remove the faults of all children, present and future."""
         self.loading.clear()
         self.fates.clear()
@@ -106,11 +106,11 @@ class Stage:
 
     parent: Parent
     world: World
-    mood: Mood
+    child_faults: ChildFaults
     random: Random
     source: Source
     clock: MockClock
-    troubles: list[Trouble] = field(default_factory=list)
+    faults: list[InjectedFault] = field(default_factory=list)
 
     @property
     def machine(self) -> Machine:

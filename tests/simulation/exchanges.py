@@ -11,20 +11,20 @@ import trio
 from simulation import words
 from simulation.http_client import Answer, Client, request
 from simulation.network import Network
-from simulation.streams import USUAL_ROOM, End
+from simulation.streams import DEFAULT_BUFFER_BYTES, End
 from simulation.world import Person, World
 
-Kind = Literal["chat", "completion", "embeddings", "look", "cancel", "tokenize", "change", "junk"]
+Kind = Literal["chat", "completion", "embeddings", "read", "cancel", "tokenize", "change", "malformed"]
 
 NEVER_S = 1e9
-SMALL_ROOM = 400  # bytes in flight to a client that reads slowly
+SMALL_BUFFER_BYTES = 400  # bytes in flight to a client that reads slowly
 
 
 @dataclass
-class Visit:
+class Exchange:
     """One request and its answer.
 
-    `leaves_after_s` and `leaves_after_bytes`: when the client disconnects; `is_rude`: it sends a reset.
+    `leaves_after_s` and `leaves_after_bytes`: when the client disconnects; `resets`: it sends a reset.
     `raw`: the bytes to send instead of a request. `times_sent`, `has_left`, `was_cancelled` and `answer` are
     the outcome.
     """
@@ -43,7 +43,7 @@ class Visit:
     n: int = 1
     leaves_after_s: float = NEVER_S
     leaves_after_bytes: int = 1 << 60
-    is_rude: bool = False
+    resets: bool = False
     reads_slowly: bool = False
     began_s: float = 0.0
     ended_s: float = NEVER_S
@@ -60,7 +60,7 @@ class Visit:
     @property
     def request_id(self) -> str:
         """Its `X-Request-Id`."""
-        return f"visit-{self.number}"
+        return f"query-{self.number}"
 
     @property
     def generates(self) -> bool:
@@ -88,7 +88,7 @@ class Visit:
         )
 
 
-class Visitor:
+class ClientSession:
     """A client at one address that makes requests in sequence, over one connection or several."""
 
     def __init__(self, network: Network, world: World, host: str, random: Random) -> None:
@@ -98,66 +98,68 @@ class Visitor:
         self._random = random
         self._client: Client | None = None
 
-    async def make(self, visit: Visit) -> None:
+    async def make(self, exchange: Exchange) -> None:
         """Make a request and record its outcome."""
-        visit.began_s = trio.current_time()
+        exchange.began_s = trio.current_time()
         try:
             with suppress(ConnectionRefusedError):
-                await self._ask(visit)
+                await self._ask(exchange)
         finally:
-            visit.ended_s = trio.current_time()
-            self._network.machine.note("visit", visit)
+            exchange.ended_s = trio.current_time()
+            self._network.machine.note("request", exchange)
 
-    async def _ask(self, visit: Visit) -> None:
+    async def _ask(self, exchange: Exchange) -> None:
         keeps = self._random.random() < 0.6
         if self._client is not None and self._client.is_stale:
             self.leave()  # an idle connection, which the server may close at any time
-        if self._client is None or visit.reads_slowly:
+        if self._client is None or exchange.reads_slowly:
             self.leave()
         is_old = self._client is not None
-        client = self._client = self._client or Client(self._knock(visit))
-        data = visit.raw or request(
-            visit.method, visit.path, visit.body, headers=visit.headers, close=not keeps
+        client = self._client = self._client or Client(self._connect(exchange))
+        data = exchange.raw or request(
+            exchange.method, exchange.path, exchange.body, headers=exchange.headers, close=not keeps
         )
 
         def reads_on(size: int) -> bool:
-            return size < visit.leaves_after_bytes
+            return size < exchange.leaves_after_bytes
 
-        with trio.move_on_after(visit.leaves_after_s) as patience:
-            client.pause_s = self._random.choice((0.5, 3.0)) if visit.reads_slowly else 0.0
-            visit.times_sent = 1
-            visit.answer = await client.ask(data, on_bytes=reads_on)
-            if visit.answer is None and is_old and not client.has_heard:
+        with trio.move_on_after(exchange.leaves_after_s) as patience:
+            client.pause_s = self._random.choice((0.5, 3.0)) if exchange.reads_slowly else 0.0
+            exchange.times_sent = 1
+            exchange.answer = await client.fetch(data, on_bytes=reads_on)
+            if exchange.answer is None and is_old and not client.has_received:
                 # The server closed the idle connection at the same moment: clients retry.
                 self.leave()
-                client = self._client = Client(self._knock(visit))
-                visit.times_sent = 2
-                visit.answer = await client.ask(data, on_bytes=reads_on)
-        visit.has_left = patience.cancelled_caught or (
-            visit.answer is not None and len(visit.answer.body) >= visit.leaves_after_bytes
+                client = self._client = Client(self._connect(exchange))
+                exchange.times_sent = 2
+                exchange.answer = await client.fetch(data, on_bytes=reads_on)
+        exchange.has_left = patience.cancelled_caught or (
+            exchange.answer is not None and len(exchange.answer.body) >= exchange.leaves_after_bytes
         )
-        is_good = visit.answer is not None and visit.answer.is_whole
-        if visit.has_left or not (keeps and is_good):
-            self.leave(rudely=visit.has_left and visit.is_rude)
+        is_good = exchange.answer is not None and exchange.answer.is_whole
+        if exchange.has_left or not (keeps and is_good):
+            self.leave(with_reset=exchange.has_left and exchange.resets)
 
-    def _knock(self, visit: Visit) -> End:
-        room = SMALL_ROOM if visit.reads_slowly else USUAL_ROOM
-        end = self._network.knock(self._host, latency_s=self._world.latency_s, room=room)
+    def _connect(self, exchange: Exchange) -> End:
+        buffer_bytes = SMALL_BUFFER_BYTES if exchange.reads_slowly else DEFAULT_BUFFER_BYTES
+        end = self._network.open_connection(
+            self._host, latency_s=self._world.latency_s, buffer_bytes=buffer_bytes
+        )
         end.ragged = end.peer.ragged = self._world.ragged
         return end
 
-    def leave(self, *, rudely: bool = False) -> None:
+    def leave(self, *, with_reset: bool = False) -> None:
         """Close the connection, if there is one."""
         if self._client is not None:
-            self._client.leave(rudely=rudely)
+            self._client.leave(with_reset=with_reset)
             self._client = None
 
 
-def texts_of(visit: Visit) -> dict[int, str]:
+def texts_of(exchange: Exchange) -> dict[int, str]:
     """Return the text of each choice so far. Raises `ValueError` or others for malformed answers."""
-    answer = visit.answer
+    answer = exchange.answer
     assert answer is not None
-    texts: dict[int, str] = dict.fromkeys(range(visit.n), "")
+    texts: dict[int, str] = dict.fromkeys(range(exchange.n), "")
     documents = [answer.document]
     if answer.is_stream:
         documents = [json.loads(event) for event in answer.events if event != "[DONE]"]

@@ -5,41 +5,41 @@ import signal
 from dataclasses import replace
 
 from simulation.engine_child import Fate, Loading
+from simulation.injected_faults import ENDS_OF_JOBS, InjectedFault, Stage, Undo
 from simulation.machine import os_error
 from simulation.parent import GUARD_PROGRAM
 from simulation.processes import Process
-from simulation.troubles import ENDS_OF_JOBS, Stage, Trouble, Undo
 
-EXCUSES = ENDS_OF_JOBS | {"engine_failed"}
+ALLOWED_ERRORS = ENDS_OF_JOBS | {"engine_failed"}
 FATES: tuple[Fate, ...] = ("die", "exit", "stop", "garbage", "half", "huge", "close", "unknown", "error")
 WAYS_TO_LOAD: tuple[Loading, ...] = ("fails", "dies", "closes", "hangs")
 
 
-def child_killed(stage: Stage, trouble: Trouble) -> Undo:
+def child_killed(stage: Stage, fault: InjectedFault) -> Undo:
     """Kill some children, as a kernel that is out of memory does."""
-    trouble.excuses = EXCUSES
+    fault.allowed_errors = ALLOWED_ERRORS
     for process in _children(stage):
         if stage.random.random() < 0.6:
             process.kill()
     return lambda: None
 
 
-def child_stopped(stage: Stage, trouble: Trouble) -> Undo:
+def child_stopped(stage: Stage, fault: InjectedFault) -> Undo:
     """Stop all children, for a while or forever."""
-    trouble.excuses = EXCUSES
+    fault.allowed_errors = ALLOWED_ERRORS
     stopped = _children(stage)
     for process in stopped:
         process.send_signal(signal.SIGSTOP)
     if stage.random.random() < 0.5:
-        stage.mood.left_stopped = True
-        stage.troubles.append(replace(trouble, name="child left stopped"))
+        stage.child_faults.left_stopped = True
+        stage.faults.append(replace(fault, name="child left stopped"))
         return lambda: None
     return lambda: _continue(stopped)
 
 
-def child_slow(stage: Stage, trouble: Trouble) -> Undo:
+def child_slow(stage: Stage, fault: InjectedFault) -> Undo:
     """Slow all children down."""
-    trouble.excuses = EXCUSES
+    fault.allowed_errors = ALLOWED_ERRORS
     slow = _children(stage)
     for process in slow:
         # A pause that has begun may outlast the fault, but not the recovery time after it.
@@ -52,37 +52,37 @@ def child_slow(stage: Stage, trouble: Trouble) -> Undo:
     return undo
 
 
-def child_fated(stage: Stage, trouble: Trouble) -> Undo:
+def child_fated(stage: Stage, fault: InjectedFault) -> Undo:
     """Make each new child fail at some of its frames."""
-    trouble.excuses = EXCUSES
+    fault.allowed_errors = ALLOWED_ERRORS
     for model in stage.world.models:
-        stage.mood.fates[model] = (stage.random.choice(FATES), stage.random.choice(FATES))
+        stage.child_faults.fates[model] = (stage.random.choice(FATES), stage.random.choice(FATES))
     _kill(stage)
 
     def undo() -> None:
-        stage.mood.forgive()
+        stage.child_faults.clear_faults()
         _continue(_children(stage))
 
     return undo
 
 
-def child_not_loading(stage: Stage, trouble: Trouble) -> Undo:
+def child_not_loading(stage: Stage, fault: InjectedFault) -> Undo:
     """Make each new child fail to load its model. A child that hangs is killed at the end."""
-    trouble.excuses = EXCUSES
+    fault.allowed_errors = ALLOWED_ERRORS
     for model in stage.world.models:
-        stage.mood.loading[model] = stage.random.choice(WAYS_TO_LOAD)
+        stage.child_faults.loading[model] = stage.random.choice(WAYS_TO_LOAD)
     _kill(stage)
 
     def undo() -> None:
-        stage.mood.forgive()
+        stage.child_faults.clear_faults()
         _kill(stage)
 
     return undo
 
 
-def spawn_failing(stage: Stage, trouble: Trouble) -> Undo:
+def spawn_failing(stage: Stage, fault: InjectedFault) -> Undo:
     """Make every start of a process fail."""
-    trouble.excuses = EXCUSES
+    fault.allowed_errors = ALLOWED_ERRORS
     number = stage.random.choice((errno.ENOMEM, errno.EAGAIN, errno.ENOENT, errno.EACCES))
     _kill(stage)
     return stage.strike(lambda call: os_error(number) if call == "spawn" else None)
@@ -90,8 +90,8 @@ def spawn_failing(stage: Stage, trouble: Trouble) -> Undo:
 
 def _children(stage: Stage) -> list[Process]:
     """Return the processes of models."""
-    living = stage.parent.system.processes.living
-    return [process for process in living if process.args[0] != GUARD_PROGRAM]
+    running = stage.parent.system.processes.running
+    return [process for process in running if process.args[0] != GUARD_PROGRAM]
 
 
 def _kill(stage: Stage) -> None:
