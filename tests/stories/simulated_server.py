@@ -84,7 +84,7 @@ class SimulatedServer:
 
     async def queue(self) -> dict[str, float]:
         """Return the body of `GET /queue`."""
-        await self._has_begun.wait()
+        await self._has_started.wait()
         return dict((await self.client.get("/queue")).json)
 
 
