@@ -99,9 +99,14 @@ class WaitEstimator:
 
     def for_ticket(self, ticket: Ticket, *, is_arriving: bool = False) -> WaitEstimate:
         """Return a waiting job's estimate; the one of its arrival is later compared with its actual wait."""
-        ahead = self._scheduler.position(ticket)
-        jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
-        return self._estimate(ticket.job.model, ahead, jobs_ahead, arriving=ticket if is_arriving else None)
+        arriving = ticket if is_arriving else None
+        if self._quantile is None:
+            jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
+            return self._estimate(
+                ticket.job.model, self._scheduler.position(ticket), jobs_ahead, arriving=arriving
+            )
+        listed = self._scheduler.jobs_ahead(ticket)  # a prediction needs them all, so they are looked up once
+        return self._estimate(ticket.job.model, len(listed), lambda: listed, arriving=arriving)
 
     def for_newcomer(self, model: str, tenant: str, priority: int) -> WaitEstimate:
         """Return the estimate for a job of this tenant and class if it arrived now."""
