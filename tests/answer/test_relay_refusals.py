@@ -20,7 +20,7 @@ async def refused(monkeypatch, status: int, body: bytes, headers: str = ""):
 
     listening = RecordingListener()
     async with stub() as server:
-        monkeypatch.setattr("nodes.stub_server._Misbehaviour.answer", say)
+        monkeypatch.setattr("nodes.stub_server._ResponseScript.answer", say)
         got = await generated(ready_node(server, listening), relayed_job())
     return got.error, listening.reports
 

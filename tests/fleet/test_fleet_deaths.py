@@ -154,7 +154,7 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
     health = HealthConfig(interval_s=0.1, failures=3, timeout_s=0.2)
     async with running_fleet(command("m", free_port()), health_check=health) as opened:
         await opened.fleet.load("m")
-        opened.fleet._local["m"].health = HealthConfig()  # for its next process, which may be slow
+        opened.fleet._local["m"]._health = HealthConfig()  # for its next process, which may be slow
         first, answers = opened.pid(), []
         async with trio.open_nursery() as clients:
 

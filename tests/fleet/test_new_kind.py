@@ -68,7 +68,7 @@ async def test_new_kind_is_read_from_a_file_loaded_and_run(tmp_path, monkeypatch
     file = tmp_path / "config.yaml"
     file.write_text("models: {m: {echo: heard}}")
     async with running_fleet(*read_config(file, {}).config.models) as opened:
-        assert await opened.ask(question()) == "heard 10"
+        assert await opened.run_job(question()) == "heard 10"
         status = opened.status()
         assert (status.kind, status.node, status.state) == ("echo", "echo:m", "ready")
         await opened.fleet.unload("m")
