@@ -28,16 +28,15 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t
 cimport cython
 
 from fairqueue.order cimport (
-    entries_before, entry_join, entry_leave, entry_next, entry_serve, line_longest, order_begin,
+    entries_before, entry_join, entry_leave, entry_next, entry_serve, order_begin, tenant_with_most,
 )
 from fairqueue.queue cimport (
-    CLASSES, IDLE, NONE, RINGS, Chain, Queue, Ring, entry_last, entry_of, entry_reserve, handle_of, queue_end,
-    queue_size, run_of,
+    CLASSES, IDLE, NONE, RINGS, List, Queue, Ring, entry_of, entry_reserve, handle_of, queue_end, queue_size,
+    tenant_free,
 )
 from fairqueue.tenants cimport (
-    counter_of, is_worth_remembering, level, tenant_begin, tenant_charge, tenant_free, tenant_refund,
+    counter_of, is_worth_remembering, level, line_of, tenant_begin, tenant_charge, tenant_refund, turn_leave, turn_next,
 )
-from fairqueue.turns cimport turn_leave, turn_next
 
 cdef enum:
     BYPASS_AT_MOST = 255
@@ -89,9 +88,9 @@ cdef class FairQueue:
         self.weights = {}
         self.queue.by_tokens = fairness == "tokens"
         self.queue.min_share = min_share
-        self.queue.free_run = self.queue.free_tenant = NONE
+        self.queue.free_entry = self.queue.free_tenant = NONE
         for i in range(RINGS):
-            self.queue.rings[i] = Ring(1, 0, NONE, NONE)
+            self.queue.rings[i] = Ring(1, List(NONE, 0), NONE)
 
     def __dealloc__(self):
         queue_end(&self.queue)
@@ -118,12 +117,15 @@ cdef class FairQueue:
         """
         cdef int64_t own = self.waiting(tenant)
         cdef int32_t own_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef int32_t other, entry
-        cdef Chain *line
+        cdef int32_t other, longest, entry
+        cdef List line
         for other in range(CLASSES - 1, own_priority - 1, -1):
-            line = line_longest(&self.queue, other)
-            if line != NULL and (other > own_priority or line.length >= own + self.slack):
-                entry = entry_last(&self.queue, line)
+            longest = tenant_with_most(&self.queue, other)
+            if longest == NONE:
+                continue
+            line = line_of(&self.queue, longest, other).entries
+            if other > own_priority or line.length >= own + self.slack:
+                entry = self.queue.entries[line.first].link.previous
                 handle = handle_of(&self.queue, entry)
                 self.remove(entry, &self.displaced)
                 return handle
@@ -232,17 +234,15 @@ cdef class FairQueue:
 
     def position(self, handle: int) -> int:
         """Return the length of `ahead`. KeyError if stale."""
-        return entries_before(&self.queue, self.waiting_entry(handle), None)
+        return len(self.ahead(handle))
 
     def ahead(self, handle: int) -> list[int]:
         """Return the handles that leave before this one if nothing changes, in order. KeyError if stale."""
-        handles = []
-        entries_before(&self.queue, self.waiting_entry(handle), handles)
-        return handles
+        return entries_before(&self.queue, self.waiting_entry(handle))
 
     def tenant(self, handle: int) -> str | int:
         """Return the tenant of an entry. KeyError if stale."""
-        return <object>self.queue.tenants[run_of(&self.queue, self.waiting_entry(handle)).tenant].name
+        return <object>self.queue.tenants[self.queue.entries[self.waiting_entry(handle)].tenant].name
 
     def cost(self, handle: int) -> float:
         """Return the cost that the entry was pushed with. KeyError if stale."""
@@ -254,7 +254,7 @@ cdef class FairQueue:
 
     def priority(self, handle: int) -> int:
         """Return the priority that the entry was pushed with. KeyError if stale."""
-        return run_of(&self.queue, self.waiting_entry(handle)).priority
+        return self.queue.entries[self.waiting_entry(handle)].priority
 
     def waiting(self, tenant: str | int) -> int:
         """Return how many entries of this tenant wait, over all classes."""
@@ -265,7 +265,7 @@ cdef class FairQueue:
         """Return a frozen summary."""
         cdef int64_t pushed = self.queue.length + self.popped + self.discarded + self.displaced
         return FairQueueStatistics(
-            self.queue.length, self.capacity, len(self.rows) - self.queue.rings[IDLE].tenants,
+            self.queue.length, self.capacity, len(self.rows) - self.queue.rings[IDLE].tenants.length,
             pushed, self.popped, self.discarded, self.refused, self.displaced,
         )
 
@@ -282,7 +282,7 @@ cdef class FairQueue:
     # runs in between, because tenants are exactly str or int.
 
     cdef object enter(self, tenant, cost, priority, size, bint retried):
-        cdef int32_t entry, row = self.known(tenant)
+        cdef int32_t row = self.known(tenant)
         cdef double checked_cost = cost_of(cost)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
         cdef int64_t checked_size = integer_of(size, SIZE_AT_MOST, "size")
@@ -290,11 +290,11 @@ cdef class FairQueue:
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
-        entry = entry_reserve(&self.queue, row, checked_priority, retried)
-        handle = handle_of(&self.queue, entry)
+        entry_reserve(&self.queue)
+        handle = handle_of(&self.queue, self.queue.free_entry)
         if row == NONE:
             row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
-        entry_join(&self.queue, entry, row, checked_cost, checked_priority, checked_size, retried)
+        entry_join(&self.queue, row, checked_cost, checked_priority, checked_size, retried)
         return handle
 
     cdef int32_t first_fitting(self, fits) except -2:
@@ -318,7 +318,7 @@ cdef class FairQueue:
                     continue
                 if fitting:
                     if passed != NONE:
-                        self.queue.loads[passed].passed += self.queue.loads[passed].passed < BYPASS_AT_MOST
+                        self.queue.loads[passed].passed += 1
                     return entry
                 if passed == NONE:
                     head = handle
@@ -328,7 +328,7 @@ cdef class FairQueue:
 
     cdef int remove(self, int32_t entry, int64_t *count) except -1:
         # Remove an entry and count it; a popped one is served.
-        cdef int32_t tenant = run_of(&self.queue, entry).tenant
+        cdef int32_t tenant = self.queue.entries[entry].tenant
         count[0] += 1
         if count == &self.popped:
             entry_serve(&self.queue, entry)
@@ -346,7 +346,7 @@ cdef class FairQueue:
         # A tenant without waiting entries is remembered as long as that affects the order.
         cdef int32_t tenant = NONE if self.queue.tenants[changed].waiting else turn_next(&self.queue, IDLE)
         while tenant != NONE and (
-            self.queue.rings[IDLE].tenants > REMEMBERED_AT_MOST
+            self.queue.rings[IDLE].tenants.length > REMEMBERED_AT_MOST
             or not is_worth_remembering(&self.queue, &self.queue.tenants[tenant])
         ):
             self.forget(tenant)

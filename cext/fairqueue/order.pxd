@@ -2,78 +2,53 @@
 
 from libc.math cimport fmax, fmin
 
-from fairqueue.queue cimport (
-    CLASSES, IDLE, NONE, RUN, Chain, Load, Queue, Run, Tenant, entry_first, handle_of, int32_t, int64_t, queue_copy,
-    queue_end, run_free, run_of,
-)
-from fairqueue.tenants cimport tenant_charge, tenant_lift
-from fairqueue.turns cimport (
-    is_before, line_of, ring_after, turn_join, turn_leave, turn_next, turn_take, turns_begin,
-)
+from fairqueue.queue cimport *
+from fairqueue.tenants cimport *
 
-cdef inline Chain *chain_of(Queue *queue, Run *run) noexcept:
-    if run.retried:
-        return &queue.classes[run.priority].retried
-    return &line_of(queue, run.tenant, run.priority).chain
+cdef inline List *list_of(Queue *queue, Entry *entry) noexcept:
+    if entry.retried:
+        return &queue.classes[entry.priority].retried
+    return &line_of(queue, entry.tenant, entry.priority).entries
 
-cdef inline void entries_count(Queue *queue, Run *run, int32_t change) noexcept:
-    chain_of(queue, run).length += change
-    queue.tenants[run.tenant].waiting += change
-    queue.classes[run.priority].length += change
+cdef inline void entries_count(Queue *queue, Entry *entry, int32_t change) noexcept:
+    queue.tenants[entry.tenant].waiting += change
+    queue.classes[entry.priority].length += change
     queue.length += change
 
-cdef inline void run_begin(Queue *queue, int32_t row, int32_t owner, int32_t priority, bint retried) noexcept:
-    # Link the first free run: last in its tenant's line, or before all of its class if it is retried.
-    cdef Run *run = &queue.runs[row]
-    queue.free_run = run.next
-    run.tenant, run.priority, run.retried, run.begun = owner, priority, retried, 0
-    cdef Chain *chain = chain_of(queue, run)
-    if chain.length == 0:
-        if not retried:
-            tenant_lift(queue, owner)
-            turn_join(queue, owner, priority)
-        chain.first = run.previous = row
-    run.next = chain.first
-    run.previous = queue.runs[chain.first].previous
-    queue.runs[run.previous].next = row
-    queue.runs[run.next].previous = row
-    if retried:
-        chain.first = row
-
 cdef inline void entry_join(
-    Queue *queue, int32_t row, int32_t owner, double cost, int32_t priority, int64_t size, bint retried
+    Queue *queue, int32_t owner, double cost, int32_t priority, int64_t size, bint retried
 ) noexcept:
-    # Make the row from `entry_reserve` an entry.
-    cdef Run *run = run_of(queue, row)
+    # Make the row from `entry_reserve` an entry: last in its tenant's line, or if it is retried first of its class.
+    cdef int32_t row = queue.free_entry
+    cdef Entry *entry = &queue.entries[row]
+    cdef List *entries
+    queue.free_entry = entry.link.next
+    queue.loads[row] = Load(cost, size, 0)
+    entry.tenant, entry.priority, entry.retried, entry.waiting = owner, priority, retried, True
+    entries = list_of(queue, entry)
     if queue.tenants[owner].waiting == 0:
         turn_leave(queue, owner, IDLE)
-    if run.waiting == 0:
-        run_begin(queue, row // RUN, owner, priority, retried)
-    run.waiting |= 1 << run.begun
-    run.begun += 1
-    queue.loads[row] = Load(cost, size, 0)
-    entries_count(queue, run, 1)
+    if entries.length == 0 and not retried:
+        tenant_lift(queue, owner)
+        turn_join(queue, owner, priority)
+    list_insert(entries, queue.entries, sizeof(Entry), row, entries.first)
+    if retried:
+        entries.first = row
+    entries_count(queue, entry, 1)
 
 cdef inline void entry_leave(Queue *queue, int32_t row) noexcept:
-    cdef Run *run = run_of(queue, row)
-    cdef Tenant *tenant = &queue.tenants[run.tenant]
-    cdef Chain *chain = chain_of(queue, run)
-    run.waiting &= ~(1 << row % RUN)
-    entries_count(queue, run, -1)
-    if run.waiting:
-        return
-    queue.runs[run.previous].next = run.next
-    queue.runs[run.next].previous = run.previous
-    if chain.first == row // RUN:
-        chain.first = run.next
-    if chain.length == 0 and not run.retried:
-        queue.last_level = tenant.counter
-        turn_leave(queue, run.tenant, run.priority)
-    if tenant.waiting == 0:
-        turn_join(queue, run.tenant, IDLE)
-    if queue.classes[run.priority].length == 0:
-        queue.classes[run.priority].credit = 0.0
-    run_free(queue, row // RUN)
+    cdef Entry *entry = &queue.entries[row]
+    cdef List *entries = list_of(queue, entry)
+    entries_count(queue, entry, -1)
+    list_remove(entries, queue.entries, sizeof(Entry), row)
+    if entries.length == 0 and not entry.retried:
+        queue.last_level = queue.tenants[entry.tenant].counter
+        turn_leave(queue, entry.tenant, entry.priority)
+    if queue.tenants[entry.tenant].waiting == 0:
+        turn_join(queue, entry.tenant, IDLE)
+    if queue.classes[entry.priority].length == 0:
+        queue.classes[entry.priority].credit = 0.0
+    entry_free(queue, row)
 
 cdef inline int32_t class_next(Queue *queue) noexcept:
     # Return the highest class that waits, or if lower ones have credit for a pop, the one with the most.
@@ -107,38 +82,27 @@ cdef inline int32_t entry_next(Queue *queue) noexcept:
     if priority == NONE:
         return NONE
     if queue.classes[priority].retried.length > 0:
-        return entry_first(queue, &queue.classes[priority].retried)
-    return entry_first(queue, &line_of(queue, turn_next(queue, priority), priority).chain)
+        return queue.classes[priority].retried.first
+    return line_of(queue, turn_next(queue, priority), priority).entries.first
 
 cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
     # Like `entry_leave`, and count the tenant's turn and charge.
-    cdef Run run = run_of(queue, row)[0]
-    cdef Tenant *tenant = &queue.tenants[run.tenant]
+    cdef Entry *entry = &queue.entries[row]
+    cdef Tenant *tenant = &queue.tenants[entry.tenant]
     cdef double before = tenant.counter
-    credits_accrue(queue, run.priority)
-    if run.retried:
+    credits_accrue(queue, entry.priority)
+    if entry.retried:
         entry_leave(queue, row)
         return
     queue.clock += 1
     tenant.turn = queue.clock
     if queue.by_tokens:
         # Charge first: out of line, a counter below the level would be lifted to it.
-        tenant_charge(queue, run.tenant, queue.loads[row].cost)
-    entry_leave(queue, row)
-    if queue.by_tokens:
-        queue.last_level = before  # so that a refund of the last entry's charge is not lost
+        tenant_charge(queue, entry.tenant, queue.loads[row].cost)
     else:
-        turn_take(queue, run.tenant, run.priority)
-
-cdef inline int chain_append(Queue *queue, Chain *chain, list handles, Py_ssize_t limit) except -1:
-    cdef Py_ssize_t end = min(len(handles) + chain.length, limit)
-    cdef int32_t run = chain.first, i
-    while len(handles) < end:
-        for i in range(RUN):
-            if queue.runs[run].waiting >> i & 1 and len(handles) < end:
-                handles.append(handle_of(queue, run * RUN + i))
-        run = queue.runs[run].next
-    return 0
+        turn_take(queue, entry.tenant, entry.priority)
+    entry_leave(queue, row)
+    queue.last_level = before  # so that a refund of the last entry's charge is not lost
 
 cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
     # Return the first `limit` handles in the order in which `pop` tries them: first the class whose turn it is.
@@ -146,42 +110,43 @@ cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
     handles = []
     for i in range(-1, CLASSES):
         priority = urgent if i == -1 else i
-        if i == urgent or len(handles) == limit or queue.classes[priority].length == 0:
-            continue
-        chain_append(queue, &queue.classes[priority].retried, handles, limit)
-        for tenant in turns_begin(queue, priority, limit - len(handles)):
-            chain_append(queue, &line_of(queue, tenant, priority).chain, handles, limit)
+        if i != urgent and len(handles) < limit and queue.classes[priority].length > 0:
+            list_append(queue, &queue.classes[priority].retried, handles, limit)
+            for tenant in turns_begin(queue, priority, limit - len(handles)):
+                list_append(queue, &line_of(queue, tenant, priority).entries, handles, limit)
     return handles
 
-cdef inline Chain *line_longest(Queue *queue, int32_t priority) noexcept:
-    # Return the line with the most entries, or NULL; of several, the one whose turn is furthest away.
-    cdef int32_t tenant = queue.rings[priority].turn, longest = tenant
-    cdef Chain *most = NULL
-    cdef Chain *line
-    while tenant != NONE:
-        line = &line_of(queue, tenant, priority).chain
-        if most == NULL or line.length > most.length or (
-            line.length == most.length and (not queue.by_tokens or is_before(queue, priority, longest, tenant))
-        ):
-            longest, most = tenant, line
-        tenant = ring_after(queue, priority, tenant)
-    return most
+cdef inline int list_append(Queue *queue, List *entries, list handles, Py_ssize_t limit) except -1:
+    cdef Py_ssize_t end = min(len(handles) + entries.length, limit)
+    cdef int32_t row = entries.first
+    while len(handles) < end:
+        handles.append(handle_of(queue, row))
+        row = queue.entries[row].link.next
+    return 0
 
-cdef inline int64_t entries_before(Queue *queue, int32_t row, list handles) except -1:
-    # Return how many entries leave before this one, by simulating the pops on a copy of the queue. Append their
-    # handles, unless `handles` is None.
+cdef inline int32_t tenant_with_most(Queue *queue, int32_t priority) noexcept:
+    # Return the tenant with the longest line, or NONE; of several, the one whose turn is furthest away.
+    cdef List *tenants = &queue.rings[priority].tenants
+    cdef int32_t tenant = tenants.first, longest = tenant, extra, i
+    for i in range(tenants.length):
+        extra = line_of(queue, tenant, priority).entries.length - line_of(queue, longest, priority).entries.length
+        if extra > 0 or extra == 0 and (not queue.by_tokens or is_before(queue, priority, longest, tenant)):
+            longest = tenant
+        tenant = line_of(queue, tenant, priority).link.next
+    return longest if tenants.length > 0 else NONE
+
+cdef inline list entries_before(Queue *queue, int32_t row):
+    # Return the handles that leave before this entry, by simulating the pops on a copy of the queue.
     cdef Queue future
-    cdef int64_t count = 0
     cdef int32_t entry
+    handles = []
     try:
         queue_copy(&future, queue)
         entry = entry_next(&future)
         while entry != row:
-            if handles is not None:
-                handles.append(handle_of(&future, entry))
+            handles.append(handle_of(&future, entry))
             entry_serve(&future, entry)
             entry = entry_next(&future)
-            count += 1
     finally:
         queue_end(&future)
-    return count
+    return handles

@@ -1,24 +1,114 @@
-"""The tenants: their rows, their counters, and which of them are remembered without entries."""
+"""The tenants: whose turn it is in a class, their counters, and which of them are remembered without entries.
+
+The tenants of a class form a ring, and under tokens also a tree with the next one on top.
+"""
 
 from libc.math cimport INFINITY, fmax, fmin
-from libc.string cimport memset
 
-from fairqueue.queue cimport (
-    CLASSES, IDLE, NONE, RINGS, ROWS_AT_FIRST, PyObject, Queue, Tenant, int32_t, nodes_size, resized,
-)
-from fairqueue.turns cimport trees_restore, turn_join, turn_next
+from fairqueue.queue cimport *
 
-cdef inline void tenant_free(Queue *queue, int32_t row) noexcept:
-    queue.tenants[row].next_free = queue.free_tenant
-    queue.free_tenant = row
+cdef inline Line *line_of(Queue *queue, int32_t tenant, int32_t ring) noexcept:
+    return &queue.tenants[tenant].lines[ring]
+
+cdef inline bint is_before(Queue *queue, int32_t tree, int32_t one, int32_t other) noexcept:
+    cdef Tenant *a = &queue.tenants[one]
+    cdef Tenant *b = &queue.tenants[other]
+    if one == NONE or other == NONE:
+        return other == NONE
+    if a.counter != b.counter:
+        return a.counter < b.counter
+    if a.turn != b.turn:
+        return a.turn < b.turn
+    return a.lines[tree].since < b.lines[tree].since
+
+# A tree is a tournament. Node 1 is its root, and the children of node i are 2i and 2i + 1. The leaves are a row of
+# tenants each, or NONE; every other node is the one of its children that is before the other.
+cdef inline void tree_put(Queue *queue, int32_t tree, int32_t tenant, int32_t leaf) noexcept:
+    # Set the leaf of a tenant, and repeat its matches.
+    cdef int32_t *nodes = queue.nodes + tree
+    cdef Py_ssize_t node = queue.tenants_capacity + tenant
+    cdef int32_t one, other
+    nodes[node * RINGS] = leaf
+    while node > 1:
+        one, other = nodes[(node & ~1) * RINGS], nodes[(node | 1) * RINGS]
+        node //= 2
+        nodes[node * RINGS] = other if is_before(queue, tree, other, one) else one
+
+cdef inline void trees_restore(Queue *queue, int32_t tenant) noexcept:
+    # Repeat a tenant's matches in every tree that it is in.
+    cdef int32_t i
+    for i in range(RINGS):
+        if queue.tenants[tenant].rings >> i & 1:
+            tree_put(queue, i, tenant, tenant)
+
+cdef inline void turn_join(Queue *queue, int32_t tenant, int32_t priority) noexcept:
+    # Add a tenant that this round has served to the end, and any other before the first that was served. Under
+    # tokens there are no rounds, and the order of the ring has no meaning.
+    cdef Ring *ring = &queue.rings[priority]
+    cdef Line *line = line_of(queue, tenant, priority)
+    cdef bint was_served = line.since == ring.round
+    cdef int32_t next = ring.tenants.first if was_served or ring.first_served == NONE else ring.first_served
+    list_insert(&ring.tenants, line_of(queue, 0, priority), sizeof(Tenant), tenant, next)
+    if was_served and ring.first_served == NONE:
+        ring.first_served = tenant
+    if not was_served and ring.first_served == ring.tenants.first:
+        ring.tenants.first = tenant
+    queue.tenants[tenant].rings |= 1 << priority
+    if queue.by_tokens:
+        queue.clock += 1
+        line.since = queue.clock
+        tree_put(queue, priority, tenant, tenant)
+
+cdef inline void turn_leave(Queue *queue, int32_t tenant, int32_t priority) noexcept:
+    cdef Ring *ring = &queue.rings[priority]
+    cdef int32_t next = line_of(queue, tenant, priority).link.next
+    if ring.first_served == tenant:
+        ring.first_served = NONE if next == ring.tenants.first else next
+    list_remove(&ring.tenants, line_of(queue, 0, priority), sizeof(Tenant), tenant)
+    queue.tenants[tenant].rings &= ~(1 << priority)
+    if queue.by_tokens:
+        tree_put(queue, priority, tenant, NONE)
+
+cdef inline void turn_take(Queue *queue, int32_t tenant, int32_t priority) noexcept:
+    # Record a turn of round robin. A second turn in a round means that no other is left to serve in it: it is
+    # over, and this is the first turn of the next.
+    cdef Ring *ring = &queue.rings[priority]
+    cdef Line *line = line_of(queue, tenant, priority)
+    turn_leave(queue, tenant, priority)
+    if line.since == ring.round:
+        ring.round += 1
+        ring.first_served = NONE
+    line.since = ring.round
+    turn_join(queue, tenant, priority)
+
+cdef inline int32_t turn_next(Queue *queue, int32_t priority) noexcept:
+    # Return the tenant whose turn it is, or NONE.
+    if queue.rings[priority].tenants.length == 0:
+        return NONE
+    return queue.nodes[RINGS + priority] if queue.by_tokens else queue.rings[priority].tenants.first
+
+cdef inline list turns_begin(Queue *queue, int32_t priority, Py_ssize_t limit):
+    # Return the first `limit` tenants in the order of their turns.
+    cdef int32_t tenant = turn_next(queue, priority)
+    cdef Py_ssize_t end = min(limit, queue.rings[priority].tenants.length)
+    tenants = []
+    try:
+        while len(tenants) < end:
+            tenants.append(tenant)
+            if queue.by_tokens:
+                tree_put(queue, priority, tenant, NONE)  # until all are known
+            tenant = queue.nodes[RINGS + priority] if queue.by_tokens else line_of(queue, tenant, priority).link.next
+    finally:
+        for tenant in tenants if queue.by_tokens else ():
+            tree_put(queue, priority, tenant, tenant)
+    return tenants
 
 cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) except -1:
     # Give a new tenant the first free row, and return it. It waits for nothing yet.
     cdef int32_t row, before = queue.tenants_capacity, capacity = max(2 * before, ROWS_AT_FIRST)
     cdef Tenant *tenant
     if queue.free_tenant == NONE:
-        queue.nodes = <int32_t *>resized(queue.nodes, capacity, nodes_size(queue))
-        queue.tenants = <Tenant *>resized(queue.tenants, capacity, sizeof(Tenant))
+        tenants_resize(queue, capacity)
         memset(queue.nodes, NONE, capacity * nodes_size(queue))
         queue.tenants_capacity = capacity
         for row in range(before if queue.by_tokens else 0):
@@ -40,11 +130,10 @@ cdef inline bint is_in_line(Tenant *tenant) noexcept:
 cdef inline double level(Queue *queue) noexcept:
     # Return the counter that a joining tenant is lifted to: the smallest in line, or the last that was.
     cdef double least = INFINITY
-    cdef int32_t i, tenant
+    cdef int32_t i
     for i in range(CLASSES):
-        tenant = turn_next(queue, i)
-        if tenant != NONE:
-            least = fmin(least, queue.tenants[tenant].counter)
+        if queue.rings[i].tenants.length > 0:
+            least = fmin(least, queue.tenants[turn_next(queue, i)].counter)
     return queue.last_level if least == INFINITY else least
 
 cdef inline double counter_of(Queue *queue, Tenant *tenant) noexcept:
