@@ -22,27 +22,16 @@ counts refusals. Memory grows with the most entries that ever waited at once.
 
 from collections import namedtuple
 
-from cpython.long cimport PyLong_AsLongLongAndOverflow
-from libc.math cimport INFINITY, isfinite
-from libc.stdint cimport INT64_MAX, int32_t, int64_t
 cimport cython
 
-from fairqueue.order cimport (
-    entries_before, entry_join, entry_leave, entry_next, entry_serve, order_begin, tenant_with_most,
-)
-from fairqueue.queue cimport (
-    CLASSES, IDLE, NONE, RINGS, List, Queue, Ring, entry_of, entry_reserve, handle_of, queue_end, queue_size,
-    tenant_free,
-)
-from fairqueue.tenants cimport (
-    counter_of, is_worth_remembering, level, line_of, tenant_begin, tenant_charge, tenant_refund, turn_leave, turn_next,
-)
+from fairqueue.order cimport *
+from fairqueue.queue cimport *
+from fairqueue.tenants cimport *
 
 cdef enum:
     BYPASS_AT_MOST = 255
     REMEMBERED_AT_MOST = 2048
     WEIGHTS_AT_MOST = 65536
-    TRIED_AT_FIRST = 32
 
 cdef int64_t SIZE_AT_MOST = (<int64_t>1 << 48) - 1
 
@@ -90,10 +79,14 @@ cdef class FairQueue:
         self.queue.min_share = min_share
         self.queue.free_entry = self.queue.free_tenant = NONE
         for i in range(RINGS):
-            self.queue.rings[i] = Ring(1, List(NONE, 0), NONE)
+            self.queue.classes[i].first_served = NONE
+            self.queue.classes[i].round = 1
 
     def __dealloc__(self):
-        queue_end(&self.queue)
+        PyMem_Free(self.queue.entries)
+        PyMem_Free(self.queue.loads)
+        PyMem_Free(self.queue.tenants)
+        PyMem_Free(self.queue.nodes)
 
     def push(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0) -> int:
         """Add an entry at the end of its tenant's line and return its handle.
@@ -117,15 +110,12 @@ cdef class FairQueue:
         """
         cdef int64_t own = self.waiting(tenant)
         cdef int32_t own_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef int32_t other, longest, entry
-        cdef List line
+        cdef int32_t other, entry
+        cdef List *line
         for other in range(CLASSES - 1, own_priority - 1, -1):
-            longest = tenant_with_most(&self.queue, other)
-            if longest == NONE:
-                continue
-            line = line_of(&self.queue, longest, other).entries
-            if other > own_priority or line.length >= own + self.slack:
-                entry = self.queue.entries[line.first].link.previous
+            line = line_longest(&self.queue, other)
+            if line != NULL and (other > own_priority or line.length >= own + self.slack):
+                entry = entry_last(&self.queue, line)
                 handle = handle_of(&self.queue, entry)
                 self.remove(entry, &self.displaced)
                 return handle
@@ -157,14 +147,13 @@ cdef class FairQueue:
         cdef int32_t entry
         handles = []
         try:
-            while count > 0:
+            while len(handles) < count:
                 entry = entry_next(&self.queue)
                 if entry != NONE and self.queue.loads[entry].size > budget:
                     entry = self.first_fitting(lambda handle: self.size(handle) <= budget)
                 if entry == NONE:
                     break
                 handles.append(handle_of(&self.queue, entry))
-                count -= 1
                 budget -= self.queue.loads[entry].size
                 self.remove(entry, &self.popped)
         except MemoryError:
@@ -175,16 +164,15 @@ cdef class FairQueue:
     def discard(self, handle: int, /) -> bool:
         """Remove one entry from any position. Return False, and change nothing, if the handle is stale."""
         cdef int32_t entry = entry_of(&self.queue, handle)
-        if entry == NONE:
-            return False
-        self.remove(entry, &self.discarded)
-        return True
+        if entry != NONE:
+            self.remove(entry, &self.discarded)
+        return entry != NONE
 
     def clear(self) -> None:
         """Discard every entry, and reset rounds and counters. Weights stay."""
         while self.queue.length > 0:
             self.remove(entry_next(&self.queue), &self.discarded)
-        while turn_next(&self.queue, IDLE) != NONE:
+        while self.queue.classes[IDLE].tenants.length > 0:
             self.forget(turn_next(&self.queue, IDLE))
         self.queue.last_level = 0.0
 
@@ -228,8 +216,6 @@ cdef class FairQueue:
     def counter(self, tenant: str | int) -> float:
         """Return a tenant's counter, or out of line the one it would join with. 0 under round robin."""
         cdef int32_t row = self.known(tenant)
-        if not self.queue.by_tokens:
-            return 0.0
         return level(&self.queue) if row == NONE else counter_of(&self.queue, &self.queue.tenants[row])
 
     def position(self, handle: int) -> int:
@@ -242,7 +228,7 @@ cdef class FairQueue:
 
     def tenant(self, handle: int) -> str | int:
         """Return the tenant of an entry. KeyError if stale."""
-        return <object>self.queue.tenants[self.queue.entries[self.waiting_entry(handle)].tenant].name
+        return <object>self.queue.tenants[tenant_of(&self.queue.entries[self.waiting_entry(handle)])].name
 
     def cost(self, handle: int) -> float:
         """Return the cost that the entry was pushed with. KeyError if stale."""
@@ -254,7 +240,7 @@ cdef class FairQueue:
 
     def priority(self, handle: int) -> int:
         """Return the priority that the entry was pushed with. KeyError if stale."""
-        return self.queue.entries[self.waiting_entry(handle)].priority
+        return priority_of(&self.queue.entries[self.waiting_entry(handle)])
 
     def waiting(self, tenant: str | int) -> int:
         """Return how many entries of this tenant wait, over all classes."""
@@ -265,7 +251,7 @@ cdef class FairQueue:
         """Return a frozen summary."""
         cdef int64_t pushed = self.queue.length + self.popped + self.discarded + self.displaced
         return FairQueueStatistics(
-            self.queue.length, self.capacity, len(self.rows) - self.queue.rings[IDLE].tenants.length,
+            self.queue.length, self.capacity, len(self.rows) - self.queue.classes[IDLE].tenants.length,
             pushed, self.popped, self.discarded, self.refused, self.displaced,
         )
 
@@ -276,7 +262,9 @@ cdef class FairQueue:
         return entry_of(&self.queue, handle) != NONE
 
     def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + queue_size(&self.queue)
+        cdef size_t entries = self.queue.entries_capacity * (sizeof(Entry) + sizeof(Load))
+        cdef size_t tenants = self.queue.tenants_capacity * (sizeof(Tenant) + nodes_size(&self.queue))
+        return object.__sizeof__(self) + entries + tenants
 
     # Steps that can fail come first: checks, memory and Python objects, and only then the links. No foreign code
     # runs in between, because tenants are exactly str or int.
@@ -286,12 +274,10 @@ cdef class FairQueue:
         cdef double checked_cost = cost_of(cost)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
         cdef int64_t checked_size = integer_of(size, SIZE_AT_MOST, "size")
-        cdef object handle
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
-        entry_reserve(&self.queue)
-        handle = handle_of(&self.queue, self.queue.free_entry)
+        handle = entry_reserve(&self.queue)
         if row == NONE:
             row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
         entry_join(&self.queue, row, checked_cost, checked_priority, checked_size, retried)
@@ -300,13 +286,13 @@ cdef class FairQueue:
     cdef int32_t first_fitting(self, fits) except -2:
         # Return the entry that leaves next, or NONE. If that passes over another, count it. `fits` may change the
         # order, so it is copied as far as it is likely to be needed, then further; handles are validated again.
-        cdef Py_ssize_t limit = TRIED_AT_FIRST
+        cdef Py_ssize_t limit = 4
         cdef int32_t entry, passed
         cdef bint fitting
         head, handles, tried = None, None, set()
-        while handles is None or len(handles) == limit // 8:
-            handles = order_begin(&self.queue, limit)
+        while handles is None or len(handles) == limit:
             limit *= 8
+            handles = order_begin(&self.queue, limit)
             for handle in handles:
                 if handle in tried or entry_of(&self.queue, handle) == NONE:
                     continue
@@ -328,7 +314,7 @@ cdef class FairQueue:
 
     cdef int remove(self, int32_t entry, int64_t *count) except -1:
         # Remove an entry and count it; a popped one is served.
-        cdef int32_t tenant = self.queue.entries[entry].tenant
+        cdef int32_t tenant = tenant_of(&self.queue.entries[entry])
         count[0] += 1
         if count == &self.popped:
             entry_serve(&self.queue, entry)
@@ -346,7 +332,7 @@ cdef class FairQueue:
         # A tenant without waiting entries is remembered as long as that affects the order.
         cdef int32_t tenant = NONE if self.queue.tenants[changed].waiting else turn_next(&self.queue, IDLE)
         while tenant != NONE and (
-            self.queue.rings[IDLE].tenants.length > REMEMBERED_AT_MOST
+            self.queue.classes[IDLE].tenants.length > REMEMBERED_AT_MOST
             or not is_worth_remembering(&self.queue, &self.queue.tenants[tenant])
         ):
             self.forget(tenant)
@@ -373,7 +359,7 @@ cdef inline double cost_of(cost) except -1.0:
         value = cost
     except OverflowError:
         pass
-    if not isfinite(value) or value < 0.0:
+    if not 0.0 <= value < INFINITY:
         raise ValueError("cost must be finite and not negative")
     return value
 

@@ -1,67 +1,69 @@
 """How entries join and leave, and in which order: classes with their credits, then lines, then a line's entries."""
 
-from libc.math cimport fmax, fmin
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
 
 from fairqueue.queue cimport *
 from fairqueue.tenants cimport *
 
 cdef inline List *list_of(Queue *queue, Entry *entry) noexcept:
-    if entry.retried:
-        return &queue.classes[entry.priority].retried
-    return &line_of(queue, entry.tenant, entry.priority).entries
-
-cdef inline void entries_count(Queue *queue, Entry *entry, int32_t change) noexcept:
-    queue.tenants[entry.tenant].waiting += change
-    queue.classes[entry.priority].length += change
-    queue.length += change
+    if is_retried(entry):
+        return &queue.classes[priority_of(entry)].retried
+    return &line_of(queue, tenant_of(entry), priority_of(entry)).entries
 
 cdef inline void entry_join(
-    Queue *queue, int32_t owner, double cost, int32_t priority, int64_t size, bint retried
+    Queue *queue, int32_t tenant, double cost, int32_t priority, int64_t size, bint retried
 ) noexcept:
     # Make the row from `entry_reserve` an entry: last in its tenant's line, or if it is retried first of its class.
     cdef int32_t row = queue.free_entry
     cdef Entry *entry = &queue.entries[row]
     cdef List *entries
-    queue.free_entry = entry.link.next
+    queue.free_entry = entry.place
+    entry.generation += 1
+    entry.place = (tenant * 2 + retried) * CLASSES + priority
     queue.loads[row] = Load(cost, size, 0)
-    entry.tenant, entry.priority, entry.retried, entry.waiting = owner, priority, retried, True
+    if queue.tenants[tenant].waiting == 0:
+        turn_leave(queue, tenant, IDLE)
     entries = list_of(queue, entry)
-    if queue.tenants[owner].waiting == 0:
-        turn_leave(queue, owner, IDLE)
     if entries.length == 0 and not retried:
-        tenant_lift(queue, owner)
-        turn_join(queue, owner, priority)
-    list_insert(entries, queue.entries, sizeof(Entry), row, entries.first)
+        tenant_lift(queue, tenant)
+        turn_join(queue, tenant, priority)
+    unlink(queue.entries, sizeof(Entry), row)
+    list_add(entries, queue.entries, sizeof(Entry), row, entries.first)
     if retried:
         entries.first = row
-    entries_count(queue, entry, 1)
+    queue.tenants[tenant].waiting += 1
+    queue.classes[priority].length += 1
+    queue.length += 1
 
 cdef inline void entry_leave(Queue *queue, int32_t row) noexcept:
     cdef Entry *entry = &queue.entries[row]
+    cdef int32_t tenant = tenant_of(entry), priority = priority_of(entry)
     cdef List *entries = list_of(queue, entry)
-    entries_count(queue, entry, -1)
-    list_remove(entries, queue.entries, sizeof(Entry), row)
-    if entries.length == 0 and not entry.retried:
-        queue.last_level = queue.tenants[entry.tenant].counter
-        turn_leave(queue, entry.tenant, entry.priority)
-    if queue.tenants[entry.tenant].waiting == 0:
-        turn_join(queue, entry.tenant, IDLE)
-    if queue.classes[entry.priority].length == 0:
-        queue.classes[entry.priority].credit = 0.0
+    queue.tenants[tenant].waiting -= 1
+    queue.classes[priority].length -= 1
+    queue.length -= 1
+    entries.length -= 1
+    entry.generation += 1
+    if entries.length > 0 and entries.first == row:
+        entries.first = entry_after(queue, row)
+    if entries.length == 0 and not is_retried(entry):
+        queue.last_level = queue.tenants[tenant].counter
+        turn_leave(queue, tenant, priority)
+    if queue.tenants[tenant].waiting == 0:
+        turn_join(queue, tenant, IDLE)
+    if queue.classes[priority].length == 0:
+        queue.classes[priority].credit = 0.0
     entry_free(queue, row)
 
 cdef inline int32_t class_next(Queue *queue) noexcept:
     # Return the highest class that waits, or if lower ones have credit for a pop, the one with the most.
-    cdef int32_t first = NONE, chosen = NONE, i
-    cdef double credit
+    cdef int32_t chosen = NONE, i
+    cdef double most = 1.0 - 1e-9  # because ten times 0.1 does not add up to 1
     for i in range(CLASSES):
-        credit = queue.classes[i].credit
-        if queue.classes[i].length == 0:
-            continue
-        if first == NONE:
-            first = chosen = i
-        elif credit >= 1.0 - 1e-9 and (chosen == first or credit > queue.classes[chosen].credit):
-            chosen = i  # the tolerance is there because ten times 0.1 does not add up to 1
+        if queue.classes[i].length > 0 and chosen == NONE:
+            chosen = i
+        elif queue.classes[i].length > 0 and queue.classes[i].credit > most:
+            chosen, most = i, queue.classes[i].credit
     return chosen
 
 cdef inline void credits_accrue(Queue *queue, int32_t popped) noexcept:
@@ -88,65 +90,83 @@ cdef inline int32_t entry_next(Queue *queue) noexcept:
 cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
     # Like `entry_leave`, and count the tenant's turn and charge.
     cdef Entry *entry = &queue.entries[row]
-    cdef Tenant *tenant = &queue.tenants[entry.tenant]
-    cdef double before = tenant.counter
-    credits_accrue(queue, entry.priority)
-    if entry.retried:
+    cdef int32_t tenant = tenant_of(entry)
+    cdef double before = queue.tenants[tenant].counter
+    credits_accrue(queue, priority_of(entry))
+    if is_retried(entry):
         entry_leave(queue, row)
         return
     queue.clock += 1
-    tenant.turn = queue.clock
+    queue.tenants[tenant].turn = queue.clock
     if queue.by_tokens:
         # Charge first: out of line, a counter below the level would be lifted to it.
-        tenant_charge(queue, entry.tenant, queue.loads[row].cost)
+        tenant_charge(queue, tenant, queue.loads[row].cost)
     else:
-        turn_take(queue, entry.tenant, entry.priority)
+        turn_take(queue, tenant, priority_of(entry))
     entry_leave(queue, row)
     queue.last_level = before  # so that a refund of the last entry's charge is not lost
-
-cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
-    # Return the first `limit` handles in the order in which `pop` tries them: first the class whose turn it is.
-    cdef int32_t urgent = class_next(queue), priority, tenant, i
-    handles = []
-    for i in range(-1, CLASSES):
-        priority = urgent if i == -1 else i
-        if i != urgent and len(handles) < limit and queue.classes[priority].length > 0:
-            list_append(queue, &queue.classes[priority].retried, handles, limit)
-            for tenant in turns_begin(queue, priority, limit - len(handles)):
-                list_append(queue, &line_of(queue, tenant, priority).entries, handles, limit)
-    return handles
 
 cdef inline int list_append(Queue *queue, List *entries, list handles, Py_ssize_t limit) except -1:
     cdef Py_ssize_t end = min(len(handles) + entries.length, limit)
     cdef int32_t row = entries.first
     while len(handles) < end:
         handles.append(handle_of(queue, row))
-        row = queue.entries[row].link.next
+        row = entry_after(queue, row)
     return 0
 
-cdef inline int32_t tenant_with_most(Queue *queue, int32_t priority) noexcept:
-    # Return the tenant with the longest line, or NONE; of several, the one whose turn is furthest away.
-    cdef List *tenants = &queue.rings[priority].tenants
-    cdef int32_t tenant = tenants.first, longest = tenant, extra, i
+cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
+    # Return the first `limit` handles in the order in which `pop` tries them: first the class whose turn it is.
+    cdef int32_t urgent = class_next(queue), priority, tenant, i
+    handles, taken = [], []
+    try:
+        for i in range(-1, CLASSES):
+            priority = urgent if i == -1 else i
+            if i == urgent or queue.classes[priority].length == 0:
+                continue
+            list_append(queue, &queue.classes[priority].retried, handles, limit)
+            tenant = turn_next(queue, priority)
+            for _ in range(queue.classes[priority].tenants.length):
+                if len(handles) == limit:
+                    break
+                list_append(queue, &line_of(queue, tenant, priority).entries, handles, limit)
+                if queue.by_tokens:
+                    taken.append(tenant)
+                    tree_put(queue, priority, tenant, NONE)  # until all are known
+                tenant = turn_next(queue, priority) if queue.by_tokens else line_of(queue, tenant, priority).link.next
+    finally:
+        for tenant in taken:
+            trees_restore(queue, tenant)
+    return handles
+
+cdef inline List *line_longest(Queue *queue, int32_t priority) noexcept:
+    # Return the line with the most entries, or NULL; of several, the one whose turn is furthest away.
+    cdef List *tenants = &queue.classes[priority].tenants
+    cdef List *most = NULL
+    cdef List *line
+    cdef int32_t tenant = tenants.first, longest = NONE, i
     for i in range(tenants.length):
-        extra = line_of(queue, tenant, priority).entries.length - line_of(queue, longest, priority).entries.length
-        if extra > 0 or extra == 0 and (not queue.by_tokens or is_before(queue, priority, longest, tenant)):
-            longest = tenant
+        line = &line_of(queue, tenant, priority).entries
+        if most == NULL or line.length > most.length or (
+            line.length == most.length and (not queue.by_tokens or is_before(queue, priority, longest, tenant))
+        ):
+            longest, most = tenant, line
         tenant = line_of(queue, tenant, priority).link.next
-    return longest if tenants.length > 0 else NONE
+    return most
 
 cdef inline list entries_before(Queue *queue, int32_t row):
     # Return the handles that leave before this entry, by simulating the pops on a copy of the queue.
-    cdef Queue future
+    cdef Queue future = queue[0]
     cdef int32_t entry
+    entries = PyByteArray_FromStringAndSize(<char *>queue.entries, queue.entries_capacity * sizeof(Entry))
+    tenants = PyByteArray_FromStringAndSize(<char *>queue.tenants, queue.tenants_capacity * sizeof(Tenant))
+    nodes = PyByteArray_FromStringAndSize(<char *>queue.nodes, queue.tenants_capacity * nodes_size(queue))
+    future.entries = <Entry *>PyByteArray_AS_STRING(entries)
+    future.tenants = <Tenant *>PyByteArray_AS_STRING(tenants)
+    future.nodes = <int32_t *>PyByteArray_AS_STRING(nodes)
     handles = []
-    try:
-        queue_copy(&future, queue)
+    entry = entry_next(&future)
+    while entry != row:
+        handles.append(handle_of(&future, entry))
+        entry_serve(&future, entry)
         entry = entry_next(&future)
-        while entry != row:
-            handles.append(handle_of(&future, entry))
-            entry_serve(&future, entry)
-            entry = entry_next(&future)
-    finally:
-        queue_end(&future)
     return handles

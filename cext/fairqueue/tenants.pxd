@@ -44,11 +44,12 @@ cdef inline void trees_restore(Queue *queue, int32_t tenant) noexcept:
 cdef inline void turn_join(Queue *queue, int32_t tenant, int32_t priority) noexcept:
     # Add a tenant that this round has served to the end, and any other before the first that was served. Under
     # tokens there are no rounds, and the order of the ring has no meaning.
-    cdef Ring *ring = &queue.rings[priority]
+    cdef Class *ring = &queue.classes[priority]
     cdef Line *line = line_of(queue, tenant, priority)
     cdef bint was_served = line.since == ring.round
     cdef int32_t next = ring.tenants.first if was_served or ring.first_served == NONE else ring.first_served
-    list_insert(&ring.tenants, line_of(queue, 0, priority), sizeof(Tenant), tenant, next)
+    line.link = Link(tenant, tenant)
+    list_add(&ring.tenants, &queue.tenants.lines[priority], sizeof(Tenant), tenant, next)
     if was_served and ring.first_served == NONE:
         ring.first_served = tenant
     if not was_served and ring.first_served == ring.tenants.first:
@@ -60,11 +61,14 @@ cdef inline void turn_join(Queue *queue, int32_t tenant, int32_t priority) noexc
         tree_put(queue, priority, tenant, tenant)
 
 cdef inline void turn_leave(Queue *queue, int32_t tenant, int32_t priority) noexcept:
-    cdef Ring *ring = &queue.rings[priority]
+    cdef Class *ring = &queue.classes[priority]
     cdef int32_t next = line_of(queue, tenant, priority).link.next
     if ring.first_served == tenant:
         ring.first_served = NONE if next == ring.tenants.first else next
-    list_remove(&ring.tenants, line_of(queue, 0, priority), sizeof(Tenant), tenant)
+    if ring.tenants.first == tenant:
+        ring.tenants.first = next
+    ring.tenants.length -= 1
+    unlink(&queue.tenants.lines[priority], sizeof(Tenant), tenant)
     queue.tenants[tenant].rings &= ~(1 << priority)
     if queue.by_tokens:
         tree_put(queue, priority, tenant, NONE)
@@ -72,43 +76,27 @@ cdef inline void turn_leave(Queue *queue, int32_t tenant, int32_t priority) noex
 cdef inline void turn_take(Queue *queue, int32_t tenant, int32_t priority) noexcept:
     # Record a turn of round robin. A second turn in a round means that no other is left to serve in it: it is
     # over, and this is the first turn of the next.
-    cdef Ring *ring = &queue.rings[priority]
-    cdef Line *line = line_of(queue, tenant, priority)
+    cdef Class *ring = &queue.classes[priority]
     turn_leave(queue, tenant, priority)
-    if line.since == ring.round:
+    if line_of(queue, tenant, priority).since == ring.round:
         ring.round += 1
         ring.first_served = NONE
-    line.since = ring.round
+    line_of(queue, tenant, priority).since = ring.round
     turn_join(queue, tenant, priority)
 
 cdef inline int32_t turn_next(Queue *queue, int32_t priority) noexcept:
     # Return the tenant whose turn it is, or NONE.
-    if queue.rings[priority].tenants.length == 0:
+    if queue.classes[priority].tenants.length == 0:
         return NONE
-    return queue.nodes[RINGS + priority] if queue.by_tokens else queue.rings[priority].tenants.first
-
-cdef inline list turns_begin(Queue *queue, int32_t priority, Py_ssize_t limit):
-    # Return the first `limit` tenants in the order of their turns.
-    cdef int32_t tenant = turn_next(queue, priority)
-    cdef Py_ssize_t end = min(limit, queue.rings[priority].tenants.length)
-    tenants = []
-    try:
-        while len(tenants) < end:
-            tenants.append(tenant)
-            if queue.by_tokens:
-                tree_put(queue, priority, tenant, NONE)  # until all are known
-            tenant = queue.nodes[RINGS + priority] if queue.by_tokens else line_of(queue, tenant, priority).link.next
-    finally:
-        for tenant in tenants if queue.by_tokens else ():
-            tree_put(queue, priority, tenant, tenant)
-    return tenants
+    return queue.nodes[RINGS + priority] if queue.by_tokens else queue.classes[priority].tenants.first
 
 cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) except -1:
     # Give a new tenant the first free row, and return it. It waits for nothing yet.
     cdef int32_t row, before = queue.tenants_capacity, capacity = max(2 * before, ROWS_AT_FIRST)
     cdef Tenant *tenant
     if queue.free_tenant == NONE:
-        tenants_resize(queue, capacity)
+        resize(<void **>&queue.tenants, capacity, sizeof(Tenant))
+        resize(<void **>&queue.nodes, capacity, nodes_size(queue))
         memset(queue.nodes, NONE, capacity * nodes_size(queue))
         queue.tenants_capacity = capacity
         for row in range(before if queue.by_tokens else 0):
@@ -124,6 +112,10 @@ cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) e
     turn_join(queue, row, IDLE)
     return row
 
+cdef inline void tenant_free(Queue *queue, int32_t row) noexcept:
+    queue.tenants[row].next_free = queue.free_tenant
+    queue.free_tenant = row
+
 cdef inline bint is_in_line(Tenant *tenant) noexcept:
     return tenant.rings & ((1 << CLASSES) - 1) != 0
 
@@ -132,7 +124,7 @@ cdef inline double level(Queue *queue) noexcept:
     cdef double least = INFINITY
     cdef int32_t i
     for i in range(CLASSES):
-        if queue.rings[i].tenants.length > 0:
+        if queue.classes[i].tenants.length > 0:
             least = fmin(least, queue.tenants[turn_next(queue, i)].counter)
     return queue.last_level if least == INFINITY else least
 
@@ -163,9 +155,8 @@ cdef inline void tenant_lift(Queue *queue, int32_t row) noexcept:
 cdef inline bint is_worth_remembering(Queue *queue, Tenant *tenant) noexcept:
     # Return whether an idle tenant affects the order.
     cdef double least = level(queue)
-    cdef int32_t i = 0
-    if queue.by_tokens:
-        return tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
-    while i < CLASSES and tenant.lines[i].since != queue.rings[i].round:
-        i += 1
-    return i < CLASSES
+    cdef int32_t i
+    for i in range(0 if queue.by_tokens else CLASSES):
+        if tenant.lines[i].since == queue.classes[i].round:
+            return True
+    return queue.by_tokens and (tenant.counter > least or (tenant.counter == least and tenant.turn > 0))
