@@ -33,8 +33,6 @@ cdef enum:
     REMEMBERED_AT_MOST = 2048
     WEIGHTS_AT_MOST = 65536
 
-cdef int64_t SIZE_AT_MOST = (<int64_t>1 << 48) - 1
-
 
 class QueueFullError(Exception):
     """The queue has `capacity` entries already."""
@@ -115,7 +113,7 @@ cdef class FairQueue:
         for other in range(CLASSES - 1, own_priority - 1, -1):
             line = line_longest(&self.queue, other)
             if line != NULL and (other > own_priority or line.length >= own + self.slack):
-                entry = entry_last(&self.queue, line)
+                entry = entry_beside(&self.queue, line.first, True)
                 handle = handle_of(&self.queue, entry)
                 self.remove(entry, &self.displaced)
                 return handle
@@ -182,12 +180,11 @@ cdef class FairQueue:
         cdef double value = cost_of(weight)
         if value == 0.0:
             raise ValueError("a weight must be above 0")
-        if value == 1.0:
-            self.weights.pop(tenant, None)
-        elif tenant in self.weights or len(self.weights) < WEIGHTS_AT_MOST:
-            self.weights[tenant] = value
-        else:
+        if value != 1.0 and tenant not in self.weights and len(self.weights) == WEIGHTS_AT_MOST:
             raise ValueError(f"{WEIGHTS_AT_MOST} tenants have a weight already")
+        self.weights[tenant] = value
+        if value == 1.0:
+            del self.weights[tenant]
         if row != NONE:
             self.queue.tenants[row].weight = value
 
@@ -210,7 +207,8 @@ cdef class FairQueue:
         cdef int32_t row = self.known(tenant)
         cdef double value = cost_of(cost)
         if self.queue.by_tokens and row != NONE:
-            tenant_refund(&self.queue, row, value)
+            if value > 0.0:
+                tenant_charge(&self.queue, row, -value)
             self.forget_idle(row)
 
     def counter(self, tenant: str | int) -> float:
@@ -250,10 +248,9 @@ cdef class FairQueue:
     def statistics(self) -> FairQueueStatistics:
         """Return a frozen summary."""
         cdef int64_t pushed = self.queue.length + self.popped + self.discarded + self.displaced
-        return FairQueueStatistics(
-            self.queue.length, self.capacity, len(self.rows) - self.queue.classes[IDLE].tenants.length,
-            pushed, self.popped, self.discarded, self.refused, self.displaced,
-        )
+        cdef int64_t tenants = len(self.rows) - self.queue.classes[IDLE].tenants.length
+        counts = (pushed, self.popped, self.discarded, self.refused, self.displaced)
+        return FairQueueStatistics(self.queue.length, self.capacity, tenants, *counts)
 
     def __len__(self) -> int:
         return self.queue.length
@@ -273,14 +270,14 @@ cdef class FairQueue:
         cdef int32_t row = self.known(tenant)
         cdef double checked_cost = cost_of(cost)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef int64_t checked_size = integer_of(size, SIZE_AT_MOST, "size")
+        cdef int64_t checked_size = integer_of(size, (<int64_t>1 << 48) - 1, "size")
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
         handle = entry_reserve(&self.queue)
         if row == NONE:
             row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
-        entry_join(&self.queue, row, checked_cost, checked_priority, checked_size, retried)
+        entry_join(&self.queue, row, Load(checked_cost, checked_size, 0), checked_priority, retried)
         return handle
 
     cdef int32_t first_fitting(self, fits) except -2:
@@ -329,7 +326,7 @@ cdef class FairQueue:
         return self.rows.get(tenant, NONE)
 
     cdef int forget_idle(self, int32_t changed) except -1:
-        # A tenant without waiting entries is remembered as long as that affects the order.
+        # A tenant without waiting entries is remembered as long as that may affect the order.
         cdef int32_t tenant = NONE if self.queue.tenants[changed].waiting else turn_next(&self.queue, IDLE)
         while tenant != NONE and (
             self.queue.classes[IDLE].tenants.length > REMEMBERED_AT_MOST

@@ -10,42 +10,44 @@ cdef inline List *list_of(Queue *queue, Entry *entry) noexcept:
         return &queue.classes[priority_of(entry)].retried
     return &line_of(queue, tenant_of(entry), priority_of(entry)).entries
 
-cdef inline void entry_join(
-    Queue *queue, int32_t tenant, double cost, int32_t priority, int64_t size, bint retried
-) noexcept:
-    # Make the row from `entry_reserve` an entry: last in its tenant's line, or if it is retried first of its class.
-    cdef int32_t row = queue.free_entry
-    cdef Entry *entry = &queue.entries[row]
+cdef inline void entries_count(Queue *queue, Entry *entry, int32_t change) noexcept:
+    list_of(queue, entry).length += change
+    queue.tenants[tenant_of(entry)].waiting += change
+    queue.classes[priority_of(entry)].length += change
+    queue.length += change
+
+cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priority, bint retried) noexcept:
+    # Add the entry of `entry_reserve` to a tenant: last in its line, or if it is retried before all of its class.
+    cdef int32_t added = queue.free_entry
+    cdef Entry *entry = &queue.entries[added]
+    cdef Tenant *tenant = &queue.tenants[row]
     cdef List *entries
     queue.free_entry = entry.place
     entry.generation += 1
-    entry.place = (tenant * 2 + retried) * CLASSES + priority
-    queue.loads[row] = Load(cost, size, 0)
-    if queue.tenants[tenant].waiting == 0:
-        turn_leave(queue, tenant, IDLE)
+    entry.place = (row * 2 + retried) * CLASSES + priority
+    queue.loads[added] = load
     entries = list_of(queue, entry)
+    if tenant.waiting == 0:
+        turn_leave(queue, row, IDLE)
     if entries.length == 0 and not retried:
-        tenant_lift(queue, tenant)
-        turn_join(queue, tenant, priority)
-    unlink(queue.entries, sizeof(Entry), row)
-    list_add(entries, queue.entries, sizeof(Entry), row, entries.first)
-    if retried:
-        entries.first = row
-    queue.tenants[tenant].waiting += 1
-    queue.classes[priority].length += 1
-    queue.length += 1
+        if not is_in_line(tenant):
+            tenant.lift, tenant.counter = level(queue), counter_of(queue, tenant)
+        turn_join(queue, row, priority)
+    unlink(queue.entries, sizeof(Entry), added)
+    if entries.length > 0:
+        link(queue.entries, sizeof(Entry), added, entries.first)
+    if entries.length == 0 or retried:
+        entries.first = added
+    entries_count(queue, entry, 1)
 
 cdef inline void entry_leave(Queue *queue, int32_t row) noexcept:
     cdef Entry *entry = &queue.entries[row]
     cdef int32_t tenant = tenant_of(entry), priority = priority_of(entry)
     cdef List *entries = list_of(queue, entry)
-    queue.tenants[tenant].waiting -= 1
-    queue.classes[priority].length -= 1
-    queue.length -= 1
-    entries.length -= 1
+    entries_count(queue, entry, -1)
     entry.generation += 1
     if entries.length > 0 and entries.first == row:
-        entries.first = entry_after(queue, row)
+        entries.first = entry_beside(queue, row, False)
     if entries.length == 0 and not is_retried(entry):
         queue.last_level = queue.tenants[tenant].counter
         turn_leave(queue, tenant, priority)
@@ -69,13 +71,12 @@ cdef inline int32_t class_next(Queue *queue) noexcept:
 cdef inline void credits_accrue(Queue *queue, int32_t popped) noexcept:
     # At each pop every waiting class except the highest earns `min_share`, and the popped class pays 1. A
     # class that has waited for long may take 4 pops at once.
-    cdef bint is_highest = True
+    cdef double earned = 0.0
     cdef int32_t i
     for i in range(CLASSES):
         if queue.classes[i].length > 0:
-            if not is_highest:
-                queue.classes[i].credit = fmin(queue.classes[i].credit + queue.min_share, 4.0)
-            is_highest = False
+            queue.classes[i].credit = fmin(queue.classes[i].credit + earned, 4.0)
+            earned = queue.min_share
     queue.classes[popped].credit = fmax(queue.classes[popped].credit - 1.0, 0.0)
 
 cdef inline int32_t entry_next(Queue *queue) noexcept:
@@ -96,8 +97,7 @@ cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
     if is_retried(entry):
         entry_leave(queue, row)
         return
-    queue.clock += 1
-    queue.tenants[tenant].turn = queue.clock
+    queue.clock = queue.tenants[tenant].turn = queue.clock + 1
     if queue.by_tokens:
         # Charge first: out of line, a counter below the level would be lifted to it.
         tenant_charge(queue, tenant, queue.loads[row].cost)
@@ -111,7 +111,7 @@ cdef inline int list_append(Queue *queue, List *entries, list handles, Py_ssize_
     cdef int32_t row = entries.first
     while len(handles) < end:
         handles.append(handle_of(queue, row))
-        row = entry_after(queue, row)
+        row = entry_beside(queue, row, False)
     return 0
 
 cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
@@ -141,17 +141,13 @@ cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
 cdef inline List *line_longest(Queue *queue, int32_t priority) noexcept:
     # Return the line with the most entries, or NULL; of several, the one whose turn is furthest away.
     cdef List *tenants = &queue.classes[priority].tenants
-    cdef List *most = NULL
-    cdef List *line
-    cdef int32_t tenant = tenants.first, longest = NONE, i
+    cdef int32_t tenant = tenants.first, longest = tenant, more, i
     for i in range(tenants.length):
-        line = &line_of(queue, tenant, priority).entries
-        if most == NULL or line.length > most.length or (
-            line.length == most.length and (not queue.by_tokens or is_before(queue, priority, longest, tenant))
-        ):
-            longest, most = tenant, line
+        more = line_of(queue, tenant, priority).entries.length - line_of(queue, longest, priority).entries.length
+        if more > 0 or (more == 0 and (not queue.by_tokens or is_before(queue, priority, longest, tenant))):
+            longest = tenant
         tenant = line_of(queue, tenant, priority).link.next
-    return most
+    return &line_of(queue, longest, priority).entries if tenants.length > 0 else NULL
 
 cdef inline list entries_before(Queue *queue, int32_t row):
     # Return the handles that leave before this entry, by simulating the pops on a copy of the queue.

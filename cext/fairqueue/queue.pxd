@@ -81,6 +81,7 @@ cdef inline Link *link_of(void *links, size_t size, int32_t row) noexcept:
     return <Link *>(<char *>links + row * size)
 
 cdef inline void link(void *links, size_t size, int32_t row, int32_t next) noexcept:
+    # Insert a row before another. Before the first is also after the last.
     cdef Link *own = link_of(links, size, row)
     own.next, own.previous = next, link_of(links, size, next).previous
     link_of(links, size, own.previous).next = link_of(links, size, next).previous = row
@@ -91,14 +92,6 @@ cdef inline void unlink(void *links, size_t size, int32_t row) noexcept:
     link_of(links, size, own.previous).next = own.next
     link_of(links, size, own.next).previous = own.previous
     own.next = own.previous = row
-
-cdef inline void list_add(List *list, void *links, size_t size, int32_t row, int32_t next) noexcept:
-    # Insert an unlinked row before `next`; before the first is also after the last. The first stays the first.
-    if list.length == 0:
-        list.first = row
-    else:
-        link(links, size, row, next)
-    list.length += 1
 
 cdef inline int32_t tenant_of(Entry *entry) noexcept:
     return entry.place // (2 * CLASSES)
@@ -121,20 +114,13 @@ cdef inline int32_t entry_of(Queue *queue, handle) noexcept:
         return NONE
     return row if queue.entries[row].generation % 2 else NONE
 
-cdef inline int32_t entry_after(Queue *queue, int32_t row) noexcept:
-    # Return the next entry of the list. Unlink the canceled ones in between.
-    cdef int32_t next = queue.entries[row].link.next
-    while queue.entries[next].generation % 2 == 0:
-        unlink(queue.entries, sizeof(Entry), next)
-        next = queue.entries[row].link.next
-    return next
-
-cdef inline int32_t entry_last(Queue *queue, List *entries) noexcept:
-    cdef int32_t row = queue.entries[entries.first].link.previous
-    while queue.entries[row].generation % 2 == 0:
-        unlink(queue.entries, sizeof(Entry), row)
-        row = queue.entries[entries.first].link.previous
-    return row
+cdef inline int32_t entry_beside(Queue *queue, int32_t row, bint is_before) noexcept:
+    # Return the entry before or after a row in its list. Unlink the canceled ones in between.
+    cdef Link *own = &queue.entries[row].link
+    cdef int32_t *beside = &own.previous if is_before else &own.next
+    while queue.entries[beside[0]].generation % 2 == 0:
+        unlink(queue.entries, sizeof(Entry), beside[0])
+    return beside[0]
 
 cdef inline void entry_free(Queue *queue, int32_t row) noexcept:
     # A row whose generations are used up is never used again.

@@ -1,7 +1,4 @@
-"""The tenants: whose turn it is in a class, their counters, and which of them are remembered without entries.
-
-The tenants of a class form a ring, and under tokens also a tree with the next one on top.
-"""
+"""The tenants: a ring for each class, under tokens also a tree with the next one on top, and their counters."""
 
 from libc.math cimport INFINITY, fmax, fmin
 
@@ -49,11 +46,13 @@ cdef inline void turn_join(Queue *queue, int32_t tenant, int32_t priority) noexc
     cdef bint was_served = line.since == ring.round
     cdef int32_t next = ring.tenants.first if was_served or ring.first_served == NONE else ring.first_served
     line.link = Link(tenant, tenant)
-    list_add(&ring.tenants, &queue.tenants.lines[priority], sizeof(Tenant), tenant, next)
+    if ring.tenants.length > 0:
+        link(&queue.tenants.lines[priority], sizeof(Tenant), tenant, next)
+    if ring.tenants.length == 0 or (not was_served and ring.first_served == ring.tenants.first):
+        ring.tenants.first = tenant
     if was_served and ring.first_served == NONE:
         ring.first_served = tenant
-    if not was_served and ring.first_served == ring.tenants.first:
-        ring.tenants.first = tenant
+    ring.tenants.length += 1
     queue.tenants[tenant].rings |= 1 << priority
     if queue.by_tokens:
         queue.clock += 1
@@ -132,31 +131,18 @@ cdef inline double counter_of(Queue *queue, Tenant *tenant) noexcept:
     return tenant.counter if is_in_line(tenant) else fmax(tenant.counter, level(queue))
 
 cdef inline void tenant_charge(Queue *queue, int32_t row, double cost) noexcept:
-    # The bound keeps every sum of charges finite.
+    # Charge a cost above or equal to 0, or refund one below. The upper bound keeps every sum of charges finite.
     cdef Tenant *tenant = &queue.tenants[row]
-    tenant.counter = fmin(counter_of(queue, tenant) + cost / tenant.weight, 1e300)
+    cdef double counter = counter_of(queue, tenant) + cost / tenant.weight
+    if cost >= 0.0:
+        tenant.counter = fmin(counter, 1e300)
+    else:
+        # The level may be above the counter now and fall later: a refund must not raise the counter to it.
+        counter = fmax(counter, tenant.lift if is_in_line(tenant) else level(queue))
+        tenant.counter = fmin(tenant.counter, counter)
     trees_restore(queue, row)
-
-cdef inline void tenant_refund(Queue *queue, int32_t row, double cost) noexcept:
-    cdef Tenant *tenant = &queue.tenants[row]
-    cdef double least = tenant.lift if is_in_line(tenant) else level(queue)
-    cdef double counter = fmax(counter_of(queue, tenant) - cost / tenant.weight, least)
-    # The level may be above the counter now and fall later: a refund must not raise the counter to it.
-    tenant.counter = fmin(tenant.counter, counter)
-    trees_restore(queue, row)
-
-cdef inline void tenant_lift(Queue *queue, int32_t row) noexcept:
-    # Raise the counter of a tenant that comes in line to the level.
-    cdef Tenant *tenant = &queue.tenants[row]
-    if queue.by_tokens and not is_in_line(tenant):
-        tenant.lift = level(queue)
-        tenant.counter = fmax(tenant.counter, tenant.lift)
 
 cdef inline bint is_worth_remembering(Queue *queue, Tenant *tenant) noexcept:
-    # Return whether an idle tenant affects the order.
+    # Return whether an idle tenant may affect the order.
     cdef double least = level(queue)
-    cdef int32_t i
-    for i in range(0 if queue.by_tokens else CLASSES):
-        if tenant.lines[i].since == queue.classes[i].round:
-            return True
-    return queue.by_tokens and (tenant.counter > least or (tenant.counter == least and tenant.turn > 0))
+    return not queue.by_tokens or tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
