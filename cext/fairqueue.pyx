@@ -1,6 +1,5 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-# cython: annotation_typing=False, auto_pickle=False, autotestdict=False
-# cython: binding=False, embedsignature=True, embedsignature.format=clinic
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, annotation_typing=False
+# cython: auto_pickle=False, autotestdict=False, binding=False, embedsignature=True, embedsignature.format=clinic
 """The fair queue: tenants take turns, and a tenant's own entries are first in, first out.
 
 An entry is a handle, which is never reused; the caller stores what it stands for. Each method is atomic under
@@ -29,7 +28,6 @@ from fairqueue.queue cimport *
 from fairqueue.tenants cimport *
 
 cdef enum:
-    BYPASS_AT_MOST = 255
     REMEMBERED_AT_MOST = 2048
     WEIGHTS_AT_MOST = 65536
 
@@ -63,7 +61,7 @@ cdef class FairQueue:
         self, *, capacity: int, fairness: str = "roundRobin", min_share: float = 0.0, bypass: int = 8, slack: int = 2
     ):
         self.capacity = integer_of(capacity, INT64_MAX, "capacity")
-        self.bypass = integer_of(bypass, BYPASS_AT_MOST, "bypass")
+        self.bypass = integer_of(bypass, 255, "bypass")
         self.slack = slack
         if fairness not in ("roundRobin", "tokens"):
             raise ValueError(f"fairness must be roundRobin or tokens, not {fairness}")
@@ -74,6 +72,7 @@ cdef class FairQueue:
         self.rows = {}
         self.weights = {}
         self.queue.by_tokens = fairness == "tokens"
+        self.queue.nodes_size = 2 * RINGS * sizeof(int32_t) if self.queue.by_tokens else 0
         self.queue.min_share = min_share
         self.queue.free_entry = self.queue.free_tenant = NONE
         for i in range(RINGS):
@@ -170,8 +169,7 @@ cdef class FairQueue:
         """Discard every entry, and reset rounds and counters. Weights stay."""
         while self.queue.length > 0:
             self.remove(entry_next(&self.queue), &self.discarded)
-        while self.queue.classes[IDLE].tenants.length > 0:
-            self.forget(turn_next(&self.queue, IDLE))
+        self.forget_idle(0)
         self.queue.last_level = 0.0
 
     def set_weight(self, tenant: str | int, weight: float) -> None:
@@ -190,13 +188,7 @@ cdef class FairQueue:
 
     def charge(self, tenant: str | int, cost: float) -> None:
         """Charge a tenant for what it used beyond the charges of its pops. No effect under round robin."""
-        cdef int32_t row = self.known(tenant)
-        cdef double value = cost_of(cost)
-        if self.queue.by_tokens:
-            if row == NONE:
-                row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
-            tenant_charge(&self.queue, row, value)
-            self.forget_idle(row)
+        self.correct(tenant, cost_of(cost), False)
 
     def refund(self, tenant: str | int, cost: float) -> None:
         """Subtract from a tenant's counter what was charged but not used. No effect under round robin.
@@ -204,12 +196,7 @@ cdef class FairQueue:
         A counter in line falls at most to the level (the smallest counter in line) at which its tenant joined, and
         one out of line at most to the current level.
         """
-        cdef int32_t row = self.known(tenant)
-        cdef double value = cost_of(cost)
-        if self.queue.by_tokens and row != NONE:
-            if value > 0.0:
-                tenant_charge(&self.queue, row, -value)
-            self.forget_idle(row)
+        self.correct(tenant, cost_of(cost), True)
 
     def counter(self, tenant: str | int) -> float:
         """Return a tenant's counter, or out of line the one it would join with. 0 under round robin."""
@@ -260,7 +247,7 @@ cdef class FairQueue:
 
     def __sizeof__(self) -> int:
         cdef size_t entries = self.queue.entries_capacity * (sizeof(Entry) + sizeof(Load))
-        cdef size_t tenants = self.queue.tenants_capacity * (sizeof(Tenant) + nodes_size(&self.queue))
+        cdef size_t tenants = self.queue.tenants_capacity * (sizeof(Tenant) + self.queue.nodes_size)
         return object.__sizeof__(self) + entries + tenants
 
     # Steps that can fail come first: checks, memory and Python objects, and only then the links. No foreign code
@@ -268,16 +255,15 @@ cdef class FairQueue:
 
     cdef object enter(self, tenant, cost, priority, size, bint retried):
         cdef int32_t row = self.known(tenant)
-        cdef double checked_cost = cost_of(cost)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef int64_t checked_size = integer_of(size, (<int64_t>1 << 48) - 1, "size")
+        cdef Load load = Load(cost_of(cost), integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0)
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
         handle = entry_reserve(&self.queue)
         if row == NONE:
             row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
-        entry_join(&self.queue, row, Load(checked_cost, checked_size, 0), checked_priority, retried)
+        entry_join(&self.queue, row, load, checked_priority, retried)
         return handle
 
     cdef int32_t first_fitting(self, fits) except -2:
@@ -317,7 +303,19 @@ cdef class FairQueue:
             entry_serve(&self.queue, entry)
         else:
             entry_leave(&self.queue, entry)
-        return self.forget_idle(tenant)
+        if self.queue.tenants[tenant].waiting == 0:
+            self.forget_idle(REMEMBERED_AT_MOST)
+        return 0
+
+    cdef int correct(self, tenant, double cost, bint is_refund) except -1:
+        cdef int32_t row = self.known(tenant)
+        if self.queue.by_tokens and (row != NONE or not is_refund):
+            if row == NONE:
+                row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
+            tenant_charge(&self.queue, row, cost, is_refund)
+            if self.queue.tenants[row].waiting == 0:
+                self.forget_idle(REMEMBERED_AT_MOST)
+        return 0
 
     cdef int32_t known(self, tenant) except -2:
         # Return the row of a tenant, or NONE.
@@ -325,22 +323,22 @@ cdef class FairQueue:
             raise TypeError(f"a tenant is a str or an int, not {type(tenant).__name__}")
         return self.rows.get(tenant, NONE)
 
-    cdef int forget_idle(self, int32_t changed) except -1:
-        # A tenant without waiting entries is remembered as long as that may affect the order.
-        cdef int32_t tenant = NONE if self.queue.tenants[changed].waiting else turn_next(&self.queue, IDLE)
-        while tenant != NONE and (
-            self.queue.classes[IDLE].tenants.length > REMEMBERED_AT_MOST
-            or not is_worth_remembering(&self.queue, &self.queue.tenants[tenant])
-        ):
-            self.forget(tenant)
-            tenant = turn_next(&self.queue, IDLE)
-        return 0
-
-    cdef int forget(self, int32_t tenant) except -1:
-        name = <object>self.queue.tenants[tenant].name
-        turn_leave(&self.queue, tenant, IDLE)
-        tenant_free(&self.queue, tenant)
-        del self.rows[name]
+    cdef int forget_idle(self, int32_t at_most) except -1:
+        # Forget the idle tenants that do not affect the order, and those beyond `at_most`.
+        cdef double least = level(&self.queue)
+        cdef int32_t row
+        cdef Tenant *tenant
+        while self.queue.classes[IDLE].tenants.length > 0:
+            row = turn_next(&self.queue, IDLE)
+            tenant = &self.queue.tenants[row]
+            if self.queue.classes[IDLE].tenants.length <= at_most and (
+                not self.queue.by_tokens or tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
+            ):
+                break
+            name = <object>tenant.name
+            turn_leave(&self.queue, row, IDLE)
+            tenant_free(&self.queue, row)
+            del self.rows[name]
         return 0
 
     cdef int32_t waiting_entry(self, handle) except NONE:

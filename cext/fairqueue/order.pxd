@@ -33,9 +33,9 @@ cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priori
         if not is_in_line(tenant):
             tenant.lift, tenant.counter = level(queue), counter_of(queue, tenant)
         turn_join(queue, row, priority)
-    unlink(queue.entries, sizeof(Entry), added)
+    unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), added)
     if entries.length > 0:
-        link(queue.entries, sizeof(Entry), added, entries.first)
+        link(&queue.entries.link, sizeof(Entry) // sizeof(Link), added, entries.first)
     if entries.length == 0 or retried:
         entries.first = added
     entries_count(queue, entry, 1)
@@ -100,7 +100,7 @@ cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
     queue.clock = queue.tenants[tenant].turn = queue.clock + 1
     if queue.by_tokens:
         # Charge first: out of line, a counter below the level would be lifted to it.
-        tenant_charge(queue, tenant, queue.loads[row].cost)
+        tenant_charge(queue, tenant, queue.loads[row].cost, False)
     else:
         turn_take(queue, tenant, priority_of(entry))
     entry_leave(queue, row)
@@ -155,7 +155,7 @@ cdef inline list entries_before(Queue *queue, int32_t row):
     cdef int32_t entry
     entries = PyByteArray_FromStringAndSize(<char *>queue.entries, queue.entries_capacity * sizeof(Entry))
     tenants = PyByteArray_FromStringAndSize(<char *>queue.tenants, queue.tenants_capacity * sizeof(Tenant))
-    nodes = PyByteArray_FromStringAndSize(<char *>queue.nodes, queue.tenants_capacity * nodes_size(queue))
+    nodes = PyByteArray_FromStringAndSize(<char *>queue.nodes, queue.tenants_capacity * queue.nodes_size)
     future.entries = <Entry *>PyByteArray_AS_STRING(entries)
     future.tenants = <Tenant *>PyByteArray_AS_STRING(tenants)
     future.nodes = <int32_t *>PyByteArray_AS_STRING(nodes)

@@ -16,8 +16,7 @@ cdef enum:
     GENERATIONS = 0x7FFFFFFE
 
 cdef struct Link:         # in a circular list of rows
-    int32_t next
-    int32_t previous
+    int32_t next, previous
 
 cdef struct List:
     int32_t first         # anything if the list is empty
@@ -65,10 +64,9 @@ cdef struct Queue:
     Load *loads
     Tenant *tenants
     int32_t *nodes        # under tokens: node i of tree t at i * RINGS + t (tenants.pxd)
-    int32_t entries_capacity
-    int32_t tenants_capacity
-    int32_t free_entry
-    int32_t free_tenant
+    size_t nodes_size     # bytes for each tenant: two nodes in each tree, or nothing
+    int32_t entries_capacity, tenants_capacity
+    int32_t free_entry, free_tenant
     bint by_tokens
     double min_share
     double last_level     # the level while no tenant is in line: the last counter that was
@@ -76,21 +74,18 @@ cdef struct Queue:
     int64_t clock         # counts turns, and tenants that joined a ring
     Class classes[RINGS]
 
-cdef inline Link *link_of(void *links, size_t size, int32_t row) noexcept:
-    # `links` is the address of the link in row 0, and `size` that of a row.
-    return <Link *>(<char *>links + row * size)
-
-cdef inline void link(void *links, size_t size, int32_t row, int32_t next) noexcept:
+# Links are `stride` links apart: they are parts of other rows.
+cdef inline void link(Link *links, Py_ssize_t stride, int32_t row, int32_t next) noexcept:
     # Insert a row before another. Before the first is also after the last.
-    cdef Link *own = link_of(links, size, row)
-    own.next, own.previous = next, link_of(links, size, next).previous
-    link_of(links, size, own.previous).next = link_of(links, size, next).previous = row
+    cdef Link *own = &links[row * stride]
+    own.next, own.previous = next, links[next * stride].previous
+    links[own.previous * stride].next = links[next * stride].previous = row
 
-cdef inline void unlink(void *links, size_t size, int32_t row) noexcept:
+cdef inline void unlink(Link *links, Py_ssize_t stride, int32_t row) noexcept:
     # The row is then a list of its own, and may be unlinked again.
-    cdef Link *own = link_of(links, size, row)
-    link_of(links, size, own.previous).next = own.next
-    link_of(links, size, own.next).previous = own.previous
+    cdef Link *own = &links[row * stride]
+    links[own.previous * stride].next = own.next
+    links[own.next * stride].previous = own.previous
     own.next = own.previous = row
 
 cdef inline int32_t tenant_of(Entry *entry) noexcept:
@@ -119,7 +114,7 @@ cdef inline int32_t entry_beside(Queue *queue, int32_t row, bint is_before) noex
     cdef Link *own = &queue.entries[row].link
     cdef int32_t *beside = &own.previous if is_before else &own.next
     while queue.entries[beside[0]].generation % 2 == 0:
-        unlink(queue.entries, sizeof(Entry), beside[0])
+        unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), beside[0])
     return beside[0]
 
 cdef inline void entry_free(Queue *queue, int32_t row) noexcept:
@@ -146,7 +141,3 @@ cdef inline int64_t entry_reserve(Queue *queue) except -1:
             queue.entries[row] = Entry(Link(row, row), 0, 0)
             entry_free(queue, row)
     return handle_of(queue, queue.free_entry) + (<int64_t>1 << 32)
-
-cdef inline size_t nodes_size(Queue *queue) noexcept:
-    # Return the bytes of the trees for each tenant: two nodes in each.
-    return 2 * RINGS * sizeof(int32_t) if queue.by_tokens else 0

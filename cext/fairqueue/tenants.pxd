@@ -47,7 +47,7 @@ cdef inline void turn_join(Queue *queue, int32_t tenant, int32_t priority) noexc
     cdef int32_t next = ring.tenants.first if was_served or ring.first_served == NONE else ring.first_served
     line.link = Link(tenant, tenant)
     if ring.tenants.length > 0:
-        link(&queue.tenants.lines[priority], sizeof(Tenant), tenant, next)
+        link(&queue.tenants.lines[priority].link, sizeof(Tenant) // sizeof(Link), tenant, next)
     if ring.tenants.length == 0 or (not was_served and ring.first_served == ring.tenants.first):
         ring.tenants.first = tenant
     if was_served and ring.first_served == NONE:
@@ -67,7 +67,7 @@ cdef inline void turn_leave(Queue *queue, int32_t tenant, int32_t priority) noex
     if ring.tenants.first == tenant:
         ring.tenants.first = next
     ring.tenants.length -= 1
-    unlink(&queue.tenants.lines[priority], sizeof(Tenant), tenant)
+    unlink(&queue.tenants.lines[priority].link, sizeof(Tenant) // sizeof(Link), tenant)
     queue.tenants[tenant].rings &= ~(1 << priority)
     if queue.by_tokens:
         tree_put(queue, priority, tenant, NONE)
@@ -95,8 +95,8 @@ cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) e
     cdef Tenant *tenant
     if queue.free_tenant == NONE:
         resize(<void **>&queue.tenants, capacity, sizeof(Tenant))
-        resize(<void **>&queue.nodes, capacity, nodes_size(queue))
-        memset(queue.nodes, NONE, capacity * nodes_size(queue))
+        resize(<void **>&queue.nodes, capacity, queue.nodes_size)
+        memset(queue.nodes, NONE, capacity * queue.nodes_size)
         queue.tenants_capacity = capacity
         for row in range(before if queue.by_tokens else 0):
             trees_restore(queue, row)
@@ -130,19 +130,13 @@ cdef inline double level(Queue *queue) noexcept:
 cdef inline double counter_of(Queue *queue, Tenant *tenant) noexcept:
     return tenant.counter if is_in_line(tenant) else fmax(tenant.counter, level(queue))
 
-cdef inline void tenant_charge(Queue *queue, int32_t row, double cost) noexcept:
-    # Charge a cost above or equal to 0, or refund one below. The upper bound keeps every sum of charges finite.
+cdef inline void tenant_charge(Queue *queue, int32_t row, double cost, bint is_refund) noexcept:
     cdef Tenant *tenant = &queue.tenants[row]
-    cdef double counter = counter_of(queue, tenant) + cost / tenant.weight
-    if cost >= 0.0:
-        tenant.counter = fmin(counter, 1e300)
-    else:
+    cdef double counter = counter_of(queue, tenant)
+    if is_refund:
         # The level may be above the counter now and fall later: a refund must not raise the counter to it.
-        counter = fmax(counter, tenant.lift if is_in_line(tenant) else level(queue))
+        counter = fmax(counter - cost / tenant.weight, tenant.lift if is_in_line(tenant) else level(queue))
         tenant.counter = fmin(tenant.counter, counter)
+    else:
+        tenant.counter = fmin(counter + cost / tenant.weight, 1e300)  # so that every sum of charges is finite
     trees_restore(queue, row)
-
-cdef inline bint is_worth_remembering(Queue *queue, Tenant *tenant) noexcept:
-    # Return whether an idle tenant may affect the order.
-    cdef double least = level(queue)
-    return not queue.by_tokens or tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
