@@ -10,10 +10,10 @@ counts refusals. Memory grows with the most entries that ever waited at once.
   waits gets at least that fraction of the pops, as long as the fractions sum to at most 1.
 - Round robin: within a class, tenants form a ring, and turns come in rounds. A tenant that joins goes before
   those that this round has served, or last if it was served itself.
-- Tokens: the tenant with the smallest counter is next; of several, the least recently served. A counter is
-  service in units of cost ÷ weight, one for all classes. A tenant is in line while it has entries that are
-  not retried. When it joins, its counter is lifted to the smallest in line. Counters include estimates, as in
-  VTC with predicted lengths [Sheng et al., OSDI'24].
+- Tokens: the tenant with the smallest counter is next; of several, the least recently served. A counter is service in
+  units of cost ÷ weight, one for all classes. A tenant is in line while it has entries that are not retried. When it
+  joins, its counter is lifted to the smallest in line. Counters include estimates, as in VTC with predicted lengths
+  [Sheng et al., OSDI'24].
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
   takes neither a turn nor a charge, and is never displaced.
 - `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the most tenants at once.
@@ -121,10 +121,10 @@ cdef class FairQueue:
     def pop(self, fits=None) -> int:
         """Remove the next entry and return its handle, which is then stale. IndexError if there is none.
 
-        `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now.
-        Entries are tried class by class, tenant by tenant, from first to last. The first with False may be
-        passed by `bypass` pops in total; after that no entry behind it leaves before it does. If `fits` raises,
-        nothing has changed. `fits` and other threads may change the queue; no entry is tried twice.
+        `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now. Entries
+        are tried class by class, tenant by tenant, from first to last. The first with False may be passed by `bypass`
+        pops in total; after that no entry behind it leaves before it does. If `fits` raises, nothing has changed.
+        `fits` and other threads may change the queue; no entry is tried twice.
         """
         cdef int32_t entry = entry_next(&self.queue) if fits is None else self.first_fitting(fits)
         if entry == NONE:
@@ -337,7 +337,7 @@ cdef class FairQueue:
                 break
             name = <object>tenant.name
             turn_leave(&self.queue, row, IDLE)
-            tenant_free(&self.queue, row)
+            tenant.next_free, self.queue.free_tenant = self.queue.free_tenant, row
             del self.rows[name]
         return 0
 

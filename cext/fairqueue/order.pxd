@@ -55,7 +55,9 @@ cdef inline void entry_leave(Queue *queue, int32_t row) noexcept:
         turn_join(queue, tenant, IDLE)
     if queue.classes[priority].length == 0:
         queue.classes[priority].credit = 0.0
-    entry_free(queue, row)
+    if entry.generation < GENERATIONS:  # otherwise the row is never used again
+        entry.place = queue.free_entry
+        queue.free_entry = row
 
 cdef inline int32_t class_next(Queue *queue) noexcept:
     # Return the highest class that waits, or if lower ones have credit for a pop, the one with the most.
@@ -91,9 +93,10 @@ cdef inline int32_t entry_next(Queue *queue) noexcept:
 cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
     # Like `entry_leave`, and count the tenant's turn and charge.
     cdef Entry *entry = &queue.entries[row]
-    cdef int32_t tenant = tenant_of(entry)
+    cdef int32_t tenant = tenant_of(entry), priority = priority_of(entry)
+    cdef Class *ring = &queue.classes[priority]
     cdef double before = queue.tenants[tenant].counter
-    credits_accrue(queue, priority_of(entry))
+    credits_accrue(queue, priority)
     if is_retried(entry):
         entry_leave(queue, row)
         return
@@ -102,7 +105,12 @@ cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
         # Charge first: out of line, a counter below the level would be lifted to it.
         tenant_charge(queue, tenant, queue.loads[row].cost, False)
     else:
-        turn_take(queue, tenant, priority_of(entry))
+        # A second turn in a round means that no other is left to serve in it. This is the first of the next round.
+        turn_leave(queue, tenant, priority)
+        if line_of(queue, tenant, priority).since == ring.round:
+            ring.round, ring.first_served = ring.round + 1, NONE
+        line_of(queue, tenant, priority).since = ring.round
+        turn_join(queue, tenant, priority)
     entry_leave(queue, row)
     queue.last_level = before  # so that a refund of the last entry's charge is not lost
 

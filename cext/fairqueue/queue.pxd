@@ -19,8 +19,7 @@ cdef struct Link:         # in a circular list of rows
     int32_t next, previous
 
 cdef struct List:
-    int32_t first         # anything if the list is empty
-    int32_t length
+    int32_t first, length # the first is anything if the length is 0
 
 # Its links, generation and place are all that a cancellation reads or writes. In a queue larger than the processor's
 # cache, each of the neighbors would cost a cache miss. So a canceled entry stays linked until its row is used
@@ -117,12 +116,6 @@ cdef inline int32_t entry_beside(Queue *queue, int32_t row, bint is_before) noex
         unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), beside[0])
     return beside[0]
 
-cdef inline void entry_free(Queue *queue, int32_t row) noexcept:
-    # A row whose generations are used up is never used again.
-    if queue.entries[row].generation < GENERATIONS:
-        queue.entries[row].place = queue.free_entry
-        queue.free_entry = row
-
 cdef inline int resize(void **rows, int32_t capacity, size_t size) except -1:
     cdef void *resized = PyMem_Realloc(rows[0], capacity * size) if capacity <= ROWS_AT_MOST else NULL
     if resized == NULL:
@@ -138,6 +131,6 @@ cdef inline int64_t entry_reserve(Queue *queue) except -1:
         resize(<void **>&queue.loads, capacity, sizeof(Load))
         queue.entries_capacity = capacity
         for row in range(capacity - 1, before - 1, -1):
-            queue.entries[row] = Entry(Link(row, row), 0, 0)
-            entry_free(queue, row)
+            queue.entries[row] = Entry(Link(row, row), 0, queue.free_entry)
+            queue.free_entry = row
     return handle_of(queue, queue.free_entry) + (<int64_t>1 << 32)

@@ -72,17 +72,6 @@ cdef inline void turn_leave(Queue *queue, int32_t tenant, int32_t priority) noex
     if queue.by_tokens:
         tree_put(queue, priority, tenant, NONE)
 
-cdef inline void turn_take(Queue *queue, int32_t tenant, int32_t priority) noexcept:
-    # Record a turn of round robin. A second turn in a round means that no other is left to serve in it: it is
-    # over, and this is the first turn of the next.
-    cdef Class *ring = &queue.classes[priority]
-    turn_leave(queue, tenant, priority)
-    if line_of(queue, tenant, priority).since == ring.round:
-        ring.round += 1
-        ring.first_served = NONE
-    line_of(queue, tenant, priority).since = ring.round
-    turn_join(queue, tenant, priority)
-
 cdef inline int32_t turn_next(Queue *queue, int32_t priority) noexcept:
     # Return the tenant whose turn it is, or NONE.
     if queue.classes[priority].tenants.length == 0:
@@ -101,7 +90,8 @@ cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) e
         for row in range(before if queue.by_tokens else 0):
             trees_restore(queue, row)
         for row in range(capacity - 1, before - 1, -1):
-            tenant_free(queue, row)
+            queue.tenants[row].next_free = queue.free_tenant
+            queue.free_tenant = row
     row = rows[name] = queue.free_tenant
     tenant = &queue.tenants[row]
     queue.free_tenant = tenant.next_free
@@ -110,10 +100,6 @@ cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) e
     tenant.weight = weight
     turn_join(queue, row, IDLE)
     return row
-
-cdef inline void tenant_free(Queue *queue, int32_t row) noexcept:
-    queue.tenants[row].next_free = queue.free_tenant
-    queue.free_tenant = row
 
 cdef inline bint is_in_line(Tenant *tenant) noexcept:
     return tenant.rings & ((1 << CLASSES) - 1) != 0
