@@ -12,8 +12,7 @@ counts refusals. Memory grows with the most entries that ever waited at once.
   those that this round has served, or last if it was served itself.
 - Tokens: the tenant with the smallest counter is next; of several, the least recently served. A counter is service in
   units of cost ÷ weight, one for all classes. A tenant is in line while it has entries that are not retried. When it
-  joins, its counter is lifted to the smallest in line. Counters include estimates, as in VTC with predicted lengths
-  [Sheng et al., OSDI'24].
+  joins, its counter is lifted to the smallest in line. Costs may be estimates, as in VTC [Sheng et al., OSDI'24].
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
   takes neither a turn nor a charge, and is never displaced.
 - `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the most tenants at once.
@@ -69,15 +68,13 @@ cdef class FairQueue:
             raise ValueError(f"min_share must be at least 0 and less than 1, not {min_share}")
         if self.slack < 1:
             raise ValueError(f"slack must be at least 1, not {slack}")
-        self.rows = {}
-        self.weights = {}
+        self.rows, self.weights = {}, {}
         self.queue.by_tokens = fairness == "tokens"
         self.queue.nodes_size = 2 * RINGS * sizeof(int32_t) if self.queue.by_tokens else 0
         self.queue.min_share = min_share
         self.queue.free_entry = self.queue.free_tenant = NONE
         for i in range(RINGS):
-            self.queue.classes[i].first_served = NONE
-            self.queue.classes[i].round = 1
+            self.queue.classes[i].first_served, self.queue.classes[i].round = NONE, 1
 
     def __dealloc__(self):
         PyMem_Free(self.queue.entries)
@@ -253,7 +250,7 @@ cdef class FairQueue:
     # Steps that can fail come first: checks, memory and Python objects, and only then the links. No foreign code
     # runs in between, because tenants are exactly str or int.
 
-    cdef object enter(self, tenant, cost, priority, size, bint retried):
+    cdef enter(self, tenant, cost, priority, size, bint retried):
         cdef int32_t row = self.known(tenant)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
         cdef Load load = Load(cost_of(cost), integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0)
@@ -295,7 +292,7 @@ cdef class FairQueue:
                         return NONE
         return NONE
 
-    cdef int remove(self, int32_t entry, int64_t *count) except -1:
+    cdef remove(self, int32_t entry, int64_t *count):
         # Remove an entry and count it; a popped one is served.
         cdef int32_t tenant = tenant_of(&self.queue.entries[entry])
         count[0] += 1
@@ -305,9 +302,8 @@ cdef class FairQueue:
             entry_leave(&self.queue, entry)
         if self.queue.tenants[tenant].waiting == 0:
             self.forget_idle(REMEMBERED_AT_MOST)
-        return 0
 
-    cdef int correct(self, tenant, double cost, bint is_refund) except -1:
+    cdef correct(self, tenant, double cost, bint is_refund):
         cdef int32_t row = self.known(tenant)
         if self.queue.by_tokens and (row != NONE or not is_refund):
             if row == NONE:
@@ -315,7 +311,6 @@ cdef class FairQueue:
             tenant_charge(&self.queue, row, cost, is_refund)
             if self.queue.tenants[row].waiting == 0:
                 self.forget_idle(REMEMBERED_AT_MOST)
-        return 0
 
     cdef int32_t known(self, tenant) except -2:
         # Return the row of a tenant, or NONE.
@@ -323,7 +318,7 @@ cdef class FairQueue:
             raise TypeError(f"a tenant is a str or an int, not {type(tenant).__name__}")
         return self.rows.get(tenant, NONE)
 
-    cdef int forget_idle(self, int32_t at_most) except -1:
+    cdef forget_idle(self, int32_t at_most):
         # Forget the idle tenants that do not affect the order, and those beyond `at_most`.
         cdef double least = level(&self.queue)
         cdef int32_t row
@@ -339,7 +334,6 @@ cdef class FairQueue:
             turn_leave(&self.queue, row, IDLE)
             tenant.next_free, self.queue.free_tenant = self.queue.free_tenant, row
             del self.rows[name]
-        return 0
 
     cdef int32_t waiting_entry(self, handle) except NONE:
         cdef int32_t entry = entry_of(&self.queue, handle)

@@ -114,13 +114,12 @@ cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
     entry_leave(queue, row)
     queue.last_level = before  # so that a refund of the last entry's charge is not lost
 
-cdef inline int list_append(Queue *queue, List *entries, list handles, Py_ssize_t limit) except -1:
+cdef inline list_append(Queue *queue, List *entries, list handles, Py_ssize_t limit):
     cdef Py_ssize_t end = min(len(handles) + entries.length, limit)
     cdef int32_t row = entries.first
     while len(handles) < end:
         handles.append(handle_of(queue, row))
         row = entry_beside(queue, row, False)
-    return 0
 
 cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
     # Return the first `limit` handles in the order in which `pop` tries them: first the class whose turn it is.
@@ -160,7 +159,7 @@ cdef inline List *line_longest(Queue *queue, int32_t priority) noexcept:
 cdef inline list entries_before(Queue *queue, int32_t row):
     # Return the handles that leave before this entry, by simulating the pops on a copy of the queue.
     cdef Queue future = queue[0]
-    cdef int32_t entry
+    cdef int32_t entry = entry_next(queue)
     entries = PyByteArray_FromStringAndSize(<char *>queue.entries, queue.entries_capacity * sizeof(Entry))
     tenants = PyByteArray_FromStringAndSize(<char *>queue.tenants, queue.tenants_capacity * sizeof(Tenant))
     nodes = PyByteArray_FromStringAndSize(<char *>queue.nodes, queue.tenants_capacity * queue.nodes_size)
@@ -168,7 +167,6 @@ cdef inline list entries_before(Queue *queue, int32_t row):
     future.tenants = <Tenant *>PyByteArray_AS_STRING(tenants)
     future.nodes = <int32_t *>PyByteArray_AS_STRING(nodes)
     handles = []
-    entry = entry_next(&future)
     while entry != row:
         handles.append(handle_of(&future, entry))
         entry_serve(&future, entry)

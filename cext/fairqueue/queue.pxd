@@ -116,12 +116,11 @@ cdef inline int32_t entry_beside(Queue *queue, int32_t row, bint is_before) noex
         unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), beside[0])
     return beside[0]
 
-cdef inline int resize(void **rows, int32_t capacity, size_t size) except -1:
+cdef inline resize(void **rows, int32_t capacity, size_t size):
     cdef void *resized = PyMem_Realloc(rows[0], capacity * size) if capacity <= ROWS_AT_MOST else NULL
     if resized == NULL:
         raise MemoryError
     rows[0] = resized
-    return 0
 
 cdef inline int64_t entry_reserve(Queue *queue) except -1:
     # Make sure that there is a free row, and return the handle that its entry will have.

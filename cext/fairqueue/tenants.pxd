@@ -96,8 +96,7 @@ cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) e
     tenant = &queue.tenants[row]
     queue.free_tenant = tenant.next_free
     memset(tenant, 0, sizeof(Tenant))
-    tenant.name = <PyObject *>name
-    tenant.weight = weight
+    tenant.name, tenant.weight = <PyObject *>name, weight
     turn_join(queue, row, IDLE)
     return row
 
