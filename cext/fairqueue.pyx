@@ -1,6 +1,5 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-# cython: annotation_typing=False, auto_pickle=False, autotestdict=False
-# cython: binding=False, embedsignature=True, embedsignature.format=clinic
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, annotation_typing=False
+# cython: auto_pickle=False, autotestdict=False, binding=False, embedsignature=True, embedsignature.format=clinic
 """The fair queue: tenants take turns, and a tenant's own entries are first in, first out.
 
 An entry is a handle, which is never reused; the caller stores what it stands for. Each method is atomic under
@@ -11,10 +10,9 @@ counts refusals. Memory grows with the most entries that ever waited at once.
   waits gets at least that fraction of the pops, as long as the fractions sum to at most 1.
 - Round robin: within a class, tenants form a ring, and turns come in rounds. A tenant that joins goes before
   those that this round has served, or last if it was served itself.
-- Tokens: the tenant with the smallest counter is next; of several, the least recently served. A counter is
-  service in units of cost ÷ weight, one for all classes. A tenant is in line while it has entries that are
-  not retried. When it joins, its counter is lifted to the smallest in line. Counters include estimates, as in
-  VTC with predicted lengths [Sheng et al., OSDI'24].
+- Tokens: the tenant with the smallest counter is next; of several, the least recently served. A counter is service in
+  units of cost ÷ weight, one for all classes. A tenant is in line while it has entries that are not retried. When it
+  joins, its counter is lifted to the smallest in line. Costs may be estimates, as in VTC [Sheng et al., OSDI'24].
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
   takes neither a turn nor a charge, and is never displaced.
 - `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the most tenants at once.
@@ -22,30 +20,15 @@ counts refusals. Memory grows with the most entries that ever waited at once.
 
 from collections import namedtuple
 
-from cpython.long cimport PyLong_AsLongLongAndOverflow
-from libc.math cimport INFINITY, isfinite
-from libc.stdint cimport INT64_MAX, int32_t, int64_t
 cimport cython
 
-from fairqueue.order cimport (
-    entries_before, entry_join, entry_leave, entry_next, entry_serve, line_longest, order_begin,
-)
-from fairqueue.queue cimport (
-    CLASSES, IDLE, NONE, RINGS, Chain, Queue, Ring, entry_last, entry_of, entry_reserve, handle_of, queue_end,
-    queue_size, run_of,
-)
-from fairqueue.tenants cimport (
-    counter_of, is_worth_remembering, level, tenant_begin, tenant_charge, tenant_free, tenant_refund,
-)
-from fairqueue.turns cimport turn_leave, turn_next
+from fairqueue.order cimport *
+from fairqueue.queue cimport *
+from fairqueue.tenants cimport *
 
 cdef enum:
-    BYPASS_AT_MOST = 255
     REMEMBERED_AT_MOST = 2048
     WEIGHTS_AT_MOST = 65536
-    TRIED_AT_FIRST = 32
-
-cdef int64_t SIZE_AT_MOST = (<int64_t>1 << 48) - 1
 
 
 class QueueFullError(Exception):
@@ -77,7 +60,7 @@ cdef class FairQueue:
         self, *, capacity: int, fairness: str = "roundRobin", min_share: float = 0.0, bypass: int = 8, slack: int = 2
     ):
         self.capacity = integer_of(capacity, INT64_MAX, "capacity")
-        self.bypass = integer_of(bypass, BYPASS_AT_MOST, "bypass")
+        self.bypass = integer_of(bypass, 255, "bypass")
         self.slack = slack
         if fairness not in ("roundRobin", "tokens"):
             raise ValueError(f"fairness must be roundRobin or tokens, not {fairness}")
@@ -85,16 +68,19 @@ cdef class FairQueue:
             raise ValueError(f"min_share must be at least 0 and less than 1, not {min_share}")
         if self.slack < 1:
             raise ValueError(f"slack must be at least 1, not {slack}")
-        self.rows = {}
-        self.weights = {}
+        self.rows, self.weights = {}, {}
         self.queue.by_tokens = fairness == "tokens"
+        self.queue.nodes_size = 2 * RINGS * sizeof(int32_t) if self.queue.by_tokens else 0
         self.queue.min_share = min_share
-        self.queue.free_run = self.queue.free_tenant = NONE
+        self.queue.free_entry = self.queue.free_tenant = NONE
         for i in range(RINGS):
-            self.queue.rings[i] = Ring(1, 0, NONE, NONE)
+            self.queue.classes[i].first_served, self.queue.classes[i].round = NONE, 1
 
     def __dealloc__(self):
-        queue_end(&self.queue)
+        PyMem_Free(self.queue.entries)
+        PyMem_Free(self.queue.loads)
+        PyMem_Free(self.queue.tenants)
+        PyMem_Free(self.queue.nodes)
 
     def push(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0) -> int:
         """Add an entry at the end of its tenant's line and return its handle.
@@ -119,11 +105,11 @@ cdef class FairQueue:
         cdef int64_t own = self.waiting(tenant)
         cdef int32_t own_priority = integer_of(priority, CLASSES - 1, "priority")
         cdef int32_t other, entry
-        cdef Chain *line
+        cdef List *line
         for other in range(CLASSES - 1, own_priority - 1, -1):
             line = line_longest(&self.queue, other)
             if line != NULL and (other > own_priority or line.length >= own + self.slack):
-                entry = entry_last(&self.queue, line)
+                entry = entry_beside(&self.queue, line.first, True)
                 handle = handle_of(&self.queue, entry)
                 self.remove(entry, &self.displaced)
                 return handle
@@ -132,10 +118,10 @@ cdef class FairQueue:
     def pop(self, fits=None) -> int:
         """Remove the next entry and return its handle, which is then stale. IndexError if there is none.
 
-        `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now.
-        Entries are tried class by class, tenant by tenant, from first to last. The first with False may be
-        passed by `bypass` pops in total; after that no entry behind it leaves before it does. If `fits` raises,
-        nothing has changed. `fits` and other threads may change the queue; no entry is tried twice.
+        `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now. Entries
+        are tried class by class, tenant by tenant, from first to last. The first with False may be passed by `bypass`
+        pops in total; after that no entry behind it leaves before it does. If `fits` raises, nothing has changed.
+        `fits` and other threads may change the queue; no entry is tried twice.
         """
         cdef int32_t entry = entry_next(&self.queue) if fits is None else self.first_fitting(fits)
         if entry == NONE:
@@ -155,14 +141,13 @@ cdef class FairQueue:
         cdef int32_t entry
         handles = []
         try:
-            while count > 0:
+            while len(handles) < count:
                 entry = entry_next(&self.queue)
                 if entry != NONE and self.queue.loads[entry].size > budget:
                     entry = self.first_fitting(lambda handle: self.size(handle) <= budget)
                 if entry == NONE:
                     break
                 handles.append(handle_of(&self.queue, entry))
-                count -= 1
                 budget -= self.queue.loads[entry].size
                 self.remove(entry, &self.popped)
         except MemoryError:
@@ -173,17 +158,15 @@ cdef class FairQueue:
     def discard(self, handle: int, /) -> bool:
         """Remove one entry from any position. Return False, and change nothing, if the handle is stale."""
         cdef int32_t entry = entry_of(&self.queue, handle)
-        if entry == NONE:
-            return False
-        self.remove(entry, &self.discarded)
-        return True
+        if entry != NONE:
+            self.remove(entry, &self.discarded)
+        return entry != NONE
 
     def clear(self) -> None:
         """Discard every entry, and reset rounds and counters. Weights stay."""
         while self.queue.length > 0:
             self.remove(entry_next(&self.queue), &self.discarded)
-        while turn_next(&self.queue, IDLE) != NONE:
-            self.forget(turn_next(&self.queue, IDLE))
+        self.forget_idle(0)
         self.queue.last_level = 0.0
 
     def set_weight(self, tenant: str | int, weight: float) -> None:
@@ -192,24 +175,17 @@ cdef class FairQueue:
         cdef double value = cost_of(weight)
         if value == 0.0:
             raise ValueError("a weight must be above 0")
-        if value == 1.0:
-            self.weights.pop(tenant, None)
-        elif tenant in self.weights or len(self.weights) < WEIGHTS_AT_MOST:
-            self.weights[tenant] = value
-        else:
+        if value != 1.0 and tenant not in self.weights and len(self.weights) == WEIGHTS_AT_MOST:
             raise ValueError(f"{WEIGHTS_AT_MOST} tenants have a weight already")
+        self.weights[tenant] = value
+        if value == 1.0:
+            del self.weights[tenant]
         if row != NONE:
             self.queue.tenants[row].weight = value
 
     def charge(self, tenant: str | int, cost: float) -> None:
         """Charge a tenant for what it used beyond the charges of its pops. No effect under round robin."""
-        cdef int32_t row = self.known(tenant)
-        cdef double value = cost_of(cost)
-        if self.queue.by_tokens:
-            if row == NONE:
-                row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
-            tenant_charge(&self.queue, row, value)
-            self.forget_idle(row)
+        self.correct(tenant, cost_of(cost), False)
 
     def refund(self, tenant: str | int, cost: float) -> None:
         """Subtract from a tenant's counter what was charged but not used. No effect under round robin.
@@ -217,32 +193,24 @@ cdef class FairQueue:
         A counter in line falls at most to the level (the smallest counter in line) at which its tenant joined, and
         one out of line at most to the current level.
         """
-        cdef int32_t row = self.known(tenant)
-        cdef double value = cost_of(cost)
-        if self.queue.by_tokens and row != NONE:
-            tenant_refund(&self.queue, row, value)
-            self.forget_idle(row)
+        self.correct(tenant, cost_of(cost), True)
 
     def counter(self, tenant: str | int) -> float:
         """Return a tenant's counter, or out of line the one it would join with. 0 under round robin."""
         cdef int32_t row = self.known(tenant)
-        if not self.queue.by_tokens:
-            return 0.0
         return level(&self.queue) if row == NONE else counter_of(&self.queue, &self.queue.tenants[row])
 
     def position(self, handle: int) -> int:
         """Return the length of `ahead`. KeyError if stale."""
-        return entries_before(&self.queue, self.waiting_entry(handle), None)
+        return len(self.ahead(handle))
 
     def ahead(self, handle: int) -> list[int]:
         """Return the handles that leave before this one if nothing changes, in order. KeyError if stale."""
-        handles = []
-        entries_before(&self.queue, self.waiting_entry(handle), handles)
-        return handles
+        return entries_before(&self.queue, self.waiting_entry(handle))
 
     def tenant(self, handle: int) -> str | int:
         """Return the tenant of an entry. KeyError if stale."""
-        return <object>self.queue.tenants[run_of(&self.queue, self.waiting_entry(handle)).tenant].name
+        return <object>self.queue.tenants[tenant_of(&self.queue.entries[self.waiting_entry(handle)])].name
 
     def cost(self, handle: int) -> float:
         """Return the cost that the entry was pushed with. KeyError if stale."""
@@ -254,7 +222,7 @@ cdef class FairQueue:
 
     def priority(self, handle: int) -> int:
         """Return the priority that the entry was pushed with. KeyError if stale."""
-        return run_of(&self.queue, self.waiting_entry(handle)).priority
+        return priority_of(&self.queue.entries[self.waiting_entry(handle)])
 
     def waiting(self, tenant: str | int) -> int:
         """Return how many entries of this tenant wait, over all classes."""
@@ -264,10 +232,9 @@ cdef class FairQueue:
     def statistics(self) -> FairQueueStatistics:
         """Return a frozen summary."""
         cdef int64_t pushed = self.queue.length + self.popped + self.discarded + self.displaced
-        return FairQueueStatistics(
-            self.queue.length, self.capacity, len(self.rows) - self.queue.rings[IDLE].tenants,
-            pushed, self.popped, self.discarded, self.refused, self.displaced,
-        )
+        cdef int64_t tenants = len(self.rows) - self.queue.classes[IDLE].tenants.length
+        counts = (pushed, self.popped, self.discarded, self.refused, self.displaced)
+        return FairQueueStatistics(self.queue.length, self.capacity, tenants, *counts)
 
     def __len__(self) -> int:
         return self.queue.length
@@ -276,37 +243,36 @@ cdef class FairQueue:
         return entry_of(&self.queue, handle) != NONE
 
     def __sizeof__(self) -> int:
-        return object.__sizeof__(self) + queue_size(&self.queue)
+        cdef size_t entries = self.queue.entries_capacity * (sizeof(Entry) + sizeof(Load))
+        cdef size_t tenants = self.queue.tenants_capacity * (sizeof(Tenant) + self.queue.nodes_size)
+        return object.__sizeof__(self) + entries + tenants
 
     # Steps that can fail come first: checks, memory and Python objects, and only then the links. No foreign code
     # runs in between, because tenants are exactly str or int.
 
-    cdef object enter(self, tenant, cost, priority, size, bint retried):
-        cdef int32_t entry, row = self.known(tenant)
-        cdef double checked_cost = cost_of(cost)
+    cdef enter(self, tenant, cost, priority, size, bint retried):
+        cdef int32_t row = self.known(tenant)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef int64_t checked_size = integer_of(size, SIZE_AT_MOST, "size")
-        cdef object handle
+        cdef Load load = Load(cost_of(cost), integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0)
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
-        entry = entry_reserve(&self.queue, row, checked_priority, retried)
-        handle = handle_of(&self.queue, entry)
+        handle = entry_reserve(&self.queue)
         if row == NONE:
             row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
-        entry_join(&self.queue, entry, row, checked_cost, checked_priority, checked_size, retried)
+        entry_join(&self.queue, row, load, checked_priority, retried)
         return handle
 
     cdef int32_t first_fitting(self, fits) except -2:
         # Return the entry that leaves next, or NONE. If that passes over another, count it. `fits` may change the
         # order, so it is copied as far as it is likely to be needed, then further; handles are validated again.
-        cdef Py_ssize_t limit = TRIED_AT_FIRST
+        cdef Py_ssize_t limit = 4
         cdef int32_t entry, passed
         cdef bint fitting
         head, handles, tried = None, None, set()
-        while handles is None or len(handles) == limit // 8:
-            handles = order_begin(&self.queue, limit)
+        while handles is None or len(handles) == limit:
             limit *= 8
+            handles = order_begin(&self.queue, limit)
             for handle in handles:
                 if handle in tried or entry_of(&self.queue, handle) == NONE:
                     continue
@@ -318,7 +284,7 @@ cdef class FairQueue:
                     continue
                 if fitting:
                     if passed != NONE:
-                        self.queue.loads[passed].passed += self.queue.loads[passed].passed < BYPASS_AT_MOST
+                        self.queue.loads[passed].passed += 1
                     return entry
                 if passed == NONE:
                     head = handle
@@ -326,15 +292,25 @@ cdef class FairQueue:
                         return NONE
         return NONE
 
-    cdef int remove(self, int32_t entry, int64_t *count) except -1:
+    cdef remove(self, int32_t entry, int64_t *count):
         # Remove an entry and count it; a popped one is served.
-        cdef int32_t tenant = run_of(&self.queue, entry).tenant
+        cdef int32_t tenant = tenant_of(&self.queue.entries[entry])
         count[0] += 1
         if count == &self.popped:
             entry_serve(&self.queue, entry)
         else:
             entry_leave(&self.queue, entry)
-        return self.forget_idle(tenant)
+        if self.queue.tenants[tenant].waiting == 0:
+            self.forget_idle(REMEMBERED_AT_MOST)
+
+    cdef correct(self, tenant, double cost, bint is_refund):
+        cdef int32_t row = self.known(tenant)
+        if self.queue.by_tokens and (row != NONE or not is_refund):
+            if row == NONE:
+                row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
+            tenant_charge(&self.queue, row, cost, is_refund)
+            if self.queue.tenants[row].waiting == 0:
+                self.forget_idle(REMEMBERED_AT_MOST)
 
     cdef int32_t known(self, tenant) except -2:
         # Return the row of a tenant, or NONE.
@@ -342,23 +318,22 @@ cdef class FairQueue:
             raise TypeError(f"a tenant is a str or an int, not {type(tenant).__name__}")
         return self.rows.get(tenant, NONE)
 
-    cdef int forget_idle(self, int32_t changed) except -1:
-        # A tenant without waiting entries is remembered as long as that affects the order.
-        cdef int32_t tenant = NONE if self.queue.tenants[changed].waiting else turn_next(&self.queue, IDLE)
-        while tenant != NONE and (
-            self.queue.rings[IDLE].tenants > REMEMBERED_AT_MOST
-            or not is_worth_remembering(&self.queue, &self.queue.tenants[tenant])
-        ):
-            self.forget(tenant)
-            tenant = turn_next(&self.queue, IDLE)
-        return 0
-
-    cdef int forget(self, int32_t tenant) except -1:
-        name = <object>self.queue.tenants[tenant].name
-        turn_leave(&self.queue, tenant, IDLE)
-        tenant_free(&self.queue, tenant)
-        del self.rows[name]
-        return 0
+    cdef forget_idle(self, int32_t at_most):
+        # Forget the idle tenants that do not affect the order, and those beyond `at_most`.
+        cdef double least = level(&self.queue)
+        cdef int32_t row
+        cdef Tenant *tenant
+        while self.queue.classes[IDLE].tenants.length > 0:
+            row = turn_next(&self.queue, IDLE)
+            tenant = &self.queue.tenants[row]
+            if self.queue.classes[IDLE].tenants.length <= at_most and (
+                not self.queue.by_tokens or tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
+            ):
+                break
+            name = <object>tenant.name
+            turn_leave(&self.queue, row, IDLE)
+            tenant.next_free, self.queue.free_tenant = self.queue.free_tenant, row
+            del self.rows[name]
 
     cdef int32_t waiting_entry(self, handle) except NONE:
         cdef int32_t entry = entry_of(&self.queue, handle)
@@ -373,7 +348,7 @@ cdef inline double cost_of(cost) except -1.0:
         value = cost
     except OverflowError:
         pass
-    if not isfinite(value) or value < 0.0:
+    if not 0.0 <= value < INFINITY:
         raise ValueError("cost must be finite and not negative")
     return value
 

@@ -1,36 +1,102 @@
-"""The tenants: their rows, their counters, and which of them are remembered without entries."""
+"""The tenants: a ring for each class, under tokens also a tree with the next one on top, and their counters."""
 
 from libc.math cimport INFINITY, fmax, fmin
-from libc.string cimport memset
 
-from fairqueue.queue cimport (
-    CLASSES, IDLE, NONE, RINGS, ROWS_AT_FIRST, PyObject, Queue, Tenant, int32_t, nodes_size, resized,
-)
-from fairqueue.turns cimport trees_restore, turn_join, turn_next
+from fairqueue.queue cimport *
 
-cdef inline void tenant_free(Queue *queue, int32_t row) noexcept:
-    queue.tenants[row].next_free = queue.free_tenant
-    queue.free_tenant = row
+cdef inline Line *line_of(Queue *queue, int32_t tenant, int32_t ring) noexcept:
+    return &queue.tenants[tenant].lines[ring]
+
+cdef inline bint is_before(Queue *queue, int32_t tree, int32_t one, int32_t other) noexcept:
+    cdef Tenant *a = &queue.tenants[one]
+    cdef Tenant *b = &queue.tenants[other]
+    if one == NONE or other == NONE:
+        return other == NONE
+    if a.counter != b.counter:
+        return a.counter < b.counter
+    if a.turn != b.turn:
+        return a.turn < b.turn
+    return a.lines[tree].since < b.lines[tree].since
+
+# A tree is a tournament. Node 1 is its root, and the children of node i are 2i and 2i + 1. The leaves are a row of
+# tenants each, or NONE; every other node is the one of its children that is before the other.
+cdef inline void tree_put(Queue *queue, int32_t tree, int32_t tenant, int32_t leaf) noexcept:
+    # Set the leaf of a tenant, and repeat its matches.
+    cdef int32_t *nodes = queue.nodes + tree
+    cdef Py_ssize_t node = queue.tenants_capacity + tenant
+    cdef int32_t one, other
+    nodes[node * RINGS] = leaf
+    while node > 1:
+        one, other = nodes[(node & ~1) * RINGS], nodes[(node | 1) * RINGS]
+        node //= 2
+        nodes[node * RINGS] = other if is_before(queue, tree, other, one) else one
+
+cdef inline void trees_restore(Queue *queue, int32_t tenant) noexcept:
+    # Repeat a tenant's matches in every tree that it is in.
+    cdef int32_t i
+    for i in range(RINGS):
+        if queue.tenants[tenant].rings >> i & 1:
+            tree_put(queue, i, tenant, tenant)
+
+cdef inline void turn_join(Queue *queue, int32_t tenant, int32_t priority) noexcept:
+    # Add a tenant that this round has served to the end, and any other before the first that was served. Under
+    # tokens there are no rounds, and the order of the ring has no meaning.
+    cdef Class *ring = &queue.classes[priority]
+    cdef Line *line = line_of(queue, tenant, priority)
+    cdef bint was_served = line.since == ring.round
+    cdef int32_t next = ring.tenants.first if was_served or ring.first_served == NONE else ring.first_served
+    line.link = Link(tenant, tenant)
+    if ring.tenants.length > 0:
+        link(&queue.tenants.lines[priority].link, sizeof(Tenant) // sizeof(Link), tenant, next)
+    if ring.tenants.length == 0 or (not was_served and ring.first_served == ring.tenants.first):
+        ring.tenants.first = tenant
+    if was_served and ring.first_served == NONE:
+        ring.first_served = tenant
+    ring.tenants.length += 1
+    queue.tenants[tenant].rings |= 1 << priority
+    if queue.by_tokens:
+        queue.clock += 1
+        line.since = queue.clock
+        tree_put(queue, priority, tenant, tenant)
+
+cdef inline void turn_leave(Queue *queue, int32_t tenant, int32_t priority) noexcept:
+    cdef Class *ring = &queue.classes[priority]
+    cdef int32_t next = line_of(queue, tenant, priority).link.next
+    if ring.first_served == tenant:
+        ring.first_served = NONE if next == ring.tenants.first else next
+    if ring.tenants.first == tenant:
+        ring.tenants.first = next
+    ring.tenants.length -= 1
+    unlink(&queue.tenants.lines[priority].link, sizeof(Tenant) // sizeof(Link), tenant)
+    queue.tenants[tenant].rings &= ~(1 << priority)
+    if queue.by_tokens:
+        tree_put(queue, priority, tenant, NONE)
+
+cdef inline int32_t turn_next(Queue *queue, int32_t priority) noexcept:
+    # Return the tenant whose turn it is, or NONE.
+    if queue.classes[priority].tenants.length == 0:
+        return NONE
+    return queue.nodes[RINGS + priority] if queue.by_tokens else queue.classes[priority].tenants.first
 
 cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) except -1:
     # Give a new tenant the first free row, and return it. It waits for nothing yet.
     cdef int32_t row, before = queue.tenants_capacity, capacity = max(2 * before, ROWS_AT_FIRST)
     cdef Tenant *tenant
     if queue.free_tenant == NONE:
-        queue.nodes = <int32_t *>resized(queue.nodes, capacity, nodes_size(queue))
-        queue.tenants = <Tenant *>resized(queue.tenants, capacity, sizeof(Tenant))
-        memset(queue.nodes, NONE, capacity * nodes_size(queue))
+        resize(<void **>&queue.tenants, capacity, sizeof(Tenant))
+        resize(<void **>&queue.nodes, capacity, queue.nodes_size)
+        memset(queue.nodes, NONE, capacity * queue.nodes_size)
         queue.tenants_capacity = capacity
         for row in range(before if queue.by_tokens else 0):
             trees_restore(queue, row)
         for row in range(capacity - 1, before - 1, -1):
-            tenant_free(queue, row)
+            queue.tenants[row].next_free = queue.free_tenant
+            queue.free_tenant = row
     row = rows[name] = queue.free_tenant
     tenant = &queue.tenants[row]
     queue.free_tenant = tenant.next_free
     memset(tenant, 0, sizeof(Tenant))
-    tenant.name = <PyObject *>name
-    tenant.weight = weight
+    tenant.name, tenant.weight = <PyObject *>name, weight
     turn_join(queue, row, IDLE)
     return row
 
@@ -40,43 +106,22 @@ cdef inline bint is_in_line(Tenant *tenant) noexcept:
 cdef inline double level(Queue *queue) noexcept:
     # Return the counter that a joining tenant is lifted to: the smallest in line, or the last that was.
     cdef double least = INFINITY
-    cdef int32_t i, tenant
+    cdef int32_t i
     for i in range(CLASSES):
-        tenant = turn_next(queue, i)
-        if tenant != NONE:
-            least = fmin(least, queue.tenants[tenant].counter)
+        if queue.classes[i].tenants.length > 0:
+            least = fmin(least, queue.tenants[turn_next(queue, i)].counter)
     return queue.last_level if least == INFINITY else least
 
 cdef inline double counter_of(Queue *queue, Tenant *tenant) noexcept:
     return tenant.counter if is_in_line(tenant) else fmax(tenant.counter, level(queue))
 
-cdef inline void tenant_charge(Queue *queue, int32_t row, double cost) noexcept:
-    # The bound keeps every sum of charges finite.
+cdef inline void tenant_charge(Queue *queue, int32_t row, double cost, bint is_refund) noexcept:
     cdef Tenant *tenant = &queue.tenants[row]
-    tenant.counter = fmin(counter_of(queue, tenant) + cost / tenant.weight, 1e300)
+    cdef double counter = counter_of(queue, tenant)
+    if is_refund:
+        # The level may be above the counter now and fall later: a refund must not raise the counter to it.
+        counter = fmax(counter - cost / tenant.weight, tenant.lift if is_in_line(tenant) else level(queue))
+        tenant.counter = fmin(tenant.counter, counter)
+    else:
+        tenant.counter = fmin(counter + cost / tenant.weight, 1e300)  # so that every sum of charges is finite
     trees_restore(queue, row)
-
-cdef inline void tenant_refund(Queue *queue, int32_t row, double cost) noexcept:
-    cdef Tenant *tenant = &queue.tenants[row]
-    cdef double least = tenant.lift if is_in_line(tenant) else level(queue)
-    cdef double counter = fmax(counter_of(queue, tenant) - cost / tenant.weight, least)
-    # The level may be above the counter now and fall later: a refund must not raise the counter to it.
-    tenant.counter = fmin(tenant.counter, counter)
-    trees_restore(queue, row)
-
-cdef inline void tenant_lift(Queue *queue, int32_t row) noexcept:
-    # Raise the counter of a tenant that comes in line to the level.
-    cdef Tenant *tenant = &queue.tenants[row]
-    if queue.by_tokens and not is_in_line(tenant):
-        tenant.lift = level(queue)
-        tenant.counter = fmax(tenant.counter, tenant.lift)
-
-cdef inline bint is_worth_remembering(Queue *queue, Tenant *tenant) noexcept:
-    # Return whether an idle tenant affects the order.
-    cdef double least = level(queue)
-    cdef int32_t i = 0
-    if queue.by_tokens:
-        return tenant.counter > least or (tenant.counter == least and tenant.turn > 0)
-    while i < CLASSES and tenant.lines[i].since != queue.rings[i].round:
-        i += 1
-    return i < CLASSES
