@@ -15,7 +15,7 @@ from hostile_client.requests import Grammar
 from hostile_client.spoiling import pieces
 from hostile_client.wire import BrokenAnswer, Reply, Wire, fault_of
 
-PATIENCE_S = 90.0  # long enough for a busy machine with other requests in the queue
+TIMEOUT_S = 90.0  # long enough for a busy machine with other requests in the queue
 KEPT_OPEN = 0.7  # the probability that a connection is used for another request
 MAX_FAULTS = 20
 
@@ -122,7 +122,7 @@ class Attack:
         again = wire is not None
         try:
             wire = wire or await self._connect()
-            with trio.fail_after(PATIENCE_S):
+            with trio.fail_after(TIMEOUT_S):
                 async with trio.open_nursery() as sending:
                     sending.start_soon(
                         _send_ignoring_close, wire, request.data
@@ -132,7 +132,7 @@ class Attack:
             fault = fault_of(reply, request.asks)
             self.findings.note(reply)
         except* trio.TooSlowError:
-            fault = f"no answer in {PATIENCE_S:g} s"
+            fault = f"no answer in {TIMEOUT_S:g} s"
         except* BrokenAnswer as group:
             fault = str(group.exceptions[0])
         except* (EOFError, OSError) as group:

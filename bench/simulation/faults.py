@@ -40,7 +40,7 @@ from simulation.far_servers import FarServer, words_of
 NODES = 3
 SEATS = CONFIGURED_SEATS = 4  # seats of a node, and seats in the configuration
 HOUR_S = 20.0  # the time in which requests and faults start
-PATIENCE_S = 1000.0
+TIMEOUT_S = 1000.0
 HEALTH = HealthConfig(interval_s=1.0, failures=3, timeout_s=1.0)
 
 
@@ -90,11 +90,11 @@ class _Round:
         self._left: set[str] = set()
         self._timelines: dict[str, list[RequestTimeline]] = {request.name: [] for request in self._requests}
         self._problems: list[str] = []
-        queue = QueueConfig(capacity=len(self._requests), timeout_s=PATIENCE_S)
+        queue = QueueConfig(capacity=len(self._requests), timeout_s=TIMEOUT_S)
         self._dispatcher = Dispatcher(queue, random=Random(seed))
         self._registry = NodeRegistry(self._dispatcher.scheduler)
         self._gateway = Gateway(
-            self._dispatcher, self._registry, request_timeout_s=PATIENCE_S, on_finished=self._record
+            self._dispatcher, self._registry, request_timeout_s=TIMEOUT_S, on_finished=self._record
         )
 
     def _draw(self, number: int, *, stream: bool) -> ClientRequest:
@@ -107,7 +107,7 @@ class _Round:
             repeatable=random.random() < 0.7,
             words=random.randint(1, 10),
             arrives_s=random.uniform(0, HOUR_S),
-            leaves_s=random.uniform(0, 5) if leaves else PATIENCE_S,
+            leaves_s=random.uniform(0, 5) if leaves else TIMEOUT_S,
             is_cancelled=random.random() < 0.03,
         )
 
@@ -120,12 +120,12 @@ class _Round:
         with patch("fairlead.http.client.connect", self._connect):
             async with trio.open_nursery() as world:
                 async with self._open(world):
-                    with trio.move_on_after(2 * PATIENCE_S) as patience:
+                    with trio.move_on_after(2 * TIMEOUT_S) as scope:
                         async with trio.open_nursery() as clients:
                             clients.start_soon(self._inject_faults)
                             for request in self._requests:
                                 clients.start_soon(self._send, request)
-                    if patience.cancelled_caught:
+                    if scope.cancelled_caught:
                         self._problems.append("hang: a client still waits")
                     await trio.sleep(2)  # for work that waits until a node has room
                     for _ in range(5):  # a probe may use a connection for a moment

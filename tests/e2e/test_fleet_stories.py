@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.real_server import PATIENCE_S, RealServer, real_server, until
+from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
 from fleet.running_fleet import STUB
 from nodes.stub_server import text
 
@@ -33,7 +33,7 @@ class NodesAndRouter:
         self.servers = servers
         self._hold = folder / "hold"
         self._pool = ThreadPoolExecutor(16)
-        self._client = httpx.Client(timeout=2 * PATIENCE_S)
+        self._client = httpx.Client(timeout=2 * TIMEOUT_S)
 
     @contextmanager
     def held(self) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.real_server import PATIENCE_S, configured, until
+from e2e.real_server import TIMEOUT_S, configured, until
 from fleet.running_fleet import free_port
 
 MODEL = {"model": "fairlead-demo"}
@@ -50,7 +50,7 @@ def loading(tmp_path: Path) -> Iterator[Loading]:
     command = [sys.executable, "-m", "fairlead", "serve", "--port", str(port), *configuration]
     with (
         _ended(subprocess.Popen(command)) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as http,
     ):
         yield Loading(process, http)
 
@@ -73,7 +73,7 @@ def test_server_survives_the_unload_of_its_loading_model_and_loads_it_again(load
     loading.http.post("/v1/completions", json=ASK).raise_for_status()
     assert loading.is_ready()
     loading.process.send_signal(signal.SIGTERM)
-    assert loading.process.wait(PATIENCE_S) == 0
+    assert loading.process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -108,7 +108,7 @@ def test_server_that_receives_sigterm_does_not_wait_for_a_load(loading: Loading,
             os.kill(loading.child, signal.SIGTERM)
             os.kill(loading.child, signal.SIGCONT)
         assert waiting.result().status_code == 503
-    assert loading.process.wait(PATIENCE_S) == 0  # although the drain timeout is an hour
+    assert loading.process.wait(TIMEOUT_S) == 0  # although the drain timeout is an hour
     assert not Path(f"/proc/{loading.child}").exists()
 
 

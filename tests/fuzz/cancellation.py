@@ -32,7 +32,7 @@ from fuzz.world import World
 Kind = Literal["leave", "cancel", "die", "swap", "spoil", "drop", "full", "pause"]
 
 # Virtual time. Longer than all jobs of a plan in sequence, with every node away in between.
-PATIENCE_S = 1000.0
+TIMEOUT_S = 1000.0
 
 
 class Strike(NamedTuple):
@@ -135,11 +135,11 @@ async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
 
     async with world.open():
         striker.world = world
-        with trio.move_on_after(PATIENCE_S) as patience:
+        with trio.move_on_after(TIMEOUT_S) as scope:
             async with trio.open_nursery() as visitors:
                 for client_plan in done.plan.client_plans:
                     visitors.start_soon(stay, client_plan)
-        if patience.cancelled_caught:
+        if scope.cancelled_caught:
             done.problems.append("hang: a visitor never left")
         striker.world = None
         await trio.testing.wait_all_tasks_blocked()
@@ -231,7 +231,7 @@ def _tickets(owner: object, counted: set[int]) -> int:
 
 async def _every_seat_is_free(world: World) -> bool:
     """Take all seats of all nodes at once, and not one more, then give them back."""
-    with trio.move_on_after(PATIENCE_S):
+    with trio.move_on_after(TIMEOUT_S):
         while world.dispatcher.models._loads:  # noqa: ASYNC110  # no event reports that none are left
             await trio.sleep(1)
     for node in world.nodes:
@@ -240,7 +240,7 @@ async def _every_seat_is_free(world: World) -> bool:
     job = ClientPlan(
         "canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model
     ).job
-    with trio.move_on_after(PATIENCE_S) as patience:
+    with trio.move_on_after(TIMEOUT_S) as scope:
         async with AsyncExitStack() as stack:
             for _ in range(sum(world.plan.seats)):
                 await stack.enter_async_context(world.dispatcher.seat(spec_of(job)))
@@ -248,7 +248,7 @@ async def _every_seat_is_free(world: World) -> bool:
             if full.running != full.seats:
                 return False
     await trio.testing.wait_all_tasks_blocked()
-    return not patience.cancelled_caught and not _left_behind(world)
+    return not scope.cancelled_caught and not _left_behind(world)
 
 
 @contextmanager

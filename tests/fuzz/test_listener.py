@@ -139,7 +139,7 @@ async def attack(app, seed: int, count: int) -> None:
     """Run `count` clients beside a canary, and check that no task and no unexpected log entry is left."""
     tasks = trio.lowlevel.current_statistics().tasks_living
     with structlog.testing.capture_logs() as logs:
-        async with serving(app, LIMITS, patience_s=60 + count) as server:
+        async with serving(app, LIMITS, timeout_s=60 + count) as server:
             undisturbed = trio.lowlevel.current_statistics().tasks_living
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(check_canary, server)
