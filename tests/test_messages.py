@@ -91,7 +91,7 @@ def test_plain_tokens_of_a_step_are_read_as_pairs_of_key_and_token(pairs):
 
 
 @pytest.mark.parametrize(("keys", "tokens"), [(8, 0), (0, 4), (8, 8), (16, 4), (12, 6), (9, 4)])
-def test_step_whose_keys_and_tokens_do_not_match_is_refused(keys, tokens):
+def test_step_with_different_numbers_of_keys_and_tokens_is_refused(keys, tokens):
     frame = msgspec.msgpack.encode(["step", bytes(keys), bytes(tokens), [], []])
     with pytest.raises(msgspec.ValidationError, match="do not match"):
         messages.to_parent_decoder.decode(frame)

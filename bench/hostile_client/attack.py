@@ -51,7 +51,7 @@ class Findings:
         answers = dict(self.answers.most_common())
         return {"answers": answers, "connections": self.connections, "faults": list(map(str, self.faults))}
 
-    def note(self, reply: Reply) -> None:
+    def add(self, reply: Reply) -> None:
         """Count a response."""
         self.answers[f"{reply.status} {reply.code}".strip()] += 1
 
@@ -127,10 +127,10 @@ class Attack:
                     sending.start_soon(
                         _send_ignoring_close, wire, request.data
                     )  # the server may refuse it before the end
-                    reply = await wire.reply(request.asks)
+                    reply = await wire.reply(request.method)
                     sending.cancel_scope.cancel()
-            fault = fault_of(reply, request.asks)
-            self.findings.note(reply)
+            fault = fault_of(reply, request.method)
+            self.findings.add(reply)
         except* trio.TooSlowError:
             fault = f"no answer in {TIMEOUT_S:g} s"
         except* BrokenAnswer as group:

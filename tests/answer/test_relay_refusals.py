@@ -20,7 +20,7 @@ async def refused(monkeypatch, status: int, body: bytes, headers: str = ""):
 
     listener = RecordingListener()
     async with stub() as server:
-        monkeypatch.setattr("nodes.stub_server._Misbehaviour.answer", send_answer)
+        monkeypatch.setattr("nodes.stub_server._ResponseScript.answer", send_answer)
         result = await generated(ready_node(server, listener), relayed_job())
     return result.error, listener.reports
 

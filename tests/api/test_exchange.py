@@ -269,7 +269,7 @@ async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed(
         client = await server.connect()
         await client.send(b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.send_in_vain, 7 * (b"4000\r\n" + bytes(0x4000) + b"\r\n"))
+            nursery.start_soon(client.send_ignoring_close, 7 * (b"4000\r\n" + bytes(0x4000) + b"\r\n"))
             answer = await client.answer()
         assert await client.end() == b""
     assert (answer.status, answer.headers["connection"]) == (413, "close")

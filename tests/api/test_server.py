@@ -316,7 +316,7 @@ async def test_invalid_http_is_refused_in_json_and_never_reaches_the_app(request
     async with serving(apps, Limits(header_bytes=4096, headers=20)) as server:
         client = await server.connect()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.send_in_vain, request_)
+            nursery.start_soon(client.send_ignoring_close, request_)
             answer = await client.answer()
         assert (status, code, "close") == (answer.status, answer.error["code"], answer.headers["connection"])
         assert await client.end() == b""

@@ -1,4 +1,4 @@
-"""`bench/peers.py` and its load, against servers whose answers are known."""
+"""`bench/peers.py` and its load, against servers with known answers."""
 
 import json
 import shlex

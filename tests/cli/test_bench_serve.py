@@ -1,4 +1,4 @@
-"""`fairlead bench` against a server whose answers are known."""
+"""`fairlead bench` against a server with known answers."""
 
 import json
 import subprocess

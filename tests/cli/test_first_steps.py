@@ -42,7 +42,7 @@ def test_run_sends_a_question_given_without_a_model(server, capsys, question):
     assert (body["model"], body["messages"]) == ("first", [{"role": "user", "content": question}])
 
 
-def test_run_uses_a_served_model_whose_name_looks_like_a_question(server, monkeypatch):
+def test_run_uses_a_served_model_with_a_name_like_a_question(server, monkeypatch):
     server.models = ["first", "my model"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
     assert main(["run", "my model", "--url", server.url]) == 0
@@ -50,7 +50,7 @@ def test_run_uses_a_served_model_whose_name_looks_like_a_question(server, monkey
     assert (body["model"], body["messages"][0]["content"]) == ("my model", "Hi")
 
 
-def test_run_serves_a_directory_with_a_name_that_looks_like_a_question(server, tmp_path):
+def test_run_serves_a_directory_with_a_name_like_a_question(server, tmp_path):
     (tmp_path / "my model").mkdir()
     server.models = ["my model"]
     assert main(["run", str(tmp_path / "my model"), "Hi", "--url", server.url]) == 0
@@ -170,7 +170,7 @@ def test_package_metadata_requires_the_same_oldest_python():
     assert project["requires-python"] == ">=" + ".".join(map(str, fairlead.OLDEST_PYTHON))
 
 
-def test_error_of_a_build_without_a_compiler_says_how_to_install_one(tmp_path):
+def test_error_of_a_build_without_a_compiler_has_a_hint(tmp_path):
     ran = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--force", "-b", tmp_path, "-t", tmp_path],
         cwd=ROOT,

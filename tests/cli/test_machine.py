@@ -100,7 +100,7 @@ def test_doctor_reports_the_hubs_folder_and_token(capsys, tmp_path, monkeypatch)
     assert findings(capsys)["model hub"]["found"].endswith(", no HF_TOKEN: open models only")
 
 
-def test_doctor_says_how_to_install_missing_torch(capsys, monkeypatch):
+def test_doctor_has_a_hint_for_missing_torch(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (None, "ModuleNotFoundError: no torch"))
     found = findings(capsys, code=1)
     assert found["torch"]["verdict"] == "bad"

@@ -94,7 +94,7 @@ WITHOUT_DEFAULT = {
     "peers.*.proxy",
     "peers.*.models",
 }
-NAMED = {("models",), ("selectors",), ("groups",), ("peers",)}  # sections whose keys are names
+NAMED = {("models",), ("selectors",), ("groups",), ("peers",)}  # sections with names as keys
 
 
 def config_of(folder: Path, text: str) -> Config:

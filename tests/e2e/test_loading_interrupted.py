@@ -20,7 +20,7 @@ ASK = MODEL | {"prompt": "Count", "max_tokens": 2}
 
 
 class Loading:
-    """A running server whose model's process was stopped by SIGSTOP before it could load anything."""
+    """A running server with a model process that SIGSTOP stopped before it could load anything."""
 
     def __init__(self, process: subprocess.Popen[bytes], http: httpx.Client) -> None:
         self.process = process
@@ -112,7 +112,7 @@ def test_server_that_receives_sigterm_does_not_wait_for_a_load(loading: Loading,
     assert not Path(f"/proc/{loading.child}").exists()
 
 
-def test_a_process_that_is_stopped_while_it_loads_dies_with_its_server(loading: Loading):
+def test_process_that_is_suspended_while_it_loads_ends_with_its_server(loading: Loading):
     os.kill(loading.child, signal.SIGCONT)
     until(lambda: b"torch" in Path(f"/proc/{loading.child}/maps").read_bytes())  # it has begun to load
     os.kill(loading.child, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A real server whose standard error is never read, is full, or must be JSON from the first line on."""
+"""A real server with a standard error that is never read, is full, or must be JSON from the first line on."""
 
 import contextlib
 import fcntl
@@ -140,7 +140,7 @@ def test_server_runs_with_a_closed_standard_error(quick_server):
 
 # Output of child processes ----------------------------------------------------------------------------
 
-# Answers every request, and prints with `shout` on a thread.
+# Answers every request; `print_much` prints in a thread.
 NOISY_SCRIPT = """
 import http.server, os, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -155,21 +155,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.do_GET()
     def log_message(self, *_): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
-threading.Thread(target=shout, daemon=True).start()
+threading.Thread(target=print_much, daemon=True).start()
 server.serve_forever()
 """
 ONCE = """
-def shout(): print("a line of its own", flush=True)
+def print_much(): print("a line of its own", flush=True)
 """
 WITHOUT_END = """
-def shout():
+def print_much():
     while True: os.write(1, b"x\\n" * 30_000)
 """
 
 
-def noisy_command(folder: Path, shout: str, *, settings: str = "") -> tuple[str, str]:
+def noisy_command(folder: Path, print_much: str, *, settings: str = "") -> tuple[str, str]:
     """Return the arguments for a server with a command named `talker` that prints."""
-    (folder / "talker.py").write_text(shout + NOISY_SCRIPT)
+    (folder / "talker.py").write_text(print_much + NOISY_SCRIPT)
     file = folder / "fairlead.yaml"
     command = f"{sys.executable} -IS {folder / 'talker.py'} ${{PORT}}"
     file.write_text(f"{settings}models: {{talker: {{cmd: '{command}', preload: true}}}}\n")

@@ -176,7 +176,7 @@ def test_client_that_disconnects_amid_a_stream_frees_its_seat(server, stub):
 
 
 @pytest.mark.parametrize("model", [FAR, LOCAL, "here"])
-def test_the_official_client_sees_no_difference(client, model):
+def test_official_client_receives_the_same_responses(client, model):
     answer = client.chat.completions.create(model=model, messages=ASK)
     assert text() == answer.choices[0].message.content
     with client.chat.completions.create(model=model, messages=ASK, stream=True) as stream:
@@ -197,12 +197,12 @@ def test_the_official_client_raises_what_the_node_answered(client):
 
 @pytest.mark.parametrize("how", ["error", "end", "reset"])
 def test_the_official_client_notices_a_stream_that_is_not_whole(client, server, how, tmp_path):
-    hold = tmp_path / "hold"
-    hold.touch()
-    stub = {"how": how, "after": 4, "held": str(hold)}
+    blocking_file = tmp_path / "blocking_file"
+    blocking_file.touch()
+    stub = {"how": how, "after": 4, "held": str(blocking_file)}
     stream = client.chat.completions.create(model=FAR, messages=ASK, stream=True, extra_body={"stub": stub})
     next(stream)  # it has begun; otherwise it would be retried
-    hold.unlink()
+    blocking_file.unlink()
     with pytest.raises(openai.APIError, match="remote"):
         list(stream)
     until(lambda: node(server, "remote")["state"] == "up" and node(server, "remote")["busy"] == 0)

@@ -121,15 +121,15 @@ def test_reload_does_not_disturb_clients(file: File, server: RealServer):
         with ExitStack() as slow:
             # Stopped until all requests have arrived, and again after their first events. So all of them
             # run, and none ends, while the configuration changes.
-            held = [slow.enter_context(slowed(pid, run_s=0.003, rest_s=0.06)) for pid in pids]
-            for each in held:
+            slowed_processes = [slow.enter_context(slowed(pid, run_s=0.003, rest_s=0.06)) for pid in pids]
+            for each in slowed_processes:
                 each.set()
             answers = [pool.submit(stream, server, body, key, begun) for body, key in requests]
             until(lambda: server.queue()["running"] == STREAMS)
-            for each in held:
+            for each in slowed_processes:
                 each.clear()
             until(lambda: len(begun) == STREAMS)
-            for each in held:
+            for each in slowed_processes:
                 each.set()
             assert server.queue()["running"] == STREAMS
 

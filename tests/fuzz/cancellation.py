@@ -50,12 +50,12 @@ class Strike(NamedTuple):
 
 @dataclass
 class Run:
-    """One run of a plan. `stays` has the first and the last step of each client."""
+    """One run of a plan. `client_steps` has the first and the last step of each client."""
 
     plan: Plan
     strikes: tuple[Strike, ...] = ()
     steps: int = 0
-    stays: dict[str, tuple[int, int]] = field(default_factory=dict)
+    client_steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ class Striker(trio.abc.Instrument):
         elif strike.kind == "drop":
             world.nodes[int(strike.target)].drop()
         elif strike.kind == "full":
-            world.nodes[int(strike.target)].turn_away()
+            world.nodes[int(strike.target)].refuse_jobs()
         else:
             self.clock.jump(float(strike.target))
 
@@ -128,17 +128,17 @@ def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, tr
 async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
     world = World(done.plan, done.problems, parts.dispatcher_type, parts.node_type)
 
-    async def stay(client_plan: ClientPlan) -> None:
+    async def run_client(client_plan: ClientPlan) -> None:
         first = striker.steps + 1
         await world.receive(client_plan)
-        done.stays[client_plan.name] = first, striker.steps
+        done.client_steps[client_plan.name] = first, striker.steps
 
     async with world.open():
         striker.world = world
         with trio.move_on_after(TIMEOUT_S) as scope:
             async with trio.open_nursery() as visitors:
                 for client_plan in done.plan.client_plans:
-                    visitors.start_soon(stay, client_plan)
+                    visitors.start_soon(run_client, client_plan)
         if scope.cancelled_caught:
             done.problems.append("hang: a visitor never left")
         striker.world = None
@@ -175,7 +175,7 @@ def _may_fail(client_plan: ClientPlan, history: History) -> bool:
 
 
 def _wrongly_charged(world: World) -> list[str]:
-    """Return a problem for each tenant whose charge differs from the cost of its jobs."""
+    """Return a problem for each tenant that was not charged exactly the cost of its jobs."""
     if any(node.failures for node in world.nodes):
         return []  # a job that had begun is charged its estimate if the model cannot be loaded again
     tenants = world.ledger.charged.keys() | world.costs.keys()
@@ -191,9 +191,9 @@ def _late(done: Run, world: World) -> list[str]:
     if any(strike.kind == "pause" for strike in done.strikes):
         return []  # time passes before any client can leave
     return [
-        f"late: visitor {name} had to leave at {told_at}"
-        for name, told_at in (*world.cancelled_at.items(), *world.disconnected_at.items())
-        if not world.left_at.get(name, inf) <= told_at
+        f"late: visitor {name} had to leave at {cancelled_at_s}"
+        for name, cancelled_at_s in (*world.cancelled_at.items(), *world.disconnected_at.items())
+        if not world.left_at.get(name, inf) <= cancelled_at_s
     ]
 
 

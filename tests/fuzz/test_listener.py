@@ -90,7 +90,7 @@ def direct_app() -> Callable[..., Awaitable[None]]:
 
 
 class Plain:
-    """A writer whose events are the plain text."""
+    """A writer that sends the plain text as events."""
 
     def write(self, deltas: list[Delta]) -> bytes:
         return "".join(delta.text for delta in deltas).encode("latin-1")

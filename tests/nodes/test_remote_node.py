@@ -50,7 +50,7 @@ async def test_node_accepts_jobs_after_its_first_probe_and_is_down_at_its_end():
         assert node.status().connections.idle == 0
 
 
-async def test_three_failed_probes_take_it_out_and_one_good_one_brings_it_back():
+async def test_node_is_down_after_three_failed_probes_and_up_after_a_successful_one():
     listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         node = probed_node(server, listener, names={"m": "m"})
@@ -111,7 +111,7 @@ async def test_seats_and_load_of_a_fairlead_are_read():
         nursery.cancel_scope.cancel()
 
 
-async def test_seats_that_were_configured_hold_and_a_lie_about_the_load_changes_no_seat():
+async def test_configured_seats_are_not_changed_by_reported_load():
     listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         server.seats, server.load = 8, 1000
@@ -141,7 +141,7 @@ async def test_server_that_serves_jobs_stays_up_when_it_misses_probes(autojump_c
         nursery.cancel_scope.cancel()
 
 
-async def test_jobs_of_a_dead_server_fail_when_it_goes_down(autojump_clock):
+async def test_jobs_of_a_crashed_server_fail_when_it_goes_down(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     listener = RecordingListener()
     health = HealthConfig(interval_s=5.0, timeout_s=2.0, failures=2)
@@ -200,10 +200,10 @@ async def test_names_key_and_filters_come_from_the_configuration():
 @contextmanager
 def bound_port():
     """Reserve a port on which the stub can listen, and no other process."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 async def test_suspended_server_goes_down_and_comes_up_when_resumed(mock_clock):

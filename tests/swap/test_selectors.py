@@ -174,7 +174,7 @@ STATES = ["ready", "loading", "stopped", "draining", "stopping", "failed"]
 
 
 class SelectionMachine(RuleBasedStateMachine):
-    """Jobs of one spillover selector over three models whose states change at random."""
+    """Jobs of one spillover selector over three models in random states."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ NS = 1_000_000_000
 
 
 class Collector:
-    """Traces whose spans and metrics are kept in memory."""
+    """Traces that keep their spans and metrics in memory."""
 
     def __init__(self, load=None) -> None:
         self._spans = InMemorySpanExporter()

@@ -168,7 +168,7 @@ def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> Any
         kv_cache_bytes=1,
         kernel="torch",
         embeds="embeds" in options,
-        gpu_bytes=0 if gpu is None else gpu.allocated(),
+        gpu_bytes=0 if gpu is None else gpu.taken(),
         gpu_total_bytes=0 if gpu is None else gpu.free_and_total()[1],
     )
 

@@ -36,7 +36,7 @@ class FakeGpu(DeviceMemory):
         with self._state() as state:
             return state["total"] - sum(state["allocated"].values()), state["total"]
 
-    def allocated(self) -> int:
+    def taken(self) -> int:
         with self._state() as state:
             return int(state["allocated"].get(str(os.getpid()), 0))
 
