@@ -70,7 +70,7 @@ class SimulatedServer:
         self.answered.append(tenant)
         return reply
 
-    async def come(self, *tenants: str, **body: Any) -> list[Reply]:
+    async def send_in_order(self, *tenants: str, **body: Any) -> list[Reply]:
         """Send one request per tenant, each once the last one waits or runs; return the list for replies."""
         replies: list[Reply] = []
 
