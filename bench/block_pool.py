@@ -179,11 +179,11 @@ class LinkedPool:
             raise ValueError("not enough blocks")
         blocks = self.free.take(count)
         for block in blocks:
-            self.forget(block)
+            self.unindex(block)
             block.references += 1
         return blocks
 
-    def forget(self, block: Block) -> bool:
+    def unindex(self, block: Block) -> bool:
         key = block.key
         if key is None:
             return False
@@ -470,17 +470,17 @@ def measure_taking(peer: Peer) -> dict[str, float]:
         take_some = peer.take
         taken.extend([take_some(AT_ONCE) for _ in range(count)])
 
-    def give_back() -> None:
+    def release() -> None:
         release_some = peer.release
         for blocks in taken:
             release_some(blocks)
 
     totals = [0, 0]
-    for warm in (False, True, True, True):
+    for is_warm in (False, True, True, True):
         taken.clear()
-        took, gave = elapsed_ns(take), elapsed_ns(give_back)
-        if warm:
-            totals = [totals[0] + took, totals[1] + gave]
+        take_ns, release_ns = elapsed_ns(take), elapsed_ns(release)
+        if is_warm:
+            totals = [totals[0] + take_ns, totals[1] + release_ns]
     blocks = 3 * count * AT_ONCE
     return {"take": totals[0] / blocks, "give back": totals[1] / blocks}
 
@@ -490,13 +490,13 @@ def measure_life(new_peer: type[Peer], kept: int) -> float:
     peer = new_peer(kept * BLOCKS_A_REQUEST)
     for key in range(kept):
         peer.live(key, request_tokens(key), BLOCKS_A_REQUEST)
-    comers = [(kept + number, request_tokens(kept + number)) for number in range(1_000)]
+    new_requests = [(kept + number, request_tokens(kept + number)) for number in range(1_000)]
 
     def live() -> None:
-        for key, tokens in comers:
+        for key, tokens in new_requests:
             peer.live(key, tokens, BLOCKS_A_REQUEST)
 
-    return elapsed_ns(live) / (len(comers) * BLOCKS_A_REQUEST)
+    return elapsed_ns(live) / (len(new_requests) * BLOCKS_A_REQUEST)
 
 
 def measure_slots(new_slots: type[Any]) -> dict[str, float]:

@@ -49,8 +49,8 @@ def attack(server: Server, canary: Canary, case: Case, rounds: int) -> dict[str,
     for _ in range(rounds):
         time.sleep(SETTLE_S)
         before_mb = server.memory_mb()
-        canary.forget()
-        server.forget()
+        canary.reset_maxima()
+        server.reset_maxima()
         answer = post_body(server.port, case.path, body)
         time.sleep(SETTLE_S)
         found.append(
@@ -98,7 +98,7 @@ def memory(server: Server) -> dict[str, Any]:
         CHAT, b'{"model":"near","messages":[{"role":"user","content":"%s"}]}' % (b"x" * 16 * MILLION), KEYS[0]
     )
     before_mb = server.memory_mb()
-    server.forget()
+    server.reset_maxima()
     socks = [connect(server.port) for _ in range(BODIES)]
 
     def send(index: int) -> None:
@@ -141,8 +141,8 @@ def measure(only: str, rounds: int) -> dict[str, Any]:
         post_body(server.port, CHAT, CASES["chat of 2 KB"].make())
         with Canary(server.port) as canary:
             time.sleep(1)
-            canary.forget()
-            server.forget()
+            canary.reset_maxima()
+            server.reset_maxima()
             time.sleep(2)
             quiet = {
                 **server.longest_ms(),

@@ -24,7 +24,7 @@ from router_parts import WHOLE
 
 CONTEXT = 131_072
 KEYS = ("sk-hostile", "sk-canary")
-LOOK_EVERY_S = 0.001
+SAMPLE_INTERVAL_S = 0.001
 # Figures of the event loop. The longest time between two runs of a task that sleeps for a millisecond, in
 # wall-clock time and in CPU time of the process, which includes waits for the GIL but no other processes; and
 # the longest step of a task, in CPU time.
@@ -64,7 +64,7 @@ class Watch(trio.abc.Instrument):
         clocks = (time.perf_counter, time.process_time)
         before = [clock() for clock in clocks]
         while True:
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(SAMPLE_INTERVAL_S)
             for index, clock in enumerate(clocks):
                 now = clock()
                 self._keep(index, now - before[index])
@@ -145,15 +145,15 @@ class Server(NamedTuple):
     longest: Any
 
     def memory_mb(self, field: str = "VmRSS") -> float:
-        """Return the resident memory, or with `VmHWM` its maximum since `forget`."""
+        """Return the resident memory, or with `VmHWM` its maximum since `reset_maxima`."""
         lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
     def longest_ms(self) -> dict[str, float]:
-        """Return the maxima since `forget`, in milliseconds."""
+        """Return the maxima since `reset_maxima`, in milliseconds."""
         return {name: 1000 * time_s for name, time_s in zip(MEASURES, self.longest, strict=True)}
 
-    def forget(self) -> None:
+    def reset_maxima(self) -> None:
         """Reset `longest` and `VmHWM`."""
         self.longest[:] = [0.0] * len(MEASURES)
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
@@ -247,7 +247,7 @@ class Canary:
         for thread in self._threads:
             thread.join()
 
-    def forget(self) -> None:
+    def reset_maxima(self) -> None:
         """Reset the maxima."""
         self.token_gap_s = self.health_s = 0.0
 

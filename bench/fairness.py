@@ -90,28 +90,30 @@ def backlog_rows(by_turns: Backlog, by_tokens: Backlog) -> list[Row]:
 
 def contention_rows() -> list[Row]:
     """Return the rows for a flood, a burst after an idle time, and overload."""
-    nothing, greedy, stubborn = flood("nothing"), flood("greedy"), flood("stubborn")
-    long_nothing, long_once = (flood(tenth, length_s=600.0, seeds=range(6)) for tenth in ("nothing", "flood"))
-    once, helpless = flood("flood"), flood("stubborn", displacing=False)
+    no_flood, greedy, stubborn = flood("nothing"), flood("greedy"), flood("stubborn")
+    long_no_flood, long_flood = (
+        flood(tenth, length_s=600.0, seeds=range(6)) for tenth in ("nothing", "flood")
+    )
+    flood_once, without_displacement = flood("flood"), flood("stubborn", displacing=False)
     return [
         Row(
             "refused of the others in a flood, no displacement | ours",
-            helpless.refused,
+            without_displacement.refused,
             stubborn.refused,
             None,
             0.001,
         ),
         Row(
             "p99 wait over that beside a merely greedy tenant, no flood | flood",
-            nothing.p99_s / greedy.p99_s,
+            no_flood.p99_s / greedy.p99_s,
             stubborn.p99_s / greedy.p99_s,
             None,
             1.2,
         ),
         Row(
             "p99 wait over that beside nobody, two minutes | ten, with a flood of 1,000 at once",
-            once.p99_s / nothing.p99_s,
-            long_once.p99_s / long_nothing.p99_s,
+            flood_once.p99_s / no_flood.p99_s,
+            long_flood.p99_s / long_no_flood.p99_s,
             None,
             1.2,
         ),

@@ -169,7 +169,7 @@ class Served:
         )
         on_cuda = weights.device.type == "cuda"
         forward = DeviceForward.on_cuda(self._model, cache) if on_cuda else DeviceForward(self._model, cache)
-        begun = time.perf_counter()
+        began_s = time.perf_counter()
         forward.prepare(
             slots=plan.slots,
             max_batch=plan.slots,
@@ -177,7 +177,7 @@ class Served:
             max_model_len=longest,
         )
         synchronize(self.device)
-        self.prepared_s = time.perf_counter() - begun
+        self.prepared_s = time.perf_counter() - began_s
         size = InputBatch.arena_size(
             slots=plan.slots,
             max_batched_tokens=plan.max_batched_tokens,
@@ -209,7 +209,7 @@ class Served:
         sampling = Sampling(max_tokens=output, temperature=0.0, ignore_eos=True)
         vocabulary = self.shape.vocab_size
         for key, length in enumerate(prompts):
-            ids = [(7 * key + 13 * place) % vocabulary for place in range(length)]
+            ids = [(7 * key + 13 * index) % vocabulary for index in range(length)]
             engine.submit(key, ids, sampling)
         synchronize(self.device)
         events = [Event(time.perf_counter(), 0, 0, 0)]
@@ -239,14 +239,14 @@ def synchronize(device: torch.device) -> None:
 
 def timed(work: Callable[[], object], device: torch.device, times: int) -> float:
     """Return the median seconds of `work`, after two warm-up calls."""
-    taken = []
+    times_s = []
     for _ in range(times + 2):
         synchronize(device)
-        begun = time.perf_counter()
+        began_s = time.perf_counter()
         work()
         synchronize(device)
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken[2:])
+        times_s.append(time.perf_counter() - began_s)
+    return statistics.median(times_s[2:])
 
 
 def measure_roofline(device: torch.device, *, small: bool) -> Roofline:
@@ -307,11 +307,11 @@ def measure_prefills(served: Served, roofline: Roofline, rounds: int) -> list[di
     shape, results = served.shape, []
     layers, head = count_parameters(shape)
     for prompt in served.plan.prompts:
-        taken = []
+        times_s = []
         for _ in range(rounds + 1):
             events = served.run([prompt], 1)
-            taken.append(next(event.at_s for event in events if event.samples) - events[0].at_s)
-        first_s = statistics.median(taken[1:])
+            times_s.append(next(event.at_s for event in events if event.samples) - events[0].at_s)
+        first_s = statistics.median(times_s[1:])
         pairs = prompt * (prompt + 1) / 2
         operations = 2 * (layers * prompt + head) + 4 * pairs * shape.heads * shape.head_dim * shape.layers
         results.append(
@@ -341,23 +341,23 @@ def peer_throughput(config: dict[str, Any], plan: Plan, device: torch.device) ->
     torch.set_default_dtype(torch.bfloat16)
     try:
         with device:
-            theirs = transformers.LlamaForCausalLM(
+            peer_model = transformers.LlamaForCausalLM(
                 transformers.LlamaConfig(**config, bos_token_id=None, eos_token_id=None, pad_token_id=0)
             ).eval()
     finally:
         torch.set_default_dtype(torch.float32)
     vocabulary = config["vocab_size"]
     prompts = [
-        [(7 * key + 13 * place) % vocabulary for place in range(plan.prompt)] for key in range(plan.streams)
+        [(7 * key + 13 * index) % vocabulary for index in range(plan.prompt)] for key in range(plan.streams)
     ]
-    wanted = transformers.GenerationConfig(
+    generation = transformers.GenerationConfig(
         max_new_tokens=plan.output, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
-    with theirs.continuous_batching_context_manager(generation_config=wanted, block=True) as manager:
+    with peer_model.continuous_batching_context_manager(generation_config=generation, block=True) as manager:
         best = 0.0
         for _ in range(2):
             synchronize(device)
-            begun = time.perf_counter()
+            began_s = time.perf_counter()
             manager.add_requests(prompts, max_new_tokens=plan.output)
             tokens = 0
             for _ in prompts:
@@ -365,7 +365,7 @@ def peer_throughput(config: dict[str, Any], plan: Plan, device: torch.device) ->
                 if result is None:
                     raise RuntimeError("the peer stopped without an answer")
                 tokens += len(result.generated_tokens)
-            best = tokens / (time.perf_counter() - begun)
+            best = tokens / (time.perf_counter() - began_s)
     return best
 
 

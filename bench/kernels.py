@@ -11,10 +11,10 @@ rounds and their ratios are reported.
 Cancelling is measured in four ways:
 
 - "cancel": half of the queue, at most 5,000 entries, at random. If the queue is larger than the processor's
-  cache, each entry, its neighbours and its handle (an integer object) are cache misses.
+  cache, each entry, the entries next to it and its handle (an integer object) are cache misses.
 - "at hand": half of the queue in random order. The handles are read just before, a thousand at a time. This
   is the case in service, where the cancelling task has just read its handle. Each size runs in a new process,
-  because a server has one queue, and not the heap left behind by many others.
+  because a server has one queue, without the heap fragments of many earlier ones.
 - "cold": the first thousand entries of "at hand". The pushes were the last accesses to their memory.
 - "empty": the handles of "cancel", discarded from an empty queue. This is the cost of the calls and handles.
 

@@ -106,12 +106,12 @@ def save_random(config: dict[str, Any], directory: Path, dtype: torch.dtype) -> 
     """Save a checkpoint with this `config.json`. Its numbers repeat; this does not affect the speed."""
     (directory / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
-    noise = (torch.randn(1 << 20, generator=generator) * 0.03).to(dtype)
+    values = (torch.randn(1 << 20, generator=generator) * 0.03).to(dtype)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
-        return noise.repeat(-(-rows * columns // len(noise)))[: rows * columns].view(rows, columns).clone()
+        return values.repeat(-(-rows * columns // len(values)))[: rows * columns].view(rows, columns).clone()
 
     tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden)}
     tensors["model.norm.weight"] = torch.ones(hidden, dtype=dtype)

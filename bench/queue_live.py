@@ -54,7 +54,7 @@ SERVER_CORE, OTHER_CORE = {0}, {1}
 # While streams run ---------------------------------------------------------------------------------
 
 
-async def under_streams() -> dict[str, Any]:
+async def measure_under_streams() -> dict[str, Any]:
     """Measure refusals, timeouts and cancels while 500 streams run."""
     settings = (STREAMS, STEP_MS, CAPACITY, TIMEOUT_S, "roundRobin")
     async with running("queue_live_server.py", *settings, cores=SERVER_CORE) as server:
@@ -104,20 +104,20 @@ async def refusals_and_timeouts(port: int) -> tuple[list[float], list[float]]:
 
 async def cancels(server: Process, clients: Process) -> list[float]:
     """Disconnect clients one after another; return the times until the slot was free."""
-    took: list[float] = []
+    times_s: list[float] = []
     random = Random(2)
     while (await server.line()).split()[1] != "0":
         pass  # the streams occupy the slots one by one
     for _ in range(CANCELS):
         await trio.sleep(random.uniform(0.05, 0.1))  # so that it happens at any point of a step
-        left_at = float(await clients.ask("hang up"))
+        closed_at = float(await clients.ask("hang up"))
         _, free, at = (await server.line()).split()
         assert free == "1"
-        took.append(float(at) - left_at)
+        times_s.append(float(at) - closed_at)
         assert await clients.ask("again") == "streaming"
         _, free, _ = (await server.line()).split()
         assert free == "0"
-    return took
+    return times_s
 
 
 # The flood -----------------------------------------------------------------------------------------
@@ -138,16 +138,16 @@ class Schedule:
         self.answers: list[tuple[float, Timing]] = []
 
     async def ask(self, port: int) -> None:
-        """Send each request at its time; return when all are answered."""
+        """Send each request at its time; return when all responses have been received."""
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
-            for at, tenant, wanted in self._requests:
+            for at, tenant, tokens in self._requests:
                 await trio.sleep_until(began + at)
-                nursery.start_soon(self._ask, port, at, tenant, wanted)
+                nursery.start_soon(self._ask, port, at, tenant, tokens)
 
-    async def _ask(self, port: int, at: float, tenant: str, wanted: int) -> None:
+    async def _ask(self, port: int, at: float, tenant: str, tokens: int) -> None:
         address = f"127.0.1.{1 + int(tenant.split()[1])}"
-        self.answers.append((at, await ask(port, tenant, wanted, address=address, stream=True)))
+        self.answers.append((at, await ask(port, tenant, tokens, address=address, stream=True)))
 
     def figures(self, flood_at: float) -> dict[str, Any]:
         """Return the refused share, all waits, and the waits of requests up to 5 s after the flood."""
@@ -174,7 +174,7 @@ async def run_tenants(fairness: str, seconds: float, *, greedy: bool, flooded: b
         async with running("queue_live_clients.py", port, cores=OTHER_CORE, niceness=5) as clients:
             schedule = Schedule(seconds)
             for number in range(GREEDY if greedy else 0):
-                nursery.start_soon(send_without_end, port, number)
+                nursery.start_soon(send_repeatedly, port, number)
             if flooded:
                 nursery.start_soon(flood, clients, seconds / 2)
             probes: list[float] = []
@@ -188,7 +188,7 @@ async def run_tenants(fairness: str, seconds: float, *, greedy: bool, flooded: b
     return figures
 
 
-async def send_without_end(port: int, number: int) -> None:
+async def send_repeatedly(port: int, number: int) -> None:
     """Send requests without end as one of the tenth tenant's clients."""
     random = Random(number)
     while True:
@@ -201,11 +201,11 @@ async def flood(clients: Process, after_s: float) -> None:
     assert (await clients.ask(f"flood {FLOOD}")).startswith("sent")
 
 
-async def probe(port: int, after_s: float, took: list[float]) -> None:
+async def probe(port: int, after_s: float, times_s: list[float]) -> None:
     """Request `/health` on new connections right after the flood: the HTTP server without the queue."""
     await trio.sleep(after_s)
-    while len(took) < 100:
-        took.append(await health(port, address="127.0.3.1"))
+    while len(times_s) < 100:
+        times_s.append(await health(port, address="127.0.3.1"))
         await trio.sleep(0.02)
 
 
@@ -262,7 +262,10 @@ def with_goal(quantiles: dict[str, float], most_p99: float) -> dict[str, Any]:
 
 async def main(only: str | None, minutes: float) -> dict[str, Any]:
     """Run the measurements one after another."""
-    parts: dict[str, Callable[[], Any]] = {"streams": under_streams, "flood": partial(floods, minutes * 60)}
+    parts: dict[str, Callable[[], Any]] = {
+        "streams": measure_under_streams,
+        "flood": partial(floods, minutes * 60),
+    }
     if only == "once":
         parts["once"] = partial(flood_once, minutes * 60)
     result: dict[str, Any] = {

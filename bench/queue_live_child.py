@@ -20,7 +20,7 @@ VOCABULARY = 1000
 
 
 class SimulatedRunner:
-    """A runner whose steps end `step_s` apart, or `step_s` after their start if the runner was idle."""
+    """A runner with steps that end `step_s` apart, or `step_s` after their start if the runner was idle."""
 
     overlaps = False
     arenas = 1

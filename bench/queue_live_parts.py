@@ -25,7 +25,7 @@ class Process:
         self._lines = b""
 
     async def line(self) -> str:
-        """Return the next line it writes."""
+        """Return the next line of its output."""
         assert self.process.stdout is not None
         while b"\n" not in self._lines:
             data = await self.process.stdout.receive_some()

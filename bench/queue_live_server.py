@@ -1,4 +1,4 @@
-"""The server of queue_live.py, with a simulated model whose steps have a given duration.
+"""The server of queue_live.py, with a simulated model and steps of a given duration.
 
     python bench/queue_live_server.py SLOTS STEP_MS CAPACITY TIMEOUT_S FAIRNESS
 

@@ -3,7 +3,7 @@
     python bench/random_model.py SmolLM2-135M /some/folder
 
 The speed of a step depends on the shapes, not on the values of the weights, so no download is needed. The
-tokenizer is a byte-level BPE with made-up merges, which every server can load. Needs transformers (the extra
+tokenizer is a byte-level BPE with invented merges, which every server can load. Needs transformers (the extra
 `test`).
 """
 

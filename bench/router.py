@@ -12,7 +12,7 @@ through only a `RemoteNode` in this process. Reported are medians over the round
 - the CPU time of Fairlead's process for a request and for a chunk, which other load does not affect.
 
 Also reported is the cost of parsing a response: by Fairlead's parser, which uses httptools, by httptools
-without our bounds, and by h11.
+without Fairlead's bounds, and by h11.
 The goals (`GOALS`) are the best measured figures of a proxy in Python, with a tolerance of 50 %.
 
     python bench/router.py [--rounds 5] [--out bench/results/router.json]
@@ -52,7 +52,7 @@ GOALS = {"added_p50_ms": 0.69, "requests_per_s": 1_667, "chunks_per_s": 166_000}
 class Route(Protocol):
     """A way to send requests to the server."""
 
-    async def whole(self) -> None:
+    async def full(self) -> None:
         """Send a request and read its response."""
 
     async def burst(self) -> None:
@@ -70,9 +70,9 @@ class NodeRoute:
         self._node = RemoteNode("bench", self._upstream, ignore_report, names={"m": "m"}, seats=CONCURRENT)
         self._node.came_up()
 
-    async def whole(self) -> None:
+    async def full(self) -> None:
         """See `Route`."""
-        await self._ask("whole")
+        await self._ask("full")
 
     async def burst(self) -> None:
         """See `Route`."""
@@ -84,7 +84,7 @@ class NodeRoute:
         self._upstream.close()
 
     async def _ask(self, kind: str) -> int:
-        stream = kind != "whole"
+        stream = kind != "full"
         sink = CountingSink()
         job = Job(
             id="chatcmpl-1",
@@ -177,8 +177,8 @@ async def measure(server: Address, proxy: Address) -> dict[str, Measured]:
     }
     for name, route in routes.items():
         cpu_before_s = proxy.cpu_s()
-        result = await measure_sequential(route.whole)
-        result["requests_per_s"] = await measure_concurrent(route.whole)
+        result = await measure_sequential(route.full)
+        result["requests_per_s"] = await measure_concurrent(route.full)
         cpu_between_s = proxy.cpu_s()
         began = time.perf_counter()
         await route.burst()

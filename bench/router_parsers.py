@@ -13,7 +13,7 @@ READ = framed(EVENT) * 100
 Parse = Callable[[bytes, int], None]
 
 
-def by_ours(data: bytes, more: int) -> None:
+def by_fairlead(data: bytes, more: int) -> None:
     """Parse a response with Fairlead's parser: the data, then `more` further reads of the body."""
     parser = ResponseParser()
     parser.feed(data)
@@ -35,7 +35,7 @@ def by_h11(data: bytes, more: int) -> None:
 
 
 class _Callbacks:
-    """The least that a user of httptools needs."""
+    """The callbacks that httptools requires."""
 
     def on_body(self, data: bytes) -> None:
         """Ignore a piece of the body."""
@@ -54,7 +54,7 @@ def by_httptools(data: bytes, more: int) -> None:
 
 def parsers() -> dict[str, dict[str, float]]:
     """Return each parser's microseconds for a response, and for a chunk in reads of 100 chunks."""
-    functions: dict[str, Parse] = {"ours": by_ours, "h11": by_h11, "httptools": by_httptools}
+    functions: dict[str, Parse] = {"ours": by_fairlead, "h11": by_h11, "httptools": by_httptools}
     return {
         name: {
             "answer_us": 1e6 * min(_timed(way, WHOLE, 0) for _ in range(300)),

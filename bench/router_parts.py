@@ -66,8 +66,8 @@ STREAM = STREAM_HEAD + framed(EVENT) * CHUNKS + _END
 
 
 def body_of(kind: str) -> bytes:
-    """Return a request body of common size, for a `whole`, a `burst` or a `paced` response."""
-    mode = b"false" if kind == "whole" else b"true"
+    """Return a request body of common size, for a `full`, a `burst` or a `paced` response."""
+    mode = b"false" if kind == "full" else b"true"
     return b'{"model":"m","stream":%s,"user":"%s","messages":[{"role":"user","content":"%s"}]}' % (
         mode,
         kind.encode(),
@@ -184,9 +184,9 @@ class Sockets:
         self._address = ("127.0.0.1", int(url.rpartition(":")[2]))
         self._idle: list[socket.socket] = []
 
-    async def whole(self) -> None:
+    async def full(self) -> None:
         """Send a request and read its response."""
-        sock, data = await self._send("whole"), b""
+        sock, data = await self._send("full"), b""
         while not (head := data.partition(b"\r\n\r\n"))[1]:
             data += await _read(sock)
         assert data.startswith(b"HTTP/1.1 200"), data

@@ -3,7 +3,7 @@
     python bench/sampling.py [--vocabularies 49152 151936] [--rows 1 8 32] [--threads 2] [--json FILE]
 
 Logits are random. "steep" logits put the probability on a few dozen tokens, like those of trained models;
-"flat" logits spread it over most of the vocabulary, which is the worst case for top_p. Reported are
+"flat" logits distribute it over most of the vocabulary, which is the worst case for top_p. Reported are
 milliseconds per step, the minimum of the rounds, and how many rows sampled the same token with both.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from fairlead.engine.sampling.sampler import choose_compiled
 from fairlead.engine.sampling.torch_sampler import RowParameters, choose_by_torch
 
-SPREADS = {"steep": 8.0, "flat": 1.0}
+DISTRIBUTIONS = {"steep": 8.0, "flat": 1.0}
 PARAMETERS: dict[str, dict[str, float]] = {
     "greedy": {},
     "temperature": {"temperature": 0.8},
@@ -43,21 +43,28 @@ def parameters(rows: int, requested: dict[str, float]) -> RowParameters:
     return RowParameters({**columns, "seed": np.arange(rows, dtype=np.uint64)}, np.full(rows, 100))
 
 
-def measure(vocabulary: int, rows: int, spread: str, name: str, rounds: int) -> dict[str, Any]:
+def measure(vocabulary: int, rows: int, distribution: str, name: str, rounds: int) -> dict[str, Any]:
     """Measure one set of parameters."""
     generator = torch.Generator().manual_seed(vocabulary + rows)
-    logits = torch.randn(rows, vocabulary, generator=generator) * SPREADS[spread]
+    logits = torch.randn(rows, vocabulary, generator=generator) * DISTRIBUTIONS[distribution]
     requested = parameters(rows, PARAMETERS[name])
-    taken: dict[str, list[float]] = {way: [] for way in SAMPLERS}
+    times_s: dict[str, list[float]] = {sampler: [] for sampler in SAMPLERS}
     tokens = {}
     for _ in range(rounds):
-        for way, choose in SAMPLERS.items():
+        for sampler, choose in SAMPLERS.items():
             began = time.perf_counter()
-            tokens[way], _ = choose(logits, requested)
-            taken[way].append(time.perf_counter() - began)
-    minimum = {f"{way}_ms": round(min(seconds) * 1e3, 3) for way, seconds in taken.items()}
+            tokens[sampler], _ = choose(logits, requested)
+            times_s[sampler].append(time.perf_counter() - began)
+    minimum = {f"{sampler}_ms": round(min(seconds) * 1e3, 3) for sampler, seconds in times_s.items()}
     same = int((tokens["kernel"] == tokens["torch"]).sum())
-    return {"vocabulary": vocabulary, "rows": rows, "logits": spread, "asked": name, **minimum, "same": same}
+    return {
+        "vocabulary": vocabulary,
+        "rows": rows,
+        "logits": distribution,
+        "asked": name,
+        **minimum,
+        "same": same,
+    }
 
 
 def main() -> None:
@@ -77,9 +84,9 @@ def main() -> None:
     results = []
     for vocabulary in options.vocabularies:
         for rows in options.rows:
-            for spread in SPREADS:
+            for distribution in DISTRIBUTIONS:
                 for name in PARAMETERS:
-                    results.append(measure(vocabulary, rows, spread, name, options.rounds))
+                    results.append(measure(vocabulary, rows, distribution, name, options.rounds))
                     print(*(f"{key} {value}" for key, value in results[-1].items()), sep="  ", flush=True)
     if options.json is not None:
         machine = platform.processor() or platform.machine()

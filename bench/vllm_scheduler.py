@@ -93,16 +93,16 @@ class MeasuredScheduler:
         planned_step = self.scheduler.schedule()
         planned = time.thread_time_ns()
         keys = list(planned_step.num_scheduled_tokens)
-        picked = ModelRunnerOutput(
+        model_output = ModelRunnerOutput(
             req_ids=keys,
-            req_id_to_index={key: place for place, key in enumerate(keys)},
+            req_id_to_index={key: index for index, key in enumerate(keys)},
             sampled_token_ids=[[7] for _ in keys],
             logprobs=None,
             prompt_logprobs_dict={},
             pooler_output=[],
         )
         launched = time.thread_time_ns()
-        outputs = self.scheduler.update_from_output(planned_step, picked)
+        outputs = self.scheduler.update_from_output(planned_step, model_output)
         done = time.thread_time_ns()
         self.plan_ns += planned - began
         self.commit_ns += done - launched

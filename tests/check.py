@@ -38,11 +38,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """A check. `shows_itself`: its output was printed while it ran."""
+    """A check. `prints_itself`: its output is printed while it runs."""
 
     name: str
     check: Callable[[], Outcome]
-    shows_itself: bool = False
+    prints_itself: bool = False
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
         print(f"\n-- {step.name} ", "-" * (76 - len(step.name)), flush=True, sep="")
         started = time.monotonic()
         outcome = step.check()
-        if not step.shows_itself:
+        if not step.prints_itself:
             print(outcome.output if not outcome.passed else _last_line(outcome.output), flush=True)
         elif found := [line for line in outcome.output.splitlines() if PYTEST_SUMMARY.search(line)]:
             pytest_summaries.append(f"{step.name}: {found[-1].strip('= ')}")
@@ -75,10 +75,10 @@ def main() -> int:
 
 def _steps(*, fast: bool) -> list[Step]:
     stubs = [f"fairlead._cext.{source.stem}" for source in sorted(KERNELS_BUILT.glob("*.pyi"))]
-    # Each process has its own files and ports. An idle one takes over half of another's remaining tests.
-    beside_others = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q", "-m"]
-    beside_others.append("unit and not slow" if fast else "not alone")
-    alone = [] if fast else [_tool("pytest, alone", "-m", "pytest", "-q", "-m", "alone", shows_itself=True)]
+    # Each process has its own files and ports. An idle one takes half of another's remaining tests.
+    in_parallel = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q", "-m"]
+    in_parallel.append("unit and not slow" if fast else "not alone")
+    alone = [] if fast else [_tool("pytest, alone", "-m", "pytest", "-q", "-m", "alone", prints_itself=True)]
     return [
         Step("kernels are built from these sources", _check_kernels),
         _tool("ruff format", "-m", "ruff", "format", "--check", "."),
@@ -86,13 +86,13 @@ def _steps(*, fast: bool) -> list[Step]:
         _tool("import-linter", "-c", LINT_IMPORTS),
         _tool("mypy", "-m", "mypy"),
         _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
-        _tool("pytest", "-m", "pytest", *beside_others, shows_itself=True),
+        _tool("pytest", "-m", "pytest", *in_parallel, prints_itself=True),
         *alone,
     ]
 
 
-def _tool(name: str, *arguments: str, shows_itself: bool = False) -> Step:
-    return Step(name, lambda: _python(arguments, shown=shows_itself), shows_itself)
+def _tool(name: str, *arguments: str, prints_itself: bool = False) -> Step:
+    return Step(name, lambda: _python(arguments, shown=prints_itself), prints_itself)
 
 
 def _python(arguments: Sequence[str], *, shown: bool = False) -> Outcome:
@@ -130,7 +130,7 @@ def _check_kernels() -> Outcome:
     if not built.passed:
         return built
     if remaining := _stale_kernels():
-        reason = "not built by setup.py, or it does not list all they are made from"
+        reason = "not built by setup.py, or setup.py does not list all sources"
         return Outcome(passed=False, output=f"{built.output}\n{', '.join(remaining)}: {reason}")
     return Outcome(passed=True, output=f"built {', '.join(stale)}")
 

@@ -50,7 +50,7 @@ settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options for how long to test, fuzz and simulate."""
+    """Add the options for the length of tests, fuzzing and simulations."""
     parser.addoption("--nightly", action="store_true", help="run also the long forms of tests")
     group = parser.getgroup("fuzz")
     group.addoption("--fuzz-seconds", type=float, default=20.0, help="time for the fuzz tests, all together")

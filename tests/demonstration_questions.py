@@ -1,4 +1,4 @@
-"""What the demonstration model must know: questions, and what each greedy answer must contain.
+"""Questions for the demonstration model, and the words that each greedy answer must contain.
 
 Ask each in a new conversation, with temperature 0 and at most 64 tokens.
 """

@@ -16,14 +16,14 @@ from fairlead.text.model import TextModel
 
 
 @dataclass
-class FakeFleet(Fleet):  # so that mypy compares the methods
-    """Models that are always ready: those of the engine, and those `elsewhere`, whose jobs are relayed.
+class FakeFleet(Fleet):  # mypy checks the methods
+    """Models that are always ready: those of the engine, and `remote` ones, for which jobs are relayed.
 
-    Calls are recorded in `asked`; with a `refusal`, each then raises it.
+    `calls` has all calls; each raises `refusal` if that is set.
     """
 
     engines: Iterable[str] = ()
-    elsewhere: Iterable[str] = ()
+    remote: Iterable[str] = ()
     statuses: list[ModelStatus] | None = None
     node_statuses: list[NodeStatus] = field(default_factory=list)
     refusal: FairleadError | None = None
@@ -54,15 +54,14 @@ class FakeFleet(Fleet):  # so that mypy compares the methods
     def models(self) -> list[ModelStatus]:
         if self.statuses is not None:
             return self.statuses
-        ours = [
+        local = [
             ModelStatus(model=name, kind="engine", node=f"engine:{name}", state="ready", seats=8)
             for name in self.engines
         ]
-        theirs = [
-            ModelStatus(model=name, kind="remote", node="big", state="ready", seats=4)
-            for name in self.elsewhere
+        remote = [
+            ModelStatus(model=name, kind="remote", node="big", state="ready", seats=4) for name in self.remote
         ]
-        return ours + theirs
+        return local + remote
 
     def model(self, name: str) -> ModelStatus | None:
         return next((status for status in self.models() if status.model == name), None)
@@ -80,52 +79,52 @@ class FakeFleet(Fleet):  # so that mypy compares the methods
         return any(status.model == model and status.kind != "engine" for status in self.models())
 
     def output(self, model: str) -> ProcessOutput:
-        self._note("output", model)
+        self._record("output", model)
         return self.outputs.setdefault(model, ProcessOutput())
 
-    @property  # made anew, because a test may change what it has
+    @property  # created at each use, because a test may change the settings
     def catalog(self) -> "FakeCatalog":  # type: ignore[override]
         return FakeCatalog(self)
 
     async def load(self, model: str) -> None:
-        await self._ask("load", model)
+        await self._change("load", model)
 
     async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
-        await self._ask("unload", model, force, *(["wait"] * wait))
+        await self._change("unload", model, force, *(["wait"] * wait))
 
     async def add_node(self, config: NodeConfig) -> None:
-        await self._ask("add", config)
+        await self._change("add", config)
 
     async def remove_node(self, node_id: str) -> None:
-        self._refuse_ours(node_id)
-        await self._ask("remove", node_id)
+        self._refuse_local(node_id)
+        await self._change("remove", node_id)
 
     def drain_node(self, node_id: str) -> None:
-        self._refuse_ours(node_id)
-        self._note("drain", node_id)
+        self._refuse_local(node_id)
+        self._record("drain", node_id)
 
     async def reload(self, config: Config) -> ConfigChanges:
-        await self._ask("reload", config)
+        await self._change("reload", config)
         return ConfigChanges()
 
-    def _refuse_ours(self, node_id: str) -> None:
+    def _refuse_local(self, node_id: str) -> None:
         if node_id in (f"engine:{name}" for name in self.engines):
             raise InvalidRequest(f"the node {node_id} is a local model: unload that", param="id")
 
-    async def _ask(self, *what: object) -> None:
+    async def _change(self, *call: object) -> None:
         await trio.lowlevel.checkpoint()
-        self._note(*what)
+        self._record(*call)
 
-    def _note(self, *what: object) -> None:
-        self.calls.append(what)
+    def _record(self, *call: object) -> None:
+        self.calls.append(call)
         if self.refusal is not None:
             raise self.refusal
 
 
-class FakeCatalog(ModelCatalog):  # so that mypy compares the methods
-    """What the routes use of the catalog of a `FakeFleet`."""
+class FakeCatalog(ModelCatalog):  # mypy checks the methods
+    """The part of the catalog that routes use, from the settings of a `FakeFleet`."""
 
-    def __init__(self, fleet: FakeFleet) -> None:  # nothing is read
+    def __init__(self, fleet: FakeFleet) -> None:  # no file is read
         self.models = {config.name: config for config in fleet.configs}
         self.config = Config(models=(), include_aliases_in_list=fleet.lists_aliases)
         self.texts = fleet.texts

@@ -1,4 +1,4 @@
-"""A node whose jobs take as long as the test says, on the virtual clock."""
+"""A node that takes a given time for its jobs, on the virtual clock."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -60,7 +60,7 @@ class TimedNode:
             into.put(Delta(index, text="last", token_ids=[2], finish_reason="stop"))
 
 
-_node_type: type[Node] = TimedNode  # so that mypy compares them
+_node_type: type[Node] = TimedNode  # mypy checks that the protocol is implemented
 _numbers = itertools.count()
 
 

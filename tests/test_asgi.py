@@ -44,11 +44,11 @@ async def call(app, path="/health", **scope) -> tuple[int, dict]:
 
 
 class Server:
-    """The server's side of a lifespan."""
+    """Runs a lifespan as a server does."""
 
     def __init__(self) -> None:
         self.messages: list[dict] = []
-        self.has_spoken = trio.Event()
+        self.has_sent = trio.Event()
         self._send, self._receive = trio.open_memory_channel(2)
         self._send.send_nowait({"type": "lifespan.startup"})
 
@@ -58,18 +58,18 @@ class Server:
     async def run(self, app) -> None:
         async def send(message):
             self.messages.append(message)
-            self.has_spoken.set()
+            self.has_sent.set()
 
         await app({"type": "lifespan"}, self._receive.receive, send)
 
 
-async def test_without_a_lifespan_requests_are_answered_503_with_the_reason():
+async def test_requests_without_a_lifespan_get_503_with_the_reason():
     status, body = await call(create_app(EMPTY))
     assert (status, body["error"]["code"]) == (503, "not_started")
     assert "must run its lifespan" in body["error"]["message"]
 
 
-async def test_the_routes_answer_from_startup_to_shutdown_and_again_after_a_restart(autojump_clock):
+async def test_routes_answer_between_startup_and_shutdown_and_after_a_restart(autojump_clock):
     app = create_app(EMPTY)
     for _ in range(2):
         async with app.test_app() as running:
@@ -111,7 +111,7 @@ async def test_app_can_be_mounted_by_starlette(autojump_clock):
     assert (await call(app))[0] == 503
 
 
-async def test_a_second_lifespan_at_a_time_is_refused(autojump_clock):
+async def test_second_concurrent_lifespan_is_refused(autojump_clock):
     app = create_app(EMPTY)
     async with app.test_app():
         server = Server()
@@ -122,7 +122,7 @@ async def test_a_second_lifespan_at_a_time_is_refused(autojump_clock):
         assert (await call(app))[0] == 200
 
 
-async def test_an_error_in_the_block_ends_the_server_and_is_raised(autojump_clock):
+async def test_error_in_the_block_ends_the_server_and_is_raised(autojump_clock):
     app = create_app(EMPTY)
     with pytest.raises(ExceptionGroup) as raised:
         async with app.lifespan():
@@ -147,7 +147,7 @@ async def test_keys_are_required_except_for_probes(autojump_clock):
         assert (await client.get("/queue", headers={"Authorization": "Bearer sk-1"})).status_code == 200
 
 
-async def test_a_websocket_is_closed(autojump_clock):
+async def test_websocket_is_closed(autojump_clock):
     app = create_app(EMPTY)
     sent = []
 
@@ -166,7 +166,7 @@ async def test_a_websocket_is_closed(autojump_clock):
 
 
 @asynccontextmanager
-async def request_under_way(app, path: str, answered: list):
+async def running_request(app, path: str, answered: list):
     """Start a request before the block runs; wait for its answer after the block."""
     async with trio.open_nursery() as nursery:
 
@@ -178,60 +178,60 @@ async def request_under_way(app, path: str, answered: list):
         yield
 
 
-def held_route(app: AsgiApp) -> trio.Event:
+def blocked_route(app: AsgiApp) -> trio.Event:
     """Add a route that answers once the event is set."""
-    opened = trio.Event()
+    unblock = trio.Event()
 
-    async def held():
-        await opened.wait()
-        return {"held": False}
+    async def blocked():
+        await unblock.wait()
+        return {"blocked": False}
 
-    app._quart.add_url_rule("/held", view_func=held)
-    return opened
+    app._quart.add_url_rule("/blocked", view_func=blocked)
+    return unblock
 
 
-async def test_shutdown_waits_for_requests_that_are_being_answered(autojump_clock):
+async def test_shutdown_waits_for_running_requests(autojump_clock):
     app, server, answered = create_app(EMPTY), Server(), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run, app)
-        await server.has_spoken.wait()
-        opened = held_route(app)
-        async with request_under_way(app, "/held", answered):
+        await server.has_sent.wait()
+        unblock = blocked_route(app)
+        async with running_request(app, "/blocked", answered):
             server.shut_down()
             await trio.sleep(20)
             assert [message["type"] for message in server.messages] == ["lifespan.startup.complete"]
-            opened.set()
-    assert answered == [(200, {"held": False})]
+            unblock.set()
+    assert answered == [(200, {"blocked": False})]
     assert [message["type"] for message in server.messages][1:] == ["lifespan.shutdown.complete"]
 
 
-async def test_a_request_that_outlasts_the_drain_is_answered_503(autojump_clock):
+async def test_request_beyond_the_drain_timeout_gets_503(autojump_clock):
     app, server, answered = create_app(Config(models=(), limits=Limits(drain_s=10))), Server(), []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run, app)
-        await server.has_spoken.wait()
-        held_route(app)
-        async with request_under_way(app, "/held", answered):
+        await server.has_sent.wait()
+        blocked_route(app)
+        async with running_request(app, "/blocked", answered):
             server.shut_down()
             began = trio.current_time()
     assert [(status, body["error"]["code"]) for status, body in answered] == [(503, "draining")]
     assert trio.current_time() - began == pytest.approx(10)
 
 
-async def test_a_dashboards_stream_ends_when_the_server_drains(autojump_clock):
+async def test_event_stream_ends_when_the_server_drains(autojump_clock):
     app = create_app(EMPTY)
     async with app.test_app() as running:
-        async with running.test_client().request("/events") as watcher:
-            await watcher.send_complete()
-            assert (await watcher.receive()).startswith(b"event: history")
+        async with running.test_client().request("/events") as stream:
+            await stream.send_complete()
+            assert (await stream.receive()).startswith(b"event: history")
             app.drain()
             app.drain()
-        response = await watcher.as_response()
+        response = await stream.as_response()
         assert response.status_code == 200
-    app.drain()  # without a lifespan there is nothing to drain
+    app.drain()  # has no effect without a lifespan
 
 
-async def test_a_failure_of_the_server_is_raised_in_the_lifespan_and_ends_requests(monkeypatch):
+async def test_failure_of_the_server_is_raised_in_the_lifespan_and_ends_requests(monkeypatch):
     fails = trio.Event()
 
     async def run(_dispatcher):
@@ -243,10 +243,10 @@ async def test_a_failure_of_the_server_is_raised_in_the_lifespan_and_ends_reques
     with pytest.RaisesGroup(ZeroDivisionError):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.run, app)
-            await server.has_spoken.wait()
-            held_route(app)
+            await server.has_sent.wait()
+            blocked_route(app)
             with trio.CancelScope(shield=True):
-                async with request_under_way(app, "/held", answered):
+                async with running_request(app, "/blocked", answered):
                     fails.set()
     assert [(status, body["error"]["code"]) for status, body in answered] == [(503, "draining")]
     status, body = await call(app)
@@ -265,29 +265,29 @@ async def failure_of(app) -> str:
     return message["message"]
 
 
-async def test_a_wrong_file_fails_the_startup_and_names_the_setting(tmp_path):
+async def test_startup_fails_with_the_invalid_setting_of_a_file(tmp_path):
     file = tmp_path / "fairlead.yaml"
     file.write_text("queue:\n  capacity: -1\n")
     assert await failure_of(create_app(file)) == f"{file}:2: queue.capacity: must be at least 0"
 
 
-async def test_a_file_that_is_not_there_fails_the_startup(tmp_path):
+async def test_startup_fails_if_the_file_is_missing(tmp_path):
     assert str(tmp_path / "none.yaml") in await failure_of(create_app(str(tmp_path / "none.yaml")))
 
 
-async def test_a_model_that_cannot_be_read_fails_the_startup(tmp_path):
+async def test_startup_fails_if_a_model_cannot_be_read(tmp_path):
     model = ModelConfig(path=tmp_path, name="empty", preload=True)
     assert "config.json" in await failure_of(create_app(Config(models=(model,))))
 
 
-async def test_a_bug_fails_the_startup_with_its_type():
+async def test_startup_fails_with_the_type_of_an_unexpected_error():
     def broken():
-        raise ZeroDivisionError("by accident")
+        raise ZeroDivisionError("a bug")
 
-    assert await failure_of(AsgiApp(broken, standalone=False)) == "ZeroDivisionError: by accident"
+    assert await failure_of(AsgiApp(broken, standalone=False)) == "ZeroDivisionError: a bug"
 
 
-def test_outside_of_trio_the_lifespan_fails_and_requests_say_why():
+def test_lifespan_and_requests_fail_without_trio_with_the_reason():
     app = create_app(EMPTY)
     sent = []
 
@@ -305,7 +305,7 @@ def test_outside_of_trio_the_lifespan_fails_and_requests_say_why():
     assert b"hypercorn --worker-class trio" in sent[2]["body"]
 
 
-def test_watching_needs_a_file():
+def test_watching_requires_a_file():
     with pytest.raises(ConfigError, match="watch_config: needs a file"):
         create_app(EMPTY, watch_config=True)
 
@@ -313,7 +313,7 @@ def test_watching_needs_a_file():
 # Sources of the configuration ----------------------------------------------------------------------
 
 
-def test_the_environment_names_a_model_and_has_the_servers_variables(monkeypatch, tmp_path):
+def test_model_and_settings_are_read_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("FAIRLEAD_MODEL", str(tmp_path))
     monkeypatch.setenv("FAIRLEAD_HOST", "0.0.0.0")
     monkeypatch.setenv("FAIRLEAD_API_KEY", "sk-1 ana=sk-2")
@@ -326,13 +326,13 @@ def test_the_environment_names_a_model_and_has_the_servers_variables(monkeypatch
     assert source is None
 
 
-def test_without_variables_it_is_the_demonstration_model():
+def test_demonstration_model_is_the_default():
     config, _ = asgi._read_environment()
     assert [model.name for model in config.models] == ["fairlead-demo"]
 
 
-NODE = NodeConfig(id="far", url="http://127.0.0.1:9")
-FILE = "nodes: [{id: far, url: 'http://127.0.0.1:9'}]\napiKeys: [sk-file]\n"
+NODE = NodeConfig(id="remote", url="http://127.0.0.1:9")
+FILE = "nodes: [{id: remote, url: 'http://127.0.0.1:9'}]\napiKeys: [sk-file]\n"
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ def file(tmp_path, monkeypatch):
     return file
 
 
-def test_the_environment_names_a_file_and_wins_over_it(monkeypatch, file):
+def test_environment_overrides_the_file_that_it_names(monkeypatch, file):
     monkeypatch.setenv("FAIRLEAD_API_KEY", "sk-1")
     config, source = asgi._read_environment()
     assert config == Config(models=(), nodes=(NODE,), api_keys=(ApiKey(key="sk-1"),))
@@ -352,7 +352,7 @@ def test_the_environment_names_a_file_and_wins_over_it(monkeypatch, file):
 
 
 @pytest.mark.parametrize(
-    ("variables", "culprit"),
+    ("variables", "named"),
     [
         ({"FAIRLEAD_CONFIG": "/no/such/file"}, "FAIRLEAD_CONFIG"),
         ({"FAIRLEAD_MODEL": "/no/such/folder"}, "FAIRLEAD_MODEL"),
@@ -361,15 +361,17 @@ def test_the_environment_names_a_file_and_wins_over_it(monkeypatch, file):
         ({"FAIRLEAD_WATCH_CONFIG": "true"}, "FAIRLEAD_WATCH_CONFIG: needs FAIRLEAD_CONFIG"),
     ],
 )
-async def test_wrong_variable_fails_the_startup_and_is_named(monkeypatch, variables, culprit):
+async def test_startup_fails_with_the_invalid_variable(monkeypatch, variables, named):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert culprit in await failure_of(create_app())
+    assert named in await failure_of(create_app())
 
 
 @pytest.mark.parametrize("from_environment", [True, False])
-async def test_a_watched_file_is_read_again_when_it_has_changed(monkeypatch, file, from_environment):
-    monkeypatch.setattr("fairlead.fleet.reload.POLL_INTERVAL_S", 0.01)  # a thread reads it, in real time
+async def test_watched_file_is_read_again_after_a_change(monkeypatch, file, from_environment):
+    monkeypatch.setattr(
+        "fairlead.fleet.reload.POLL_INTERVAL_S", 0.01
+    )  # a thread reads the file, in real time
     if from_environment:
         monkeypatch.setenv("FAIRLEAD_WATCH_CONFIG", "true")
     app = create_app() if from_environment else create_app(file, watch_config=True)

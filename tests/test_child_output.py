@@ -6,7 +6,7 @@ from trio.testing import memory_stream_one_way_pair
 from fairlead.child_output import LONGEST_LINE_BYTES, RETRY_S, read_lines
 
 
-class FailingOnce(trio.abc.ReceiveStream):
+class FailingOnceStream(trio.abc.ReceiveStream):
     """A stream that fails at the second read."""
 
     def __init__(self) -> None:
@@ -22,14 +22,14 @@ class FailingOnce(trio.abc.ReceiveStream):
         pass
 
 
-async def test_a_failed_read_is_reported_and_repeated(autojump_clock):
+async def test_failed_read_is_reported_and_repeated(autojump_clock):
     lines: list[str] = []
-    await read_lines(FailingOnce(), lines.append)
+    await read_lines(FailingOnceStream(), lines.append)
     assert lines == ["(its output cannot be read: BrokenResourceError())", "before", "after"]
     assert trio.current_time() == RETRY_S
 
 
-async def test_long_lines_are_cut_and_bytes_that_are_no_text_are_replaced():
+async def test_long_lines_are_truncated_and_invalid_bytes_replaced():
     sender, receiver = memory_stream_one_way_pair()
     await sender.send_all(b"x" * 3 * LONGEST_LINE_BYTES + b"\nb\xff\n")
     await sender.aclose()
@@ -38,7 +38,7 @@ async def test_long_lines_are_cut_and_bytes_that_are_no_text_are_replaced():
     assert lines == ["x" * LONGEST_LINE_BYTES, "b\N{REPLACEMENT CHARACTER}"]
 
 
-async def test_half_a_line_is_kept_when_reading_is_cancelled(autojump_clock):
+async def test_partial_line_is_kept_when_reading_is_cancelled(autojump_clock):
     sender, receiver = memory_stream_one_way_pair()
     await sender.send_all(b"whole\nhalf")
     lines: list[str] = []

@@ -84,7 +84,7 @@ def test_impossible_setting_is_refused_by_its_name(settings, message):
         ),
     ],
 )
-def test_a_model_is_not_given_limits_that_cannot_be(settings, message):
+def test_impossible_limit_of_a_model_is_refused(settings, message):
     with pytest.raises(ConfigError, match=f"^models.qwen.{message}"):
         ModelConfig(path=Path(), name="qwen", **settings)
 
@@ -104,7 +104,7 @@ def test_largest_possible_limits_are_accepted():
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_request_timeout_is_a_time(timeout_s):
+def test_invalid_request_timeout_is_refused(timeout_s):
     with pytest.raises(ConfigError, match=r"^requestTimeout: must be a time above 0"):
         Config(models=MODELS, request_timeout_s=timeout_s)
 
@@ -182,7 +182,7 @@ def test_each_fault_is_reported_on_its_own_line():
     assert 3 == len(str(refused.value).split("\n")) == len(refused.value.faults)
 
 
-def test_filters_are_spelled_as_in_llama_swap():
+def test_filters_have_the_names_of_llama_swap():
     assert (
         msgspec.json.encode(FiltersConfig(set_params_by_id={"a": {"b": 1}}))
         .decode()

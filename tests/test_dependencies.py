@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# Declared, but not imported by our code.
+# Declared, but not imported by this code.
 REASONS = {
     "h2": "hypercorn imports it, and would take a version with a known fault",
     "fairlead": "the extras of this very package",
@@ -60,7 +60,7 @@ def _imported_by(file: Path) -> frozenset[str]:
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and its descendants, except what only type checkers read."""
+    """Yield a node and its descendants, except code for type checkers."""
     yield node
     match node:
         case ast.If(ast.Name("TYPE_CHECKING"), _, otherwise):
@@ -72,14 +72,14 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def third_party(modules: set[str]) -> set[str]:
-    """Return the modules without the standard library, our package, and those of tests and bench."""
+    """Return the modules without the standard library, this package, and those of tests and bench."""
     folders = [ROOT / "tests", ROOT / "bench", ROOT / "bench" / "demo"]
-    ours = {path.stem for folder in folders for path in folder.iterdir()}
-    return modules - sys.stdlib_module_names - ours - {"fairlead", "_testcapi"}
+    local_modules = {path.stem for folder in folders for path in folder.iterdir()}
+    return modules - sys.stdlib_module_names - local_modules - {"fairlead", "_testcapi"}
 
 
 def distributions(modules: set[str]) -> set[str]:
-    """Return the names of the installed distributions which provide these modules."""
+    """Return the names of the installed distributions that provide these modules."""
     return {canonicalize_name(owner) for module in modules for owner in _owners().get(module, ())}
 
 
@@ -92,15 +92,15 @@ def names(lines: Iterable[str]) -> set[str]:
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
-OURS = list((ROOT / "src").rglob("*.py"))
-ALL = [*OURS, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), ROOT / "setup.py"]
+LOCAL_MODULES = list((ROOT / "src").rglob("*.py"))
+ALL = [*LOCAL_MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), ROOT / "setup.py"]
 OPTIONAL = PROJECT["optional-dependencies"]
 
 
 @pytest.mark.parametrize(
     ("required", "files"),
     [
-        (names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"]]), OURS),
+        (names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"]]), LOCAL_MODULES),
         (names([*OPTIONAL["bench"], *OPTIONAL["test"]]), ALL),
     ],
     ids=["of the package", "of its tests"],
@@ -112,7 +112,10 @@ def test_each_dependency_is_imported_or_has_a_reason(required, files):
 @pytest.mark.parametrize(
     ("declared", "files"),
     [
-        (names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"], *OPTIONAL["bench"]]), OURS),
+        (
+            names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"], *OPTIONAL["bench"]]),
+            LOCAL_MODULES,
+        ),
         (names([*PROJECT["dependencies"], *(line for extra in OPTIONAL.values() for line in extra)]), ALL),
     ],
     ids=["by the package", "by its tests"],

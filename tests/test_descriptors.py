@@ -1,4 +1,4 @@
-"""How many connections fit the available descriptors, and how the limit of descriptors is raised."""
+"""The number of connections for the available descriptors, and how the limit of descriptors is raised."""
 
 import resource
 import sys
@@ -15,11 +15,11 @@ from fleet.running_fleet import engine, sleeper
 UNLIMITED = resource.RLIM_INFINITY
 
 
-class System:
-    """A system's limit, which it refuses to raise beyond `most`."""
+class FakeSystem:
+    """A limit of descriptors that cannot be raised beyond `largest`."""
 
-    def __init__(self, soft: int, hard: int, most: int = 1 << 30) -> None:
-        self.soft, self.hard, self.most = soft, hard, most
+    def __init__(self, soft: int, hard: int, largest: int = 1 << 30) -> None:
+        self.soft, self.hard, self.largest = soft, hard, largest
 
     def getrlimit(self, _which):
         return self.soft, self.hard
@@ -27,7 +27,7 @@ class System:
     def setrlimit(self, _which, limits):
         soft, hard = limits
         assert hard == self.hard, "the hard limit cannot be raised again"
-        if soft > self.most:
+        if soft > self.largest:
             raise ValueError("current limit exceeds maximum limit")
         self.soft = soft
 
@@ -36,7 +36,7 @@ class System:
 def raised(monkeypatch):
     """Raise the limit of a system; return the new soft limit and the log."""
 
-    def raise_limit(system: System, platform: str = "linux") -> tuple[int, list]:
+    def raise_limit(system: FakeSystem, platform: str = "linux") -> tuple[int, list]:
         monkeypatch.setattr(resource, "getrlimit", system.getrlimit)
         monkeypatch.setattr(resource, "setrlimit", system.setrlimit)
         monkeypatch.setattr(sys, "platform", platform)
@@ -47,34 +47,34 @@ def raised(monkeypatch):
     return raise_limit
 
 
-def test_the_soft_limit_becomes_the_hard_limit(raised):
-    assert raised(System(1024, 20_000)) == (20_000, [])
-    assert raised(System(100, 256)) == (256, [])
+def test_soft_limit_is_raised_to_the_hard_limit(raised):
+    assert raised(FakeSystem(1024, 20_000)) == (20_000, [])
+    assert raised(FakeSystem(100, 256)) == (256, [])
 
 
 def test_unlimited_or_huge_hard_limit_is_not_adopted(raised):
-    assert raised(System(1024, UNLIMITED)) == (1 << 20, [])
-    assert raised(System(1024, 1_073_741_816)) == (1 << 20, [])
+    assert raised(FakeSystem(1024, UNLIMITED)) == (1 << 20, [])
+    assert raised(FakeSystem(1024, 1_073_741_816)) == (1 << 20, [])
 
 
-def test_a_limit_that_is_high_already_is_left_alone(raised):
-    assert raised(System(UNLIMITED, UNLIMITED)) == (UNLIMITED, [])
-    assert raised(System(2 << 20, 2 << 20)) == (2 << 20, [])
-    assert raised(System(1024, 1024, most=0)) == (1024, [])
+def test_high_limit_is_not_changed(raised):
+    assert raised(FakeSystem(UNLIMITED, UNLIMITED)) == (UNLIMITED, [])
+    assert raised(FakeSystem(2 << 20, 2 << 20)) == (2 << 20, [])
+    assert raised(FakeSystem(1024, 1024, largest=0)) == (1024, [])
 
 
-def test_limit_on_macos_is_the_one_that_it_enforces(raised):
-    assert raised(System(256, UNLIMITED, most=10_240), "darwin") == (10_240, [])
+def test_limit_on_macos_is_that_of_the_kernel(raised):
+    assert raised(FakeSystem(256, UNLIMITED, largest=10_240), "darwin") == (10_240, [])
 
 
 def test_lower_bound_of_the_kernel_gives_a_lower_limit(raised):
-    soft, logs = raised(System(1024, UNLIMITED, most=65_536))
+    soft, logs = raised(FakeSystem(1024, UNLIMITED, largest=65_536))
     assert soft == 10_240
     assert [line["event"] for line in logs] == ["descriptor limit not raised"]
 
 
 def test_refusal_by_the_system_is_only_logged(raised):
-    soft, logs = raised(System(1024, 4096, most=1024))
+    soft, logs = raised(FakeSystem(1024, 4096, largest=1024))
     assert soft == 1024
     assert {line["log_level"] for line in logs} == {"warning"}
 
@@ -90,7 +90,7 @@ def config(*, models: int = 1, commands: int = 0, nodes: int = 0, connections: i
     )
 
 
-def test_with_enough_descriptors_there_are_as_many_connections_as_configured():
+def test_configured_number_of_connections_is_used_if_descriptors_suffice():
     assert descriptors.share(config(), descriptors=20_000, in_use=12).connections == 4096
     assert descriptors.share(config(connections=7), descriptors=256, in_use=12).connections == 7
 
@@ -117,9 +117,9 @@ def test_models_and_nodes_add_to_the_reserve():
     st.integers(0, 100),
     st.integers(1, 100_000),
 )
-def test_clients_never_have_more_than_fits_beside_the_reserve(limit, in_use, models, nodes, connections):
-    wanted = config(models=models, nodes=nodes, connections=connections)
-    share = descriptors.share(wanted, descriptors=limit, in_use=in_use)
+def test_connections_and_reserve_never_exceed_the_descriptors(limit, in_use, models, nodes, connections):
+    settings = config(models=models, nodes=nodes, connections=connections)
+    share = descriptors.share(settings, descriptors=limit, in_use=in_use)
     assert 1 <= share.connections <= connections
     assert share.reserved <= limit / 2
     if share.connections > 1:

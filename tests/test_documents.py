@@ -79,7 +79,7 @@ def test_readme_installs_the_cpu_build_of_the_torch_that_the_package_requires():
     assert command in text_of(DOCS / "models-and-hardware.md")
 
 
-def test_figures_of_the_readme_are_those_of_the_kept_results():
+def test_figures_of_the_readme_are_those_of_the_result_files():
     measured = {}
     for file, model in (("peers_all_smollm2_135m", "SmolLM2-135M"), ("peers_qwen2_5_0_5b", "Qwen2.5-0.5B")):
         medians = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))["medians"]
@@ -91,7 +91,7 @@ def test_figures_of_the_readme_are_those_of_the_kept_results():
     assert {row[0]: row[1:] for row in rows if row[0] in measured} == measured
 
 
-def test_every_kept_result_is_explained():
+def test_every_result_file_is_explained():
     page = text_of(DOCS / "benchmarks.md")
     assert [file.name for file in sorted(RESULTS.iterdir()) if f"`{file.name}`" not in page] == []
 

@@ -1,4 +1,4 @@
-"""The course of a job on the virtual clock: seats, deadlines, and disconnecting at every point."""
+"""A job's course on the virtual clock: seats, deadlines, and disconnects at every point."""
 
 from random import Random
 
@@ -40,11 +40,11 @@ async def text_of(answer: Answer) -> str:
     return text
 
 
-async def run_job(gateway: Gateway, request: Job, answered: list[str]) -> None:
+async def run_job(gateway: Gateway, request: Job, finished: list[str]) -> None:
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, request)
         await text_of(answer)
-        answered.append(request.tenant)
+        finished.append(request.tenant)
 
 
 async def test_job_gets_its_answer_and_releases_its_seat(autojump_clock, nursery):
@@ -57,33 +57,33 @@ async def test_job_gets_its_answer_and_releases_its_seat(autojump_clock, nursery
     assert (answer.estimated_wait_s, answer.queue_position) == (None, None)
 
 
-async def test_two_tenants_with_five_jobs_and_two_are_answered_a_b_a_b_a_a_a(autojump_clock, nursery):
+async def test_tenants_with_five_and_two_jobs_alternate(autojump_clock, nursery):
     gateway, _ = gateway_for(nursery, TimedNode(service_s=1))
-    answered: list[str] = []
+    finished: list[str] = []
     async with trio.open_nursery() as clients:
         for tenant in "AAAAABB":
-            clients.start_soon(run_job, gateway, job(tenant), answered)
+            clients.start_soon(run_job, gateway, job(tenant), finished)
             await trio.testing.wait_all_tasks_blocked()
-    assert "".join(answered) == "ABABAAA"
+    assert "".join(finished) == "ABABAAA"
 
 
-async def test_a_node_with_one_seat_runs_one_job_at_a_time(autojump_clock, nursery):
+async def test_node_with_one_seat_runs_one_job_at_a_time(autojump_clock, nursery):
     node = TimedNode(service_s=1)
     gateway, _ = gateway_for(nursery, node)
-    answered: list[str] = []
+    finished: list[str] = []
     async with trio.open_nursery() as clients:
         for _ in range(10):
-            clients.start_soon(run_job, gateway, job(), answered)
-    assert (len(answered), node.most_running, node.running) == (10, 1, 0)
+            clients.start_soon(run_job, gateway, job(), finished)
+    assert (len(finished), node.most_running, node.running) == (10, 1, 0)
 
 
-async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(autojump_clock, nursery):
+async def test_estimate_behind_three_jobs_of_ten_seconds_is_thirty(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=10), estimate="mean")
-    answered: list[str] = []
-    await run_job(gateway, job(), answered)
+    finished: list[str] = []
+    await run_job(gateway, job(), finished)
     async with trio.open_nursery() as clients:
         for _ in range(4):
-            clients.start_soon(run_job, gateway, job(), answered)
+            clients.start_soon(run_job, gateway, job(), finished)
             await trio.testing.wait_all_tasks_blocked()
         assert dispatcher.statistics().waiting == 3
         assert dispatcher.estimator.for_newcomer("m", "A", 1).estimated_wait_s == 30
@@ -93,12 +93,12 @@ async def test_three_waiting_jobs_of_ten_seconds_make_an_estimate_of_thirty(auto
             assert pytest.approx(40.0) == answer.waited_s
 
 
-async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(autojump_clock, nursery):
+async def test_full_queue_refuses_at_once_with_retry_after(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(), capacity=2)
-    answered: list[str] = []
+    finished: list[str] = []
     async with trio.open_nursery() as clients:
         for _ in range(3):
-            clients.start_soon(run_job, gateway, job(), answered)
+            clients.start_soon(run_job, gateway, job(), finished)
             await trio.testing.wait_all_tasks_blocked()
         started = trio.current_time()
         with pytest.raises(QueueFull) as refused:
@@ -110,11 +110,11 @@ async def test_a_full_queue_refuses_at_once_with_a_time_to_come_back(autojump_cl
     assert dispatcher.statistics().running == 0
 
 
-async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_queue(autojump_clock, nursery):
+async def test_job_beyond_the_queue_timeout_is_refused_and_removed(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=500), queue_timeout_s=30)
-    answered: list[str] = []
+    finished: list[str] = []
     async with trio.open_nursery() as clients:
-        clients.start_soon(run_job, gateway, job(), answered)
+        clients.start_soon(run_job, gateway, job(), finished)
         await trio.testing.wait_all_tasks_blocked()
         started = trio.current_time()
         with pytest.raises(QueueTimeout) as timeout:
@@ -124,34 +124,28 @@ async def test_a_job_that_waits_too_long_gets_a_queue_timeout_and_leaves_the_que
         assert (dispatcher.statistics().waiting, dispatcher.statistics().running) == (0, 1)
 
 
-async def test_a_streaming_job_waits_for_its_first_delta_no_longer_than_the_queue_timeout(
-    autojump_clock, nursery
-):
+async def test_queue_timeout_covers_the_first_delta_of_a_stream(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
     with pytest.raises(QueueTimeout):
         await gateway.serve(job(stream=True))
     assert dispatcher.statistics().running == 0
 
 
-async def test_a_plain_job_may_take_longer_for_its_first_delta_than_the_queue_timeout(
-    autojump_clock, nursery
-):
+async def test_queue_timeout_does_not_cover_the_first_delta_of_a_plain_job(autojump_clock, nursery):
     gateway, _ = gateway_for(nursery, TimedNode(service_s=200, first_s=100), queue_timeout_s=30)
-    answered: list[str] = []
-    await run_job(gateway, job(), answered)
-    assert answered == ["A"]
+    finished: list[str] = []
+    await run_job(gateway, job(), finished)
+    assert finished == ["A"]
 
 
-async def test_a_job_that_runs_too_long_before_its_first_delta_gets_a_request_timeout(
-    autojump_clock, nursery
-):
+async def test_request_timeout_before_the_first_delta_fails_the_job(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200, first_s=100), request_timeout_s=50)
     with pytest.raises(RequestTimeout):
         await gateway.serve(job())
     assert dispatcher.statistics().running == 0
 
 
-async def test_a_job_that_runs_too_long_after_its_first_delta_fails_in_its_deltas(autojump_clock, nursery):
+async def test_request_timeout_after_the_first_delta_fails_the_deltas(autojump_clock, nursery):
     gateway, dispatcher = gateway_for(nursery, TimedNode(service_s=200), request_timeout_s=50)
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job(stream=True))
@@ -162,7 +156,7 @@ async def test_a_job_that_runs_too_long_after_its_first_delta_fails_in_its_delta
 
 
 async def test_failure_after_the_first_delta_is_raised_by_the_deltas(autojump_clock, nursery):
-    gateway, dispatcher = gateway_for(nursery, TimedNode(fails=NodeFailed("gone")))
+    gateway, dispatcher = gateway_for(nursery, TimedNode(fails=NodeFailed("failed")))
     async with trio.open_nursery() as exchange:
         answer = await exchange.start(gateway.serve, job())
         with pytest.raises(NodeFailed):
@@ -179,16 +173,18 @@ async def test_slow_reader_holds_no_seat(autojump_clock, nursery):
         assert await text_of(answer) == "first last"
 
 
-@pytest.mark.parametrize("leave_after_s", [0.0, 5.0, 15.0, 25.0])
-async def test_client_that_disconnects_at_any_time_holds_nothing(autojump_clock, nursery, leave_after_s):
+@pytest.mark.parametrize("disconnect_after_s", [0.0, 5.0, 15.0, 25.0])
+async def test_disconnect_at_any_time_releases_seat_and_queue_entry(
+    autojump_clock, nursery, disconnect_after_s
+):
     node = TimedNode(service_s=10, first_s=5)
     gateway, dispatcher = gateway_for(nursery, node)
-    answered: list[str] = []
+    finished: list[str] = []
     async with trio.open_nursery() as clients:
-        clients.start_soon(run_job, gateway, job("first"), answered)
+        clients.start_soon(run_job, gateway, job("first"), finished)
         await trio.testing.wait_all_tasks_blocked()
-        with trio.move_on_after(leave_after_s):
-            await run_job(gateway, job("leaves"), answered)
-        clients.start_soon(run_job, gateway, job("after"), answered)
-    assert [tenant for tenant in answered if tenant != "leaves"] == ["first", "after"]
+        with trio.move_on_after(disconnect_after_s):
+            await run_job(gateway, job("disconnects"), finished)
+        clients.start_soon(run_job, gateway, job("after"), finished)
+    assert [tenant for tenant in finished if tenant != "disconnects"] == ["first", "after"]
     assert (node.running, dispatcher.statistics().running, dispatcher.statistics().waiting) == (0, 0, 0)

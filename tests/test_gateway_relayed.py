@@ -1,4 +1,4 @@
-"""Two remote servers, one of which fails: clients of the gateway get the other's answer."""
+"""A gateway over two remote servers, one of which fails: clients get the other's answer."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,17 +29,17 @@ BETWEEN = [("reset", 4), ("end", 4), ("half", 4), ("broken", 4), ("error", 4)]
 class Fleet:
     """A gateway in front of a failing and a working server; the failing one is always chosen first."""
 
-    def __init__(self, sick: StubServer, well: StubServer) -> None:
-        self.sick, self.well = sick, well
+    def __init__(self, failing: StubServer, working: StubServer) -> None:
+        self.failing, self.working = failing, working
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
         registry = NodeRegistry(self.dispatcher.scheduler)
         self.gateway = Gateway(self.dispatcher, registry, request_timeout_s=60)
-        for name, server in (("sick", sick), ("well", well)):
+        for name, server in (("failing", failing), ("working", working)):
             node = RemoteNode(name, upstream_for(server), registry.report, names={"m": "m"}, seats=4)
             node.came_up()
         states = self.dispatcher.scheduler._nodes
-        states["well"].acquire(0)  # busier than the other
-        self.rest = self.dispatcher.statistics()
+        states["working"].acquire(0)  # busier than the failing server
+        self.idle_statistics = self.dispatcher.statistics()
 
     async def run_job(self, job: Job) -> bytes:
         """Return all bytes of the answer. Raise the job's error."""
@@ -51,7 +51,7 @@ class Fleet:
                     await answer.deltas.ended()
                 while taken := await answer.deltas.take():
                     raw += b"".join(piece for delta in taken for piece in delta.raw)
-                    self.sick.go.release()  # it sends the rest once some of its answer was read
+                    self.failing.go.release()  # it continues once some of its answer was read
         except* FairleadError as group:
             raise unwrap(group) from None
         return raw
@@ -59,16 +59,16 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(**behaviour: object) -> AsyncIterator[Fleet]:
-    async with stub() as sick, stub() as well:
-        sick.behaviour = behaviour
-        opened = Fleet(sick, well)
+    async with stub() as failing, stub() as working:
+        failing.behaviour = behaviour
+        running = Fleet(failing, working)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(opened.dispatcher.run)
-                yield opened
+                nursery.start_soon(running.dispatcher.run)
+                yield running
                 nursery.cancel_scope.cancel()
-        assert opened.rest == msgspec.structs.replace(
-            opened.dispatcher.statistics(), mean_wait_s=0.0, mean_service_s=0.0
+        assert running.idle_statistics == msgspec.structs.replace(
+            running.dispatcher.statistics(), mean_wait_s=0.0, mean_service_s=0.0
         )
 
 
@@ -82,12 +82,12 @@ def content(raw: bytes) -> str:
 
 @pytest.mark.parametrize(
     ("stream", "how", "after"),
-    [*((False, *sick) for sick in BEFORE), *((True, *sick) for sick in BEFORE + ONLY_STREAMS)],
+    [*((False, *fault) for fault in BEFORE), *((True, *fault) for fault in BEFORE + ONLY_STREAMS)],
 )
-async def test_failure_before_the_answer_is_not_seen_by_the_client(stream, how, after):
-    async with fleet(how=how, after=after) as opened:
-        raw = await opened.run_job(new_job(stream=stream))
-        assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 1)
+async def test_failure_before_the_answer_is_hidden_from_the_client(stream, how, after):
+    async with fleet(how=how, after=after) as running:
+        raw = await running.run_job(new_job(stream=stream))
+        assert (len(running.failing.jobs), len(running.working.jobs)) == (1, 1)
     if stream:
         assert text(8) == content(raw)
         assert raw.count(b"[DONE]") == 1
@@ -98,32 +98,32 @@ async def test_failure_before_the_answer_is_not_seen_by_the_client(stream, how, 
 @pytest.mark.parametrize(("how", "after"), BETWEEN)
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"seed": 1}], ids=["greedy", "seeded"])
 async def test_repeatable_stream_resumes_at_the_other_server(how, after, sampling):
-    async with fleet(how=how, after=after, waits=True) as opened:
-        raw = await opened.run_job(new_job(**sampling))
-        assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 1)
+    async with fleet(how=how, after=after, waits=True) as running:
+        raw = await running.run_job(new_job(**sampling))
+        assert (len(running.failing.jobs), len(running.working.jobs)) == (1, 1)
     assert text(8) == content(raw)
     assert raw.count(b"[DONE]") == 1
 
 
 async def test_unrepeatable_stream_is_an_error_once_some_of_it_was_read():
-    async with fleet(how="reset", after=4, waits=True) as opened:
+    async with fleet(how="reset", after=4, waits=True) as running:
         with pytest.raises(NodeFailed):
-            await opened.run_job(new_job())
-        assert len(opened.well.jobs) == 0
+            await running.run_job(new_job())
+        assert len(running.working.jobs) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_jobs_refused_by_a_full_server_go_to_the_other(stream, mock_clock):
+async def test_jobs_refused_by_a_full_server_run_on_the_other(stream, mock_clock):
     # The clock does not move: a full server would be tried again after a second.
-    async with fleet(how="status", after=429) as opened:
+    async with fleet(how="status", after=429) as running:
         for _ in range(3):
-            await opened.run_job(new_job(stream=stream))
-        assert (len(opened.sick.jobs), len(opened.well.jobs)) == (1, 3)
+            await running.run_job(new_job(stream=stream))
+        assert (len(running.failing.jobs), len(running.working.jobs)) == (1, 3)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_request_refused_by_a_server_is_not_sent_to_another(stream):
-    async with fleet(how="status", after=422) as opened:
+    async with fleet(how="status", after=422) as running:
         with pytest.raises(NodeRefused) as refused:
-            await opened.run_job(new_job(stream=stream))
-        assert (refused.value.status, len(opened.well.jobs)) == (422, 0)
+            await running.run_job(new_job(stream=stream))
+        assert (refused.value.status, len(running.working.jobs)) == (422, 0)

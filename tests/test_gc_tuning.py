@@ -5,7 +5,7 @@ import gc
 from fairlead.gc_tuning import YOUNG_OBJECTS, freeze
 
 
-def test_existing_objects_are_frozen_and_collections_are_rarer():
+def test_existing_objects_are_frozen_and_collections_are_less_frequent():
     earlier = gc.get_threshold()
     gc.set_threshold(700, 10, 10)  # Python's defaults; a server in this process may have changed them
     try:

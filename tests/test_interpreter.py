@@ -35,7 +35,7 @@ def test_large_allocations_are_returned_to_the_system_when_freed():
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=60)
 
 
-def test_a_c_library_without_mallopt_is_left_as_it_is(monkeypatch):
+def test_c_library_without_mallopt_is_not_changed(monkeypatch):
     monkeypatch.setattr(interpreter.ctypes, "CDLL", lambda _name: object())
     interval = sys.getswitchinterval()
     try:

@@ -21,14 +21,14 @@ def timeline(
     finish_reasons: tuple[str, ...] = ("stop",),
 ) -> RequestTimeline:
     """Return the timeline of a job that waited 1 s; its first token came after 3 s and its last after 7 s."""
-    made = RequestTimeline(job(tenant, n=n), arrived_s=0.0, began_at_ns=0)
-    made.granted_s, made.first_delta_s, made.ended_s = granted_s, first_delta_s, ended_s
-    made.tokens, made.attempts, made.finish_reasons = tokens, attempts, finish_reasons
-    made.outcome, made.node = outcome, "node"
-    return made
+    finished = RequestTimeline(job(tenant, n=n), arrived_s=0.0, began_at_ns=0)
+    finished.granted_s, finished.first_delta_s, finished.ended_s = granted_s, first_delta_s, ended_s
+    finished.tokens, finished.attempts, finished.finish_reasons = tokens, attempts, finish_reasons
+    finished.outcome, finished.node = outcome, "node"
+    return finished
 
 
-def test_a_value_on_a_bound_counts_below_it_and_one_above_all_bounds_counts_last():
+def test_value_on_a_bound_counts_below_it():
     histogram = DurationHistogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 2.5):
         histogram.add(value)
@@ -37,7 +37,7 @@ def test_a_value_on_a_bound_counts_below_it_and_one_above_all_bounds_counts_last
     assert (counted.count, counted.total) == (5, 7.5)
 
 
-def test_a_whole_answer_is_in_every_histogram_with_the_time_of_its_phase():
+def test_complete_answer_is_in_each_histogram():
     metrics = JobMetrics()
     metrics.add(timeline())
     durations = metrics.statistics().models["m"].durations
@@ -47,14 +47,14 @@ def test_a_whole_answer_is_in_every_histogram_with_the_time_of_its_phase():
     assert durations.token_gap.count == 4  # five tokens have four gaps, of one second each
 
 
-def test_gaps_between_tokens_are_those_of_each_choice_not_of_all_together():
+def test_gaps_between_tokens_are_measured_in_each_choice():
     metrics = JobMetrics()
     metrics.add(timeline(n=2, tokens=10))
     gaps = metrics.statistics().models["m"].durations.token_gap
     assert (gaps.count, gaps.total) == (8, 8.0)  # two choices of five tokens in the same four seconds
 
 
-def test_a_job_that_never_had_a_seat_is_in_no_histogram_and_its_prompt_was_not_computed():
+def test_job_without_a_seat_is_in_no_histogram_and_has_no_prompt_tokens():
     metrics = JobMetrics()
     metrics.add(timeline(outcome="queue_full", granted_s=None, first_delta_s=None, tokens=0))
     model = metrics.statistics().models["m"]
@@ -63,7 +63,7 @@ def test_a_job_that_never_had_a_seat_is_in_no_histogram_and_its_prompt_was_not_c
     assert (model.prompt_tokens, model.finish_reasons) == (0, {})
 
 
-def test_broken_answer_counts_its_tokens_and_first_token_but_no_whole_duration():
+def test_failed_answer_counts_tokens_and_first_token_but_no_duration():
     metrics = JobMetrics()
     metrics.add(timeline(outcome="node_failed", tokens=3))
     metrics.add(timeline(outcome=LEFT, tokens=2))
@@ -73,14 +73,14 @@ def test_broken_answer_counts_its_tokens_and_first_token_but_no_whole_duration()
     assert model.finish_reasons == {"abort": 1}
 
 
-def test_answer_counts_as_cut_short_if_any_of_its_choices_was():
+def test_answer_counts_as_truncated_if_any_choice_is():
     metrics = JobMetrics()
     metrics.add(timeline(n=2, finish_reasons=("stop", "length")))
     metrics.add(timeline(n=2, finish_reasons=("stop", "stop")))
     assert metrics.statistics().models["m"].finish_reasons == {"length": 1, "stop": 1}
 
 
-def test_jobs_under_way_are_counted_as_waiting_or_running_with_the_tokens_they_have():
+def test_unfinished_jobs_count_as_waiting_or_running_with_their_tokens():
     metrics = JobMetrics()
     metrics.add(timeline())
     waiting = timeline(granted_s=None, first_delta_s=None, ended_s=None, tokens=0)
@@ -91,7 +91,7 @@ def test_jobs_under_way_are_counted_as_waiting_or_running_with_the_tokens_they_h
     assert model.outcomes == {SUCCESS: 1}
 
 
-def test_no_count_of_tokens_falls_when_an_answer_is_restarted():
+def test_token_count_never_decreases_when_an_answer_is_restarted():
     metrics = JobMetrics()
     running = timeline(ended_s=None, tokens=9)
     assert metrics.statistics([running]).models["m"].generated_tokens == 9
@@ -103,7 +103,7 @@ def test_no_count_of_tokens_falls_when_an_answer_is_restarted():
     assert metrics.statistics().models["m"].generated_tokens == 12
 
 
-def test_five_thousand_tenants_have_a_thousand_names_and_one_for_the_others():
+def test_tenants_beyond_a_thousand_share_one_name():
     metrics = JobMetrics()
     for number in range(5000):
         metrics.add(timeline(f"tenant {number}"))
@@ -114,18 +114,18 @@ def test_five_thousand_tenants_have_a_thousand_names_and_one_for_the_others():
     assert sum(tenant.jobs for tenant in tenants.values()) == 5001
 
 
-@pytest.mark.parametrize("under_way", [False, True])
-def test_names_of_models_are_bounded_too_those_of_running_jobs_among_them(under_way):
+@pytest.mark.parametrize("are_running", [False, True])
+def test_names_of_models_are_bounded_with_running_jobs(are_running):
     metrics = JobMetrics(labels_at_most=2)
     timelines = []
     for name in ("a", "b", "c", "d"):
-        made = timeline(ended_s=None if under_way else 7.0)
-        made.job = msgspec.structs.replace(made.job, model=name)
-        timelines.append(made)
-    if not under_way:
-        for made in timelines:
-            metrics.add(made)
-    models = metrics.statistics(timelines if under_way else ()).models
+        finished = timeline(ended_s=None if are_running else 7.0)
+        finished.job = msgspec.structs.replace(finished.job, model=name)
+        timelines.append(finished)
+    if not are_running:
+        for finished in timelines:
+            metrics.add(finished)
+    models = metrics.statistics(timelines if are_running else ()).models
     assert {name: each.generated_tokens for name, each in models.items()} == {"a": 5, "b": 5, OTHER: 10}
 
 

@@ -48,7 +48,7 @@ def test_spec_arrives_unchanged():
     assert spec == messages.spec_decoder.decode(payload)
 
 
-def test_frames_split_at_any_byte_arrive_whole():
+def test_frames_split_at_any_byte_are_complete():
     stream = b"".join(messages.encode_frame(message) for message in TO_PARENT)
     for cut in range(len(stream) + 1):
         splitter = messages.FrameSplitter()
@@ -56,7 +56,7 @@ def test_frames_split_at_any_byte_arrive_whole():
         assert [messages.to_parent_decoder.decode(payload) for payload in payloads] == TO_PARENT
 
 
-def test_frames_that_come_byte_by_byte_arrive_whole():
+def test_frames_received_byte_by_byte_are_complete():
     stream = b"".join(messages.encode_frame(message) for message in TO_CHILD)
     splitter = messages.FrameSplitter()
     payloads = [payload for byte in stream for payload in splitter.feed(bytes([byte]))]
@@ -91,7 +91,7 @@ def test_plain_tokens_of_a_step_are_read_as_pairs_of_key_and_token(pairs):
 
 
 @pytest.mark.parametrize(("keys", "tokens"), [(8, 0), (0, 4), (8, 8), (16, 4), (12, 6), (9, 4)])
-def test_step_whose_keys_and_tokens_do_not_match_is_refused(keys, tokens):
+def test_step_with_different_numbers_of_keys_and_tokens_is_refused(keys, tokens):
     frame = msgspec.msgpack.encode(["step", bytes(keys), bytes(tokens), [], []])
     with pytest.raises(msgspec.ValidationError, match="do not match"):
         messages.to_parent_decoder.decode(frame)

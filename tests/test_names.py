@@ -10,14 +10,16 @@ PYX_CLASS = re.compile(r"^(?:cdef )?class (\w+)", re.MULTILINE)
 
 
 def test_each_public_class_name_occurs_once():
-    places = defaultdict(set)
+    definitions = defaultdict(set)
     for path in ROOT.glob("src/fairlead/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                places[node.name].add(f"{path.relative_to(ROOT)}:{node.lineno}")
+                definitions[node.name].add(f"{path.relative_to(ROOT)}:{node.lineno}")
     # Stubs repeat the classes of these files, and a test compares the two.
     for path in ROOT.glob("cext/**/*.p[xy][ix]"):
         for match in PYX_CLASS.finditer(path.read_text()):
-            places[match[1]].add(str(path.relative_to(ROOT)))
-    repeated = {name: sorted(where) for name, where in places.items() if len(where) > 1 and name[0] != "_"}
+            definitions[match[1]].add(str(path.relative_to(ROOT)))
+    repeated = {
+        name: sorted(found) for name, found in definitions.items() if len(found) > 1 and name[0] != "_"
+    }
     assert repeated == {}

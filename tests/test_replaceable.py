@@ -43,7 +43,7 @@ class Closed(Scheduler):
     """Refuses every job."""
 
     def submit(self, ticket, *, too_long=None):
-        self._tickets.refuse(ticket, QueueFull("closed for the day"))
+        self._tickets.refuse(ticket, QueueFull("closed"))
 
 
 def closed(effects, options):
@@ -86,7 +86,7 @@ def test_implementation_is_found_by_its_name():
     assert POLICIES.names() == ["group", "keep", "lru", "matrix"]
 
 
-def test_an_unknown_name_is_an_error_that_names_the_setting_and_all_names_there_are(acme):
+def test_error_for_an_unknown_name_has_the_setting_and_all_names(acme):
     with pytest.raises(ConfigError) as refused:
         SCHEDULERS.find("fifo", "scheduler")
     assert str(refused.value) == ("scheduler: there is no scheduler 'fifo'; known: broken, closed, default")
@@ -102,7 +102,7 @@ def test_another_package_cannot_replace_a_built_in_implementation(acme):
     assert SCHEDULERS.find("default") is default_scheduler
 
 
-def test_empty_registry_knows_no_name():
+def test_empty_registry_has_no_name():
     empty: Registry[object] = Registry("thing", "fairlead.nothing", {})
     with pytest.raises(ConfigError, match=r"there is no thing 'x'; known: $"):
         empty.find("x")
@@ -176,10 +176,10 @@ def test_settings_of_a_policy_that_is_not_in_use_are_named(tmp_path):
 # Behavior -------------------------------------------------------------------------------------------
 
 
-async def test_the_dispatcher_asks_the_scheduler_that_is_named(acme, autojump_clock):
+async def test_dispatcher_uses_the_named_scheduler(acme, autojump_clock):
     dispatcher = Dispatcher(QueueConfig(), scheduler="closed")
     dispatcher.scheduler.node_up("node", frozenset("m"), LIMITS)
-    with pytest.raises(QueueFull, match="closed for the day"):
+    with pytest.raises(QueueFull, match="closed"):
         async with dispatcher.seat(spec_of(job())):
             pass
 
@@ -219,28 +219,28 @@ def test_policy_of_another_package_gives_its_reasons(acme):
     assert policy.reason_for("c", ["a", "b"]).chosen == ("a", "c")
 
 
-class Refusing:
-    """Records the models; refuses every second run before it starts, from the first on."""
+class RefusingFactory:
+    """Records the models; refuses the first run and every second one after it."""
 
     def __init__(self) -> None:
-        self.made: list[str] = []
+        self.models: list[str] = []
 
     def __call__(self, options: ProcessOptions):
-        self.made.append(options.config.name)
-        if len(self.made) % 2:
+        self.models.append(options.config.name)
+        if len(self.models) % 2:
             raise LoadFailed(f"{options.config.name}: no container is free")
         return make_process(options)
 
 
 async def test_models_run_in_the_processes_that_the_factory_makes():
-    process = Refusing()
+    process = RefusingFactory()
     async with running_fleet(engine("x"), make_process=process) as opened:
         with pytest.raises(LoadFailed, match="x: no container is free"):
             await opened.fleet.load("x")
         assert opened.status("x").state == "failed"
         assert await opened.run_job(question("x"))
         await opened.fleet.unload("x")
-    assert process.made == ["x", "x"]
+    assert process.models == ["x", "x"]
 
 
 def test_configuration_file_selects_the_scheduler(acme, tmp_path):
@@ -251,12 +251,12 @@ def test_configuration_file_selects_the_scheduler(acme, tmp_path):
     with real_server(*arguments, environment=environment) as server:
         refused = server.http.post("/v1/completions", json={"prompt": "Hello"})
         assert refused.status_code == 429
-        assert refused.json()["error"]["message"].startswith("closed for the day")
+        assert refused.json()["error"]["message"].startswith("closed")
 
 
 def test_server_with_an_unknown_scheduler_does_not_start(tmp_path):
     arguments = configured(tmp_path, {}, scheduler="fifo")
     command = [sys.executable, "-m", "fairlead", "serve", "--port", "0", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
-    assert ended.returncode == 2
-    assert "scheduler: there is no scheduler 'fifo'; known: default" in ended.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert process.returncode == 2
+    assert "scheduler: there is no scheduler 'fifo'; known: default" in process.stderr

@@ -151,7 +151,7 @@ def test_concurrent_dequeue_operations():
 
 
 def test_enqueue_dequeue_race_conditions():
-    """Producers, consumers that wait, and removals: each item comes out once, or was removed."""
+    """Producers, waiting consumers, and removals: each item is dequeued once, or was removed."""
     queue = RequestQueue[int](capacity=10_000)
     taken: Counter[int] = Counter()
     removed: Counter[int] = Counter()
@@ -189,7 +189,7 @@ def test_enqueue_dequeue_race_conditions():
 def test_dequeue_from_empty_queue_with_timeout(queue):
     with pytest.raises(TimeoutError, match=r"within 0.01 s"):
         queue.dequeue(timeout_s=0.01)
-    queue.enqueue(1, "request")  # for which no waiter is woken any more
+    queue.enqueue(1, "request")  # no waiter is woken for it
     assert queue.dequeue(timeout_s=0) == "request"
 
 
@@ -289,7 +289,7 @@ def test_closed_queue_refuses_everything_that_moves_items(queue):
             move()
 
 
-def test_task_whose_event_loop_has_ended_does_not_consume_a_wake_up(queue):
+def test_task_of_an_ended_event_loop_does_not_consume_a_wake_up(queue):
     """An event loop that ended may leave a waiter behind; the next waiter is woken instead."""
 
     async def wait_forever() -> None:
@@ -318,7 +318,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "queue.md").read_text(encoding="utf
 
 def test_example_of_the_documentation_runs():
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(example, {})  # it asserts what it shows
+    exec(example, {})  # the example has assertions
 
 
 def test_every_public_method_is_documented():

@@ -1,4 +1,4 @@
-"""Failure boundaries: which exceptions pass, and which are kept."""
+"""Failure boundaries: some exceptions pass, others are kept."""
 
 import pytest
 import structlog
@@ -9,7 +9,7 @@ from fairlead.supervision import RESTART_S, FailureBoundary, contain, described,
 
 
 class Panic(BaseException):
-    """An exception as a library in Rust raises it."""
+    """An exception like that of a library in Rust."""
 
 
 async def fail(error: BaseException) -> None:
@@ -17,7 +17,7 @@ async def fail(error: BaseException) -> None:
     raise error
 
 
-async def test_a_block_that_ends_well_has_no_failure():
+async def test_block_without_an_error_has_no_failure():
     with FailureBoundary() as boundary:
         pass
     assert boundary.failure is None
@@ -26,7 +26,7 @@ async def test_a_block_that_ends_well_has_no_failure():
 @pytest.mark.parametrize(
     "error", [ValueError("x"), OSError(24, "x"), LoadFailed("x"), Panic("x"), MemoryError()]
 )
-async def test_a_failure_is_kept(error):
+async def test_failure_is_kept(error):
     with FailureBoundary() as boundary:
         await fail(error)
     assert boundary.failure is error
@@ -40,7 +40,7 @@ async def test_exceptions_that_end_the_program_pass(kind):
     assert boundary.failure is None
 
 
-async def test_a_cancellation_passes():
+async def test_cancellation_passes():
     with trio.CancelScope() as scope:
         scope.cancel()
         with FailureBoundary() as boundary:
@@ -49,10 +49,10 @@ async def test_a_cancellation_passes():
     assert boundary.failure is None
 
 
-async def test_failure_of_a_group_is_our_own_error_or_else_the_first():
+async def test_failure_of_a_group_is_fairleads_error_if_any_otherwise_the_first():
     with FailureBoundary() as boundary:
-        raise ExceptionGroup("", [ValueError("x"), ExceptionGroup("", [ours := LoadFailed("x")])])
-    assert boundary.failure is ours
+        raise ExceptionGroup("", [ValueError("x"), ExceptionGroup("", [own_error := LoadFailed("x")])])
+    assert boundary.failure is own_error
     with FailureBoundary() as boundary:
         raise BaseExceptionGroup("", [panic := Panic(), ValueError("x")])
     assert boundary.failure is panic
@@ -66,7 +66,7 @@ async def test_group_is_split_into_exceptions_that_pass_and_the_failure_which_is
     assert boundary.failure is failure
 
 
-async def test_a_nursery_that_fails_while_it_is_cancelled_is_cancelled_and_its_failure_kept():
+async def test_failure_of_a_cancelled_nursery_is_kept():
     with trio.CancelScope() as scope:
         with FailureBoundary() as boundary:
             async with trio.open_nursery() as nursery:
@@ -81,29 +81,29 @@ async def test_a_nursery_that_fails_while_it_is_cancelled_is_cancelled_and_its_f
                 nursery.start_soon(trio.sleep_forever)
                 await trio.testing.wait_all_tasks_blocked()
                 scope.cancel()
-        raise AssertionError("it goes on")
+        raise AssertionError("the block continued")
     assert scope.cancelled_caught
     assert str(boundary.failure) == "while ending"
 
 
-async def test_a_contained_task_does_not_end_its_siblings():
+async def test_contained_task_does_not_end_other_tasks():
     finished = []
 
-    async def sibling() -> None:
+    async def other_task() -> None:
         await trio.testing.wait_all_tasks_blocked()
-        finished.append("sibling")
+        finished.append("other_task")
 
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(contain, "the one that fails", fail, ValueError("x"))
-            nursery.start_soon(sibling)
-    assert finished == ["sibling"]
+            nursery.start_soon(contain, "failing task", fail, ValueError("x"))
+            nursery.start_soon(other_task)
+    assert finished == ["other_task"]
     (line,) = logs
     assert (
         line["event"],
         line["task"],
         line["reason"],
-    ) == ("task failed", "the one that fails", "ValueError: x")
+    ) == ("task failed", "failing task", "ValueError: x")
     assert isinstance(line["exc_info"], ValueError)
 
 
@@ -143,7 +143,7 @@ def test_a_failure_of_an_unexpected_type_is_logged_with_its_traceback(failure, r
     [
         (LoadFailed("no such file"), "no such file"),
         (FileNotFoundError(2, "No such file or directory", "/home/me/secret"), "No such file or directory"),
-        (ValueError("a client's words"), "internal error (ValueError)"),
+        (ValueError("client text"), "internal error (ValueError)"),
     ],
 )
 def test_reasons_for_clients_contain_no_paths_and_no_values(failure, reason):

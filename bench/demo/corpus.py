@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from exercises import EXERCISES, LISTS, Pair, copy, made_up_text, sum_or_difference
+from exercises import EXERCISES, LISTS, Pair, copy, invented_text, sum_or_difference
 
 Message = dict[str, str]
 
@@ -38,13 +38,13 @@ class Fact(NamedTuple):
 class Corpus:
     """An endless stream of conversations drawn from `random`.
 
-    An untidy corpus is for the second pass of training: questions have inserted and missing words, and there
+    A noisy corpus is for the second pass of training: questions have inserted and missing words, and there
     are more sums of two digits and more invented words to copy.
     """
 
-    def __init__(self, random: Random, *, untidy: bool = False) -> None:
+    def __init__(self, random: Random, *, noisy: bool = False) -> None:
         self._random = random
-        self._untidy = untidy
+        self._noisy = noisy
         facts = read_table("facts.toml")
         self._facts = list(about_fairlead(facts))
         self._facts_weights = list(accumulate(fact.weight for fact in self._facts))
@@ -85,12 +85,12 @@ class Corpus:
 
     def _pair(self) -> Pair:
         random = self._random
-        if self._untidy:
+        if self._noisy:
             draw = random.random()
             if draw < 0.12:
                 return sum_or_difference(random, largest=99)
             if draw < 0.22:
-                return copy(random, made_up_text(random))
+                return copy(random, invented_text(random))
         draw = random.random()
         if draw < 0.03:  # copies of any text, not only of lists of words
             return copy(random, self._rephrased(expand(random.choice(self._any_fact().patterns), random)))
@@ -114,13 +114,13 @@ class Corpus:
         return question
 
     def _rephrased(self, question: str) -> str:
-        """Return the question as people type it: with politeness, lower case or typing errors."""
+        """Return the question as people type it: politely, in lower case or with typing errors."""
         random = self._random
         if not question.isascii():
             return question + random.choice(["", "", "?"])
-        asks = question.split(maxsplit=1)[0] in HABITS["asking"]
-        if self._untidy and random.random() < 0.5:
-            question = make_untidy(question, random)
+        is_question = question.split(maxsplit=1)[0] in HABITS["asking"]
+        if self._noisy and random.random() < 0.5:
+            question = add_noise(question, random)
         if random.random() < 0.12:
             prefix = random.choice(HABITS["politeness"])
             question = prefix + question[0].lower() + question[1:]
@@ -128,7 +128,11 @@ class Corpus:
             question = question.lower()
         if random.random() < 0.06 and len(question) > 12:
             question = mistype(question, random)
-        ending = random.choice(["?", "?", "?", "", "?", " ?"]) if asks else random.choice([".", "", "", "!"])
+        ending = (
+            random.choice(["?", "?", "?", "", "?", " ?"])
+            if is_question
+            else random.choice([".", "", "", "!"])
+        )
         return question + ending
 
     def _introduction(self, name: str) -> str:
@@ -195,8 +199,8 @@ def about_fairlead(facts: dict[str, Any]) -> Iterator[Fact]:
             yield Fact(
                 [p.format(name=name) for p in PATTERNS["meaning_of_command"]], f"{name} {entry['does']}.", 0.7
             )
-            wants = [p.format(want=one_of(entry["want"])) for p in PATTERNS["want"]]
-            yield Fact(wants, f"Use {name}: it {entry['does']}.")
+            requests = [p.format(want=one_of(entry["want"])) for p in PATTERNS["want"]]
+            yield Fact(requests, f"Use {name}: it {entry['does']}.")
 
 
 def one_of(alternatives: list[str]) -> str:
@@ -211,8 +215,8 @@ def expand(pattern: str, random: Random) -> str:
     return pattern
 
 
-def make_untidy(question: str, random: Random) -> str:
-    """Insert words and remove small ones, so that the model must find the relevant words."""
+def add_noise(question: str, random: Random) -> str:
+    """Insert words and remove short ones, so that the model must find the relevant words."""
     words = [word for word in question.split(" ") if word not in HABITS["left_out"] or random.random() < 0.9]
     for _ in range(random.choice([0, 0, 1, 1, 2])):
         words.insert(random.randint(1, max(1, len(words))), random.choice(HABITS["fillers"]))
@@ -226,6 +230,6 @@ def make_untidy(question: str, random: Random) -> str:
 
 def mistype(text: str, random: Random) -> str:
     """Remove, double or swap one letter."""
-    place = random.randrange(1, len(text) - 2)
-    a, b = text[place], text[place + 1]
-    return text[:place] + random.choice(["", a + a, b + a, a + b]) + text[place + 2 :]
+    position = random.randrange(1, len(text) - 2)
+    a, b = text[position], text[position + 1]
+    return text[:position] + random.choice(["", a + a, b + a, a + b]) + text[position + 2 :]

@@ -26,47 +26,47 @@ def sum_or_difference(random: Random, largest: int | None = None) -> Pair:
         largest = random.choice([9, 9, 20, 99])
     a, b = random.randint(0, largest), random.randint(0, largest)
     if random.random() < 0.6:
-        asked = random.choice(
+        expression = random.choice(
             [f"{a} + {b}", f"{a}+{b}", f"{a} plus {b}", f"the sum of {a} and {b}", f"{a} and {b} together"]
         )
         order = f"Add {a} and {b}" if random.random() < 0.5 else f"Add {b} to {a}"
-        return random.choice([inquire(random, asked)] * 5 + [order]), f"{a} + {b} = {a + b}."
+        return random.choice([question_about(random, expression)] * 5 + [order]), f"{a} + {b} = {a + b}."
     a, b = max(a, b), min(a, b)
-    asked = random.choice([f"{a} - {b}", f"{a}-{b}", f"{a} minus {b}", f"{a} less {b}"])
+    expression = random.choice([f"{a} - {b}", f"{a}-{b}", f"{a} minus {b}", f"{a} less {b}"])
     order = f"Subtract {b} from {a}" if random.random() < 0.5 else f"Take {b} away from {a}"
-    return random.choice([inquire(random, asked)] * 5 + [order]), f"{a} - {b} = {a - b}."
+    return random.choice([question_about(random, expression)] * 5 + [order]), f"{a} - {b} = {a - b}."
 
 
 def product(random: Random) -> Pair:
     a, b = random.randint(0, 10), random.randint(0, 10)
     if random.random() < 0.2 and b:
-        asked = random.choice([f"{a * b} / {b}", f"{a * b} divided by {b}", f"{a * b}/{b}"])
-        return inquire(random, asked), f"{a * b} / {b} = {a}."
-    asked = random.choice(
+        expression = random.choice([f"{a * b} / {b}", f"{a * b} divided by {b}", f"{a * b}/{b}"])
+        return question_about(random, expression), f"{a * b} / {b} = {a}."
+    expression = random.choice(
         [f"{a} * {b}", f"{a}*{b}", f"{a} times {b}", f"{a} x {b}", f"the product of {a} and {b}"]
     )
-    return inquire(random, asked), f"{a} * {b} = {a * b}."
+    return question_about(random, expression), f"{a} * {b} = {a * b}."
 
 
 def sum_in_words(random: Random) -> Pair:
     a, b = random.randint(0, 10), random.randint(0, 10)
     if random.random() < 0.6:
-        return inquire(random, f"{NUMERALS[a]} plus {NUMERALS[b]}"), f"{a} + {b} = {a + b}."
+        return question_about(random, f"{NUMERALS[a]} plus {NUMERALS[b]}"), f"{a} + {b} = {a + b}."
     a, b = max(a, b), min(a, b)
-    return inquire(random, f"{NUMERALS[a]} minus {NUMERALS[b]}"), f"{a} - {b} = {a - b}."
+    return question_about(random, f"{NUMERALS[a]} minus {NUMERALS[b]}"), f"{a} - {b} = {a - b}."
 
 
 def sum_too_large(random: Random) -> Pair:
     a, b = random.randint(101, 99999), random.randint(101, 99999)
-    return inquire(
+    return question_about(
         random, f"{a} {random.choice('+-*/')} {b}"
     ), "That is too large for me; I only do small sums."
 
 
-def inquire(random: Random, asked: str) -> str:
-    """Return a question for the value of an expression."""
-    form = random.choice(FORMS["inquire"])
-    return form.format(asked)
+def question_about(random: Random, expression: str) -> str:
+    """Return a question about the value of an expression."""
+    form = random.choice(FORMS["question_about"])
+    return form.format(expression)
 
 
 def comparison(random: Random) -> Pair:
@@ -80,11 +80,15 @@ def comparison(random: Random) -> Pair:
 
 def parity(random: Random) -> Pair:
     number = random.randint(0, 99)
-    asked, kind = random.choice(["even", "odd"]), "odd" if number % 2 else "even"
+    claimed, kind = random.choice(["even", "odd"]), "odd" if number % 2 else "even"
     question = random.choice(
-        [f"Is {number} {asked}?", f"Is {number} an {asked} number?", f"Is the number {number} {asked}?"]
+        [
+            f"Is {number} {claimed}?",
+            f"Is {number} an {claimed} number?",
+            f"Is the number {number} {claimed}?",
+        ]
     )
-    return question, f"{'Yes' if asked == kind else 'No'}, {number} is {kind}."
+    return question, f"{'Yes' if claimed == kind else 'No'}, {number} is {kind}."
 
 
 def copy(random: Random, text: str | None = None) -> Pair:
@@ -112,15 +116,15 @@ def something_to_copy(random: Random) -> str:
     return text
 
 
-def made_up_text(random: Random) -> str:
+def invented_text(random: Random) -> str:
     """Return invented words mixed with known ones, so that the model learns to copy."""
     words = []
     for _ in range(random.randint(1, 6)):
         syllables = [
             random.choice(LISTS["consonants"]) + random.choice("aeiou") for _ in range(random.randint(1, 4))
         ]
-        made_up = "".join(syllables) + random.choice(["", "n", "r", "s", "t", "ng"])
-        words.append(random.choice([made_up, made_up, random.choice(WORDS), random.choice(SMALL_WORDS)]))
+        invented = "".join(syllables) + random.choice(["", "n", "r", "s", "t", "ng"])
+        words.append(random.choice([invented, invented, random.choice(WORDS), random.choice(SMALL_WORDS)]))
     if random.random() < 0.4:
         words[0] = words[0].capitalize()
     return " ".join(words) + random.choice(["", "", ".", "!", "?"])
@@ -141,8 +145,8 @@ def count(random: Random) -> Pair:
     return form.format(start=start, end=end) + random.choice(["", "", ".", "?"]), upwards
 
 
-def neighbour(random: Random) -> Pair:
-    """Return a question for what comes after or before a number, day, month or letter."""
+def next_or_previous(random: Random) -> Pair:
+    """Return a question about the number, day, month or letter after or before another."""
     kind = random.choice(["number", "day", "day", "month", "month", "letter"])
     names = {
         "number": list(map(str, range(101))),
@@ -151,28 +155,28 @@ def neighbour(random: Random) -> Pair:
         "letter": list(ALPHABET.upper()),
     }[kind]
     cyclic = kind in ("day", "month")
-    place = random.randrange(len(names)) if cyclic else random.randrange(1, len(names) - 1)
+    position = random.randrange(len(names)) if cyclic else random.randrange(1, len(names) - 1)
     step, word = random.choice([(1, "after"), (1, "after"), (-1, "before")])
-    answer = f"{names[(place + step) % len(names)]} comes {word} {names[place]}."
-    form = random.choice(FORMS["neighbour"])
-    return form.format(word, names[place], kind=kind), answer
+    answer = f"{names[(position + step) % len(names)]} comes {word} {names[position]}."
+    form = random.choice(FORMS["next_or_previous"])
+    return form.format(word, names[position], kind=kind), answer
 
 
 def recite(random: Random) -> Pair:
-    """Return a question for a well-known list, its length, or one of its items by number."""
-    place = random.randrange(12)
-    month, day = f"the {ORDINALS[place]} month", f"the {ORDINALS[place % 7]} day"
-    asked: dict[str, list[str]] = {
+    """Return a question about a well-known list, its length, or one of its items by number."""
+    position = random.randrange(12)
+    month, day = f"the {ORDINALS[position]} month", f"the {ORDINALS[position % 7]} day"
+    questions: dict[str, list[str]] = {
         ", ".join(DAYS) + ".": FORMS["days"],
         ", ".join(MONTHS) + ".": FORMS["months"],
         " ".join(ALPHABET): FORMS["alphabet"],
         "A week has 7 days.": FORMS["week"],
         "A year has 12 months.": FORMS["year"],
-        f"{MONTHS[place]} is {month}.": [f"What is {month} of the year?"],
-        f"{DAYS[place % 7]} is {day}.": [f"What is {day} of the week?"],
+        f"{MONTHS[position]} is {month}.": [f"What is {month} of the year?"],
+        f"{DAYS[position % 7]} is {day}.": [f"What is {day} of the week?"],
     }
     pairs = [
-        (random.choice(forms) if len(forms) > 1 else forms[0], answer) for answer, forms in asked.items()
+        (random.choice(forms) if len(forms) > 1 else forms[0], answer) for answer, forms in questions.items()
     ]
     return random.choice(pairs)
 
@@ -190,8 +194,8 @@ def spell(random: Random) -> Pair:
 
 
 def opposite(random: Random) -> Pair:
-    place = random.randrange(len(OPPOSITES))
-    word, other = OPPOSITES[place], OPPOSITES[place ^ 1]
+    position = random.randrange(len(OPPOSITES))
+    word, other = OPPOSITES[position], OPPOSITES[position ^ 1]
     form = random.choice(FORMS["opposite"])
     return form.format(word), f"The opposite of {word} is {other}."
 
@@ -206,7 +210,7 @@ EXERCISES: dict[Callable[[Random], Pair], float] = {
     parity: 1,
     copy: 14,
     count: 9,
-    neighbour: 4,
+    next_or_previous: 4,
     recite: 2,
     spell: 3,
     opposite: 1,

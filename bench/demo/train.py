@@ -94,15 +94,15 @@ class Pass(NamedTuple):
     """One training run, from a warm-up to a learning rate of 0."""
 
     steps: int
-    untidy: bool
+    noisy: bool
     muon_rate: float
     adamw_rate: float
 
 
 # The second pass continues with the bfloat16 weights of the first one, with questions as people type them.
 PASSES = [
-    Pass(steps=2400, untidy=False, muon_rate=8e-3, adamw_rate=3e-3),
-    Pass(steps=700, untidy=True, muon_rate=4e-3, adamw_rate=1.5e-3),
+    Pass(steps=2400, noisy=False, muon_rate=8e-3, adamw_rate=3e-3),
+    Pass(steps=700, noisy=True, muon_rate=4e-3, adamw_rate=1.5e-3),
 ]
 
 
@@ -144,7 +144,7 @@ def main() -> None:
             model = LlamaForCausalLM.from_pretrained(
                 options.output, dtype=torch.float32, attn_implementation="eager"
             )
-        corpus = Corpus(Random(options.seed + number), untidy=training.untidy)
+        corpus = Corpus(Random(options.seed + number), noisy=training.noisy)
         batches = batches_of(examples(corpus, tokenizer), Random(options.seed))
         train(model, batches, training, output=options.output)
 

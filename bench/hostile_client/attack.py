@@ -15,7 +15,7 @@ from hostile_client.requests import Grammar
 from hostile_client.spoiling import pieces
 from hostile_client.wire import BrokenAnswer, Reply, Wire, fault_of
 
-PATIENCE_S = 90.0  # long enough for a busy machine with other requests in the queue
+TIMEOUT_S = 90.0  # long enough for a busy machine with other requests in the queue
 KEPT_OPEN = 0.7  # the probability that a connection is used for another request
 MAX_FAULTS = 20
 
@@ -51,7 +51,7 @@ class Findings:
         answers = dict(self.answers.most_common())
         return {"answers": answers, "connections": self.connections, "faults": list(map(str, self.faults))}
 
-    def note(self, reply: Reply) -> None:
+    def add(self, reply: Reply) -> None:
         """Count a response."""
         self.answers[f"{reply.status} {reply.code}".strip()] += 1
 
@@ -122,17 +122,17 @@ class Attack:
         again = wire is not None
         try:
             wire = wire or await self._connect()
-            with trio.fail_after(PATIENCE_S):
+            with trio.fail_after(TIMEOUT_S):
                 async with trio.open_nursery() as sending:
                     sending.start_soon(
                         _send_ignoring_close, wire, request.data
                     )  # the server may refuse it before the end
-                    reply = await wire.reply(request.asks)
+                    reply = await wire.reply(request.method)
                     sending.cancel_scope.cancel()
-            fault = fault_of(reply, request.asks)
-            self.findings.note(reply)
+            fault = fault_of(reply, request.method)
+            self.findings.add(reply)
         except* trio.TooSlowError:
-            fault = f"no answer in {PATIENCE_S:g} s"
+            fault = f"no answer in {TIMEOUT_S:g} s"
         except* BrokenAnswer as group:
             fault = str(group.exceptions[0])
         except* (EOFError, OSError) as group:

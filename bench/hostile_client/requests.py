@@ -94,10 +94,10 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True)
 class HostileRequest:
-    """The bytes to send. `asks`: the request's method. `is_last`: following data may be misread."""
+    """The bytes to send. `method`: the request's method. `is_last`: following data may be misread."""
 
     seed: int
-    asks: str
+    method: str
     data: bytes
     is_last: bool
 

@@ -12,7 +12,7 @@ STREAM_S = 0.3  # how long a stream is read before the client disconnects
 STREAM = "text/event-stream"
 
 # Codes of 5xx responses that are correct and do not report a fault of the server.
-MEANT = {
+EXPECTED_5XX = {
     "engine_failed",
     "node_failed",
     "no_node",  # the request was for a model of a node that the attack has added
@@ -62,13 +62,13 @@ class Wire:
         while data:
             data = data[await self.socket.send(data) :]
 
-    async def reply(self, asks: str) -> Reply:
+    async def reply(self, method: str) -> Reply:
         """Read the response to a method. Raises `BrokenAnswer`, or `EOFError` if there is none."""
         while True:
             found = await self._head()
             if found.status != 100:
                 break
-        if asks == "HEAD" or found.status in {204, 304}:
+        if method == "HEAD" or found.status in {204, 304}:
             return found
         if found.headers.get("content-type", "").startswith(STREAM):
             with trio.move_on_after(STREAM_S) as clock:
@@ -134,15 +134,15 @@ class Wire:
         return bool(data)
 
 
-def fault_of(reply: Reply, asks: str) -> str | None:
+def fault_of(reply: Reply, method: str) -> str | None:
     """Return the fault of a response to any hostile request; None if it has none."""
-    if reply.status >= 500 and reply.code not in MEANT and asks != "HEAD":
+    if reply.status >= 500 and reply.code not in EXPECTED_5XX and method != "HEAD":
         return f"status {reply.status} {reply.code}"
-    if reply.status == 500 and asks == "HEAD":
+    if reply.status == 500 and method == "HEAD":
         return "status 500"
     if not 200 <= reply.status < 600:
         return f"status {reply.status}"
-    if reply.status >= 400 and asks != "HEAD":
+    if reply.status >= 400 and method != "HEAD":
         if reply.headers.get("content-type") != "application/json":
             return f"an error that is no JSON: {reply.headers.get('content-type')}"
         try:

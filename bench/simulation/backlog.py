@@ -39,9 +39,9 @@ def backlog(order: Order, *, length_s: float = 540.0, seed: int = 1) -> Backlog:
 
     def refill() -> None:
         waiting = Counter(request.tenant for request in server.waiting)
-        for wanted in range(1, BACKLOG + 1):  # alternately, or one tenant would get all seats at the start
+        for target in range(1, BACKLOG + 1):  # alternately, or one tenant would get all seats at the start
             for tenant, shape in SHAPES.items():
-                if waiting[tenant] < wanted:
+                if waiting[tenant] < target:
                     server.submit(shape.request(tenant, random))
 
     server = SimulatedServer(clock, order=order, capacity=1000, ended=lambda _: refill())

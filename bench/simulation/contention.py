@@ -123,7 +123,7 @@ def overload(
     shape, timeout_s = Shape(500, 300), 60.0
     estimate = MeanEstimate()
     attempts: dict[Request, int] = {}
-    wanted = answers = timeouts = refusals = 0
+    intended = answers = timeouts = refusals = 0
 
     def estimated_s(ahead: int) -> int:
         now_s = clock.now_s
@@ -154,6 +154,6 @@ def overload(
     rate = 2.25 * server.seats / shape.mean_service_s(server.speed)
     for number, time_s in enumerate(poisson(rate, length_s, random)):
         clock.at(time_s, partial(submit, shape.request(f"tenant-{number % 20}", random), 0))
-        wanted += 1
+        intended += 1
     clock.run(length_s + 4 * timeout_s)
-    return Overload(timeouts / wanted, answers / wanted, refusals / wanted)
+    return Overload(timeouts / intended, answers / intended, refusals / intended)

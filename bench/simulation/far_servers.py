@@ -25,7 +25,7 @@ def words_of(request_id: str, salt: str, count: int) -> list[str]:
 class Wire:
     """The client's end of a connection; implements `fairlead.http.links.Link`."""
 
-    def __init__(self, server: "FarServer") -> None:
+    def __init__(self, server: "RemoteServer") -> None:
         self.is_open = True
         self._server = server
         self._inbox = bytearray()
@@ -57,7 +57,7 @@ class Wire:
     def close(self) -> None:
         """See `Link`."""
         self.is_open = False
-        self._server.forget(self)
+        self._server.remove(self)
 
     def deliver(self, data: bytes) -> None:
         """Receive data from the server."""
@@ -70,10 +70,10 @@ class Wire:
         self._arrival.set()
 
 
-class FarServer:
+class RemoteServer:
     """A server with `seats`. It adds to `problems` if it gets more jobs at once.
 
-    `turned_away` counts its 429s by request; `wires` are the open connections.
+    `refusals` counts its 429s by request; `wires` are the open connections.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class FarServer:
         self._delay = 1.0
         self._is_full = False
         self.wires: set[Wire] = set()
-        self.turned_away: dict[str, int] = {}
+        self.refusals: dict[str, int] = {}
         self._name = name
         self._seats = seats
         self._random = random
         self._nursery = nursery
         self._problems = problems
-        self._is_dead = False
+        self._is_down = False
         self._running = trio.Event()
         self._running.set()
         self._words_a_chunk = random.choice([1, 1, 2, 3])
@@ -99,7 +99,7 @@ class FarServer:
 
     def crash(self) -> None:
         """Crash: break and refuse all connections."""
-        self._is_dead = True
+        self._is_down = True
         for wire in list(self.wires):
             wire.break_off()
             self._end_work(wire)
@@ -110,7 +110,7 @@ class FarServer:
 
     def recover(self) -> None:
         """Continue after `hang`, or start again after `crash`."""
-        self._is_dead = False
+        self._is_down = False
         self._running.set()
 
     def slow_down(self, delay: float) -> None:
@@ -128,13 +128,13 @@ class FarServer:
     def drop_connections(self) -> None:
         """Break all connections, but accept new ones."""
         self.crash()
-        self._is_dead = False
+        self._is_down = False
 
     # Connections -------------------------------------------------------------------------------------
 
     def connect(self) -> Wire:
         """Accept a connection. Raises `ConnectionRefusedError`."""
-        if self._is_dead:
+        if self._is_down:
             raise ConnectionRefusedError(111, "refused")
         wire = Wire(self)
         self.wires.add(wire)
@@ -150,7 +150,7 @@ class FarServer:
             self._working[wire] = scope
         self._nursery.start_soon(self._answer, wire, scope, head, body)
 
-    def forget(self, wire: Wire) -> None:
+    def remove(self, wire: Wire) -> None:
         """Forget a connection that the client has closed."""
         self.wires.discard(wire)
         self._end_work(wire)
@@ -172,7 +172,7 @@ class FarServer:
     async def _chat(self, wire: Wire, request: dict[str, Any]) -> None:
         await self._running.wait()
         if self._is_full:
-            self.turned_away[request["id"]] = self.turned_away.get(request["id"], 0) + 1
+            self.refusals[request["id"]] = self.refusals.get(request["id"], 0) + 1
             self._working.pop(wire, None)
             await self._send(wire, FULL)
             return

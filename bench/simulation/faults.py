@@ -35,12 +35,12 @@ from fairlead.gateway import ATTEMPTS, Gateway
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.remote_node import RemoteNode, remote_node
 from fairlead.request_timeline import RequestTimeline
-from simulation.far_servers import FarServer, words_of
+from simulation.far_servers import RemoteServer, words_of
 
 NODES = 3
 SEATS = CONFIGURED_SEATS = 4  # seats of a node, and seats in the configuration
 HOUR_S = 20.0  # the time in which requests and faults start
-PATIENCE_S = 1000.0
+TIMEOUT_S = 1000.0
 HEALTH = HealthConfig(interval_s=1.0, failures=3, timeout_s=1.0)
 
 
@@ -82,19 +82,19 @@ class _Round:
     def __init__(self, seed: int, streams: int, plain: int) -> None:
         self._random = Random(seed)
         self._requests = [self._draw(number, stream=number < streams) for number in range(streams + plain)]
-        self._servers: dict[str, FarServer] = {}
+        self._servers: dict[str, RemoteServer] = {}
         self._nodes: list[RemoteNode] = []
         self._texts: dict[str, str] = {}
         self._errors: dict[str, FairleadError] = {}
         self._has_read: set[str] = set()
-        self._left: set[str] = set()
+        self._disconnected: set[str] = set()
         self._timelines: dict[str, list[RequestTimeline]] = {request.name: [] for request in self._requests}
         self._problems: list[str] = []
-        queue = QueueConfig(capacity=len(self._requests), timeout_s=PATIENCE_S)
+        queue = QueueConfig(capacity=len(self._requests), timeout_s=TIMEOUT_S)
         self._dispatcher = Dispatcher(queue, random=Random(seed))
         self._registry = NodeRegistry(self._dispatcher.scheduler)
         self._gateway = Gateway(
-            self._dispatcher, self._registry, request_timeout_s=PATIENCE_S, on_finished=self._record
+            self._dispatcher, self._registry, request_timeout_s=TIMEOUT_S, on_finished=self._record
         )
 
     def _draw(self, number: int, *, stream: bool) -> ClientRequest:
@@ -107,7 +107,7 @@ class _Round:
             repeatable=random.random() < 0.7,
             words=random.randint(1, 10),
             arrives_s=random.uniform(0, HOUR_S),
-            leaves_s=random.uniform(0, 5) if leaves else PATIENCE_S,
+            leaves_s=random.uniform(0, 5) if leaves else TIMEOUT_S,
             is_cancelled=random.random() < 0.03,
         )
 
@@ -120,18 +120,18 @@ class _Round:
         with patch("fairlead.http.client.connect", self._connect):
             async with trio.open_nursery() as world:
                 async with self._open(world):
-                    with trio.move_on_after(2 * PATIENCE_S) as patience:
+                    with trio.move_on_after(2 * TIMEOUT_S) as scope:
                         async with trio.open_nursery() as clients:
                             clients.start_soon(self._inject_faults)
                             for request in self._requests:
                                 clients.start_soon(self._send, request)
-                    if patience.cancelled_caught:
+                    if scope.cancelled_caught:
                         self._problems.append("hang: a client still waits")
-                    await trio.sleep(2)  # for work that waits until a node has room
-                    for _ in range(5):  # a probe may use a connection for a moment
+                    await trio.sleep(2)  # for work that waits for capacity of a node
+                    for _ in range(5):  # a probe may be using a connection
                         if any(node.status().connections.busy for node in self._nodes):
                             await trio.sleep(0.15)
-                    self._look_for_leaks()
+                    self._check_for_leaks()
                 left = [wire for server in self._servers.values() for wire in server.wires]
                 if left:
                     self._problems.append(f"leak: {len(left)} connections of nodes that are gone")
@@ -141,7 +141,9 @@ class _Round:
     async def _open(self, world: trio.Nursery) -> AsyncIterator[None]:
         for number in range(NODES):
             host = f"node{number}"
-            self._servers[host] = FarServer(host, SEATS, Random(self._random.random()), world, self._problems)
+            self._servers[host] = RemoteServer(
+                host, SEATS, Random(self._random.random()), world, self._problems
+            )
             config = NodeConfig(
                 id=host,
                 url=f"http://{host}:80",
@@ -205,7 +207,7 @@ class _Round:
                 assert isinstance(error, FairleadError)
                 self._errors[request.name] = error
         if scope.cancelled_caught:
-            self._left.add(request.name)
+            self._disconnected.add(request.name)
 
     async def _cancel(self, request: ClientRequest) -> None:
         await trio.sleep(self._random.uniform(0, 3))
@@ -215,20 +217,20 @@ class _Round:
         """Read as the routes do: a stream in pieces, any other answer when it is complete."""
         raw: list[bytes] = []
 
-        def collect(taken: list[Delta]) -> bool:
+        def collect(deltas_read: list[Delta]) -> bool:
             self._has_read.add(request.name)
-            raw.extend(piece for delta in taken for piece in delta.raw)
+            raw.extend(piece for delta in deltas_read for piece in delta.raw)
             return True
 
         if not request.stream:
             await deltas.ended()
-        while taken := await deltas.take(collect):
-            collect(taken)
+        while deltas_read := await deltas.take(collect):
+            collect(deltas_read)
         return _streamed(b"".join(raw)) if request.stream else _plain(b"".join(raw))
 
     # The verdict -------------------------------------------------------------------------------------
 
-    def _look_for_leaks(self) -> None:
+    def _check_for_leaks(self) -> None:
         counts = self._dispatcher.statistics()
         upstreams = [node.status().connections for node in self._nodes]
         wires = sum(len(server.wires) for server in self._servers.values())
@@ -239,7 +241,7 @@ class _Round:
             "seats": sum(node.status().busy for node in self._nodes),
             "exchanges": sum(each.busy + each.waiting for each in upstreams),
             "connections of no pool": wires - sum(each.idle for each in upstreams),
-            "alarms": len(alarms) - 1,  # the meter's
+            "alarms": len(alarms) - 1,  # the alarm of the meter
             "waiters": len(self._dispatcher._waiters),
         }
         self._problems += [f"leak: {count} {what}" for what, count in left.items() if count]
@@ -262,7 +264,7 @@ class _Round:
     def _judge(self, request: ClientRequest) -> tuple[str, str]:
         """Return a problem ('' if there is none) and the outcome."""
         timelines = self._timelines[request.name]
-        if request.name in self._left and request.name not in self._texts:
+        if request.name in self._disconnected and request.name not in self._texts:
             return "" if len(timelines) <= 1 else "ended twice", "left"
         if len(timelines) != 1:
             return f"ended {len(timelines)} times", "lost"
@@ -279,7 +281,7 @@ class _Round:
             return "" if request.is_cancelled else "was cancelled without a request"
         if not isinstance(error, NodeFailed):
             return f"failed with {error.code}"
-        full = sum(server.turned_away.get(request.name, 0) for server in self._servers.values())
+        full = sum(server.refusals.get(request.name, 0) for server in self._servers.values())
         cannot_go_on = request.stream and not request.repeatable and request.name in self._has_read
         if timeline.attempts - full >= ATTEMPTS or cannot_go_on:
             return ""

@@ -47,9 +47,9 @@ def by_old_reports(*, load: float = 0.8, length_s: float = 3600.0, seed: int = 1
         nonlocal hits, chances
         least = min(node.score for node in nodes)
         node = random.choice([node for node in nodes if node.score == least])
-        if any(other.held == 0 for other in nodes):
+        if any(other.jobs == 0 for other in nodes):
             chances += 1
-            hits += node.held == 0
+            hits += node.jobs == 0
         requests.append(request)
         node.submit(request)
 
@@ -69,7 +69,7 @@ class _QueueingNode:
         self._running = False
 
     @property
-    def held(self) -> int:
+    def jobs(self) -> int:
         """The number of running and waiting requests."""
         return len(self._queue) + self._running
 
@@ -81,7 +81,7 @@ class _QueueingNode:
 
     def report(self) -> None:
         """Update the score."""
-        self.score = 0.3 * min(self.held, 1) + 0.7 * self.held
+        self.score = 0.3 * min(self.jobs, 1) + 0.7 * self.jobs
 
     def _start(self) -> None:
         if self._queue and not self._running:

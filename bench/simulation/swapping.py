@@ -62,7 +62,7 @@ def swapping(*, strict: bool, length_s: float = 3600.0, seed: int = 1) -> Swappi
         clock.after(random.expovariate(1 / 60.0), partial(request_rarely, model))
         submit(model)
 
-    server = StrictServer(clock, granted, ended) if strict else OurServer(clock, granted, ended)
+    server = StrictServer(clock, granted, ended) if strict else SchedulerServer(clock, granted, ended)
     for _ in range(CLIENTS):
         submit(BUSY)
     for model in RARE:
@@ -124,7 +124,7 @@ class StrictServer:
         self._pump()
 
 
-class OurServer:
+class SchedulerServer:
     """The real scheduler with simulated loads and seats."""
 
     def __init__(self, clock: Clock, granted: Callback, ended: Callback) -> None:
@@ -141,7 +141,7 @@ class OurServer:
         )
 
     @property
-    def models(self) -> "OurServer":
+    def models(self) -> "SchedulerServer":
         """See `Effects`."""
         return self
 

@@ -35,10 +35,10 @@ def slope(
     if freedom < 2:
         raise ValueError("too few points for a slope")
     x_mean, y_mean = mean(xs), mean(ys)
-    spread = sum((x - x_mean) ** 2 for x in xs)
-    value = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread
+    x_squares = sum((x - x_mean) ** 2 for x in xs)
+    value = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / x_squares
     rest = sum((y - y_mean - value * (x - x_mean)) ** 2 for x, y in zip(xs, ys, strict=True))
-    margin = _student(freedom) * sqrt(rest / freedom / spread)
+    margin = _student(freedom) * sqrt(rest / freedom / x_squares)
     return Slope(value, value - margin, value + margin)
 
 

@@ -19,7 +19,7 @@ from soaking.world import SWAPPING, World
 HANGS_S = 100.0  # more than any timeout of the configuration
 SLOW_S = 20.0  # after this time a slow reader disconnects
 PROBLEMS_AT_MOST = 200
-GUEST_S = 15.0  # for this time most requests for swapped models are for the same one
+SWAP_PERIOD_S = 15.0  # for this time most requests for swapped models are for the same one
 CANARY_S = 1.5
 CANARY = {"prompt": "Count from 1 to 30.", "max_tokens": 40, "temperature": 0}
 
@@ -78,12 +78,12 @@ class Tenants:
             (self._generate, "greedy", 0.0, 6),
             (self._relay, "ana", 0.2, 2),
             (self._relay, "greedy", 0.0, 2),
-            (self._speak_for_many, "portal", 0.3, 1),
+            (self._send_for_many_users, "portal", 0.3, 1),
             (self._leave, "bob", 0.2, 3),
             (self._cancel, "ana", 0.3, 1),
             (self._embed, "bob", 0.5, 1),
             (self._tokenize, "ana", 0.3, 1),
-            (self._look, "admin", 0.5, 1),
+            (self._read_status, "admin", 0.5, 1),
             (self._abuse, "hostile", 0.3, 1),
             (self._read_slowly, "slow", 1.0, 1),
             (self._watch_canary, "canary", CANARY_S, 1),
@@ -114,23 +114,23 @@ class Tenants:
     async def _generate(self, chance: random.Random, client: Client) -> None:
         model = self._model(chance)
         path = chance.choice(RELAYED if model in ("talker", "far") else DIALECTS)
-        await self._asked(client, path, model, _body(chance, path), measured=model == "steady")
+        await self._send(client, path, model, _body(chance, path), measured=model == "steady")
 
     async def _relay(self, chance: random.Random, client: Client) -> None:
         path = chance.choice((*RELAYED, "/v1/messages/count_tokens"))
-        await self._asked(client, path, "far", _body(chance, path))
+        await self._send(client, path, "far", _body(chance, path))
 
-    async def _speak_for_many(self, chance: random.Random, client: Client) -> None:
+    async def _send_for_many_users(self, chance: random.Random, client: Client) -> None:
         body = _body(chance, "/v1/completions") | {
             "user": f"person {chance.randrange(10**9)}",
             "max_tokens": 2,
         }
-        await self._asked(client, "/v1/completions", "steady", body)
+        await self._send(client, "/v1/completions", "steady", body)
 
     async def _leave(self, chance: random.Random, client: Client) -> None:
         model = self._model(chance)
         with trio.move_on_after(chance.expovariate(2.0)) as leaving:
-            await self._asked(client, "/v1/completions", model, _body(chance, "/v1/completions"))
+            await self._send(client, "/v1/completions", model, _body(chance, "/v1/completions"))
         if leaving.cancelled_caught:
             self._report.outcomes["left"] += 1
 
@@ -140,7 +140,7 @@ class Tenants:
         body = _body(chance, "/v1/completions") | {"max_tokens": 200, "ignore_eos": True}
         other = self._world.client("ana")
         async with trio.open_nursery() as nursery:
-            ask = self._asked
+            ask = self._send
             nursery.start_soon(lambda: ask(client, "/v1/completions", "steady", body, request_id=request_id))
             await trio.sleep(chance.expovariate(2.0))
             answer = await other.ask("POST", f"/v1/requests/{request_id}/cancel")
@@ -149,17 +149,17 @@ class Tenants:
         other.close()
 
     async def _embed(self, chance: random.Random, client: Client) -> None:
-        model = "vectors" if self._guest() == "vectors" else "far"
+        model = "vectors" if self._current_model() == "vectors" else "far"
         body = {"input": [_text(chance) for _ in range(chance.randint(1, 8))]}
-        await self._asked(client, "/v1/embeddings", model, body)
+        await self._send(client, "/v1/embeddings", model, body)
 
     async def _tokenize(self, chance: random.Random, client: Client) -> None:
-        answer = await self._asked(client, "/tokenize", "steady", {"prompt": _text(chance, 200)})
+        answer = await self._send(client, "/tokenize", "steady", {"prompt": _text(chance, 200)})
         if answer.status == 200:
             body = {"tokens": json.loads(answer.body)["tokens"]}
-            await self._asked(client, "/detokenize", "steady", body)
+            await self._send(client, "/detokenize", "steady", body)
 
-    async def _look(self, chance: random.Random, client: Client) -> None:
+    async def _read_status(self, chance: random.Random, client: Client) -> None:
         paths = ("/health", "/ready", "/running", "/queue", "/metrics", "/nodes", "/v1/models")
         answer = await client.ask("GET", chance.choice(paths))
         if answer.status not in (200, 503):  # /ready is 503 while a model loads, /health while one hangs
@@ -187,11 +187,11 @@ class Tenants:
             "ignore_eos": True,
             "n": 4,
         }
-        await self._asked(client, "/v1/completions", "steady", body, slow=True)
+        await self._send(client, "/v1/completions", "steady", body, slow=True)
 
     async def _watch_canary(self, _chance: random.Random, client: Client) -> None:
-        for model in ("steady", "victim") if self._guest() == "victim" else ("steady",):
-            answer = await self._asked(client, "/v1/completions", model, CANARY)
+        for model in ("steady", "victim") if self._current_model() == "victim" else ("steady",):
+            answer = await self._send(client, "/v1/completions", model, CANARY)
             if answer.status == 200 and not answer.code and answer.ending == "whole":
                 text = json.loads(answer.body)["choices"][0]["text"]
                 self._canary = self._canary or text
@@ -201,7 +201,7 @@ class Tenants:
 
     # Outcomes -------------------------------------------------------------------------------------------
 
-    async def _asked(
+    async def _send(
         self,
         client: Client,
         path: str,
@@ -256,15 +256,15 @@ class Tenants:
         return "cut" if answer.ending == "cut" else "refused"
 
     def _model(self, chance: random.Random) -> str:
-        model_of_session = self._guest()
+        model_of_session = self._current_model()
         if model_of_session == "vectors":  # an embedding model
             model_of_session = "far"
         models = ("steady", "far", model_of_session, chance.choice(("victim", "talker")))
         return chance.choices(models, (60, 20, 19, 1))[0]
 
-    def _guest(self) -> str:
+    def _current_model(self) -> str:
         """Return the model that currently gets most requests for swapped models."""
-        return SWAPPING[int((time.monotonic() - self._world.began_s) / GUEST_S) % len(SWAPPING)]
+        return SWAPPING[int((time.monotonic() - self._world.began_s) / SWAP_PERIOD_S) % len(SWAPPING)]
 
 
 def _text(chance: random.Random, words: int = 30) -> str:
@@ -289,19 +289,19 @@ def _body(chance: random.Random, path: str) -> dict[str, Any]:
 
 
 def _hostile(chance: random.Random) -> bytes:
-    good = json.dumps(_body(chance, "/v1/chat/completions") | {"model": "steady"}).encode()
+    valid_body = json.dumps(_body(chance, "/v1/chat/completions") | {"model": "steady"}).encode()
     match chance.randrange(7):
         case 0:
-            return good[: chance.randrange(len(good))]
+            return valid_body[: chance.randrange(len(valid_body))]
         case 1:
             return bytes(chance.randrange(256) for _ in range(chance.randrange(1, 300)))
         case 2:
             return b"[" * chance.choice((100, 10_000))
         case 3:
-            at = chance.randrange(len(good))
-            return good[:at] + bytes([chance.randrange(256)]) + good[at + 1 :]
+            at = chance.randrange(len(valid_body))
+            return valid_body[:at] + bytes([chance.randrange(256)]) + valid_body[at + 1 :]
         case 4:
-            return good.replace(b'"max_tokens": ', b'"max_tokens": 1e999, "x": ')
+            return valid_body.replace(b'"max_tokens": ', b'"max_tokens": 1e999, "x": ')
         case 5:
             return b'{"model": "steady", "prompt": "%s", "max_tokens": 1}' % (b"a " * 30_000)
         case _:

@@ -45,10 +45,10 @@ class _Automaton:
         self.is_double = False
 
     def sequence(self, items: Sequence[Any]) -> _Part:
-        whole = _Part(frozenset(), frozenset(), is_nullable=True)
+        part = _Part(frozenset(), frozenset(), is_nullable=True)
         for item in items:
-            whole = self._joined(whole, self._part(item))
-        return whole
+            part = self._joined(part, self._part(item))
+        return part
 
     def _part(self, item: tuple[Any, Any]) -> _Part:
         kind, value = item
@@ -75,16 +75,16 @@ class _Automaton:
         return _Part(state, state, is_nullable=False)
 
     def _repeated(self, content: Sequence[Any], least: int, most: int) -> _Part:
-        whole = _Part(frozenset(), frozenset(), is_nullable=True)
+        part = _Part(frozenset(), frozenset(), is_nullable=True)
         for _ in range(min(least, _MOST_COPIES)):
-            whole = self._joined(whole, self.sequence(content))
+            part = self._joined(part, self.sequence(content))
         if most == kinds.MAXREPEAT:
             loop = self.sequence(content)
             self._connect(loop.last, loop.first)
-            return self._joined(whole, loop._replace(is_nullable=True))
+            return self._joined(part, loop._replace(is_nullable=True))
         for _ in range(min(most - least, _MOST_COPIES)):
-            whole = self._joined(whole, self.sequence(content)._replace(is_nullable=True))
-        return whole
+            part = self._joined(part, self.sequence(content)._replace(is_nullable=True))
+        return part
 
     def _joined(self, one: _Part, other: _Part) -> _Part:
         self._connect(one.last, other.first)

@@ -1,11 +1,11 @@
-"""The known advisories of peers and libraries: what each was about and, if it has no test, why not.
+"""The known advisories of similar servers and of libraries, with a reason for each that has no test.
 
 They are in catalogue/*.toml, one table per advisory:
 
     [CVE-2025-00000]
-    was = "One sentence."
-    also = ["GHSA-xxxx-xxxx-xxxx"]  # its other numbers
-    not_tried = "Why no test tries it."
+    summary = "One sentence."
+    aliases = ["GHSA-xxxx-xxxx-xxxx"]  # its other numbers
+    untested_because = "Why no test tries it."
 
 The tests name the advisories that they try (see `tries`); the catalogue does not repeat those names.
 """
@@ -24,9 +24,9 @@ FOLDER = Path(__file__).parent
 class Advisory(msgspec.Struct, forbid_unknown_fields=True):
     """One entry of the catalogue."""
 
-    was: str
-    also: list[str] = []
-    not_tried: str | None = None
+    summary: str
+    aliases: list[str] = []
+    untested_because: str | None = None
 
 
 def read_catalogue() -> list[tuple[str, Advisory]]:

@@ -9,7 +9,7 @@ from e2e.real_server import configured, real_server
 
 KEYS = {
     "ana": "sk-ana-0123456789abcdefghij-ana",
-    "bob": "sk-ana-0123456789abcdefghij-bob",  # as long as ana's, and equal except for the end
+    "bob": "sk-ana-0123456789abcdefghij-bob",  # as long as ana's, and equal except at the end
     "limited": "sk-limited-0123456789abcdef",
 }
 
@@ -21,7 +21,7 @@ def numbers(request) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory):
+def server_home(tmp_path_factory):
     """Return the home directory of the servers, with their caches and temporary files."""
     folder = tmp_path_factory.mktemp("home")
     for name in ("tmp", "cache"):
@@ -30,17 +30,17 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def environment(home) -> dict[str, str]:
+def environment(server_home) -> dict[str, str]:
     return {
-        "HOME": str(home),
-        "TMPDIR": str(home / "tmp"),
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "HF_HOME": str(home / "cache"),
+        "HOME": str(server_home),
+        "TMPDIR": str(server_home / "tmp"),
+        "XDG_CACHE_HOME": str(server_home / "cache"),
+        "HF_HOME": str(server_home / "cache"),
     }
 
 
 @pytest.fixture(scope="session")
-def keyless(environment) -> Iterator[Target]:
+def running_without_keys(environment) -> Iterator[Target]:
     with real_server(environment=environment) as running:
         target = Target(running)
         yield target
@@ -48,8 +48,8 @@ def keyless(environment) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="session")
-def with_keys(environment, tmp_path_factory) -> Iterator[Target]:
-    folder = tmp_path_factory.mktemp("guarded")
+def running_with_keys(environment, tmp_path_factory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("keys")
     keys = [
         {"key": KEYS["ana"], "user": "ana"},
         {"key": KEYS["bob"], "user": "bob"},
@@ -62,23 +62,23 @@ def with_keys(environment, tmp_path_factory) -> Iterator[Target]:
         target.http.close()
 
 
-def unharmed(target: Target) -> Iterator[Target]:
-    """Yield the server, then check that the test has not harmed it."""
+def checked_afterwards(target: Target) -> Iterator[Target]:
+    """Yield the server, then check that it still works."""
     log_lines = len(target.running.log)
     yield target
     target.assert_unharmed(log_lines)
 
 
 @pytest.fixture
-def server(keyless) -> Iterator[Target]:
-    """Yield the server without keys; check after the test that it is unharmed."""
-    yield from unharmed(keyless)
+def server(running_without_keys) -> Iterator[Target]:
+    """Yield the server without keys; check after the test that it still works."""
+    yield from checked_afterwards(running_without_keys)
 
 
 @pytest.fixture
-def guarded(with_keys) -> Iterator[Target]:
-    """Yield the server with keys; check after the test that it is unharmed."""
-    yield from unharmed(with_keys)
+def server_with_keys(running_with_keys) -> Iterator[Target]:
+    """Yield the server with keys; check after the test that it still works."""
+    yield from checked_afterwards(running_with_keys)
 
 
 @pytest.fixture

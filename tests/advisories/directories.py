@@ -19,8 +19,8 @@ _MAGIC = b"GGUF"
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 
 
-class Tape:
-    """A channel whose parent requests one model and then only receives."""
+class RecordingChannel:
+    """A channel that requests one model and then only records the frames."""
 
     def __init__(self, path: Path) -> None:
         self.frames: list[messages.ToParent] = []
@@ -38,10 +38,10 @@ class Tape:
 
 def refusal(path: Path) -> str:
     """Return the error of a worker that loads the model; check that it is short and names the path."""
-    tape = Tape(path)
-    status = serve(tape, _load)  # not within the assertion: one caller runs without assertions
+    channel = RecordingChannel(path)
+    status = serve(channel, _load)  # outside of the assertion, because one test disables assertions
     assert status == 1
-    last = tape.frames[-1]
+    last = channel.frames[-1]
     assert isinstance(last, messages.LoadFailure)
     assert str(path) in last.message
     assert len(last.message) < 1000
@@ -54,8 +54,8 @@ def demonstration_copy(to: Path) -> Path:
     return to
 
 
-def borrowed_model(to: Path) -> Path:
-    """Save a small model that runs on transformers' network. Imports transformers, which takes seconds."""
+def transformers_model(to: Path) -> Path:
+    """Save a small model that runs in transformers. Imports transformers, which takes seconds."""
     import transformers
 
     from models.tiny import SIZES, save
@@ -72,7 +72,7 @@ def change_json(path: Path, **values: Any) -> None:
 # Pickles -------------------------------------------------------------------------------------------
 
 
-class _Opens:
+class _CreatesMarker:
     def __init__(self, marker: Path) -> None:
         self._marker = marker
 
@@ -82,7 +82,7 @@ class _Opens:
 
 def pickled(marker: Path) -> bytes:
     """Return a pickle that creates the directory `marker` when it is read."""
-    return pickle.dumps(_Opens(marker), protocol=2)
+    return pickle.dumps(_CreatesMarker(marker), protocol=2)
 
 
 def write_torch_archive(path: Path, marker: Path) -> None:

@@ -1,4 +1,4 @@
-"""The server that the tests attack, and the checks that an attack has not harmed it."""
+"""The server that the tests attack, and checks that it works as before."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ import httpx
 
 from e2e.real_server import RealServer
 
-# No test measures elapsed time. The time of an attack is bounded only so that a hang is a failure.
+# No test measures elapsed time. This bound only turns a hang into a failure.
 HANG_S = 30
 
 MODEL = "fairlead-demo"
@@ -58,7 +58,7 @@ class Target:
         self.running = running
         self.headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
         self.http = httpx.Client(base_url=running.url, timeout=HANG_S, headers=self.headers)
-        # The requests of `RealServer` check that nothing is left over; they need the key too.
+        # `RealServer` sends requests to check that nothing is left; they also need the key.
         running.http.headers.update(self.headers)
         self.canary_text = self.canary()
 
@@ -78,7 +78,7 @@ class Target:
         return checked(self.http.request(method, path, **options))
 
     def text(self, body: dict[str, Any]) -> str:
-        """Return the text that a completion request is answered with."""
+        """Return the text of the answer to a completion request."""
         answer = self.post(COMPLETIONS, body)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["text"]
@@ -143,7 +143,7 @@ class Target:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def assert_unharmed(self, log_lines: int) -> None:
-        """Check that the canary has the same text, nothing is left over, and no error was logged.
+        """Check that the canary has the same text, nothing is left, and no error was logged.
 
         `log_lines`: the number of lines in the log before the attack.
         """
@@ -151,9 +151,9 @@ class Target:
         assert self.canary() == self.canary_text
         assert not any(self.running.wait_until_at_rest().values())
         assert self.http.get("/health").status_code == 200
-        news = "".join(self.running.log[log_lines:])
-        assert "Traceback" not in news, news
-        assert "[error" not in news, news
+        new_lines = "".join(self.running.log[log_lines:])
+        assert "Traceback" not in new_lines, new_lines
+        assert "[error" not in new_lines, new_lines
 
 
 def checked(answer: httpx.Response) -> httpx.Response:

@@ -179,8 +179,8 @@ def test_no_module_is_imported_by_a_computed_name():
 def test_no_code_of_a_models_repository_is_trusted():
     for places in calls().values():
         for place, call in places:
-            trust = [keyword.value for keyword in call.keywords if keyword.arg == "trust_remote_code"]
-            assert all(ast.unparse(value) == "False" for value in trust), place
+            trusting = [keyword.value for keyword in call.keywords if keyword.arg == "trust_remote_code"]
+            assert all(ast.unparse(value) == "False" for value in trusting), place
 
 
 @tries("CVE-2024-45436", "CVE-2024-7773", "CVE-2026-59820", "CVE-2024-12886")

@@ -141,13 +141,15 @@ def test_no_registry_is_queried_for_a_model_that_a_request_names(server: Target,
     "reference",
     ["os.environ/HOME", "${env.HOME}", "oidc/file//etc/passwd", "file:///etc/passwd", "/proc/self/environ"],
 )
-def test_no_reference_to_a_file_or_a_variable_is_resolved(server: Target, home, reference):
+def test_no_reference_to_a_file_or_a_variable_is_resolved(server: Target, server_home, reference):
     server.refuses_or_ignores(api_key=reference, vertex_ai_credentials=reference)
-    shown = server.post(CHAT, chat(model=reference)).text
-    shown += server.post("/nodes", {"id": "a", "url": reference}).text
-    shown += server.post("/nodes", {"id": reference, "url": "http://127.0.0.1:9", "api_key": reference}).text
+    response = server.post(CHAT, chat(model=reference)).text
+    response += server.post("/nodes", {"id": "a", "url": reference}).text
+    response += server.post(
+        "/nodes", {"id": reference, "url": "http://127.0.0.1:9", "api_key": reference}
+    ).text
     for node in json.loads(server.request("GET", "/nodes").text):
         if node["id"] == reference:
             server.request("DELETE", f"/nodes/{reference}")
-    assert str(home) not in shown
-    assert "root:" not in shown
+    assert str(server_home) not in response
+    assert "root:" not in response

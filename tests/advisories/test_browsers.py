@@ -15,7 +15,7 @@ AGENTS = ["Mozilla/5.0", "Fetch", ""]
 
 @tries("CVE-2024-28224", "CVE-2025-62593")
 @pytest.mark.parametrize("agent", AGENTS)
-def test_a_page_whose_host_name_resolves_to_our_address_is_refused(server: Target, agent):
+def test_page_with_a_host_name_that_resolves_to_the_server_is_refused(server: Target, agent):
     headers = FOREIGN | {"User-Agent": agent}
     for path in ("/v1/models", "/running", "/nodes", "/queue", "/metrics", "/events", "/version"):
         answer = server.request("GET", path, headers=headers)

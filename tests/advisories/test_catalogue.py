@@ -15,25 +15,25 @@ def tried() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("number", "advisory"), read_catalogue(), ids=lambda one: one if isinstance(one, str) else ""
+    ("number", "advisory"), read_catalogue(), ids=lambda each: each if isinstance(each, str) else ""
 )
 def test_an_advisory_has_either_tests_or_a_reason_why_not(tried, number: str, advisory: Advisory):
-    tests = [test for one in (number, *advisory.also) for test in tried.get(one, [])]
-    assert bool(tests) != bool(advisory.not_tried), (tests, advisory.not_tried)
+    tests = [test for each in (number, *advisory.aliases) for test in tried.get(each, [])]
+    assert bool(tests) != bool(advisory.untested_because), (tests, advisory.untested_because)
 
 
 def test_a_number_that_is_tried_is_in_the_catalogue(tried):
-    known = {one for number, advisory in read_catalogue() for one in (number, *advisory.also)}
+    known = {each for number, advisory in read_catalogue() for each in (number, *advisory.aliases)}
     assert {number: tests for number, tests in tried.items() if number not in known} == {}
 
 
 def test_numbers_are_well_formed_and_unique():
-    numbers = [one for number, advisory in read_catalogue() for one in (number, *advisory.also)]
+    numbers = [each for number, advisory in read_catalogue() for each in (number, *advisory.aliases)]
     assert [number for number in numbers if NUMBER.fullmatch(number) is None] == []
     assert sorted(numbers) == sorted(set(numbers))
 
 
 def test_texts_are_single_sentences():
     for number, advisory in read_catalogue():
-        for text in (advisory.was, advisory.not_tried or "It is tried."):
+        for text in (advisory.summary, advisory.untested_because or "It is tried."):
             assert re.fullmatch(r"[^\s].{10,200}\.", text), number

@@ -1,4 +1,4 @@
-"""Regular-expression denial of service: our expressions are linear, and known attack texts are answered."""
+"""Regular expressions of the package take linear time, and texts that were attacks elsewhere are answered."""
 
 import ast
 import re
@@ -48,7 +48,7 @@ except InvalidResponse:
 
 
 def expressions() -> dict[str, str | bytes]:
-    """Return the literal regular expressions of the package by their place in the source."""
+    """Return the literal regular expressions of the package by their location in the source."""
     source = Path(fairlead.__file__).parent
     found: dict[str, str | bytes] = {}
     for path in source.rglob("*.py"):
@@ -76,7 +76,7 @@ def expressions() -> dict[str, str | bytes]:
         r"([a-zA-Z]+\w*\(([a-zA-Z]+\w*=.*,\s*)*([a-zA-Z]+\w*=.*\s)?\),\s*)*",
     ],
 )
-def test_the_analysis_finds_expressions_that_were_slow_in_other_projects(expression):
+def test_analysis_finds_expressions_that_were_slow_in_other_projects(expression):
     assert is_ambiguous(expression)
 
 
@@ -102,12 +102,12 @@ def test_the_analysis_accepts_linear_expressions(expression):
 def test_no_expression_of_the_package_is_ambiguous():
     found = expressions()
     assert len(found) > 20
-    assert {place: one for place, one in found.items() if is_ambiguous(one)} == {}
+    assert {location: expression for location, expression in found.items() if is_ambiguous(expression)} == {}
 
 
 @tries(*REDOS)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_a_text_that_was_slow_to_match_elsewhere_is_answered(server: Target, text):
+def test_text_that_was_slow_to_match_in_other_projects_is_answered(server: Target, text):
     tools = [{"type": "function", "function": {"name": "f", "description": text[:1000], "parameters": {}}}]
     for path, body in (
         ("/tokenize", {"prompt": text}),
@@ -121,7 +121,7 @@ def test_a_text_that_was_slow_to_match_elsewhere_is_answered(server: Target, tex
 
 @tries("CVE-2026-22778", "CVE-2026-54236", "CVE-2026-73555")
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_an_error_names_a_field_of_the_request_and_quotes_little_of_it(server: Target, text):
+def test_error_names_a_field_of_the_request_in_a_short_quote(server: Target, text):
     for path, body, field in (
         (CHAT, {"messages": [{"role": text, "content": "a"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": text, "content": "a"}], text: text}, "messages[0].role"),

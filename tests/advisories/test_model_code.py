@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from advisories.directories import borrowed_model, change_json, demonstration_copy, refusal
+from advisories.directories import change_json, demonstration_copy, refusal, transformers_model
 from advisories.tries import tries
 from fairlead.errors import LoadFailed
 from fairlead.models.loader import load_model
@@ -47,11 +47,11 @@ from advisories.directories import change_json, refusal
 assert False, "python runs without -O"
 path, said = Path(sys.argv[1]), []
 config = path / "config.json"
-good = config.read_text()
+original = config.read_text()
 for values in json.loads(sys.argv[2]):
     change_json(config, **values)
     said.append(refusal(path))
-    config.write_text(good)
+    config.write_text(original)
 print(json.dumps(said))
 """
 
@@ -124,7 +124,7 @@ def test_the_code_of_a_tokenizer_is_not_run(directory, marker, no_network, auto_
     ids=str,
 )
 def test_transformers_fetches_no_kernel_or_code_that_a_model_names(tmp_path, no_network, values):
-    borrowed_model(tmp_path)
+    transformers_model(tmp_path)
     change_json(tmp_path / "config.json", **values)
     with contextlib.suppress(LoadFailed):  # it may also refuse values that it cannot interpret
         model = load_model(tmp_path, device=torch.device("cpu")).model
@@ -189,8 +189,8 @@ def test_every_file_of_a_model_comes_from_the_requested_revision(tmp_path):
 
 @tries(*REMOTE_CODE, "CVE-2025-24357")
 def test_no_code_and_no_pickle_is_fetched(tmp_path):
-    good = {"config.json": b"{}", "model.safetensors": b"b"}
-    bad = [
+    allowed = {"config.json": b"{}", "model.safetensors": b"b"}
+    refused = [
         "evil.py",
         "tokenizer.py",
         "tokenizer/evil.py",
@@ -199,8 +199,8 @@ def test_no_code_and_no_pickle_is_fetched(tmp_path):
         "model.pt",
         "a.pkl",
     ]
-    with FakeHub({"org/model": good | dict.fromkeys(bad, b"evil")}) as hub:
+    with FakeHub({"org/model": allowed | dict.fromkeys(refused, b"evil")}) as hub:
         outcome, path, _ = find("org/model", hub, tmp_path)
     assert outcome == "found"
-    assert sorted(file.name for file in Path(path).iterdir()) == sorted(good)
-    assert not any(requested.split("?")[0].endswith(tuple(bad)) for _, requested, _ in hub.requests)
+    assert sorted(file.name for file in Path(path).iterdir()) == sorted(allowed)
+    assert not any(requested.split("?")[0].endswith(tuple(refused)) for _, requested, _ in hub.requests)

@@ -7,12 +7,12 @@ import torch
 
 from advisories.directories import (
     WEIGHTS,
-    borrowed_model,
     change_json,
     demonstration_copy,
     ggufs,
     pickled,
     refusal,
+    transformers_model,
     write_torch_archive,
 )
 from advisories.tries import tries
@@ -134,7 +134,7 @@ def test_pickles_beside_the_weights_are_not_read(directory, marker):
 
 @tries(*PICKLES)
 def test_a_model_on_transformers_reads_no_pickle(tmp_path, marker):
-    borrowed_model(tmp_path)
+    transformers_model(tmp_path)
     for name in (*FORMS_OF_WEIGHTS, *BESIDE):
         write_torch_archive(tmp_path / name, marker)
     assert load_model(tmp_path, device=torch.device("cpu")).weight_bytes > 0

@@ -1,4 +1,4 @@
-"""Parameter values that crashed a peer's engine: each is refused by name before it reaches our engine."""
+"""Parameter values that crashed similar servers: each is refused by name before it reaches the engine."""
 
 import pytest
 
@@ -22,10 +22,10 @@ def test_best_of_is_refused_however_many(server: Target, best_of):
 
 @tries("CVE-2024-11040")
 @pytest.mark.parametrize(
-    "given", [None, {}, [None], [{}], [[["hello"]]], [1, "hello"], [-1], "hello"], ids=str
+    "value", [None, {}, [None], [{}], [[["hello"]]], [1, "hello"], [-1], "hello"], ids=str
 )
-def test_embeddings_of_invalid_input_are_refused(server: Target, given):
-    server.refuses("/v1/embeddings", {"input": given}, None)
+def test_embeddings_of_invalid_input_are_refused(server: Target, value):
+    server.refuses("/v1/embeddings", {"input": value}, None)
 
 
 @tries("CVE-2026-34756")
@@ -44,12 +44,12 @@ def test_the_number_of_prompts_is_bounded(server: Target, prompts):
 
 
 @tries("CVE-2026-94623")
-def test_prompts_of_varying_lengths_get_the_same_answers_as_each_alone(server: Target):
+def test_prompts_of_varying_lengths_get_the_same_answers_as_separately(server: Target):
     prompts = ["owl " * length for length in (1, 40, 3, 90, 17)]
-    together = server.post(COMPLETIONS, completion(prompt=prompts))
-    assert together.status_code == 200
-    alone = [server.text(completion(prompt=prompt)) for prompt in prompts]
-    assert [choice["text"] for choice in together.json()["choices"]] == alone
+    batched = server.post(COMPLETIONS, completion(prompt=prompts))
+    assert batched.status_code == 200
+    separate = [server.text(completion(prompt=prompt)) for prompt in prompts]
+    assert [choice["text"] for choice in batched.json()["choices"]] == separate
 
 
 @tries("CVE-2026-54235")
@@ -75,7 +75,7 @@ def test_min_tokens_beyond_max_tokens_is_refused(server: Target, min_tokens):
 
 
 @tries("CVE-2026-93436")
-def test_an_answer_of_zero_tokens_is_refused_and_leaves_nothing_over(server: Target):
+def test_answer_of_zero_tokens_is_refused(server: Target):
     for _ in range(32):
         server.refuses(COMPLETIONS, completion(max_tokens=0), "max_tokens")
         server.refuses(CHAT, chat(max_completion_tokens=0), "max_completion_tokens")
@@ -119,7 +119,7 @@ def test_parameters_of_another_engine_are_refused_or_ignored(server: Target, fie
 
 @tries("CVE-2026-21869", "CVE-2026-43627", "CVE-2026-100651")
 @pytest.mark.parametrize("tokens", [1024, 1025, 100_000])
-def test_a_prompt_beyond_the_context_is_refused_and_never_shifted(server: Target, tokens):
+def test_prompt_beyond_the_context_is_refused_and_never_truncated(server: Target, tokens):
     server.refuses(COMPLETIONS, completion(prompt=[5] * tokens), "prompt")
     server.refuses(CHAT, chat(content="owl " * tokens), "messages")
 

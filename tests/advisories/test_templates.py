@@ -26,7 +26,7 @@ INJECTIONS = [
     "{% include '/etc/passwd' %}",
     "{{ messages.append(1) }}",
 ]
-# Each reaches `str.format`, which reads attributes that the sandbox hides, in another way.
+# Several ways to call `str.format`, which can read attributes that the sandbox hides.
 BY_FORMAT = {
     "CVE-2016-10745": ["{{ '{0.__class__.__mro__}'.format(5) }}"],
     "CVE-2019-10906": ["{{ '{x.__class__.__mro__}'.format_map({'x': 5}) }}"],
@@ -58,7 +58,7 @@ def text_of(source: str) -> str:
 
 @tries("CVE-2024-2952", "CVE-2024-34359", "CVE-2026-5760", "CVE-2026-42203")
 @pytest.mark.parametrize("injection", INJECTIONS)
-def test_a_models_template_runs_nothing(marker, injection):
+def test_template_of_a_model_runs_no_code(marker, injection):
     error_text = text_of(injection.replace("MARKER", str(marker)))
     assert error_text.startswith(("refused: ", "no template: ")) or error_text == ""
     assert "<class" not in error_text
@@ -66,11 +66,11 @@ def test_a_models_template_runs_nothing(marker, injection):
 
 
 @tries_each(*BY_FORMAT)
-def test_no_format_reads_what_the_sandbox_hides(number):
+def test_format_cannot_read_hidden_attributes(number):
     for source in BY_FORMAT[number]:
-        said = text_of(source)
-        assert said.startswith("refused: ") or said == ""
-        assert "<class" not in said
+        rendered = text_of(source)
+        assert rendered.startswith("refused: ") or rendered == ""
+        assert "<class" not in rendered
 
 
 @tries("CVE-2024-56201")

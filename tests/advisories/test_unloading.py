@@ -30,14 +30,14 @@ def response_to(server: Target, path: str, body: dict) -> object:
 def test_requests_during_an_unload_get_their_usual_answer_or_a_clear_error(server: Target):
     expected = [response_to(server, *request) for request in REQUESTS]
     with ThreadPoolExecutor(2 * len(REQUESTS)) as threads:
-        under_way = [
+        running = [
             threads.submit(response_to, server, *request) for request in REQUESTS for _ in range(TIMES)
         ]
         unloaded = threads.submit(server.post, "/models/unload", {"model": MODEL})
-        under_way += [
+        running += [
             threads.submit(response_to, server, *request) for request in REQUESTS for _ in range(TIMES)
         ]
         assert unloaded.result().status_code in {200, 409}
-        for index, answer in enumerate(under_way):
+        for index, answer in enumerate(running):
             assert answer.result() in (None, expected[index // TIMES % len(REQUESTS)])
     assert [response_to(server, *request) for request in REQUESTS] == expected

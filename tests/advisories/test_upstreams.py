@@ -17,7 +17,7 @@ KEY = "sk-node-0123456789abcdef"
 BOMB = gzip.compress(b"data: " + bytes(20_000_000))
 
 
-class Bait:
+class HostileServer:
     """A server that gives every request the same answer and records the requests."""
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Bait:
             while True:
                 async with await listener.accept() as stream:
                     with trio.move_on_after(30):
-                        await self._converse(stream)
+                        await self._serve_connection(stream)
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
+    async def _serve_connection(self, stream: trio.SocketStream) -> None:
         request = b""
         while b"\r\n\r\n" not in request and (data := await stream.receive_some()):
             request += data
@@ -45,9 +45,9 @@ class Bait:
 
 
 @asynccontextmanager
-async def two_servers() -> AsyncIterator[tuple[Bait, Bait]]:
+async def two_servers() -> AsyncIterator[tuple[HostileServer, HostileServer]]:
     """Run two servers: a node, and another that its answers refer to."""
-    first, other = Bait(), Bait()
+    first, other = HostileServer(), HostileServer()
     async with trio.open_nursery() as nursery:
         await nursery.start(first.serve)
         await nursery.start(other.serve)
@@ -55,10 +55,10 @@ async def two_servers() -> AsyncIterator[tuple[Bait, Bait]]:
         nursery.cancel_scope.cancel()
 
 
-async def result_of(server: Bait, *, stream: bool) -> CollectedDeltas:
+async def result_of(server: HostileServer, *, stream: bool) -> CollectedDeltas:
     """Send the node one job and return its outcome."""
-    upstream = Upstream(server.url, name="bait", api_key=KEY)
-    node = RemoteNode("bait", upstream, RecordingListener(), names={"m": "m"}, seats=1)
+    upstream = Upstream(server.url, name="node", api_key=KEY)
+    node = RemoteNode("node", upstream, RecordingListener(), names={"m": "m"}, seats=1)
     node.came_up()
     try:
         return await generated(node, relayed_job(stream=stream))

@@ -1,4 +1,4 @@
-"""The minimum versions of our dependencies exclude versions with known vulnerabilities."""
+"""The minimum versions of the dependencies exclude versions with known vulnerabilities."""
 
 import tomllib
 from pathlib import Path
@@ -25,19 +25,19 @@ FIXED = {
 }
 
 
-def floors() -> dict[str, Version]:
+def minimum_versions() -> dict[str, Version]:
     """Return the lowest version of each library that `pyproject.toml` allows, including users' extras."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     found = {}
     for line in [*project["dependencies"], *extras["hf"], *extras["otel"]]:
         requirement = Requirement(line)
-        (least,) = (one.version for one in requirement.specifier if one.operator == ">=")
-        found[requirement.name] = Version(least)
+        (minimum,) = (one.version for one in requirement.specifier if one.operator == ">=")
+        found[requirement.name] = Version(minimum)
     return found
 
 
 @tries_each(*FIXED)
 def test_no_version_with_the_vulnerability_is_allowed(number):
     library, fixed = FIXED[number]
-    assert floors()[library] >= Version(fixed)
+    assert minimum_versions()[library] >= Version(fixed)

@@ -1,4 +1,4 @@
-"""Marks that name the advisories which a test tries."""
+"""Marks that name the advisories that a test tries."""
 
 import pytest
 

@@ -86,9 +86,9 @@ async def test_retry_on_another_kind_of_node_is_not_merged_with_unread_deltas():
     assert sink is not None
     event = b'data: {"choices":[{"index":0,"delta":{"content":"one two three "}}]}\n\n'
     sink.put(Delta(0, "one two three ", raw=[event], relayed_tokens=1))
-    own, theirs = await deltas.take()
+    own, other = await deltas.take()
     assert (own.text, own.raw) == ("two ", [])
-    assert b'"content":"three "' in b"".join(theirs.raw)
+    assert b'"content":"three "' in b"".join(other.raw)
 
 
 async def test_failure_ends_only_the_replay_and_a_difference_fails_the_response():

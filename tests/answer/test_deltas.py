@@ -68,7 +68,7 @@ async def test_sealed_deltas_are_not_merged_with_later_ones():
         await deltas.take()
 
 
-async def test_sealed_delta_is_read_before_the_tap_is_offered_more():
+async def test_sealed_delta_is_read_before_the_tap_is_called_again():
     deltas = Deltas(1)
     taken, tapped = [], []
 
@@ -93,12 +93,12 @@ async def test_deltas_and_failures_after_the_end_are_dropped():
     deltas = Deltas(1)
     deltas.put(Delta(0, text="a", finish_reason="stop"))
     deltas.put(Delta(0, text="late"))
-    deltas.fail(NodeFailed("too late to matter"))
+    deltas.fail(NodeFailed("after the end"))
     assert [delta.text for delta in await deltas.take()] == ["a"]
     assert await deltas.take() == []
 
 
-async def test_a_waiting_reader_is_woken_by_each_put(autojump_clock):
+async def test_waiting_reader_is_woken_by_each_put(autojump_clock):
     deltas = Deltas(1)
     seen = []
 
@@ -116,28 +116,28 @@ async def test_a_waiting_reader_is_woken_by_each_put(autojump_clock):
     assert seen == ["a", "b", ""]
 
 
-async def tapped(deltas: Deltas, taken: list[str], *, takes: bool = True) -> list[str]:
-    """Read to the end with a tap that records what it takes; return what the reader received."""
-    given = []
+async def read_with_tap(deltas: Deltas, taken: list[str], *, accepts: bool = True) -> list[str]:
+    """Read to the end with a tap that records what it accepts; return what the reader received."""
+    received = []
 
     def tap(pieces: list[Delta]) -> bool:
-        if takes:
+        if accepts:
             taken.extend(piece.text for piece in pieces)
-        return takes
+        return accepts
 
     while pieces := await deltas.take(tap):
-        given.append("".join(piece.text for piece in pieces))
-    return given
+        received.append("".join(piece.text for piece in pieces))
+    return received
 
 
-@pytest.mark.parametrize(("takes", "poured", "read"), [(True, ["a", "b"], ["!"]), (False, [], ["ab!"])])
-async def test_reader_is_woken_only_for_what_the_tap_does_not_take(takes, poured, read):
+@pytest.mark.parametrize(("accepts", "tapped", "read"), [(True, ["a", "b"], ["!"]), (False, [], ["ab!"])])
+async def test_reader_receives_only_deltas_that_the_tap_refuses(accepts, tapped, read):
     deltas = Deltas(1)
     taken: list[str] = []
-    given: list[str] = []
+    received: list[str] = []
 
     async def follow() -> None:
-        given.extend(await tapped(deltas, taken, takes=takes))
+        received.extend(await read_with_tap(deltas, taken, accepts=accepts))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow)
@@ -145,13 +145,13 @@ async def test_reader_is_woken_only_for_what_the_tap_does_not_take(takes, poured
         deltas.put(Delta(0, text="a", token_ids=[1]))
         deltas.put(Delta(0, text="b", token_ids=[2]))
         deltas.put(Delta(0, text="!", token_ids=[3], finish_reason="stop"))
-    assert (poured, read, 3) == (taken, given, deltas.tokens)
+    assert (tapped, read, 3) == (taken, received, deltas.tokens)
 
 
-async def test_tap_is_offered_nothing_while_earlier_deltas_are_unread():
+async def test_tap_is_not_called_while_earlier_deltas_are_unread():
     deltas = Deltas(1)
     taken: list[str] = []
-    given: list[str] = []
+    received: list[str] = []
     busy = True
 
     def tap(pieces: list[Delta]) -> bool:
@@ -161,7 +161,7 @@ async def test_tap_is_offered_nothing_while_earlier_deltas_are_unread():
 
     async def follow() -> None:
         while pieces := await deltas.take(tap):
-            given.extend(piece.text for piece in pieces)
+            received.extend(piece.text for piece in pieces)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow)
@@ -172,28 +172,28 @@ async def test_tap_is_offered_nothing_while_earlier_deltas_are_unread():
         await trio.testing.wait_all_tasks_blocked()
         deltas.put(Delta(0, text="c"))
         deltas.put(Delta(0, finish_reason="stop"))
-    assert (given, taken) == (["ab", ""], ["c"])
+    assert (received, taken) == (["ab", ""], ["c"])
 
 
 async def test_cancelled_reader_removes_its_tap(autojump_clock):
     deltas = Deltas(1)
     taken: list[str] = []
     with trio.move_on_after(1):
-        await tapped(deltas, taken)
+        await read_with_tap(deltas, taken)
     deltas.put(Delta(0, text="a"))
     assert (taken, [delta.text for delta in await deltas.take()]) == ([], ["a"])
 
 
 @given(pieces=pieces, reads=st.lists(st.booleans(), max_size=20))
-def test_reads_at_any_time_return_all_that_was_put(pieces, reads):
+def test_reads_at_any_time_return_all_deltas(pieces, reads):
     async def main() -> None:
         deltas = Deltas(3)
-        got = {index: ("", []) for index in range(3)}
+        received = {index: ("", []) for index in range(3)}
 
         async def take() -> None:
             for delta in await deltas.take():
-                text, tokens = got[delta.index]
-                got[delta.index] = (text + delta.text, tokens + delta.token_ids)
+                text, tokens = received[delta.index]
+                received[delta.index] = (text + delta.text, tokens + delta.token_ids)
 
         schedule = iter(reads)
         for index, text, tokens in pieces:
@@ -206,7 +206,7 @@ def test_reads_at_any_time_return_all_that_was_put(pieces, reads):
         for choice in range(3):
             text = "".join(text for index, text, _ in pieces if index == choice)
             tokens = [token for index, _, tokens in pieces for token in tokens if index == choice]
-            assert (text, tokens) == got[choice]
+            assert (text, tokens) == received[choice]
 
     trio.run(main)
 
@@ -267,20 +267,20 @@ async def test_channel_can_be_restarted_when_the_tap_took_nothing(nursery):
 
 
 @given(st.data(), pieces)
-async def test_kept_deltas_are_all_that_was_put_however_they_were_read(data, pieces):
+async def test_all_deltas_are_kept_whether_read_or_tapped(data, pieces):
     deltas = Deltas(3, keeps=True)
-    poured: list[Delta] = []
+    tapped: list[Delta] = []
     expected: dict[int, Delta] = {}
 
-    def pour(taken: list[Delta]) -> bool:
-        takes = data.draw(st.booleans())
-        poured.extend(taken if takes else ())
-        return takes
+    def tap(taken: list[Delta]) -> bool:
+        accepts = data.draw(st.booleans())
+        tapped.extend(taken if accepts else ())
+        return accepts
 
     async with trio.open_nursery() as nursery:
         for index, text, token_ids in pieces:
             if data.draw(st.booleans()):
-                nursery.start_soon(deltas.take, pour)
+                nursery.start_soon(deltas.take, tap)
                 await trio.testing.wait_all_tasks_blocked()
             deltas.put(Delta(index, text, list(token_ids)))
             await trio.testing.wait_all_tasks_blocked()

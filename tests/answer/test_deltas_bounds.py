@@ -14,8 +14,8 @@ from upstream_readers import CHAT_READER
 
 
 @pytest.fixture(autouse=True)
-def only_bytes_count(monkeypatch):
-    """Count only the bytes of a delta, without its own size."""
+def without_the_size_of_a_delta(monkeypatch):
+    """Count only the bytes in a delta, without the size of the object."""
     monkeypatch.setattr(module, "DELTA_BYTES", 0)
 
 
@@ -23,7 +23,7 @@ def raw(size: int) -> Delta:
     return Delta(0, "x", raw=[b"x" * size], relayed_tokens=1)
 
 
-async def test_a_server_is_not_read_faster_than_the_client_reads(monkeypatch):
+async def test_server_is_read_only_as_fast_as_the_client_reads(monkeypatch):
     monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
     deltas = Deltas(1)
     job = relayed_job(stub={"how": "endless"})
@@ -34,17 +34,17 @@ async def test_a_server_is_not_read_faster_than_the_client_reads(monkeypatch):
                 for _ in range(3):
                     while deltas.backpressure() is None:
                         await trio.lowlevel.checkpoint()
-                    held = deltas._unread_bytes
-                    await wait_all_tasks_blocked(0.01)  # the server as well: it writes as long as it is read
-                    assert held == deltas._unread_bytes
+                    unread_bytes = deltas._unread_bytes
+                    await wait_all_tasks_blocked(0.01)  # also the server, which writes while it is read
+                    assert unread_bytes == deltas._unread_bytes
                     assert await deltas.take()
                     assert deltas.backpressure() is None
 
 
-async def test_silence_timeout_is_suspended_while_the_client_does_not_read(autojump_clock):
+async def test_timeout_is_suspended_while_the_client_does_not_read(autojump_clock):
     clock, read = Clock(None), trio.Event()
     with trio.move_on_after(1000) as outer, clock.scope:
-        clock.begin("fell silent", 10)
+        clock.begin("sent nothing", 10)
         clock.suspend()
         await read.wait()
     assert outer.cancelled_caught
@@ -53,24 +53,24 @@ async def test_silence_timeout_is_suspended_while_the_client_does_not_read(autoj
     assert trio.current_time() + 10 == clock.scope.deadline
 
 
-async def test_room_returns_when_all_is_read_or_the_stream_has_ended(monkeypatch):
+async def test_backpressure_ends_when_all_is_read_or_the_stream_has_ended(monkeypatch):
     monkeypatch.setattr(module, "UNREAD_BYTES", 10)
     deltas = Deltas(1)
     deltas.put(raw(10))
     assert deltas.backpressure() is None
     deltas.put(raw(1))
-    room = deltas.backpressure()
-    assert room is not None
-    assert room is deltas.backpressure()
+    backpressure = deltas.backpressure()
+    assert backpressure is not None
+    assert backpressure is deltas.backpressure()
     await deltas.take()
-    assert room.is_set()
+    assert backpressure.is_set()
     assert deltas.backpressure() is None
     deltas.put(raw(11))
     deltas.put(Delta(0, finish_reason="stop"))
     assert deltas.backpressure() is None
 
 
-async def test_deltas_that_a_tap_takes_need_no_room(monkeypatch):
+async def test_tapped_deltas_cause_no_backpressure(monkeypatch):
     monkeypatch.setattr(module, "UNREAD_BYTES", 10)
     deltas = Deltas(1)
     async with trio.open_nursery() as nursery:
@@ -91,7 +91,7 @@ async def test_response_over_the_limit_is_not_kept_for_a_retry(monkeypatch, size
     assert is_kept == (retry_sink(deltas, CHAT_READER) is not None)
 
 
-async def test_own_size_of_a_delta_counts_against_the_limits(monkeypatch):
+async def test_size_of_a_delta_object_counts_against_the_limits(monkeypatch):
     monkeypatch.setattr(module, "DELTA_BYTES", 400)
     monkeypatch.setattr(module, "UNREAD_BYTES", 100 * 402)
     monkeypatch.setattr(module, "KEPT_BYTES", 200 * 402)

@@ -1,4 +1,4 @@
-"""Embedding jobs from the node to their sink, with a real child process whose model sums tokens."""
+"""Embedding jobs from the node to their sink, with a real child process and a model that sums tokens."""
 
 import os
 import signal
@@ -24,10 +24,10 @@ __all__ = ["model"]
 @pytest.fixture(scope="module")
 def embedder(model: TextModel) -> TextModel:
     """Return the same model as an embedding model with vectors of two numbers."""
-    return made_for_embeddings(model)
+    return with_embeddings(model)
 
 
-def made_for_embeddings(model: TextModel) -> TextModel:
+def with_embeddings(model: TextModel) -> TextModel:
     return replace(model, embedding=EmbeddingSettings(2, normalized=False))
 
 
@@ -56,17 +56,17 @@ async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
         await engine_node._until_idle(node)
 
 
-async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: TextModel, monkeypatch):
-    there, most = set(), []
+async def test_child_has_a_bounded_number_of_texts_of_a_job(embedder: TextModel, monkeypatch):
+    in_child, most = set(), []
     submit, receive_vector = Worker.submit, texts._Texts.receive_vector
 
     def submitted(worker, prompt, *arguments, **options):
-        there.add(len(prompt))
-        most.append(len(there))
+        in_child.add(len(prompt))
+        most.append(len(in_child))
         return submit(worker, prompt, *arguments, **options)
 
     def returned(self, index, vector):
-        there.discard(len(self._job.prompts[index]))
+        in_child.discard(len(self._job.prompts[index]))
         receive_vector(self, index, vector)
 
     monkeypatch.setattr(Worker, "submit", submitted)
@@ -75,23 +75,23 @@ async def test_only_a_few_texts_of_a_job_are_in_the_child_at_a_time(embedder: Te
     async with running(embedder, Reports(), "embeds") as node, generate_deltas(node, large_job) as deltas:
         assert expected(large_job) == await vectors(deltas)
     assert max(most) == TEXTS_AT_ONCE
-    assert not there
+    assert not in_child
 
 
 @pytest.mark.parametrize("read", [0, 40])
-async def test_leaving_the_block_removes_every_text_from_the_child(embedder: TextModel, read: int):
+async def test_end_of_the_block_aborts_all_texts_in_the_child(embedder: TextModel, read: int):
     async with running(embedder, Reports(), "embeds,delay_ms=2") as node:
         async with generate_deltas(node, job(1, prompts=200, embed=True)) as deltas:
             with trio.fail_after(60):
                 while read > 0:
                     read -= len(await deltas.take())
         await engine_node._until_idle(node)
-        again = job(1, prompts=2, embed=True)
-        async with generate_deltas(node, again) as deltas:
-            assert expected(again) == await vectors(deltas)
+        next_job = job(1, prompts=2, embed=True)
+        async with generate_deltas(node, next_job) as deltas:
+            assert expected(next_job) == await vectors(deltas)
 
 
-async def test_death_of_the_child_fails_the_job_however_many_texts_were_done(embedder: TextModel):
+async def test_killed_child_fails_the_job(embedder: TextModel):
     has_failed = False
     try:
         async with (
@@ -108,9 +108,9 @@ async def test_death_of_the_child_fails_the_job_however_many_texts_were_done(emb
     assert has_failed
 
 
-async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: TextModel):
+async def test_failed_step_fails_the_job_and_aborts_its_other_texts(embedder: TextModel):
     async with running(embedder, Reports(), "embeds,raise_in_step=2") as node:
-        with pytest.raises(EngineFailed, match="on fire"):
+        with pytest.raises(EngineFailed, match="device failed"):
             async with generate_deltas(node, job(1, prompts=2000, embed=True)) as deltas:
                 await vectors(deltas)
         assert not len(node._worker._sequences)
@@ -118,7 +118,7 @@ async def test_failed_step_fails_the_job_and_the_rest_is_not_computed(embedder: 
         assert node.statistics().steps < 250  # half of what all texts would take, four at a time
 
 
-async def test_timeout_also_ends_the_texts_that_wait(embedder: TextModel):
+async def test_timeout_also_ends_the_waiting_texts(embedder: TextModel):
     async with running(embedder, Reports(), "embeds,delay_ms=20,slots=1") as node:
         submitted = job(1, prompts=500, embed=True)
         with trio.move_on_after(0.2) as clock:
@@ -131,16 +131,18 @@ async def test_timeout_also_ends_the_texts_that_wait(embedder: TextModel):
 
 
 @pytest.mark.parametrize("embed", [True, False])
-async def test_job_of_the_wrong_kind_is_refused(model: TextModel, embedder: TextModel, embed: bool):
-    made = model if embed else embedder
-    async with running(made, Reports(), "" if embed else "embeds") as node:
+async def test_job_of_another_kind_than_its_model_is_refused(
+    model: TextModel, embedder: TextModel, embed: bool
+):
+    chosen = model if embed else embedder
+    async with running(chosen, Reports(), "" if embed else "embeds") as node:
         with pytest.raises(InvalidRequest, match="embeddings") as refused:
             async with generate_deltas(node, job(1, embed=embed)):
-                raise AssertionError("it was not made for that")
+                raise AssertionError("it was not chosen for that")
         assert refused.value.param == "model"
 
 
-async def test_child_that_cannot_embed_reports_it_and_continues_to_run(embedder: TextModel):
+async def test_child_without_embeddings_fails_the_job_and_continues_to_run(embedder: TextModel):
     async with running(embedder, Reports(), "") as node:
         with pytest.raises(EngineFailed, match="this model makes no vectors"):
             async with generate_deltas(node, job(1, embed=True)) as deltas:

@@ -26,14 +26,14 @@ from nodes.scripted import (
 )
 
 ANSWER = b'{"choices": [{"message": {"content": "hi"}}]}'
-MOST = 100_000
+LIMIT = 100_000
 
 BEGUN = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
 ENDED = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 NO_LENGTH = head("application/json", "Connection: close")
 JSON_CHUNKED = head("application/json", "Transfer-Encoding: chunked")
 
-# What the server sends, the pattern of the error, and whether the job streams.
+# The server's data, the pattern of the error, and whether the job streams.
 ENDLESS = {
     "whole": (lambda: chain([NO_LENGTH], repeat(b"x" * 8192)), "more than 100000 bytes", False),
     "whole, announced": (
@@ -113,68 +113,68 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-async def test_endless_response_is_cut_off_early_with_little_memory(name):
+async def test_endless_response_is_ended_early_with_little_memory(name):
     answer, message, streams = ENDLESS[name]
     with scripted(lambda _request: answer()) as server:
-        far = node(answer_bytes=MOST)
+        remote = node(answer_bytes=LIMIT)
         job = relayed_job(stream=streams)
-        await generated(far, job)  # creates what is made only once
+        await generated(remote, job)  # creates objects that are created only once
         gc.collect()
         tracemalloc.start()
-        got = await generated(far, job)
+        result = await generated(remote, job)
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert isinstance(got.error, NodeFailed)
+        assert isinstance(result.error, NodeFailed)
         assert [link.read_bytes for link in server.links if link.read_bytes > 700_000] == []
         assert server.open_links == 0
         assert peak_bytes < 2_000_000
         with pytest.raises(NodeFailed, match=message):
-            raise got.error
+            raise result.error
 
         server.answer = lambda _request: [stream(STREAM_BODY)]
-        got = await generated(far, relayed_job())
-        assert (got.error, got.raw) == (None, STREAM_BODY)
+        result = await generated(remote, relayed_job())
+        assert (result.error, result.raw) == (None, STREAM_BODY)
         assert server.open_links == 1
-        assert far.status().connections.busy == 0
+        assert remote.status().connections.busy == 0
 
 
 async def test_data_after_the_end_of_a_stream_is_dropped_with_its_connection():
     with scripted(lambda _request: endless(b"x" * 8192, STREAM_BODY)) as server:
-        got = await generated(node(), relayed_job())
-        assert (got.error, got.raw) == (None, STREAM_BODY)
+        result = await generated(node(), relayed_job())
+        assert (result.error, result.raw) == (None, STREAM_BODY)
         assert server.links[0].read_bytes < 200_000
         assert server.open_links == 0
 
 
 async def test_stream_with_comments_between_its_events_succeeds():
     event = b'data: {"choices":[{"text":"a"}]}\n\n'
-    events = [(b": still here\n\n" * 9 + event) * 20] * 100
+    events = [(b": keep-alive\n\n" * 9 + event) * 20] * 100
     with scripted(lambda _request: [stream(*events, STREAM_BODY)]):
-        got = await generated(node(), relayed_job())
-    assert got.error is None
-    assert got.text() == "a" * 2000 + "well"
+        result = await generated(node(), relayed_job())
+    assert result.error is None
+    assert result.text() == "a" * 2000 + "well"
 
 
-@pytest.mark.parametrize(("answer_bytes", "is_taken"), [(len(ANSWER), True), (len(ANSWER) - 1, False)])
-async def test_size_limit_of_a_response_is_configurable(answer_bytes, is_taken):
-    config = NodeConfig(id="far", url="http://127.0.0.1:1", models=("m",), answer_bytes=answer_bytes)
+@pytest.mark.parametrize(("answer_bytes", "is_accepted"), [(len(ANSWER), True), (len(ANSWER) - 1, False)])
+async def test_size_limit_of_a_response_is_configurable(answer_bytes, is_accepted):
+    config = NodeConfig(id="remote", url="http://127.0.0.1:1", models=("m",), answer_bytes=answer_bytes)
     with scripted(lambda _request: [full_response(ANSWER)]):
-        far = remote_node(config, RecordingListener(), HealthConfig())
-        far.came_up()
-        got = await generated(far, relayed_job(stream=False))
-    assert (got.error is None) == is_taken
+        remote = remote_node(config, RecordingListener(), HealthConfig())
+        remote.came_up()
+        result = await generated(remote, relayed_job(stream=False))
+    assert (result.error is None) == is_accepted
 
 
 async def test_broken_responses_leak_no_descriptors_or_tasks(monkeypatch):
     monkeypatch.setattr(relayed_stream, "STREAM_BYTES", 1_000_000)
     async with stub() as server:
-        far = ready_node(server, answer_bytes=1000)
-        await generated(far, relayed_job())
+        remote = ready_node(server, answer_bytes=1000)
+        await generated(remote, relayed_job())
         before = open_descriptors(), trio.lowlevel.current_statistics().tasks_living
         for how in ("gone", "reset", "garbage", "kind", "gzip", "half", "broken", "bad_chunk", "endless"):
             for streams in (False, True):
-                await generated(far, relayed_job(stream=streams, stub={"how": how, "after": 4}))
-        await generated(far, relayed_job())
+                await generated(remote, relayed_job(stream=streams, stub={"how": how, "after": 4}))
+        await generated(remote, relayed_job())
         while server.connections > 1:
             await trio.lowlevel.checkpoint()
         assert (open_descriptors(), trio.lowlevel.current_statistics().tasks_living) == before
@@ -187,8 +187,8 @@ def open_descriptors() -> int:
 async def test_endless_refusal_is_read_only_up_to_its_limit():
     answer = head("application/json", "Connection: close", status="413 Too Large")
     with scripted(lambda _request: chain([answer], repeat(b" " * 8192))) as server:
-        got = await generated(node(), relayed_job())
+        result = await generated(node(), relayed_job())
         assert server.links[0].read_bytes < 1_100_000
         assert server.open_links == 0
-    assert isinstance(got.error, NodeRefused)
-    assert (got.error.status, got.error.body) == (413, b"")
+    assert isinstance(result.error, NodeRefused)
+    assert (result.error.status, result.error.body) == (413, b"")

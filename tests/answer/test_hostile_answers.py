@@ -1,4 +1,4 @@
-"""Responses that violate the API, or misdescribe themselves, fail only their job."""
+"""Responses that violate the API, or their own headers, fail only their job."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from nodes.scripted import (
 
 ANSWER = b'{"choices": [{"message": {"content": "hi"}}]}'
 PAGE = b"<html><script>alert(document.domain)</script></html>"
-MOST = 100_000
+LIMIT = 100_000
 
 # Content type, encoding, status and body ----------------------------------------------------------------
 
@@ -24,9 +24,9 @@ MOST = 100_000
 async def relay(answer: bytes, *, streams: bool = False):
     """Return the result of a job that gets this response."""
     with scripted(lambda _request: [answer]) as server:
-        got = await generated(node(), relayed_job(stream=streams))
+        result = await generated(node(), relayed_job(stream=streams))
         assert len(server.requests) == 1
-    return got
+    return result
 
 
 @pytest.mark.parametrize(
@@ -40,11 +40,11 @@ async def relay(answer: bytes, *, streams: bool = False):
     ],
 )
 async def test_json_type_is_accepted_with_any_parameters(kind):
-    got = await relay(full_response(ANSWER, kind))
-    assert (got.error, got.raw) == (None, ANSWER)
+    result = await relay(full_response(ANSWER, kind))
+    assert (result.error, result.raw) == (None, ANSWER)
 
 
-FOREIGN = [
+OTHER_TYPES = [
     "text/html",
     "text/html; charset=application/json",
     "text/plain",
@@ -66,21 +66,21 @@ FOREIGN = [
 ]
 
 
-@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("kind", OTHER_TYPES)
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("body", [PAGE, ANSWER], ids=["page", "json"])
 async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
-    got = await relay(full_response(body, kind), streams=streams)
-    assert got.deltas == []
-    assert isinstance(got.error, UpstreamFailed)
-    assert (got.error.status, got.error.code) == (502, "node_failed")
-    assert "instead of" in got.error.message
-    assert got.error.message.isprintable()
+    result = await relay(full_response(body, kind), streams=streams)
+    assert result.deltas == []
+    assert isinstance(result.error, UpstreamFailed)
+    assert (result.error.status, result.error.code) == (502, "node_failed")
+    assert "instead of" in result.error.message
+    assert result.error.message.isprintable()
 
 
 async def test_two_content_types_are_refused():
-    got = await relay(full_response(ANSWER, "application/json", "Content-Type: text/html"))
-    assert isinstance(got.error, UpstreamFailed)
+    result = await relay(full_response(ANSWER, "application/json", "Content-Type: text/html"))
+    assert isinstance(result.error, UpstreamFailed)
 
 
 @pytest.mark.parametrize(
@@ -88,18 +88,18 @@ async def test_two_content_types_are_refused():
     [(full_response(ANSWER), True), (full_response(STREAM_BODY, "text/event-stream"), False)],
 )
 async def test_stream_instead_of_json_or_the_reverse_fails_only_its_job(answer, streams):
-    got = await relay(answer, streams=streams)
-    assert got.deltas == []
-    assert isinstance(got.error, RelayFailed)
+    result = await relay(answer, streams=streams)
+    assert result.deltas == []
+    assert isinstance(result.error, RelayFailed)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "x", "identity, gzip"])
 @pytest.mark.parametrize("streams", [False, True])
 async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
     kind = "text/event-stream" if streams else "application/json"
-    got = await relay(full_response(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
-    assert got.deltas == []
-    assert isinstance(got.error, UpstreamFailed)
+    result = await relay(full_response(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
+    assert result.deltas == []
+    assert isinstance(result.error, UpstreamFailed)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status
     answer = full_response(
         ANSWER, "application/json", "Location: http://127.0.0.1:1/", status=f"{status} Odd"
     )
-    got = await relay(answer, streams=streams)
-    assert got.deltas == []
-    assert isinstance(got.error, UpstreamFailed)
+    result = await relay(answer, streams=streams)
+    assert result.deltas == []
+    assert isinstance(result.error, UpstreamFailed)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status
     ],
 )
 async def test_empty_response_is_a_failure_of_the_node(answer):
-    got = await relay(answer)
-    assert got.deltas == []
-    assert isinstance(got.error, UpstreamFailed)
+    result = await relay(answer)
+    assert result.deltas == []
+    assert isinstance(result.error, UpstreamFailed)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ async def test_empty_response_is_a_failure_of_the_node(answer):
     ],
 )
 async def test_wrong_length_of_the_body_is_a_failure_of_the_node(lines):
-    got = await relay(head("application/json", *lines) + ANSWER)
-    assert got.deltas == []
-    assert isinstance(got.error, UpstreamFailed)
+    result = await relay(head("application/json", *lines) + ANSWER)
+    assert result.deltas == []
+    assert isinstance(result.error, UpstreamFailed)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ async def test_wrong_length_of_the_body_is_a_failure_of_the_node(lines):
     ],
 )
 async def test_body_that_is_not_a_json_object_fails_its_job(body):
-    got = await relay(full_response(body))
-    assert got.deltas == []
-    assert isinstance(got.error, RelayFailed)
+    result = await relay(full_response(body))
+    assert result.deltas == []
+    assert isinstance(result.error, RelayFailed)
 
 
 @pytest.mark.parametrize(
@@ -186,15 +186,15 @@ async def test_body_that_is_not_a_json_object_fails_its_job(body):
     ],
 )
 async def test_unusual_json_object_is_relayed_unchanged(body):
-    got = await relay(full_response(body))
-    assert (got.error, got.raw) == (None, body)
+    result = await relay(full_response(body))
+    assert (result.error, result.raw) == (None, body)
 
 
 async def test_error_with_status_200_fails_the_job():
-    got = await relay(full_response(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
-    assert got.deltas == []
-    assert isinstance(got.error, RelayFailed)
-    assert got.error.message == "far failed: no credit  left"
+    result = await relay(full_response(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
+    assert result.deltas == []
+    assert isinstance(result.error, RelayFailed)
+    assert result.error.message == "remote failed: no credit  left"
 
 
 # Refusals ----------------------------------------------------------------------------------------------
@@ -203,9 +203,9 @@ async def test_error_with_status_200_fails_the_job():
 @pytest.mark.parametrize("kind", ["application/json", "application/problem+json; charset=utf-8"])
 async def test_refusal_in_json_is_relayed_unchanged(kind):
     body = b'{"error":  {"message": "no such tool"}}'
-    got = await relay(full_response(body, kind, status="422 Odd"))
-    assert isinstance(got.error, NodeRefused)
-    assert (got.error.status, got.error.body) == (422, body)
+    result = await relay(full_response(body, kind, status="422 Odd"))
+    assert isinstance(result.error, NodeRefused)
+    assert (result.error.status, result.error.body) == (422, body)
 
 
 @pytest.mark.parametrize(
@@ -226,24 +226,24 @@ async def test_refusal_in_json_is_relayed_unchanged(kind):
     ],
 )
 @pytest.mark.parametrize("streams", [False, True])
-async def test_any_other_refusal_is_quoted_as_one_short_line(body, kind, streams):
-    got = await relay(full_response(body, kind, status="400 Bad"), streams=streams)
-    assert isinstance(got.error, NodeRefused)
-    assert (got.error.status, got.error.body) == (400, b"")
-    assert got.error.message.startswith("far answered 400")
-    assert got.error.message.isprintable()
-    assert len(got.error.message) < 250
+async def test_other_refusal_is_quoted_in_one_short_line(body, kind, streams):
+    result = await relay(full_response(body, kind, status="400 Bad"), streams=streams)
+    assert isinstance(result.error, NodeRefused)
+    assert (result.error.status, result.error.body) == (400, b"")
+    assert result.error.message.startswith("remote answered 400")
+    assert result.error.message.isprintable()
+    assert len(result.error.message) < 250
 
 
 async def test_compressed_refusal_is_not_relayed():
-    got = await relay(
+    result = await relay(
         full_response(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad")
     )
-    assert isinstance(got.error, NodeRefused)
-    assert (got.error.message, got.error.body) == ("far answered 400", b"")
+    assert isinstance(result.error, NodeRefused)
+    assert (result.error.message, result.error.body) == ("remote answered 400", b"")
 
 
-# What counts against the node ----------------------------------------------------------------------------
+# Failures of the node -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,20 +255,20 @@ async def test_compressed_refusal_is_not_relayed():
         (full_response(b"", status="204 None"), True),
         (full_response(b""), True),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300 + b"\r\n", True),
-        # A response that a request itself can cause must not take the node down for all others.
-        (full_response(b'{"a": "%s"}' % (b"x" * MOST)), False),
+        # A response that a client's request can cause must not take the node down for other clients.
+        (full_response(b'{"a": "%s"}' % (b"x" * LIMIT)), False),
         (full_response(b'{"a": "%s"}' % (b"x" * 1_100_000), status="422 Odd"), False),
         (full_response(b'{"a": NaN}'), False),
         (full_response(PAGE, "text/html", status="400 Bad"), False),
         (full_response(PAGE, "text/html", status="500 Bad"), False),
     ],
 )
-async def test_three_responses_that_no_request_could_cause_take_the_node_down(answer, is_down):
+async def test_only_responses_that_no_request_can_cause_take_the_node_down(answer, is_down):
     listener = RecordingListener()
     with scripted(lambda _request: [answer]):
-        far = node(listener, failures=3, answer_bytes=MOST)
+        remote = node(listener, failures=3, answer_bytes=LIMIT)
         for _ in range(3):
-            assert far.status().is_up
-            await generated(far, relayed_job(stream=False))
-    assert far.status().is_up == (not is_down)
-    assert ("down", "far") in listener.reports or not is_down
+            assert remote.status().is_up
+            await generated(remote, relayed_job(stream=False))
+    assert remote.status().is_up == (not is_down)
+    assert ("down", "remote") in listener.reports or not is_down

@@ -20,32 +20,32 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("how", ["well", "close"])
-async def test_every_byte_of_a_stream_arrives_in_order(path, how):
+async def test_stream_is_relayed_unchanged(path, how):
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(path, stub={"how": how}))
+        result = await generated(ready_node(server), relayed_job(path, stub={"how": how}))
     document = {"model": "m"}
-    assert b"".join(stream_events(path, document, 8, 1)) == got.raw
-    assert text() == got.text()
-    assert got.deltas[-1].finish_reason == "stop"
-    assert got.tokens == 8
+    assert b"".join(stream_events(path, document, 8, 1)) == result.raw
+    assert text() == result.text()
+    assert result.deltas[-1].finish_reason == "stop"
+    assert result.tokens == 8
 
 
 @pytest.mark.parametrize(("stream", "tasks"), [(True, 1), (False, 0)])
 async def test_only_a_stream_starts_a_task(stream, tasks, mock_clock):
     spawned = []
 
-    class Spawned(trio.abc.Instrument):
+    class CountTasks(trio.abc.Instrument):
         def task_spawned(self, task):
             spawned.append(task.name)
 
     async with stub() as server:
         node = ready_node(server)
-        # Opens a connection. Time does not advance, so no end of a body comes too late to keep it.
+        # Open a connection. Time does not advance, so it is kept.
         await generated(node, relayed_job(stream=stream))
-        counting = Spawned()
-        trio.lowlevel.add_instrument(counting)
+        instrument = CountTasks()
+        trio.lowlevel.add_instrument(instrument)
         await generated(node, relayed_job(stream=stream))
-        trio.lowlevel.remove_instrument(counting)
+        trio.lowlevel.remove_instrument(instrument)
     assert tasks == len(spawned)
 
 
@@ -61,8 +61,8 @@ async def test_wait_for_a_whole_response_ends_when_the_node_goes_down():
             nursery.start_soon(wait)
             while not server.jobs:
                 await trio.lowlevel.checkpoint()
-            node.went_down(NodeFailed("it was unplugged"))
-        assert into.error.message == "it was unplugged"
+            node.went_down(NodeFailed("unreachable"))
+        assert into.error.message == "unreachable"
         assert (node.status().busy, node.status().connections.busy) == (0, 0)
 
 
@@ -70,9 +70,9 @@ async def test_wait_for_a_whole_response_ends_when_the_node_goes_down():
 @pytest.mark.parametrize("how", ["well", "close"])
 async def test_whole_response_keeps_unknown_members(path, how):
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(path, stream=False, stub={"how": how}))
-    assert whole_answer(path, {"model": "m"}, 8) == json.loads(got.raw)
-    assert (0 if path == "/v1/embeddings" else 8) == got.tokens
+        result = await generated(ready_node(server), relayed_job(path, stream=False, stub={"how": how}))
+    assert whole_answer(path, {"model": "m"}, 8) == json.loads(result.raw)
+    assert (0 if path == "/v1/embeddings" else 8) == result.tokens
 
 
 async def test_events_of_one_read_are_one_delta(monkeypatch):
@@ -85,24 +85,24 @@ async def test_events_of_one_read_are_one_delta(monkeypatch):
 
     monkeypatch.setattr(ClientConnection, "receive", counted)
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(stub={"at_once": True, "words": 500}))
-    assert text(500) == got.text()
-    assert len(got.deltas) <= len(reads) + 3  # the end, what follows it, and how it ended
-    assert len(reads) < 250  # else this test shows nothing
-    assert got.tokens == 500
+        result = await generated(ready_node(server), relayed_job(stub={"at_once": True, "words": 500}))
+    assert text(500) == result.text()
+    assert len(result.deltas) <= len(reads) + 3  # the end, the events after it, and the finish reason
+    assert len(reads) < 250  # otherwise nothing was merged
+    assert result.tokens == 500
 
 
-async def test_choices_of_a_job_are_separated_and_the_end_belongs_to_none():
+async def test_choices_have_separate_deltas_and_so_has_the_end():
     job = relayed_job(n=3, stream_options={"include_usage": True})
     async with stub() as server:
-        got = await generated(ready_node(server), job)
-    assert [text()] * 3 == [got.text(index) for index in range(3)]
-    assert {delta.index for delta in got.deltas} == {0, 1, 2, 3}
-    assert got.raw.endswith(b"data: [DONE]\n\n")
-    assert got.tokens == 24
-    ends = [delta for delta in got.deltas if delta.index == 3]
+        result = await generated(ready_node(server), job)
+    assert [text()] * 3 == [result.text(index) for index in range(3)]
+    assert {delta.index for delta in result.deltas} == {0, 1, 2, 3}
+    assert result.raw.endswith(b"data: [DONE]\n\n")
+    assert result.tokens == 24
+    ends = [delta for delta in result.deltas if delta.index == 3]
     assert b"usage" in ends[0].raw[0]
-    assert {delta.index for delta in got.deltas if delta.finish_reason} == {0, 1, 2}
+    assert {delta.index for delta in result.deltas if delta.finish_reason} == {0, 1, 2}
 
 
 async def test_merged_deltas_of_several_choices_end_with_done():
@@ -118,35 +118,35 @@ async def test_merged_deltas_of_several_choices_end_with_done():
     assert raw.index(b"completion_tokens") > max(raw.rindex(b'"index": %d' % index) for index in range(3))
 
 
-async def test_first_events_are_held_back_until_there_is_text():
+async def test_first_events_are_kept_until_there_is_text():
     into = CollectedDeltas()
     job = relayed_job(stub={"how": "stall", "after": 1})  # only the role, no text
     async with stub() as server, ready_node(server).generate(job, into):
         while not server.jobs:
-            await _a_moment()
-        await _a_moment()
+            await _next_read()
+        await _next_read()
         assert into.deltas == []
 
 
 async def test_reported_usage_replaces_the_count_of_events():
     job = relayed_job(stream_options={"include_usage": True}, stub={"chunk_words": 4})
     async with stub() as server:
-        got = await generated(ready_node(server), job)
-    assert got.tokens == 8
+        result = await generated(ready_node(server), job)
+    assert result.tokens == 8
 
 
 async def test_stream_without_done_is_complete_when_every_choice_has_ended():
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(n=2, stub={"how": "no_done"}))
-    assert got.error is None
-    assert [text(), text()] == [got.text(0), got.text(1)]
+        result = await generated(ready_node(server), relayed_job(n=2, stub={"how": "no_done"}))
+    assert result.error is None
+    assert [text(), text()] == [result.text(0), result.text(1)]
 
 
 async def test_stream_with_done_is_complete_without_finish_reasons():
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(n=2, stub={"how": "unfinished"}))
-    assert got.error is None
-    assert {delta.index for delta in got.deltas if delta.finish_reason} == {0, 1}
+        result = await generated(ready_node(server), relayed_job(n=2, stub={"how": "unfinished"}))
+    assert result.error is None
+    assert {delta.index for delta in result.deltas if delta.finish_reason} == {0, 1}
 
 
 async def test_relayed_body_differs_from_the_clients_only_in_the_model():
@@ -164,14 +164,14 @@ async def test_relayed_body_differs_from_the_clients_only_in_the_model():
     assert job.relay.body.replace(b'"model":"m"', b'"model":"org/Other-7B"') == received.body
 
 
-def test_rewriting_keeps_every_value_as_it_was_written():
+def test_rewritten_body_has_all_other_values_unchanged():
     body = b'{ "a": 1.0e2, "model" :"x", "deep": {"model": "y",  "z":[1 ,2]}, "big": 1234567890123456789012}'
     same = b'{"a":1.0e2,"model":"n\\"","deep":{"model": "y",  "z":[1 ,2]},"big":1234567890123456789012}'
     assert same == rewritten(body, 'n"')
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"x"', b"{", b"", b"\xff"])
-def test_rewriting_refuses_what_is_not_a_json_object(body):
+def test_body_that_is_not_a_json_object_is_refused(body):
     with pytest.raises(InvalidRequest):
         rewritten(body, "m")
 
@@ -195,14 +195,14 @@ async def test_job_without_a_client_request_is_refused():
                 pass
 
 
-async def _a_moment() -> None:
+async def _next_read() -> None:
     import trio
 
     await trio.sleep(0.02)
 
 
-class _Read:
-    """A response that arrives in these reads."""
+class _FakeResponse:
+    """A response that arrives in the given reads."""
 
     def __init__(self, *reads):
         self._reads = list(reads)
@@ -211,7 +211,7 @@ class _Read:
         return self._reads.pop(0) if self._reads else b""
 
     async def drain(self, within_s):
-        """Nothing comes after the end."""
+        """Do nothing: no data follows the end."""
 
 
 def _chunk(index, content, finish_reason=None):
@@ -224,12 +224,12 @@ def _chunk(index, content, finish_reason=None):
 async def test_choices_end_separately_even_if_more_arrive_than_were_requested(choices, reads_one_by_one):
     from fairlead.answer.deltas import Deltas
 
-    odd = b'data: {"choices": [], "odd": 1}\n\n'
+    unknown = b'data: {"choices": [], "unknown": 1}\n\n'
     events = [
         _chunk(0, "a"),
         _chunk(1, "x"),
         _chunk(0, "", "length"),
-        odd,
+        unknown,
         _chunk(0, "", "length"),
         _chunk(1, "y"),
         _chunk(1, "", "stop"),
@@ -238,7 +238,7 @@ async def test_choices_end_separately_even_if_more_arrive_than_were_requested(ch
     deltas = Deltas(choices)
     reads = events if reads_one_by_one else [b"".join(events)]
     stream = RelayedStream("stub", relayed_job(n=choices), CHAT_READER, deltas, event_bytes=10_000)
-    await stream.run(_Read(*reads))
+    await stream.run(_FakeResponse(*reads))
     await deltas.ended()
     taken = await deltas.take()
     raw = b"".join(piece for delta in taken for piece in delta.raw)

@@ -1,4 +1,4 @@
-"""A client that disconnects, at any moment: its connection to the server is freed, and nothing leaks."""
+"""When a client disconnects, at any step, the connection to the server is freed and nothing leaks."""
 
 import pytest
 import trio
@@ -8,13 +8,13 @@ from fairlead.errors import NodeFailed, RequestTimeout
 from nodes.listening import CollectedDeltas, RecordingListener, generated, ready_node, relayed_job, stub
 from nodes.stub_server import StubServer
 
-# More than a response takes. Each step is a separate run, and at least one run must complete.
+# A response takes fewer steps. Each step is a separate run, and at least one run must complete.
 STEPS = 60
 
 
 async def _connections(server: StubServer, count: int) -> None:
     with trio.fail_after(60):
-        while server.connections > count:  # noqa: ASYNC110  # the server notices at some later time
+        while server.connections > count:  # noqa: ASYNC110  # the server closes them later
             await trio.sleep(0.001)
 
 
@@ -23,17 +23,17 @@ class _AtStep(Instrument):
 
     def __init__(self, scope: trio.CancelScope, steps: int) -> None:
         self._scope = scope
-        self._left = steps
+        self._steps_left = steps
 
     def before_task_step(self, _task: trio.lowlevel.Task) -> None:
-        self._left -= 1
-        if not self._left:
+        self._steps_left -= 1
+        if not self._steps_left:
             self._scope.cancel()
 
 
 @pytest.mark.parametrize(("stream", "warm"), [(True, False), (True, True), (False, False), (False, True)])
-async def test_disconnect_at_any_step_leaves_nothing_behind(stream, warm):
-    ended, left = 0, 0
+async def test_disconnect_at_any_step_frees_the_connection(stream, warm):
+    ended, cancelled = 0, 0
     for step in range(1, STEPS):
         async with stub() as server:
             node = ready_node(server)
@@ -48,39 +48,39 @@ async def test_disconnect_at_any_step_leaves_nothing_behind(stream, warm):
                         await into.over.wait()
                 finally:
                     trio.lowlevel.remove_instrument(instrument)
-            left += scope.cancelled_caught
+            cancelled += scope.cancelled_caught
             ended += into.error is None and into.over.is_set()
             assert into.error is None
             counts = node.status().connections
             assert (node.status().busy, counts.busy, counts.waiting) == (0, 0, 0)
-            # A kept connection is usable: the next job gets its own response, and all of it.
+            # A kept connection is usable: the next job gets its complete response.
             following = await generated(node, relayed_job(stream=stream))
             assert following.error is None
             if stream:
                 assert following.raw.endswith(b"[DONE]\n\n")
             await _connections(server, node.status().connections.idle)
     assert ended
-    assert left >= 3
+    assert cancelled >= 3
 
 
 async def test_many_short_requests_leave_no_connection_busy():
     async with stub() as server:
         node = ready_node(server, seats=2)
 
-        async def visitor(number: int) -> None:
+        async def client(number: int) -> None:
             for visit in range(20):
                 with trio.move_on_after(0.0005 * ((number * 7 + visit * 3) % 10)):
                     await generated(node, relayed_job(stub={"delay_s": 0.0003}))
 
         async with trio.open_nursery() as nursery:
             for number in range(12):
-                nursery.start_soon(visitor, number)
+                nursery.start_soon(client, number)
         counts = node.status().connections
         assert (counts.busy, counts.waiting) == (0, 0)
         with trio.fail_after(60):
             for _ in range(10):
-                got = await generated(node, relayed_job())
-                assert got.error is None
+                result = await generated(node, relayed_job())
+                assert result.error is None
 
 
 async def test_server_connection_closes_when_the_client_disconnects():
@@ -100,48 +100,48 @@ async def test_error_inside_the_block_is_raised_unchanged():
         assert node.status().busy == 0
 
 
-async def test_stream_that_does_not_close_delays_nothing(autojump_clock):
+async def test_stream_that_is_not_closed_does_not_delay_the_response(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         node = ready_node(server)
         began = trio.current_time()
-        got = await generated(node, relayed_job(stub={"how": "slow_end"}))
+        result = await generated(node, relayed_job(stub={"how": "slow_end"}))
         assert trio.current_time() - began < 1
-        assert got.error is None
+        assert result.error is None
         assert node.status().connections.idle == 0
 
 
 async def test_node_reports_that_it_is_down_before_its_jobs_fail():
     order = []
 
-    class Noted(RecordingListener):
+    class RecordingDown(RecordingListener):
         def __call__(self, node, limits):
             if limits is None:
                 order.append("down")
 
-    class Failing(CollectedDeltas):
+    class RecordingFailure(CollectedDeltas):
         def fail(self, error):
             order.append("failed")
             super().fail(error)
 
     async with stub() as server:
-        node = ready_node(server, Noted())
-        into = Failing()
+        node = ready_node(server, RecordingDown())
+        into = RecordingFailure()
         async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
             await into.first.wait()
-            node.went_down(NodeFailed("it was unplugged"))
+            node.went_down(NodeFailed("unreachable"))
             await into.over.wait()
         assert order == ["down", "failed"]
         assert isinstance(into.error, NodeFailed)
         assert node.status().connections.busy == 0
 
 
-async def test_job_fails_when_its_node_goes_down_as_it_arrives():
+async def test_job_fails_when_its_node_goes_down_before_the_request_is_sent():
     async with stub() as server:
         node = ready_node(server)
         into = CollectedDeltas()
         async with node.generate(relayed_job(), into):
-            node.went_down(NodeFailed("it was unplugged"))
+            node.went_down(NodeFailed("unreachable"))
             await into.over.wait()
         assert isinstance(into.error, NodeFailed)
         assert server.jobs == []

@@ -1,4 +1,4 @@
-"""A server that misbehaves fails its job, with an error that says what happened, and nothing else."""
+"""A faulty response fails only its job, with an error that states the reason."""
 
 import socket
 
@@ -11,7 +11,7 @@ from fairlead.http.client import UpstreamFailed
 from nodes.listening import CollectedDeltas, generated, ready_node, relayed_job, stub
 from nodes.stub_server import StubServer, text, word
 
-SICK = [
+FAULTS_OF_THE_NODE = [
     ("gone", 0, "closed the connection without a response"),
     ("reset", 0, "reset|closed the connection"),
     ("garbage", 0, "sent an invalid head"),
@@ -27,65 +27,65 @@ SICK = [
     ("status", 302, "answered 302"),
     ("kind", 0, "answered with text/html instead of text/event-stream"),
 ]
-WELL_BUT_USELESS = [
+FAULTS_OF_THE_JOB = [
     ("status", 500, "answered 500: .*status 500"),
     ("status", 401, "rejected our API key"),
     ("error", 4, "failed: out of order"),
 ]
 
 
-@pytest.mark.parametrize(("how", "after", "message"), SICK)
+@pytest.mark.parametrize(("how", "after", "message"), FAULTS_OF_THE_NODE)
 async def test_broken_stream_fails_its_job_and_counts_against_the_node(how, after, message):
     async with stub() as server:
         node = ready_node(server)
-        got = await generated(node, relayed_job(stub={"how": how, "after": after}))
+        result = await generated(node, relayed_job(stub={"how": how, "after": after}))
         assert node.status().busy == 0
-    assert isinstance(got.error, UpstreamFailed)
+    assert isinstance(result.error, UpstreamFailed)
     with pytest.raises(NodeFailed, match=message):
-        raise got.error
+        raise result.error
 
 
-@pytest.mark.parametrize(("how", "after", "message"), WELL_BUT_USELESS)
+@pytest.mark.parametrize(("how", "after", "message"), FAULTS_OF_THE_JOB)
 async def test_bad_response_fails_its_job_and_does_not_count_against_the_node(how, after, message):
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
-    assert isinstance(got.error, NodeFailed)
-    assert not isinstance(got.error, UpstreamFailed)
+        result = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
+    assert isinstance(result.error, NodeFailed)
+    assert not isinstance(result.error, UpstreamFailed)
     with pytest.raises(NodeFailed, match=message):
-        raise got.error
+        raise result.error
 
 
 @pytest.mark.parametrize("how", ["end", "half", "broken", "reset", "bad_chunk", "error"])
 @pytest.mark.parametrize("after", [3, 5])
 async def test_events_before_a_failure_are_delivered_before_the_error(how, after):
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
-    assert got.error is not None
-    assert text(after - 1) == got.text()  # the first event has only the role
-    assert got.raw.count(b"data:") == after
+        result = await generated(ready_node(server), relayed_job(stub={"how": how, "after": after}))
+    assert result.error is not None
+    assert text(after - 1) == result.text()  # the first event has only the role
+    assert result.raw.count(b"data:") == after
 
 
 @pytest.mark.parametrize("how", ["half", "broken", "end"])
 async def test_truncated_whole_response_is_not_delivered(how):
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(stream=False, stub={"how": how}))
-    assert got.deltas == []
-    assert isinstance(got.error, UpstreamFailed)
+        result = await generated(ready_node(server), relayed_job(stream=False, stub={"how": how}))
+    assert result.deltas == []
+    assert isinstance(result.error, UpstreamFailed)
 
 
 async def test_unrequested_encoding_is_refused():
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(stream=False, stub={"how": "gzip"}))
-    assert got.deltas == []
-    assert isinstance(got.error, NodeFailed)
+        result = await generated(ready_node(server), relayed_job(stream=False, stub={"how": "gzip"}))
+    assert result.deltas == []
+    assert isinstance(result.error, NodeFailed)
 
 
 async def test_full_node_raises_node_full_and_keeps_its_connection():
     async with stub() as server:
         node = ready_node(server)
         for _ in range(3):
-            got = await generated(node, relayed_job(stub={"how": "status", "after": 429}))
-            assert isinstance(got.error, NodeFull)
+            result = await generated(node, relayed_job(stub={"how": "status", "after": 429}))
+            assert isinstance(result.error, NodeFull)
         assert node.status().connections.opened == 1
         assert node.status().is_up
 
@@ -93,32 +93,32 @@ async def test_full_node_raises_node_full_and_keeps_its_connection():
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
 async def test_refusal_of_a_bad_request_is_relayed_unchanged(status):
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(stub={"how": "status", "after": status}))
-    assert isinstance(got.error, NodeRefused)
-    assert status == got.error.status
-    assert b'{"error": {"message": "status %d", "code": "of the stub"}}' % status == got.error.body
+        result = await generated(ready_node(server), relayed_job(stub={"how": "status", "after": status}))
+    assert isinstance(result.error, NodeRefused)
+    assert status == result.error.status
+    assert b'{"error": {"message": "status %d", "code": "of the stub"}}' % status == result.error.body
 
 
 @pytest.mark.parametrize("after", [0, 1, 4])
-async def test_stream_that_falls_silent_times_out(after, autojump_clock):
+async def test_stream_without_further_data_times_out(after, autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         node = ready_node(server, between_bytes_s=7.0)
         began = trio.current_time()
-        got = await generated(node, relayed_job(stub={"how": "stall", "after": after}))
+        result = await generated(node, relayed_job(stub={"how": "stall", "after": after}))
         assert pytest.approx(7.0, abs=0.5) == trio.current_time() - began
-    assert isinstance(got.error, UpstreamFailed)
-    assert "did not continue its response in time" in got.error.message
-    assert text(max(0, after - 1)) == got.text()
+    assert isinstance(result.error, UpstreamFailed)
+    assert "did not continue its response in time" in result.error.message
+    assert text(max(0, after - 1)) == result.text()
 
 
 async def test_timeout_between_bytes_restarts_with_each_read(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         node = ready_node(server, between_bytes_s=7.0)
-        got = await generated(node, relayed_job(stub={"delay_s": 6.0}))
-    assert got.error is None
-    assert text() == got.text()
+        result = await generated(node, relayed_job(stub={"delay_s": 6.0}))
+    assert result.error is None
+    assert text() == result.text()
 
 
 async def test_server_that_never_answers_times_out(autojump_clock):
@@ -126,10 +126,10 @@ async def test_server_that_never_answers_times_out(autojump_clock):
     async with stub() as server:
         node = ready_node(server, first_byte_s=30.0)
         began = trio.current_time()
-        got = await generated(node, relayed_job(stub={"how": "silent"}))
+        result = await generated(node, relayed_job(stub={"how": "silent"}))
         assert pytest.approx(30.0, abs=0.5) == trio.current_time() - began
-    assert isinstance(got.error, UpstreamFailed)
-    assert "did not respond in time" in got.error.message
+    assert isinstance(result.error, UpstreamFailed)
+    assert "did not respond in time" in result.error.message
 
 
 async def test_error_for_an_unreachable_server_has_its_name_and_the_reason():
@@ -137,27 +137,27 @@ async def test_error_for_an_unreachable_server_has_its_name_and_the_reason():
     with socket.socket() as taken:  # so that no other process listens there
         taken.bind(("127.0.0.1", 0))
         server.port = taken.getsockname()[1]
-        got = await generated(ready_node(server), relayed_job())
-    assert isinstance(got.error, UpstreamFailed)
-    assert "stub cannot be reached: Connection refused" in got.error.message
+        result = await generated(ready_node(server), relayed_job())
+    assert isinstance(result.error, UpstreamFailed)
+    assert "stub cannot be reached: Connection refused" in result.error.message
 
 
-async def test_endless_stream_is_cut_off(monkeypatch):
+async def test_endless_stream_is_ended(monkeypatch):
     monkeypatch.setattr(relayed_stream, "STREAM_BYTES", 1_000_000)
     async with stub() as server:
-        got = await generated(ready_node(server), relayed_job(stub={"how": "endless", "words": 3}))
-    assert isinstance(got.error, NodeFailed)
-    assert "more than 1000000 bytes" in got.error.message
-    assert len(got.raw) < 2_000_000
+        result = await generated(ready_node(server), relayed_job(stub={"how": "endless", "words": 3}))
+    assert isinstance(result.error, NodeFailed)
+    assert "more than 1000000 bytes" in result.error.message
+    assert len(result.raw) < 2_000_000
 
 
 async def test_event_over_the_limit_is_refused():
     long = {"chunk_words": 1000, "words": 1000}
     async with stub() as server:
         node = ready_node(server, answer_bytes=1000)
-        got = await generated(node, relayed_job(stub=long | {"how": "half", "after": 1}))
-    assert isinstance(got.error, NodeFailed)
-    assert "an event of more than 1000 bytes" in got.error.message
+        result = await generated(node, relayed_job(stub=long | {"how": "half", "after": 1}))
+    assert isinstance(result.error, NodeFailed)
+    assert "an event of more than 1000 bytes" in result.error.message
 
 
 async def test_three_failures_take_the_node_down_and_fail_its_jobs():
@@ -187,9 +187,9 @@ async def test_three_failures_take_the_node_down_and_fail_its_jobs():
 async def test_failed_job_does_not_affect_others():
     async with stub() as server:
         node = ready_node(server)
-        good = CollectedDeltas()
-        async with node.generate(relayed_job(stub={"delay_s": 0.01}), good):
+        unaffected = CollectedDeltas()
+        async with node.generate(relayed_job(stub={"delay_s": 0.01}), unaffected):
             await generated(node, relayed_job(stub={"how": "reset", "after": 2}))
-            await good.over.wait()
-    assert word(7) in good.text()
-    assert good.error is None
+            await unaffected.over.wait()
+    assert word(7) in unaffected.text()
+    assert unaffected.error is None

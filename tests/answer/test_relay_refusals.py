@@ -15,14 +15,14 @@ async def refused(monkeypatch, status: int, body: bytes, headers: str = ""):
     """Return the error of a job that gets this response, and the reports of its node."""
     answer = whole(status, body).replace(b"\r\n", f"\r\n{headers}".encode(), 1)
 
-    async def say(self, path, document):
+    async def send_answer(self, path, document):
         await self.stream.send_all(answer)
 
-    listening = RecordingListener()
+    listener = RecordingListener()
     async with stub() as server:
-        monkeypatch.setattr("nodes.stub_server._ResponseScript.answer", say)
-        got = await generated(ready_node(server, listening), relayed_job())
-    return got.error, listening.reports
+        monkeypatch.setattr("nodes.stub_server._ResponseScript.answer", send_answer)
+        result = await generated(ready_node(server, listener), relayed_job())
+    return result.error, listener.reports
 
 
 def refusal_event(code: object) -> bytes:

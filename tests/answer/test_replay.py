@@ -1,4 +1,4 @@
-"""A second attempt continues a response exactly where the first one stopped, or reports that it cannot."""
+"""A second attempt continues a response exactly where the first one stopped, or fails with the reason."""
 
 import json
 
@@ -58,8 +58,8 @@ def copy(delta):
     )
 
 
-def repeated(first, second, reader=CHAT_READER):
-    """Return what the client got from an attempt that failed after `first`, and another with `second`."""
+def retried(first, second, reader=CHAT_READER):
+    """Return the client's deltas from an attempt that fails after `first` and a retry with `second`."""
     client = CollectedDeltas()
     recorded = RecordingSink(client)
     for delta in first:
@@ -82,14 +82,14 @@ DIFFERENT = {"sent": words, "other": words}
 
 
 @given(**RELAYED)
-def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, other_chunk_words, sizes, end):
+def test_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, other_chunk_words, sizes, end):
     reader = READERS[path]
     first = event_deltas(stream_events(path, {}, 8, chunk_words), reader)[:-1]
-    # Nodes hold the first events back until there is text, so at least that much was sent.
+    # Nodes keep the first events until there is text, so at least these were sent.
     first_text = next(number for number, delta in enumerate(first, 1) if delta.text)
     first = first[: first_text + end]
     second = event_deltas(stream_events(path, {}, 8, other_chunk_words), reader)
-    client = repeated(joined(first, sizes), joined(second, reversed(sizes)), reader)
+    client = retried(joined(first, sizes), joined(second, reversed(sizes)), reader)
     assert client.error is None
     assert text() == client.text()
     assert text() == "".join(reader.read_event(event).text for event in split_events(client.raw))
@@ -100,10 +100,10 @@ def test_a_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, ot
 
 
 @given(**GENERATED)
-def test_an_engines_answer_is_continued_by_its_tokens(data):
+def test_answer_of_an_engine_is_continued_by_its_tokens(data):
     token_ids = data.draw(st.lists(st.integers(0, 9), max_size=12))
-    # A token is a letter. Text may come later than its tokens, at the latest with the end.
-    whole = "".join("abcdefghij"[token] for token in token_ids)
+    # A token is a letter. Text may follow its tokens later, at the latest with the end.
+    full_text = "".join("abcdefghij"[token] for token in token_ids)
 
     def attempt(label):
         deltas, token_at, text_at = [], 0, 0
@@ -111,25 +111,27 @@ def test_an_engines_answer_is_continued_by_its_tokens(data):
             token_end = data.draw(st.integers(token_at + 1, len(token_ids)), label=label)
             text_end = data.draw(st.integers(text_at, token_end), label=label)
             ids = token_ids[token_at:token_end]
-            deltas.append(Delta(0, whole[text_at:text_end], ids, [TokenLogprob(each, -1.0) for each in ids]))
+            deltas.append(
+                Delta(0, full_text[text_at:text_end], ids, [TokenLogprob(each, -1.0) for each in ids])
+            )
             token_at, text_at = token_end, text_end
-        return [*deltas, Delta(0, whole[text_at:], finish_reason="length")]
+        return [*deltas, Delta(0, full_text[text_at:], finish_reason="length")]
 
     first = attempt("first")[:-1]
     first = first[: data.draw(st.integers(0, len(first)), label="break")]
-    client = repeated(first, attempt("second"))
+    client = retried(first, attempt("second"))
     assert client.error is None
-    assert whole == client.text()
+    assert full_text == client.text()
     assert token_ids == [token for delta in client.deltas for token in delta.token_ids]
     assert token_ids == [each.token_id for delta in client.deltas for each in delta.logprobs]
     assert client.deltas[-1].finish_reason == "length"
 
 
 @given(**DIFFERENT)
-def test_what_differs_is_never_passed_on(sent, other):
+def test_different_output_is_never_forwarded(sent, other):
     first = [Delta(0, word, [len(word)]) for word in sent]
     second = [*(Delta(0, word, [len(word)]) for word in other), Delta(0, finish_reason="stop")]
-    client = repeated(first, second)
+    client = retried(first, second)
     if client.error is None:
         assert "".join(other) == client.text()
         assert [len(word) for word in other] == [
@@ -166,8 +168,8 @@ DIFFERENCES = [
 
 
 @pytest.mark.parametrize(("first", "second", "message"), DIFFERENCES)
-def test_a_difference_is_named(first, second, message):
-    client = repeated([first], [second])
+def test_error_quotes_the_difference(first, second, message):
+    client = retried([first], [second])
     if message is None:
         assert client.error is None
     else:
@@ -176,12 +178,12 @@ def test_a_difference_is_named(first, second, message):
 
 
 def test_nothing_is_sent_after_a_difference():
-    client = repeated([Delta(0, "a", [1])], [Delta(0, "b", [2]), Delta(0, "c", [3], finish_reason="stop")])
+    client = retried([Delta(0, "a", [1])], [Delta(0, "b", [2]), Delta(0, "c", [3], finish_reason="stop")])
     assert client.text() == "a"
     assert len(client.deltas) == 1
 
 
-def test_a_choice_that_had_ended_is_not_continued():
+def test_ended_choice_is_not_continued():
     client = CollectedDeltas(2)
     recorded = RecordingSink(client)
     recorded.put(Delta(0, "a", [1], finish_reason="stop"))
@@ -196,19 +198,19 @@ def test_a_choice_that_had_ended_is_not_continued():
     assert sum(delta.finish_reason is not None for delta in client.deltas) == 2
 
 
-def test_tool_calls_and_reasoning_are_replayed_too():
+def test_tool_calls_and_reasoning_are_replayed():
     call = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}}]}
     rest = {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}
     first = [raw(chat(None, reasoning_content="hm")), raw(chat(None, **call))]
     second = [raw(chat(None, reasoning_content="hm"), chat(None, **call)), raw(chat(None, **rest))]
-    client = repeated(first, second)
+    client = retried(first, second)
     assert client.error is None
     assert client.raw.count(b"c1") == 1
     assert client.raw.endswith(chat(None, **rest))
 
 
 def test_relayed_response_can_continue_one_of_an_engine():
-    client = repeated([Delta(0, "w0 w", [1, 2])], event_deltas(stream_events(PATHS[0], {}, 8, 1)))
+    client = retried([Delta(0, "w0 w", [1, 2])], event_deltas(stream_events(PATHS[0], {}, 8, 1)))
     assert client.error is None
     assert text() == client.text()
 
@@ -216,14 +218,14 @@ def test_relayed_response_can_continue_one_of_an_engine():
 async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
     async with stub() as server:
         for choices in (1, 2):  # with several choices, the end comes without an event
-            whole = await generated(ready_node(server), relayed_job(n=choices, delay_s=0.001))
+            full_text = await generated(ready_node(server), relayed_job(n=choices, delay_s=0.001))
             begun = [Delta(index, "w0 w", [1, 2]) for index in range(choices)]
             client = CollectedDeltas(choices)
             recorded = RecordingSink(client)
             for delta in begun:
                 recorded.put(delta)
             replay = ReplaySink(recorded, CHAT_READER)
-            for delta in whole.deltas:
+            for delta in full_text.deltas:
                 replay.put(delta)
             assert client.error is None
             assert [text()] * choices == [client.text(index) for index in range(choices)]
@@ -231,13 +233,13 @@ async def test_output_of_a_real_node_can_continue_a_response_of_an_engine():
 
 
 def test_replay_of_an_engines_response_with_missing_tokens_fails():
-    client = repeated([Delta(0, "w0 ", [1, 2])], [Delta(0, "w0 ", [1]), Delta(0, finish_reason="stop")])
+    client = retried([Delta(0, "w0 ", [1, 2])], [Delta(0, "w0 ", [1]), Delta(0, finish_reason="stop")])
     assert "it ended earlier" in str(client.error)
 
 
 def test_response_of_an_engine_can_continue_a_relayed_one():
     second = [Delta(0, "w0 ", [1]), Delta(0, "w1 ", [2]), Delta(0, "w2 ", [3], finish_reason="stop")]
-    client = repeated([raw(chat("w0 w"))], second)
+    client = retried([raw(chat("w0 w"))], second)
     assert client.error is None
     assert client.text() == "w0 w1 w2 "
 
@@ -262,27 +264,27 @@ def test_third_attempt_is_possible():
 @pytest.mark.parametrize("how", ["reset", "half", "broken", "end"])
 async def test_client_receives_one_response_from_two_servers(after, how):
     client = CollectedDeltas()
-    recorded = RecordingSink(_Unfailing(client))
-    async with stub() as sick, stub() as well:
-        first = ready_node(sick)
-        failed = _Watched(recorded)
+    recorded = RecordingSink(_IgnoringFailures(client))
+    async with stub() as failing, stub() as working:
+        first = ready_node(failing)
+        failed = _Recorded(recorded)
         async with first.generate(relayed_job(stub={"how": how, "after": after}), failed):
             await failed.over.wait()
         assert failed.error is not None
-        replay = _Watched(ReplaySink(recorded, CHAT_READER, node="well"))
+        replay = _Recorded(ReplaySink(recorded, CHAT_READER, node="working"))
         job = relayed_job(stub={"chunk_words": 3}, stream_options={"include_usage": True})
-        async with ready_node(well).generate(job, replay):
+        async with ready_node(working).generate(job, replay):
             await replay.over.wait()
-        undisturbed = await generated(ready_node(well), relayed_job())
+        single_attempt = await generated(ready_node(working), relayed_job())
     assert client.error is None
-    assert undisturbed.text() == client.text()
+    assert single_attempt.text() == client.text()
     assert text() == "".join(CHAT_READER.read_event(event).text for event in split_events(client.raw))
     assert client.raw.endswith(b"data: [DONE]\n\n")
     assert client.raw.count(b'"role"') == 1
 
 
-class _Unfailing:
-    """The channel as the gateway passes it to a first attempt, whose failure does not fail the response."""
+class _IgnoringFailures:
+    """Forwards to another sink except failures, as the gateway does for a first attempt."""
 
     def __init__(self, into):
         self._into = into
@@ -297,8 +299,8 @@ class _Unfailing:
         pass
 
 
-class _Watched(CollectedDeltas):
-    """Forwards deltas and failures to another sink, and records them and the end."""
+class _Recorded(CollectedDeltas):
+    """Forwards to another sink, and records deltas, failure and end."""
 
     def __init__(self, into):
         super().__init__()
@@ -313,54 +315,54 @@ class _Watched(CollectedDeltas):
         self._into.fail(error)
 
 
-def hunt(test, drawn):
-    """Run a test until an example fails, which is not made smaller."""
+def run_until_failure(test, drawn):
+    """Run a test until an example fails, without shrinking it."""
     without_shrinking = settings(max_examples=300, phases=[Phase.generate], report_multiple_bugs=False)
     without_shrinking(given(**drawn)(test.hypothesis.inner_test))()
 
 
-def _no_silence(_recent):
+def _no_unsent_text(_recent):
     return 0
 
 
-def _takes_any_text(sent, text):
-    left = len(sent._text) - sent._text_at
-    sent._text_at += min(left, len(text))
-    return text[left:] if left else text, bool(left)
+def _accept_any_text(sent, text):
+    remaining = len(sent._text) - sent._text_at
+    sent._text_at += min(remaining, len(text))
+    return text[remaining:] if remaining else text, bool(remaining)
 
 
-def _forgets_where_it_is(sent, text):
-    left = sent._text[sent._text_at :]
-    return (text[len(left) :], True) if left and text.startswith(left) else (text, False)
+def _keep_position(sent, text):
+    remaining = sent._text[sent._text_at :]
+    return (text[len(remaining) :], True) if remaining and text.startswith(remaining) else (text, False)
 
 
-def _takes_any_tokens(sent, token_ids):
-    left = token_ids[len(sent._token_ids) - sent._tokens_at :]
+def _accept_any_tokens(sent, token_ids):
+    remaining = token_ids[len(sent._token_ids) - sent._tokens_at :]
     sent._tokens_at = min(len(sent._token_ids), sent._tokens_at + len(token_ids))
-    return left
+    return remaining
 
 
-def _never_too_short(_sent, _tokens=0):
+def _accept_a_short_retry(_sent, _tokens=0):
     return None
 
 
 @pytest.mark.parametrize(
     ("where", "name", "mutant"),
     [
-        (replay, "_silent_at_end", _no_silence),
-        (replay._ReplayedChoice, "_new_text", _takes_any_text),
-        (replay._ReplayedChoice, "_new_text", _forgets_where_it_is),
+        (replay, "_silent_at_end", _no_unsent_text),
+        (replay._ReplayedChoice, "_new_text", _accept_any_text),
+        (replay._ReplayedChoice, "_new_text", _keep_position),
         (replay._ReplayedChoice, "_new_tokens", lambda _sent, token_ids: token_ids),
-        (replay._ReplayedChoice, "_new_tokens", _takes_any_tokens),
-        (replay._ReplayedChoice, "_check_end", _never_too_short),
+        (replay._ReplayedChoice, "_new_tokens", _accept_any_tokens),
+        (replay._ReplayedChoice, "_check_end", _accept_a_short_retry),
     ],
 )
 def test_replay_that_violates_a_rule_is_detected(where, name, mutant, monkeypatch):
     monkeypatch.setattr(where, name, mutant)
-    with pytest.raises(Exception) as found:  # noqa: PT012  # whichever of these tests detects it
+    with pytest.raises(Exception) as found:  # noqa: PT012  # any of these tests may detect it
         for first, second, message in DIFFERENCES:
-            test_a_difference_is_named(first, second, message)
-        hunt(test_what_differs_is_never_passed_on, DIFFERENT)
-        hunt(test_a_relayed_answer_is_continued_whatever_its_chunks, RELAYED)
-        hunt(test_an_engines_answer_is_continued_by_its_tokens, GENERATED)
+            test_error_quotes_the_difference(first, second, message)
+        run_until_failure(test_different_output_is_never_forwarded, DIFFERENT)
+        run_until_failure(test_relayed_answer_is_continued_whatever_its_chunks, RELAYED)
+        run_until_failure(test_answer_of_an_engine_is_continued_by_its_tokens, GENERATED)
     assert not isinstance(found.value, HypothesisException)

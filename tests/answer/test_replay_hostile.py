@@ -17,7 +17,7 @@ from upstream_readers import CHAT_READER
 
 FIRST = event_deltas(stream_events("/v1/chat/completions", {}, 8, 1))[:5]
 
-junk = st.recursive(
+arbitrary = st.recursive(
     st.sampled_from([None, True, 5, -1, 1.5, 10**30, "w0 ", "w0 w1 w2 w3 w4", "\ud800", ""]),
     lambda inner: (
         st.lists(inner, max_size=3)
@@ -27,7 +27,7 @@ junk = st.recursive(
 )
 members = st.dictionaries(
     st.sampled_from(["content", "text", "reasoning", "tool_calls", "delta", "name", "function", "x"]),
-    junk,
+    arbitrary,
     max_size=2,
 )
 contents = st.sampled_from(["w0 ", "w1 w2", "w0 w1 w2 w3 w4"])
@@ -37,16 +37,16 @@ contents = st.sampled_from(["w0 ", "w1 w2", "w0 w1 w2 w3 w4"])
 def events(draw):
     """Draw a chat event with unexpected members, or an invalid event."""
     if draw(st.booleans()):
-        odd = st.sampled_from([b"data: [DONE]\n\n", b":\n\n", b"data: \xff\n\n", b"data: {\n\n", b"\n\n"])
-        return draw(odd | junk.map(lambda document: f"data: {json.dumps(document)}\n\n".encode()))
+        extra = st.sampled_from([b"data: [DONE]\n\n", b":\n\n", b"data: \xff\n\n", b"data: {\n\n", b"\n\n"])
+        return draw(extra | arbitrary.map(lambda document: f"data: {json.dumps(document)}\n\n".encode()))
     delta = draw(members) | {"content": draw(contents)}
     choice = draw(members) | {"index": 0, "delta": delta}
-    document = draw(members) | {"choices": [choice, *draw(st.lists(junk, max_size=1))]}
+    document = draw(members) | {"choices": [choice, *draw(st.lists(arbitrary, max_size=1))]}
     return f"data: {json.dumps(document)}\n\n".encode()
 
 
 @given(second=st.lists(events(), min_size=1, max_size=6))
-def test_no_second_attempt_raises(second):
+def test_second_attempt_never_raises(second):
     client = CollectedDeltas()
     recorded = RecordingSink(client)
     for delta in FIRST:
@@ -67,7 +67,7 @@ def test_error_message_quotes_only_the_beginning_of_a_difference():
     assert len(client.error.message) < 200
 
 
-async def test_replay_in_other_pieces_never_makes_the_count_negative():
+async def test_token_count_of_a_replay_in_other_pieces_is_never_negative():
     deltas = Deltas(1, keeps=True)
     recorded = RecordingSink(deltas)
     recorded.put(text_delta("x" * 1000))

@@ -1,4 +1,4 @@
-"""Numbers and text that a node reports are used if they are plausible; else our own count is used."""
+"""Numbers and text that a node reports are used if they are plausible; otherwise the server counts itself."""
 
 import msgspec
 import pytest
@@ -11,9 +11,9 @@ from nodes.scripted import full_response, node, scripted, stream
 # Used in the responses below.
 ALLOWED = 10
 CHOICES = b'[{"message": {"content": "hi hi hi"}}]'
-GUESS = len(CHOICES) // 4
+ESTIMATE = len(CHOICES) // 4
 
-NOT_BELIEVED = [
+IMPLAUSIBLE = [
     None,
     b"1" + b"0" * 30,
     b"9" * 15,
@@ -40,9 +40,9 @@ def usage(reported: bytes | None) -> bytes:
 async def tokens_of(answer: bytes, relayed) -> int:
     """Return the tokens that a job is charged for."""
     with scripted(lambda _request: [answer]):
-        got = await generated(node(), relayed)
-    assert got.error is None
-    return got.tokens
+        result = await generated(node(), relayed)
+    assert result.error is None
+    return result.tokens
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ async def tokens_of(answer: bytes, relayed) -> int:
         (b"3", 3),
         (b"%d" % ALLOWED, ALLOWED),
         (b"%d" % len(CHOICES), len(CHOICES)),
-        (b"%d" % (len(CHOICES) + 1), GUESS),
-        *((lie, GUESS) for lie in NOT_BELIEVED),
+        (b"%d" % (len(CHOICES) + 1), ESTIMATE),
+        *((implausible, ESTIMATE) for implausible in IMPLAUSIBLE),
     ],
 )
 async def test_plausible_token_count_of_a_whole_response_is_used(reported, tokens):
@@ -67,7 +67,7 @@ async def test_estimate_is_at_most_what_the_client_allowed():
     assert await tokens_of(answer, job(stream=False, n=3)) == 3 * ALLOWED
 
 
-@pytest.mark.parametrize("reported", [b"0", b"7", *NOT_BELIEVED])
+@pytest.mark.parametrize("reported", [b"0", b"7", *IMPLAUSIBLE])
 async def test_no_tokens_are_counted_where_nothing_is_generated(reported):
     answer = full_response(b'{"data": [{"embedding": [1, 2]}]%s}' % usage(reported))
     assert await tokens_of(answer, job(stream=False, max_tokens=1)) == 0
@@ -98,7 +98,7 @@ def end(reported: bytes | None = None) -> bytes:
         (b"%d" % ALLOWED, ALLOWED),
         (b"%d" % (ALLOWED + 1), 3),
         (b"0", 3),
-        *((lie, 3) for lie in NOT_BELIEVED),
+        *((implausible, 3) for implausible in IMPLAUSIBLE),
     ],
 )
 async def test_plausible_token_count_of_a_stream_is_used(reported, tokens):
@@ -135,10 +135,10 @@ async def test_hidden_reasoning_is_counted_up_to_what_the_client_allowed():
 async def test_invalid_choice_index_is_mapped_to_an_existing_choice(index):
     piece = b'data: {"choices": [{"index": %s, "delta": {"content": "hi"}}]}\n\n' % index
     with scripted(lambda _request: [stream(piece, end())]):
-        got = await generated(node(), job(stream=True, n=2))
-    assert got.error is None
-    assert {delta.index for delta in got.deltas} <= {0, 1, 2}
-    assert got.text(0) + got.text(1) == "hi"
+        result = await generated(node(), job(stream=True, n=2))
+    assert result.error is None
+    assert {delta.index for delta in result.deltas} <= {0, 1, 2}
+    assert result.text(0) + result.text(1) == "hi"
 
 
 # Text --------------------------------------------------------------------------------------------------

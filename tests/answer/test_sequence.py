@@ -30,8 +30,8 @@ class FakeWorker:
         self.aborted.append(key)
 
 
-class Collected:
-    """Stands for the channel, and keeps every delta separately."""
+class DeltaList:
+    """Replaces the channel, and keeps every delta separately."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
@@ -41,7 +41,7 @@ class Collected:
 
 
 def sequence(*stop: str, max_output_tokens=None, n=1, index=0, **sampling):
-    worker, collected = FakeWorker(), Collected()
+    worker, collected = FakeWorker(), DeltaList()
     choice = ChoiceText(MODEL.tokenizer, stop, index, eos_token_ids=MODEL.eos_token_ids)
     tested = NodeSequence(worker, collected, choice, collected.deltas.append)
     job = Job(id="", tenant="A", model="m", prompts=([1, 2],), sampling=Sampling(**sampling), n=n)
@@ -74,15 +74,15 @@ def test_no_delta_is_sent_after_a_stop_string():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "limit", "expected"),
+    ("requested", "limit", "expected"),
     [((10, 8), None, (10, 8)), ((10, 8), 10, (10, 8)), ((10, 8), 4, (4, 4)), ((10, 2), 4, (4, 2))],
 )
-def test_output_limit_of_the_model_caps_max_tokens_and_min_tokens(wanted, limit, expected):
-    _, worker, _ = sequence(max_output_tokens=limit, max_tokens=wanted[0], min_tokens=wanted[1])
+def test_output_limit_of_the_model_caps_max_tokens_and_min_tokens(requested, limit, expected):
+    _, worker, _ = sequence(max_output_tokens=limit, max_tokens=requested[0], min_tokens=requested[1])
     (sampling,) = worker.samplings
     assert expected == (sampling.max_tokens, sampling.min_tokens)
 
 
-def test_each_choice_of_a_seeded_job_has_a_seed_of_its_own():
+def test_each_choice_of_a_seeded_job_has_its_own_seed():
     seeds = [sequence(max_tokens=1, seed=5, n=3, index=index)[1].samplings[0].seed for index in range(3)]
     assert seeds == [5, 6, 7]

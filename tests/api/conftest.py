@@ -350,8 +350,8 @@ def client_with(model: TextModel) -> Callable[..., Client]:
 def relay_client(client_with: Callable[..., Client]) -> Client:
     """A client of an application with one local model and one on another server."""
     return client_with(
-        fleet=FakeFleet(["small"], ["far"]),
-        aliases={"tiny": "small", "away": "far"},
+        fleet=FakeFleet(["small"], ["remote"]),
+        aliases={"tiny": "small", "away": "remote"},
         gateway_script=far_away.complete_response,
     )
 

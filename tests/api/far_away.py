@@ -15,7 +15,7 @@ ANSWER = b'{"id": "theirs",  "unheard_of": [1, {"of": null}], "choices": []}'
 KIND = "application/json"
 EVENTS = [
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n',
-    b'data: {"choices":[{"index":0,"delta":{"content":"far"}}],"unheard_of":1}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"remote"}}],"unheard_of":1}\n\n',
     b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n',
     b"data: [DONE]\n\n",
 ]
@@ -32,7 +32,7 @@ def event_stream(job: Job) -> list[list[Delta]]:
     tail = job.sequences if job.sequences > 1 else 0
     return [
         [Delta(0, raw=EVENTS[:1])],
-        [Delta(0, "far", raw=EVENTS[1:2], relayed_tokens=1)],
+        [Delta(0, "remote", raw=EVENTS[1:2], relayed_tokens=1)],
         [Delta(0, raw=EVENTS[2:3])],
         [Delta(tail, raw=EVENTS[3:])],
         [Delta(index, finish_reason="stop", raw=[b""]) for index in range(job.sequences)],
@@ -40,4 +40,6 @@ def event_stream(job: Job) -> list[list[Delta]]:
 
 
 def relay_body(**fields: Any) -> bytes:
-    return json.dumps({"model": "far", "messages": [{"role": "user", "content": "hello"}], **fields}).encode()
+    return json.dumps(
+        {"model": "remote", "messages": [{"role": "user", "content": "hello"}], **fields}
+    ).encode()

@@ -14,7 +14,7 @@ from fairlead.config import Limits
 from fairlead.http.listener import bind, serve_http
 
 # Long: what the tests wait for takes milliseconds, unless the machine is busy or the test fails.
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 # For a mock clock. On the real one, only a timeout that the test waits for may be short: the machine may
 # pause the test itself at any time.
@@ -29,7 +29,7 @@ SHORT = Limits(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Poll until the condition holds, as no event is set for it."""
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.001)
 
@@ -176,7 +176,7 @@ async def serving(
     limits: Limits | None = None,
     *,
     drained: bool = True,
-    patience_s: float = PATIENCE_S,
+    timeout_s: float = TIMEOUT_S,
 ):
     """Serve `app`. On exit the listener is drained; if it does not end in time, the test fails."""
     ended = trio.Event()
@@ -188,7 +188,7 @@ async def serving(
         await serve(task_status=task_status)
         ended.set()
 
-    with trio.fail_after(patience_s):
+    with trio.fail_after(timeout_s):
         async with trio.open_nursery() as nursery:
             addresses = await nursery.start(run)
             server = Server(addresses[0], shutdown, ended)

@@ -113,8 +113,8 @@ class SharesMachine(RuleBasedStateMachine):
     def names(self, account):
         return len({name for name, _, _ in account.values()})
 
-    def sum_of(self, account, wanted_name):
-        return sum(amount for name, amount, _ in account.values() if name == wanted_name)
+    def sum_of(self, account, account_name):
+        return sum(amount for name, amount, _ in account.values() if name == account_name)
 
-    def has_kept(self, account, wanted_name):
-        return any(kept for name, _, kept in account.values() if name == wanted_name)
+    def has_kept(self, account, account_name):
+        return any(kept for name, _, kept in account.values() if name == account_name)

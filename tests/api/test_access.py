@@ -85,7 +85,7 @@ async def test_a_keys_user_is_the_tenant_whatever_user_the_request_names(client_
     assert await tenant(client_with(ALICE), chat, headers=claims, user="bob") == "alice"
 
 
-async def test_a_key_without_a_user_is_a_tenant_whose_name_does_not_reveal_the_key(client_with, chat):
+async def test_tenant_name_of_a_key_without_a_user_does_not_reveal_the_key(client_with, chat):
     client = client_with(NAMELESS, ApiKey("sk-other"))
     first = await tenant(client, chat, headers=bearer("sk-nameless"), user="bob")
     assert first == await tenant(client, chat, headers=bearer("sk-nameless"))

@@ -74,7 +74,7 @@ def of(user, body):
     return post(body, "/", f"X-OpenWebUI-User-Id: {user}")
 
 
-async def held(bodies, amount):
+async def wait_for_bytes(bodies, amount):
     """Wait until this many bytes are held. Those that the listener reads ahead do not count."""
     await until(lambda: bodies.taken == amount)
 
@@ -83,21 +83,21 @@ async def held(bodies, amount):
 async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
     bodies = Shares(10 * KB)
     async with serving(app_with(bodies)) as server:
-        older, newer, other = [await server.connect() for _ in range(3)]
-        await older.send(of("ana", b"x" * 4 * KB)[:-1])
-        await held(bodies, 4 * KB - 1)
-        await newer.send(of("ana", b"x" * 4 * KB)[:-1])
-        await held(bodies, 8 * KB - 2)
+        first, second, other = [await server.connect() for _ in range(3)]
+        await first.send(of("ana", b"x" * 4 * KB)[:-1])
+        await wait_for_bytes(bodies, 4 * KB - 1)
+        await second.send(of("ana", b"x" * 4 * KB)[:-1])
+        await wait_for_bytes(bodies, 8 * KB - 2)
         assert (await other.fetch(of("bob", b"x" * 3 * KB))).status == 200
-        answer = await newer.answer()
+        answer = await second.answer()
         assert (
             answer.status,
             answer.error["code"],
             answer.headers["retry-after"],
         ) == (429, "bodies_full", "2")
-        await older.send(b"x")
-        assert (await older.answer()).body == b"4096"
-        await held(bodies, 0)
+        await first.send(b"x")
+        assert (await first.answer()).body == b"4096"
+        await wait_for_bytes(bodies, 0)
 
 
 @both
@@ -124,9 +124,9 @@ async def test_a_disconnect_releases_the_memory_of_the_body(app_with):
     async with serving(app_with(bodies)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * KB)[:-1])
-        await held(bodies, KB - 1)
+        await wait_for_bytes(bodies, KB - 1)
         client.reset()
-        await held(bodies, 0)
+        await wait_for_bytes(bodies, 0)
         assert bodies.holders == 0
 
 
@@ -135,10 +135,10 @@ async def test_a_body_timeout_releases_the_memory_of_the_body(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies), Limits(body_timeout_s=0.1)) as server:
         assert (await server.fetch(of("ana", b"x" * KB)[:-1])).status == 408
-        await held(bodies, 0)
+        await wait_for_bytes(bodies, 0)
 
 
-async def test_a_request_whose_response_has_started_is_not_refused_for_another():
+async def test_request_with_a_started_response_is_not_refused_for_another():
     bodies = Shares(10 * KB)
     begun = trio.Event()
 
@@ -183,7 +183,7 @@ async def test_a_waiting_request_that_holds_its_body_is_refused_for_another_tena
     async with serving(direct(bodies, wait)) as server:
         waiting = await server.connect()
         await waiting.send(of("ana", b"x" * 8 * KB))
-        await held(bodies, 8 * KB)
+        await wait_for_bytes(bodies, 8 * KB)
         assert (await server.fetch(of("bob", b"x" * 3 * KB))).status == 200
         assert (await waiting.answer()).status == 429
 
@@ -212,7 +212,7 @@ def freed():
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 @pytest.mark.parametrize("bypasses_quart", [True, False])
-async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, stream, bypasses_quart):
+async def test_job_of_an_engine_does_not_hold_its_body(model, freed, path, stream, bypasses_quart):
     client = client_of(model, gateway_script=lambda _job: [None], bypasses_quart=bypasses_quart)
     shares = client.app.generation_routes._body_memory
     fields = {"prompt": "hello"} if path != CHAT else {}
@@ -226,11 +226,11 @@ async def test_a_job_of_our_engine_does_not_hold_its_body(model, freed, path, st
 async def test_a_relayed_job_holds_its_body_to_its_end(model):
     client = client_of(
         model,
-        fleet=FakeFleet(["small"], ["far"]),
+        fleet=FakeFleet(["small"], ["remote"]),
         gateway_script=lambda job: [None, *far_away.complete_response(job)],
     )
     shares = client.app.generation_routes._body_memory
-    body = padded(1000, model="far")
+    body = padded(1000, model="remote")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.post, CHAT, body)
         await until(lambda: client.gateway.jobs)
@@ -263,7 +263,7 @@ async def test_nothing_of_a_revoked_body_stays_in_memory(freed):
     async with serving(direct(bodies)) as server:
         client = await server.connect()
         await client.send(of("ana", b"x" * 1_900_000)[:-1])
-        await held(bodies, 1_899_999)
+        await wait_for_bytes(bodies, 1_899_999)
         assert (await server.fetch(of("bob", b"x" * 200_000))).status == 200
         assert (await client.answer()).status == 429
         assert (await server.fetch(get().replace(b"GET", b"POST"))).status == 200

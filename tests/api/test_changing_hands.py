@@ -59,7 +59,7 @@ class Engine:
 
 
 class EngineAndStub:
-    """A server whose engine and remote node have the same model. The node named `first` is up first."""
+    """A server with an engine and a remote node for the same model. The node named `first` is up first."""
 
     def __init__(self, model, engine: Engine, remote_stub: StubServer) -> None:
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
@@ -77,7 +77,7 @@ class EngineAndStub:
                 models={NAME: model},
                 aliases={},
                 ready=lambda: True,
-                estimate=lambda *_who: {},
+                estimate=lambda *_tenant: {},
                 queue_statistics=dict,
             )
         )
@@ -159,7 +159,7 @@ async def test_a_failed_stream_that_cannot_be_repeated_ends_with_an_error(model)
     assert json.loads(answer.body.split(b"data: ")[-1])["error"]["code"] == "node_failed"
 
 
-async def test_a_stream_whose_repetition_differs_ends_with_an_error(model):
+async def test_stream_with_a_different_repetition_ends_with_an_error(model):
     engine = Engine(4)
     async with stub() as remote_stub:
         remote_stub.behaviour = {"words": 2}

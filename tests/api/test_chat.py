@@ -127,7 +127,7 @@ async def test_text_is_encoded_so_that_it_cannot_end_an_event(client, chat):
     assert text == "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in reply.chunks)
 
 
-async def test_deltas_whose_text_is_held_back_make_no_chunk(client, chat):
+async def test_deltas_without_visible_text_make_no_chunk(client, chat):
     client.gateway.script = lambda job: [
         [Delta(0, "a", [1])],
         [Delta(0, "", [2])],
@@ -182,8 +182,8 @@ async def test_many_deltas_of_a_stream_are_written_in_a_thread(client, chat, mon
         return [[first, second]]
 
     client.gateway.script = all_at_once
-    wanted = chat(logprobs=True, top_logprobs=2, stream=True)
-    events = (await client.post(CHAT, wanted)).chunks[1:]
+    body = chat(logprobs=True, top_logprobs=2, stream=True)
+    events = (await client.post(CHAT, body)).chunks[1:]
     monkeypatch.setattr(sse, "MANY_LOGPROBS", 1)
     threads = []
     write = openai_chat.ChatChunks.write
@@ -192,7 +192,7 @@ async def test_many_deltas_of_a_stream_are_written_in_a_thread(client, chat, mon
         "write",
         lambda *given: threads.append(threading.current_thread()) or write(*given),
     )
-    in_thread = (await client.post(CHAT, wanted)).chunks[1:]
+    in_thread = (await client.post(CHAT, body)).chunks[1:]
     assert [event["choices"] for event in events] == [event["choices"] for event in in_thread]
     assert threading.current_thread() not in threads[:1]
 

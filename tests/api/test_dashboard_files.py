@@ -105,13 +105,13 @@ async def test_nothing_else_of_the_folder_is_served(client, name):
 def test_everything_the_page_and_its_modules_refer_to_exists():
     local = [name for name in Page().references if not name.startswith("#")]
     assert {"dashboard/main.js", "dashboard/style.css"} <= set(local)
-    wanted = {name.removeprefix("dashboard/") for name in local if name != "queue"}
+    required = {name.removeprefix("dashboard/") for name in local if name != "queue"}
     for script in OUR_SCRIPTS:
         for imported in re.findall(r'from "(.*?)"', source(script)):
             assert imported.startswith("./")
-            wanted.add(str(PurePosixPath(script).parent / imported))
-    assert wanted <= pages.assets().keys()
-    assert set(OUR_SCRIPTS) <= wanted  # no script is unused
+            required.add(str(PurePosixPath(script).parent / imported))
+    assert required <= pages.assets().keys()
+    assert set(OUR_SCRIPTS) <= required  # no script is unused
 
 
 def test_no_file_of_ours_names_another_server():

@@ -82,7 +82,7 @@ async def snapshots_within(watch: SnapshotStream, seconds: float) -> list[tuple[
 # Events and their times -----------------------------------------------------------------------------
 
 
-async def test_a_watcher_gets_the_history_and_a_snapshot_at_once(autojump_clock):
+async def test_event_stream_begins_with_the_history_and_a_snapshot(autojump_clock):
     server = Server()
     history = History(server.take)
     with trio.move_on_after(60):
@@ -161,7 +161,7 @@ async def test_a_hundred_watchers_need_as_many_snapshots_as_one(autojump_clock):
     assert server.taken == 41
 
 
-async def test_a_slow_watcher_gets_the_current_snapshot_and_none_are_buffered(autojump_clock):
+async def test_slow_reader_gets_the_current_snapshot_and_none_are_buffered(autojump_clock):
     server = Server()
     watch = server.watch()
     await anext(watch)
@@ -277,7 +277,7 @@ async def test_the_history_is_kept_from_the_apps_start_to_its_end(watchable, aut
 
 @pytest.fixture
 def watchable(client_with):
-    """A function that returns a client of an application whose gateway has statistics."""
+    """A function that returns a client of an application with statistics in its gateway."""
     return lambda *api_keys, **changes: client_with(
         *api_keys, gateway=CountingGateway(hello_world), **changes
     )
@@ -381,7 +381,7 @@ async def until(condition) -> None:
             await trio.sleep(0.01)
 
 
-async def test_a_watcher_that_does_not_read_is_cut_off_and_its_place_is_free(monkeypatch):
+async def test_connection_of_a_client_that_does_not_read_is_closed_and_freed(monkeypatch):
     monkeypatch.setattr(events, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setattr(events, "MAX_SILENCE_S", 0.0)
     watched = Events(Server().take, lambda: False)

@@ -18,7 +18,7 @@ from telemetry.sources import engine_status
 BIG = NodeStatus(
     id="org/big",
     kind="remote",
-    models=("far",),
+    models=("remote",),
     seats=4,
     busy=1,
     state="up",
@@ -41,7 +41,7 @@ STATUSES = [
         model="coming", kind="command", node="command:coming", state="loading", load=LoadStatus(progress=0.5)
     ),
     ModelStatus(model="secret", kind="command", node="command:secret", state="ready", unlisted=True),
-    ModelStatus(model="far", kind="remote", node="big", state="ready", seats=4),
+    ModelStatus(model="remote", kind="remote", node="big", state="ready", seats=4),
 ]
 ALIASES = {"tiny": "small", "frozen": "cold"}
 
@@ -89,12 +89,12 @@ async def test_an_unload_with_another_wait_than_true_or_false_is_refused(operato
     assert fleet.calls == []
 
 
-async def test_a_request_for_a_model_whose_nodes_are_all_drained_is_a_503_at_once(operator, fleet):
-    fleet.drained = frozenset({"far"})
-    chat = {"model": "far", "messages": [{"role": "user", "content": "Hello"}]}
+async def test_request_for_a_model_with_only_drained_nodes_gets_503_at_once(operator, fleet):
+    fleet.drained = frozenset({"remote"})
+    chat = {"model": "remote", "messages": [{"role": "user", "content": "Hello"}]}
     reply = await operator.post("/v1/chat/completions", chat)
     assert (reply.status, reply.error["code"]) == (503, "no_node")
-    assert reply.error["message"] == "all nodes that have the model 'far' are drained"
+    assert reply.error["message"] == "all nodes that have the model 'remote' are drained"
     assert int(reply.headers["retry-after"]) >= 1
 
 
@@ -171,24 +171,28 @@ async def test_running_models_are_those_with_a_local_process(operator):
 
 async def test_the_model_list_has_every_model_that_is_not_unlisted(operator):
     data = (await operator.get("/v1/models")).json["data"]
-    assert [card["id"] for card in data] == ["small", "cold", "broken", "coming", "far"]
+    assert [card["id"] for card in data] == ["small", "cold", "broken", "coming", "remote"]
     for card in data:
         Model.model_validate(card, strict=True)
     assert "max_model_len" in data[0]
     assert "max_model_len" not in data[1]
 
 
-async def test_a_model_whose_only_node_is_down_is_not_listed_but_known(client_with):
+async def test_model_with_its_only_node_down_is_known_but_not_listed(client_with):
     def status(model, kind, state):
         return ModelStatus(model=model, kind=kind, node="n", state=state)
 
-    states = [("cold", "command", "stopped"), ("far", "remote", "stopped"), ("going", "remote", "draining")]
+    states = [
+        ("cold", "command", "stopped"),
+        ("remote", "remote", "stopped"),
+        ("going", "remote", "draining"),
+    ]
     statuses = [status(*state) for state in states] + [status("there", "remote", "ready")]
     client = client_with(fleet=FakeFleet(statuses=statuses))
     data = (await client.get("/v1/models")).json["data"]
     assert [card["id"] for card in data] == ["cold", "there"]
     # A job for it may be queued until the node is up again.
-    assert (await client.get("/v1/models/far")).json["id"] == "far"
+    assert (await client.get("/v1/models/remote")).json["id"] == "remote"
 
 
 async def test_a_command_has_the_description_of_its_configuration(client_with):
@@ -215,7 +219,7 @@ async def test_a_command_has_the_description_of_its_configuration(client_with):
 
 
 @pytest.mark.parametrize(
-    ("name", "canonical"), [("frozen", "cold"), ("far", "far"), ("secret", "secret"), ("tiny", "small")]
+    ("name", "canonical"), [("frozen", "cold"), ("remote", "remote"), ("secret", "secret"), ("tiny", "small")]
 )
 async def test_unlisted_models_can_be_looked_up_too(operator, name, canonical):
     assert canonical == (await operator.get(f"/v1/models/{name}")).json["id"]
@@ -246,7 +250,7 @@ async def test_nodes_are_listed_without_their_keys(operator):
         "id": "org/big",
         "kind": "remote",
         "remote": {"url": "http://10.0.0.2:8000", "load": 0.25},
-        "models": ["far"],
+        "models": ["remote"],
         "seats": 4,
         "busy": 1,
         "state": "up",
@@ -257,11 +261,11 @@ async def test_nodes_are_listed_without_their_keys(operator):
 
 async def test_a_node_is_added_with_all_settings_of_a_configuration(operator, fleet):
     body = {"id": "org/big", "url": "http://10.0.0.2:8000", "api_key": "sk-theirs", "seats": 4}
-    reply = await operator.post("/nodes", {**body, "models": ["far"], "model_names": {"far": "qwen"}})
+    reply = await operator.post("/nodes", {**body, "models": ["remote"], "model_names": {"remote": "qwen"}})
     assert (reply.status, reply.json["id"]) == (201, "org/big")
     assert b"sk-theirs" not in reply.body
-    wanted = NodeConfig(**body, models=("far",), model_names={"far": "qwen"})
-    assert [("add", wanted)] == fleet.calls
+    config = NodeConfig(**body, models=("remote",), model_names={"remote": "qwen"})
+    assert [("add", config)] == fleet.calls
 
 
 async def test_omitted_settings_of_a_node_have_the_configurations_defaults(operator, fleet):
@@ -280,9 +284,9 @@ async def test_omitted_settings_of_a_node_have_the_configurations_defaults(opera
         ({"api_key": 1}, "api_key"),
         ({"seats": 0}, "seats"),
         ({"models": []}, "models"),
-        ({"models": "far"}, "models"),
-        ({"model_names": {"far": 1}}, "model_names"),
-        ({"apiKey": "sk-far"}, "apiKey"),
+        ({"models": "remote"}, "models"),
+        ({"model_names": {"remote": 1}}, "model_names"),
+        ({"apiKey": "sk-remote"}, "apiKey"),
     ],
 )
 async def test_an_invalid_node_is_refused_by_field(operator, fleet, fields, param):
@@ -329,8 +333,8 @@ async def test_an_unknown_node_is_not_found(operator, fleet, method, path):
 
 
 async def test_a_job_for_a_model_without_a_node_is_a_503(operator):
-    operator.gateway.refusal = NoNode("no node has far now")
-    reply = await operator.post("/v1/chat/completions", {"model": "far", "messages": []})
+    operator.gateway.refusal = NoNode("no node has remote now")
+    reply = await operator.post("/v1/chat/completions", {"model": "remote", "messages": []})
     assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "no_node", "2")
 
 

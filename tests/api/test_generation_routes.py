@@ -86,7 +86,7 @@ async def test_a_compressed_body_is_refused_by_the_name_of_its_header():
 
 
 class Plain:
-    """A writer whose events are the deltas' texts; it raises at "!"."""
+    """A writer that sends the deltas' texts as events; it raises at "!"."""
 
     def write(self, deltas: list[Delta]) -> bytes:
         text = "".join(delta.text for delta in deltas)
@@ -103,7 +103,7 @@ class Plain:
 
 @dataclass
 class Given:
-    """An answer whose deltas the test supplies."""
+    """An answer with deltas from the test."""
 
     deltas: Deltas
     estimated_wait_s: None = None
@@ -112,7 +112,7 @@ class Given:
 
 
 def streaming(deltas: Deltas) -> object:
-    """Return an app whose every response is the stream of these deltas."""
+    """Return an app that responds to every request with the stream of these deltas."""
 
     async def route(request: Request) -> Response:
         await request.read()
@@ -175,7 +175,7 @@ async def test_a_slow_client_gets_everything_once_and_in_order(at_once, _time):
     async with serving(streaming(deltas)) as server:
         client = await server.connect(receive_buffer=4096)
         await client.send(get())
-        for number in range(400):  # far more than the buffers of the two sockets hold
+        for number in range(400):  # much more than the buffers of the two sockets hold
             deltas.put(Delta(0, f"{number:04} " * 2000))
             if number % at_once == 0:
                 await trio.lowlevel.checkpoint()

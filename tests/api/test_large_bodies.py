@@ -87,10 +87,10 @@ TOO_MANY = {
     ),
     "relayed token ids": (
         COMPLETIONS,
-        lambda: b'{"model":"far","prompt":%s}' % many(b"1", 2 * MILLION),
+        lambda: b'{"model":"remote","prompt":%s}' % many(b"1", 2 * MILLION),
         "prompt",
     ),
-    "relayed texts": (EMBEDDINGS, lambda: b'{"model":"far","input":%s}' % many(b'"a"', MILLION), "input"),
+    "relayed texts": (EMBEDDINGS, lambda: b'{"model":"remote","input":%s}' % many(b'"a"', MILLION), "input"),
     "nested lists": (CHAT, lambda: b"[" * 4 * MILLION, None),
 }
 LONG = {
@@ -120,12 +120,12 @@ ACCEPTED = {
         lambda: chat(chat_template_kwargs=b'{"a":%s}' % members(120_000)),
     ),
     "an agent's tools": (CHAT, lambda: chat(ignored=many(tool(members(40))[1:-1], 200))),
-    "relayed token ids": (COMPLETIONS, lambda: b'{"model":"far","prompt":%s}' % ids(MILLION)),
+    "relayed token ids": (COMPLETIONS, lambda: b'{"model":"remote","prompt":%s}' % ids(MILLION)),
     "relayed texts": (
         EMBEDDINGS,
-        lambda: b'{"model":"far","input":%s}' % many(b'"%s"' % (b"a" * 7_000), 2048),
+        lambda: b'{"model":"remote","input":%s}' % many(b'"%s"' % (b"a" * 7_000), 2048),
     ),
-    "relayed image": (CHAT, lambda: body_of(b"A" * 15 * MILLION, b"far")),
+    "relayed image": (CHAT, lambda: body_of(b"A" * 15 * MILLION, b"remote")),
 }
 
 

@@ -137,12 +137,17 @@ async def test_load_that_fails_is_an_error_event_after_the_report(client, chat, 
 
 async def test_relayed_chat_reports_the_load_before_the_relayed_events(client_with, chat, autojump_clock):
     status = ModelStatus(
-        model="far", kind="command", node="command:far", state="loading", load=LoadStatus(progress=None)
+        model="slow",
+        kind="command",
+        node="command:slow",
+        state="loading",
+        load=LoadStatus(progress=None),
     )
     client = client_with(
-        fleet=FakeFleet(statuses=[status], loading_state_of=["far"]), gateway_script=far_away.event_stream
+        fleet=FakeFleet(statuses=[status], loading_state_of=["slow"]),
+        gateway_script=far_away.event_stream,
     )
     client.gateway.wait_s = 2.0
-    reply = await client.post(CHAT, chat(model="far", stream=True))
-    assert reasoning(reply).startswith("Loading the model far\nstarting, position 2 in the queue")
+    reply = await client.post(CHAT, chat(model="slow", stream=True))
+    assert reasoning(reply).startswith("Loading the model slow\nstarting, position 2 in the queue")
     assert reply.body.endswith(b"".join(far_away.EVENTS))

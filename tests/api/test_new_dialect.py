@@ -106,7 +106,7 @@ encode = msgspec.json.Encoder().encode
 
 @pytest.fixture
 def client(model):
-    fleet = FakeFleet(["small"], ["far"])
+    fleet = FakeFleet(["small"], ["remote"])
     row = dialect_route(LinesDialect(), "Continue a text.")
     return client_of(model, fleet=fleet, routes=(*ROUTES, row))
 
@@ -166,7 +166,7 @@ async def test_new_dialect_ends_a_stream_with_its_own_error(client):
 
 async def test_new_dialect_ends_a_relayed_stream_with_its_own_error(client):
     client.gateway.script = lambda job: [[Delta(0, raw=[b'{"piece":"Hello"}\n'])], NodeFailed("gone")]
-    reply = await client.post(PATH, {"model": "far", "text": "hello"})
+    reply = await client.post(PATH, {"model": "remote", "text": "hello"})
     assert not reply.is_complete
     assert [json.loads(line) for line in reply.body.splitlines()] == [
         {"piece": "Hello"},
@@ -176,7 +176,7 @@ async def test_new_dialect_ends_a_relayed_stream_with_its_own_error(client):
 
 async def test_new_dialect_is_relayed_with_its_reader(client):
     client.gateway.script = complete_response
-    reply = await client.post(PATH, {"model": "far", "stream": False, "anything": 1})
+    reply = await client.post(PATH, {"model": "remote", "stream": False, "anything": 1})
     assert reply.status == 200
     relay = client.gateway.job.relay
     assert relay.path == PATH

@@ -67,7 +67,7 @@ def script(job):
 
 
 def values_for(path: str) -> Values:
-    names = ["far"] if path.endswith(RELAYED) else ["small", "small", "tiny"]
+    names = ["remote"] if path.endswith(RELAYED) else ["small", "small", "tiny"]
     named = {
         "model": st.sampled_from(names) | st.sampled_from(["nothing", ""]),
         "priority": st.sampled_from(["high", "low", 0, 1, -1]) | ANYTHING,
@@ -93,7 +93,9 @@ def bodies_for(method: str, path: str) -> st.SearchStrategy[bytes]:
 def addressed(path: str) -> st.SearchStrategy[str]:
     """Return the path with names for its parameters, of existing things and of others."""
     if path == UPSTREAM:
-        return st.sampled_from(["far", "far", "small", "nothing"]).map(lambda name: f"/upstream/{name}/x")
+        return st.sampled_from(["remote", "remote", "small", "nothing"]).map(
+            lambda name: f"/upstream/{name}/x"
+        )
     names = st.sampled_from(["small", "tiny", "best", "big", "mine", "org/model", "a%20b", "%E6%A8%A1"])
     return names.map(lambda name: re.sub(r"\{\w+\}", lambda _match: name, path))
 
@@ -111,13 +113,13 @@ def client_for(model, path, *, keys=()):
     node = NodeStatus(
         id="big",
         kind="remote",
-        models=("far",),
+        models=("remote",),
         state="up",
         seats=4,
         busy=0,
         remote=RemoteDetails(url="http://big:8000"),
     )
-    fleet = FakeFleet(["small"], ["far"], node_statuses=[node])
+    fleet = FakeFleet(["small"], ["remote"], node_statuses=[node])
     if path == UPSTREAM:
         fleet.statuses = [msgspec.structs.replace(status, kind="command") for status in fleet.models()[1:]]
     totals = DispatchStatistics(2, 1, 100, 1, mean_wait_s=0.5, mean_service_s=2.0)

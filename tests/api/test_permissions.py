@@ -121,7 +121,7 @@ async def test_the_header_x_no_queue_sets_no_queue(client, chat, headers, expect
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-async def test_an_empty_header_or_a_zero_means_no(client, chat, value):
+async def test_empty_header_or_a_zero_is_false(client, chat, value):
     await client.post(CHAT, chat(), headers={"X-No-Queue": value})
     assert client.gateway.job.no_queue is False
 
@@ -165,7 +165,7 @@ def with_two(client_with, model, other, *keys):
     return client_with(*keys, models={"small": model, "other": other})
 
 
-async def test_a_key_sees_and_uses_its_models_only(client_with, chat, model, other):
+async def test_key_can_list_and_use_only_its_models(client_with, chat, model, other):
     key = ApiKey("sk-small", models=("tiny",))
     client = with_two(client_with, model, other, key, PLAIN)
     listed = (await client.get("/v1/models", headers=bearer(key))).json["data"]
@@ -194,7 +194,7 @@ async def test_without_a_name_the_only_model_a_key_may_use_is_chosen(client_with
     assert (await client.post(CHAT, chat(model=None), headers=bearer(PLAIN))).status == 400
 
 
-async def test_a_key_whose_models_are_not_served_has_none(client_with, chat):
+async def test_key_for_models_that_are_not_served_has_none(client_with, chat):
     key = ApiKey("sk-gone", models=("gone",))
     client = client_with(key)
     assert (await client.get("/v1/models", headers=bearer(key))).json["data"] == []

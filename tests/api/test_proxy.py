@@ -41,7 +41,7 @@ async def test_a_request_and_its_response_are_relayed_unchanged(relay_client, pa
         job.prompts,
         job.prompt_tokens,
         job.request_id,
-    ) == ("far", (), len(body) // 4, "mine")
+    ) == ("remote", (), len(body) // 4, "mine")
 
 
 @pytest.mark.parametrize("path", STREAMING)
@@ -57,7 +57,7 @@ async def test_a_relayed_stream_has_only_the_events_of_the_other_server(relay_cl
 
 
 async def test_events_are_relayed_as_they_arrive(relay_client):
-    relay_client.gateway.script = lambda job: [[Delta(0, "far", raw=EVENTS[:2])], None]
+    relay_client.gateway.script = lambda job: [[Delta(0, "remote", raw=EVENTS[:2])], None]
     pieces, disconnected = [], trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(
@@ -161,10 +161,10 @@ async def test_token_limit_temperature_and_seed_are_read_for_queue_and_failover(
 
 @pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize(
-    ("field", "lie"),
+    ("field", "value"),
     [
         ("model", 1),
-        ("model", ["far"]),
+        ("model", ["remote"]),
         ("stream", "yes"),
         ("stream", 1),
         ("n", 0),
@@ -176,8 +176,8 @@ async def test_token_limit_temperature_and_seed_are_read_for_queue_and_failover(
         ("priority", 1.5),
     ],
 )
-async def test_an_invalid_field_that_is_read_is_refused_by_name(relay_client, path, field, lie):
-    reply = await relay_client.post(path, relay_body(**{field: lie}))
+async def test_an_invalid_field_that_is_read_is_refused_by_name(relay_client, path, field, value):
+    reply = await relay_client.post(path, relay_body(**{field: value}))
     assert (reply.status, reply.json["error"]["param"]) == (400, field)
     assert field in reply.json["error"]["message"]
     assert relay_client.gateway.jobs == []
@@ -190,11 +190,11 @@ async def test_an_invalid_field_that_is_read_is_refused_by_name(relay_client, pa
         b"",
         b"[]",
         b"null",
-        b'"far"',
-        b'{"model": "far"',
-        b'{"model": "far", "x": NaN}',
-        b'{"model": "far", "x": "\xff"}',
-        b'{"model": "far", "x": ' + b"[" * 100_000,
+        b'"remote"',
+        b'{"model": "remote"',
+        b'{"model": "remote", "x": NaN}',
+        b'{"model": "remote", "x": "\xff"}',
+        b'{"model": "remote", "x": ' + b"[" * 100_000,
         b"\xff\xfe",
     ],
 )
@@ -206,9 +206,9 @@ async def test_a_body_that_is_no_json_object_is_not_relayed(relay_client, path, 
 
 
 async def test_of_duplicate_members_the_last_one_counts(relay_client):
-    body = b'{"model": "small", "stream": true, "model": "far", "stream": false}'
+    body = b'{"model": "small", "stream": true, "model": "remote", "stream": false}'
     assert (await relay_client.post(CHAT, body)).body == ANSWER
-    assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.stream) == ("far", False)
+    assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.stream) == ("remote", False)
 
 
 # Models and permissions --------------------------------------------------------------------------------
@@ -223,9 +223,9 @@ async def test_an_unknown_model_is_not_found(relay_client, path):
 
 @pytest.mark.parametrize("path", ALL)
 async def test_an_alias_is_resolved_to_its_model(relay_client, path):
-    body = relay_body(model="away")
+    body = relay_body(model="alias")
     await relay_client.post(path, body)
-    assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.body) == ("far", body)
+    assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.body) == ("remote", body)
 
 
 @pytest.mark.parametrize("path", RELAYED_ONLY)
@@ -237,23 +237,23 @@ async def test_local_models_are_refused_on_routes_for_relayed_models(relay_clien
 
 
 async def test_a_key_may_use_its_models_by_any_name(client_with):
-    near, away = ApiKey("sk-near", models=("small",)), ApiKey("sk-away", models=("away",))
+    local_key, remote_key = ApiKey("sk-local", models=("small",)), ApiKey("sk-remote", models=("alias",))
     client = client_with(
-        near,
-        away,
-        fleet=FakeFleet(["small"], ["far"]),
-        aliases={"away": "far"},
+        local_key,
+        remote_key,
+        fleet=FakeFleet(["small"], ["remote"]),
+        aliases={"alias": "remote"},
         gateway_script=complete_response,
     )
     for path in ALL:
-        refused = await client.post(path, relay_body(), headers={"x-api-key": near.key})
+        refused = await client.post(path, relay_body(), headers={"x-api-key": local_key.key})
         assert (refused.status, refused.json["error"]["code"]) == (403, "forbidden")
         assert (await client.post(path, relay_body())).status == 401
-        assert (await client.post(path, relay_body(), headers={"x-api-key": away.key})).status == 200
+        assert (await client.post(path, relay_body(), headers={"x-api-key": remote_key.key})).status == 200
     assert len(ALL) == len(client.gateway.jobs)
-    unnamed = await client.post(CHAT, relay_body(model=None), headers={"x-api-key": away.key})
+    unnamed = await client.post(CHAT, relay_body(model=None), headers={"x-api-key": remote_key.key})
     assert unnamed.status == 200
-    assert client.gateway.jobs[-1].model == "far"
+    assert client.gateway.jobs[-1].model == "remote"
 
 
 async def test_with_several_models_a_name_is_required(relay_client):
@@ -262,14 +262,14 @@ async def test_with_several_models_a_name_is_required(relay_client):
 
 
 async def test_a_remote_model_has_an_estimate_but_cannot_be_tokenized(relay_client):
-    assert (await relay_client.get("/queue/estimate?model=away")).status == 200
-    reply = await relay_client.post("/tokenize", {"model": "far", "prompt": "hello"})
+    assert (await relay_client.get("/queue/estimate?model=alias")).status == 200
+    reply = await relay_client.post("/tokenize", {"model": "remote", "prompt": "hello"})
     assert (reply.status, reply.error["param"]) == (400, "model")
 
 
-async def test_a_prompt_whose_estimate_exceeds_the_token_limit_is_admitted(client_with):
+async def test_prompt_with_an_estimate_above_the_token_limit_is_admitted(client_with):
     key = ApiKey("sk", limits=KeyLimits(tokens_per_minute=100))
-    client = client_with(key, fleet=FakeFleet([], ["far"]), gateway_script=complete_response)
+    client = client_with(key, fleet=FakeFleet([], ["remote"]), gateway_script=complete_response)
     headers = {"Authorization": f"Bearer {key.key}"}
     image_request = relay_body(image="x" * 100_000)
     assert (await client.post(CHAT, image_request, headers=headers)).status == 200
@@ -290,5 +290,5 @@ async def test_vllms_priority_is_read_and_relayed_unchanged(relay_client):
 
 async def test_fields_of_likelihood_evaluations_are_relayed(relay_client):
     fields = {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": 0, "prompt_logprobs": 5}
-    await relay_client.post("/v1/completions", {"model": "far", **fields})
+    await relay_client.post("/v1/completions", {"model": "remote", **fields})
     assert fields.items() <= json.loads(relay_client.gateway.job.relay.body).items()

@@ -12,7 +12,7 @@ from fake_fleet import FakeFleet
 
 @pytest.fixture
 def both(client_with):
-    """A client of an application whose model another server has, too."""
+    """A client of an application with a model that another server also has."""
     return client_with(fleet=FakeFleet(["small"], ["small"]), gateway_script=complete_response)
 
 
@@ -64,7 +64,7 @@ async def test_events_are_written_by_the_server_that_generates_them(both, chat):
 async def test_a_stream_continued_by_another_server_has_one_beginning_and_one_end(both, chat):
     both.gateway.script = lambda job: [*ours(job)[:1], *event_stream(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
-    assert contents(reply.events) == ["", "Hel", "far", None]
+    assert contents(reply.events) == ["", "Hel", "remote", None]
     assert reply.body.count(b"[DONE]") == 1
     assert reply.body.count(b'"finish_reason":"stop"') == 1
     assert reply.is_complete
@@ -73,7 +73,7 @@ async def test_a_stream_continued_by_another_server_has_one_beginning_and_one_en
 async def test_a_stream_continued_by_our_engine_has_one_beginning_and_one_end(both, chat):
     both.gateway.script = lambda job: [*event_stream(job)[:2], *ours(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
-    assert contents(reply.events) == ["", "far", "lo", None]
+    assert contents(reply.events) == ["", "remote", "lo", None]
     assert reply.body.count(b"[DONE]") == 1
     assert reply.body.count(b'"role":"assistant"') == 1
     assert reply.body.count(b'"finish_reason":"stop"') == 1
@@ -82,7 +82,7 @@ async def test_a_stream_continued_by_our_engine_has_one_beginning_and_one_end(bo
 async def test_a_stream_that_lacks_only_its_end_is_ended_by_our_engine(both, chat):
     both.gateway.script = lambda job: [*event_stream(job)[:2], ours(job)[-1]]
     reply = await both.post(CHAT, chat(stream=True))
-    assert contents(reply.events) == ["", "far", None]
+    assert contents(reply.events) == ["", "remote", None]
     assert reply.body.count(b'"finish_reason":"stop"') == 1
     assert reply.events[-1] == b"[DONE]"
 

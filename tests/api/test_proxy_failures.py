@@ -31,13 +31,13 @@ async def test_a_refusal_by_another_server_is_relayed_unchanged(relay_client, pa
 
 
 async def test_a_refusal_without_a_body_is_reported_in_our_format(relay_client):
-    relay_client.gateway.refusal = NodeRefused("far answered 418", status=418)
+    relay_client.gateway.refusal = NodeRefused("remote answered 418", status=418)
     reply = await relay_client.post(CHAT, relay_body())
     assert (
         reply.status,
         reply.error["message"],
         reply.error["code"],
-    ) == (418, "far answered 418", "refused")
+    ) == (418, "remote answered 418", "refused")
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,17 @@ async def test_a_refusal_after_an_early_response_is_an_error_event(
     relay_client, response, data, autojump_clock
 ):
     relay_client.gateway.wait_s = 17.0
-    relay_client.gateway.refusal = NodeRefused("far answered 400: what?", status=400, body=response)
+    relay_client.gateway.refusal = NodeRefused("remote answered 400: what?", status=400, body=response)
     reply = await relay_client.post(CHAT, relay_body(stream=True))
     assert reply.status == 200
     assert not reply.is_complete
     (event,) = reply.events
     error = json.loads(event)
     if data is None:
-        assert (error["error"]["code"], error["error"]["message"]) == ("refused", "far answered 400: what?")
+        assert (error["error"]["code"], error["error"]["message"]) == (
+            "refused",
+            "remote answered 400: what?",
+        )
     else:
         assert data == error
 
@@ -69,7 +72,7 @@ async def test_a_refusal_after_an_early_response_is_an_error_event(
 async def test_a_node_that_fails_during_a_stream_causes_an_error_event_and_a_cut(relay_client):
     relay_client.gateway.script = lambda job: [
         *event_stream(job)[:2],
-        NodeFailed("far ended a stream before its end"),
+        NodeFailed("remote ended a stream before its end"),
     ]
     reply = await relay_client.post(CHAT, relay_body(stream=True))
     begun, error = b"".join(EVENTS[:2]), reply.body[len(b"".join(EVENTS[:2])) :]
@@ -120,7 +123,7 @@ async def test_a_disconnect_ends_a_queued_job(relay_client, autojump_clock, wait
 @pytest.mark.parametrize("path", [MESSAGES, "/v1/messages/count_tokens"])
 async def test_errors_of_anthropics_routes_have_its_format(client_with, path):
     key = ApiKey("sk")
-    client = client_with(key, fleet=FakeFleet([], ["far"]))
+    client = client_with(key, fleet=FakeFleet([], ["remote"]))
 
     async def refused(method="POST", body=None, key="sk"):
         reply = await client.send(method, path, body or relay_body(), headers={"x-api-key": key})

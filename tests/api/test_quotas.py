@@ -88,9 +88,9 @@ def test_a_window_keeps_at_most_one_expense_a_second():
 def test_no_minute_has_more_than_the_limit_and_every_wait_is_long_enough(limit, steps):
     """Compares with a list of all admitted expenses. Times are multiples of 1/64 s, so they are exact."""
     window, kept, now_s = QuotaWindow(limit), deque(), 0.0
-    for step, wanted, refunded in steps:
+    for step, requested, refunded in steps:
         now_s += step / 64
-        amount = min(wanted, limit)
+        amount = min(requested, limit)
         spent = sum(was for at_s, was in kept if now_s - at_s < WINDOW_S)
         wait_s = window.wait_s(amount, now_s)
         assert limit - window.remaining(now_s) >= spent

@@ -102,10 +102,10 @@ async def test_refusal_of_the_listener_is_logged_with_what_is_known_of_the_reque
 
 
 async def test_long_path_of_a_job_is_cut_for_the_log(client_with):
-    far = ModelStatus(model="far", kind="command", node="command:far", state="ready")
-    client = client_with(fleet=FakeFleet(statuses=[far]))
+    external = ModelStatus(model="external", kind="command", node="command:external", state="ready")
+    client = client_with(fleet=FakeFleet(statuses=[external]))
     client.gateway.refusal = QueueFull("full")
-    path = "/upstream/far/" + "x" * 1000
+    path = "/upstream/external/" + "x" * 1000
     assert (await client.get(path)).status == 429
     assert client.gateway.job.path == path[:LOGGED_LENGTH]
 

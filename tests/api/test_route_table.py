@@ -46,7 +46,7 @@ def test_every_documented_route_has_a_summary_that_is_a_sentence():
     assert [text for text in summaries if not re.fullmatch(r"[A-Z2].+\.", text)] == []
 
 
-def test_only_the_application_and_its_adapter_know_quart():
+def test_only_the_application_and_its_adapter_import_quart():
     modules = Path(api.__file__).parent.rglob("*.py")
     knowing = {
         path.name for path in modules if re.search(r"^(from|import) quart", path.read_text(), re.MULTILINE)

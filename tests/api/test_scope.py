@@ -18,13 +18,13 @@ from telemetry.sources import timeline
 
 ALL = ApiKey("sk-all", user="root")
 SMALL = ApiKey("sk-small", user="ana", models=("tiny",))
-FAR = ApiKey("sk-far", user="bob", trusted=True, models=("far", "secret", "gone"))
+REMOTE = ApiKey("sk-remote", user="bob", trusted=True, models=("remote", "secret", "gone"))
 EITHER = ApiKey("sk-either", models=("either",))
 NODES = [
     NodeStatus(
         id="big",
         kind="remote",
-        models=("cold", "far"),
+        models=("cold", "remote"),
         seats=4,
         busy=3,
         state="up",
@@ -61,7 +61,7 @@ class CountingGateway(FakeGateway):
 
     def statistics(self):
         metrics = JobMetrics()
-        for tenant, model in (("ana", "small"), ("bob/eve", "far"), ("root", "cold"), ("bobby", "far")):
+        for tenant, model in (("ana", "small"), ("bob/eve", "remote"), ("root", "cold"), ("bobby", "remote")):
             metrics.add(timeline(tenant, model))
         return metrics.statistics()
 
@@ -75,7 +75,7 @@ def fleet():
 def server(client_with, fleet):
     """A client of an application with these keys, models and nodes."""
     return client_with(
-        *(ALL, SMALL, FAR, EITHER),
+        *(ALL, SMALL, REMOTE, EITHER),
         fleet=fleet,
         aliases=ALIASES,
         selectors=SELECTORS,
@@ -91,7 +91,7 @@ EVERY_MODEL = [status.model for status in STATUSES]
 SEEN = [
     (ALL, EVERY_MODEL, {node.id: list(node.models) for node in NODES}),
     (SMALL, ["small"], {"engine:small": ["small"]}),
-    (FAR, ["secret", "far"], {"big": ["far"], "engine:secret": ["secret"]}),
+    (REMOTE, ["secret", "remote"], {"big": ["remote"], "engine:secret": ["secret"]}),
     (EITHER, ["cold", "secret"], {"big": ["cold"], "other": ["cold"], "engine:secret": ["secret"]}),
 ]
 IDS = [key.key for key, *_ in SEEN]
@@ -158,13 +158,13 @@ async def test_keys_of_different_models_watch_at_once(server, autojump_clock):
         received[key.key] = await watched(server, key, 3.1)
 
     async with trio.open_nursery() as nursery:
-        for key in (SMALL, FAR, ALL, SMALL):
+        for key in (SMALL, REMOTE, ALL, SMALL):
             nursery.start_soon(watch, key)
     shown = {
         key: {model["model"] for event in events[1:] for model in event["models"]}
         for key, events in received.items()
     }
-    assert shown == {"sk-small": {"small"}, "sk-far": {"secret", "far"}, "sk-all": set(EVERY_MODEL)}
+    assert shown == {"sk-small": {"small"}, "sk-remote": {"secret", "remote"}, "sk-all": set(EVERY_MODEL)}
 
 
 async def labels(server, key):
@@ -180,7 +180,12 @@ async def labels(server, key):
 
 @pytest.mark.parametrize(
     ("key", "counted", "tenants"),
-    [(ALL, {"small", "far", "cold"}, 4), (SMALL, {"small"}, 1), (FAR, {"far"}, 1), (EITHER, {"cold"}, 0)],
+    [
+        (ALL, {"small", "remote", "cold"}, 4),
+        (SMALL, {"small"}, 1),
+        (REMOTE, {"remote"}, 1),
+        (EITHER, {"cold"}, 0),
+    ],
     ids=IDS,
 )
 async def test_metrics_are_of_a_keys_models_nodes_and_users(server, key, counted, tenants):
@@ -192,9 +197,9 @@ async def test_metrics_are_of_a_keys_models_nodes_and_users(server, key, counted
     assert len(found["tenant"]) == tenants
 
 
-async def test_a_key_for_some_models_sees_its_own_users_in_the_metrics(server):
-    text = (await server.get("/metrics", headers=bearer(FAR))).body.decode()
-    assert 'fairlead_jobs_total{model="far",outcome="success"} 2.0' in text
+async def test_metrics_show_a_key_for_some_models_its_own_users(server):
+    text = (await server.get("/metrics", headers=bearer(REMOTE))).body.decode()
+    assert 'fairlead_jobs_total{model="remote",outcome="success"} 2.0' in text
     assert text.count("fairlead_tenant_jobs_total{") == 1
     assert "fairlead_queue_waiting_jobs 2.0" in text
 

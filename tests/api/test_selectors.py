@@ -25,7 +25,7 @@ class SelectorServer:
             "small": ModelStatus(model="small", kind="engine", node="engine:small", state="stopped"),
             "b": ModelStatus(model="b", kind="command", node="command:b", state="stopped"),
             "c": ModelStatus(model="c", kind="command", node="command:c", state="stopped"),
-            "d": ModelStatus(model="d", kind="remote", node="far", state="ready"),
+            "d": ModelStatus(model="d", kind="remote", node="remote", state="ready"),
         }
         self.selectors = selectors
         self.fleet = FakeFleet(statuses=list(self.statuses.values()))
@@ -95,7 +95,7 @@ async def test_a_response_of_an_engines_model_has_its_own_name(client_with, chat
     assert "small" == reply.json["model"] == world.jobs[-1].model
 
 
-async def test_a_model_whose_node_does_not_answer_is_not_preferred_to_one_that_can_be_loaded(client_with):
+async def test_loadable_model_is_preferred_to_one_on_an_unresponsive_node(client_with):
     world = SelectorServer(
         client_with, w=SelectorConfig("warm", ("d", "b")), s=SelectorConfig("spillover", ("d", "b"))
     )
@@ -277,7 +277,7 @@ async def test_selectors_are_listed_with_their_description(client_with):
     assert (await world.client.get("/v1/models/hidden")).json["id"] == "hidden"
 
 
-async def test_a_key_sees_only_selectors_and_targets_that_it_may_use(client_with):
+async def test_key_can_list_only_selectors_and_targets_that_it_may_use(client_with):
     world = SelectorServer(
         client_with, ALL_OF_IT, SOME, NONE, s=SPILL, p=PIN, none=SelectorConfig("pin", ("gone",))
     )
@@ -290,12 +290,14 @@ async def test_a_key_sees_only_selectors_and_targets_that_it_may_use(client_with
 
 
 async def test_estimate_and_tokens_are_those_of_the_model_that_a_job_would_get(client_with):
-    world = SelectorServer(client_with, p=SelectorConfig("pin", ("tiny",)), far=SelectorConfig("pin", ("b",)))
+    world = SelectorServer(
+        client_with, p=SelectorConfig("pin", ("tiny",)), remote=SelectorConfig("pin", ("b",))
+    )
     assert (await world.client.get("/queue/estimate?model=p")).status == 200
     tokens = {"prompt": "hello"}
     of_model = (await world.client.post("/tokenize", tokens | {"model": "small"})).json
     assert of_model == (await world.client.post("/tokenize", tokens | {"model": "p"})).json
-    assert (await world.client.post("/tokenize", tokens | {"model": "far"})).status == 400
+    assert (await world.client.post("/tokenize", tokens | {"model": "remote"})).status == 400
 
 
 async def test_an_estimate_or_a_lookup_takes_no_place(client_with):

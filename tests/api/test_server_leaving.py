@@ -77,7 +77,7 @@ async def test_client_that_pipelines_too_much_is_refused_and_its_running_request
     assert apps.requests == ["/wait"]
 
 
-async def test_stream_whose_client_pipelines_too_much_is_cut():
+async def test_stream_to_a_client_that_pipelines_too_much_is_ended():
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()

@@ -9,15 +9,15 @@ from fairlead.api.shares import Shares
 
 
 def holding(shares, name, amount):
-    held = shares.enter(name)
-    assert shares.grow(held, amount) == []
-    return held
+    account = shares.enter(name)
+    assert shares.grow(account, amount) == []
+    return account
 
 
 def test_one_holder_may_have_the_total():
     shares = Shares(10)
-    held = holding(shares, "a", 10)
-    assert shares.grow(held, 1) == [held]
+    account = holding(shares, "a", 10)
+    assert shares.grow(account, 1) == [account]
     assert shares.taken == 0
 
 
@@ -39,8 +39,8 @@ def test_a_holder_that_grows_above_its_share_loses_its_own_holding():
 
 def test_as_many_holdings_are_revoked_as_are_needed():
     shares = Shares(10)
-    held = [holding(shares, "a", 2) for _ in range(5)]
-    assert shares.grow(shares.enter("b"), 5) == [held[4], held[3], held[2]]
+    account = [holding(shares, "a", 2) for _ in range(5)]
+    assert shares.grow(shares.enter("b"), 5) == [account[4], account[3], account[2]]
 
 
 def test_a_kept_holding_is_not_revoked():
@@ -54,10 +54,10 @@ def test_a_kept_holding_is_not_revoked():
 
 def test_a_holding_is_released_once():
     shares = Shares(10)
-    held = holding(shares, "a", 10)
-    shares.leave(held)
-    shares.leave(held)
-    assert (shares.taken, shares.holders, shares.grow(held, 5)) == (0, 0, [])
+    account = holding(shares, "a", 10)
+    shares.leave(account)
+    shares.leave(account)
+    assert (shares.taken, shares.holders, shares.grow(account, 5)) == (0, 0, [])
 
 
 TestShares = SharesMachine.TestCase

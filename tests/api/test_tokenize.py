@@ -132,11 +132,11 @@ class Gate:
 
     def __init__(self, model, monkeypatch):
         self.opened = threading.Event()
-        self.held = 0
+        self.blocked = 0
         encode = model.tokenizer.encode
 
         def gated(text, **options):
-            self.held += 1
+            self.blocked += 1
             self.opened.wait()
             return encode(text, **options)
 
@@ -162,10 +162,10 @@ async def test_one_tenants_long_texts_do_not_delay_anothers(client_with, gate):
     async with trio.open_nursery() as nursery:
         for _ in range(6):
             nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=ANA))
-        await until(lambda: gate.held == 1 and threads.waiting == 5)
+        await until(lambda: gate.blocked == 1 and threads.waiting == 5)
         assert threads.running == 1
         nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=BOB))
-        await until(lambda: gate.held == 2)
+        await until(lambda: gate.blocked == 2)
         assert (threads.running, threads.waiting) == (2, 5)
         gate.opened.set()
 
@@ -177,7 +177,7 @@ async def test_a_disconnect_ends_the_wait_for_a_turn(client_with, gate):
     remaining = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=ANA))
-        await until(lambda: gate.held)
+        await until(lambda: gate.blocked)
         nursery.start_soon(lambda: client.post(TOKENIZE, text, headers=ANA, disconnected=remaining))
         await until(lambda: threads.waiting == 1)
         remaining.set()

@@ -138,7 +138,7 @@ TestTurns.settings = MACHINE_SETTINGS
 
 
 class StaysInFront(Turns):
-    """A tenant whose turn has ended stays before the others."""
+    """A tenant stays before the others after its turn."""
 
     def leave(self, turn):
         lines, self._lines = self._lines, dict(self._lines)

@@ -106,7 +106,7 @@ async def test_null_and_values_that_mean_off_are_accepted(clients, path):
         ("add_generation_prompt", "true", 400),
     ],
 )
-async def test_only_the_exact_value_means_off(clients, chat, name, value, status):
+async def test_only_the_exact_value_is_accepted_as_off(clients, chat, name, value, status):
     reply = await clients[CHAT].post(CHAT, chat(**{name: value}))
     assert reply.status == status
     clients[CHAT].gateway.jobs.clear()
@@ -129,7 +129,7 @@ def test_a_field_is_served_refused_or_ignored_and_never_two_of_these(path):
 
 
 async def test_a_relayed_request_keeps_all_of_its_fields(relay_client):
-    body = {"model": "far", "messages": MESSAGES, **dict.fromkeys(unserved.CHAT, "on")}
+    body = {"model": "remote", "messages": MESSAGES, **dict.fromkeys(unserved.CHAT, "on")}
     assert (await relay_client.post(CHAT, body)).status == 200
     assert json.loads(relay_client.gateway.job.relay.body) == body
 

@@ -31,13 +31,13 @@ def client_of_command(client_with):
     def make(*keys: ApiKey, state: str = "ready", **options) -> Client:
         fleet = FakeFleet(
             statuses=[
-                status("lab/far", "command", state),
+                status("lab/external", "command", state),
                 status("peer", "remote"),
                 status("small", "engine"),
             ]
         )
         options.setdefault("gateway_script", answered(b"one", b"two", headers={"content-type": "text/plain"}))
-        return client_with(*keys, fleet=fleet, aliases={"away": "lab/far"}, **options)
+        return client_with(*keys, fleet=fleet, aliases={"away": "lab/external"}, **options)
 
     return make
 
@@ -48,7 +48,7 @@ async def test_request_becomes_a_job_of_its_model_that_takes_a_seat(client_of_co
     reply = await client.post("/upstream/away/a/b?c=d", b"body", headers=headers)
     assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"onetwo", "text/plain")
     job = client.gateway.job
-    assert (job.model, job.stream, job.sequences, job.prompt_tokens) == ("lab/far", False, 1, 1)
+    assert (job.model, job.stream, job.sequences, job.prompt_tokens) == ("lab/external", False, 1, 1)
     assert (job.relay.path, job.relay.body) == ("/a/b?c=d", b"body")
     assert job.relay.passthrough.method == "POST"
     assert dict(job.relay.passthrough.headers) == {"X-Mine": "1", "Content-Type": "text/csv"}
@@ -114,10 +114,10 @@ async def test_path_that_leads_to_no_server_is_not_found(client_of_command, path
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("lab/far/", "/"),
-        ("lab/far/x", "/x"),
+        ("lab/external/", "/"),
+        ("lab/external/x", "/x"),
         ("lab%2Ffar/x", "/x"),
-        ("away/lab/far", "/lab/far"),
+        ("away/lab/external", "/lab/external"),
         ("away/x/", "/x/"),
         ("away/%C3%A9?q=%20", "/%C3%A9?q=%20"),
     ],
@@ -235,5 +235,5 @@ async def test_name_without_a_path_is_redirected_below_the_servers_prefix(client
     async def below(scope, receive, send):
         await app({**scope, "root_path": "/llm"}, receive, send)
 
-    reply = await Client(below, None).get("/llm/upstream/lab/far")
-    assert (reply.status, reply.headers["location"]) == (301, "/llm/upstream/lab/far/")
+    reply = await Client(below, None).get("/llm/upstream/lab/external")
+    assert (reply.status, reply.headers["location"]) == (301, "/llm/upstream/lab/external/")

@@ -1,10 +1,10 @@
-"""OpenAI's routes respond under the same paths without `/v1`, for clients whose base URL lacks it."""
+"""OpenAI's routes respond under the same paths without `/v1`, for clients with a base URL that lacks it."""
 
 import pytest
 
 from fairlead.config import ApiKey
 
-AWAY = {"model": "far", "input": "hello"}
+REMOTE_REQUEST = {"model": "remote", "input": "hello"}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ async def test_models_are_listed_without_v1(client, path):
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/chat/completions"])
 async def test_relayed_request_is_passed_on_to_the_path_with_v1(relay_client, path):
-    reply = await relay_client.post(path.removeprefix("/v1"), AWAY)
+    reply = await relay_client.post(path.removeprefix("/v1"), REMOTE_REQUEST)
     assert reply.status == 200
     assert relay_client.gateway.job.relay.path == path
 

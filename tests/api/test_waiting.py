@@ -1,4 +1,4 @@
-"""What a queued client receives: headers, and the comments of a stream whose response started early."""
+"""A queued client receives headers, and comments if the response to its stream has started early."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, if one is installed, and pages which record console errors and foreign requests."""
+"""A headless Chromium, if one is installed, and pages that record console errors and foreign requests."""
 
 import os
 import shutil
@@ -12,8 +12,8 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
 
-PATIENCE_MS = 60_000  # long enough for a loaded machine
-playwright.expect.set_options(timeout=PATIENCE_MS)
+TIMEOUT_MS = 60_000  # also for a busy machine
+playwright.expect.set_options(timeout=TIMEOUT_MS)
 
 expect = playwright.expect
 
@@ -40,32 +40,32 @@ class Browser:
 
         `expected`: messages that contain this text are allowed, because the test causes them.
         """
-        complaints: list[str] = []
-        elsewhere: list[str] = []
+        messages: list[str] = []
+        foreign_requests: list[str] = []
         context = self._chromium.new_context(
             viewport={"width": width, "height": height}, **{"locale": "en-US", **options}
         )
-        context.set_default_timeout(PATIENCE_MS)
+        context.set_default_timeout(TIMEOUT_MS)
 
-        def complain(message) -> None:
+        def record_message(message) -> None:
             if message.type in {"error", "warning"} and not (expected and expected in message.text):
-                complaints.append(message.text)
+                messages.append(message.text)
 
-        def note(request) -> None:
+        def record_request(request) -> None:
             if urlsplit(request.url).netloc != urlsplit(url).netloc:
-                elsewhere.append(request.url)
+                foreign_requests.append(request.url)
 
         page = context.new_page()
-        page.on("console", complain)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", note)
+        page.on("console", record_message)
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", record_request)
         try:
             page.goto(url)
             yield page
         finally:
             context.close()
-        assert complaints == []
-        assert elsewhere == []
+        assert messages == []
+        assert foreign_requests == []
 
     def save_screenshot(self, page: playwright.Page, name: str) -> None:
         """Save a screenshot of the whole page."""
@@ -79,8 +79,8 @@ def browser(screenshots: Path) -> Iterator[Browser]:
     if path is None:
         pytest.skip("no Chromium is on the path, and FAIRLEAD_CHROMIUM names none")
     with playwright.sync_playwright() as driver:
-        # Without the sandbox, because tests may run as root in a container. It opens only our own pages.
-        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS)
+        # Without the sandbox, because tests may run as root in a container. It opens only pages of the tests.
+        started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=TIMEOUT_MS)
         try:
             yield Browser(started, screenshots)
         finally:
@@ -91,13 +91,13 @@ def number(page, total: str):
     return page.locator(f'[data-total="{total}"] .number')
 
 
-def live(page) -> None:
+def wait_until_live(page) -> None:
     """Wait until the page is connected and has its first snapshot, which lists the models to chat with."""
     expect(page.locator("#link")).to_have_attribute("data-state", "live")
     expect(page.locator("#chat-model option")).not_to_have_count(0)
 
 
-def serious(page) -> list[str]:
+def serious_violations(page) -> list[str]:
     """Return the serious and critical accessibility violations that axe-core finds."""
     found = axe.Axe().run(page).response["violations"]
     return [

@@ -1,4 +1,4 @@
-"""The dashboard in a browser, on a real server: what it shows, and what its controls do."""
+"""The dashboard in a browser, on a real server: its contents and its controls."""
 
 import json
 import socket
@@ -9,31 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from browser.headless import expect, live, number, serious, tab_to
+from browser.headless import expect, number, serious_violations, tab_to, wait_until_live
 from e2e.own_copy import blocked_load, own_copy
-from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
+from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server
 from e2e.slow_motion import slowed, stopped
 
 SEATS = 3
 # The page must show new totals this soon, in each of `CHANGES` changes. They are sent within a quarter of
 # a second; the rest allows for other tests that run at the same time.
-FRESH_S = 3.0
+UPDATE_S = 3.0
 CHANGES = 20
 
 # Records which totals the page shows, and since when, as Unix time in seconds.
-NOTE_WHAT_IS_SHOWN = """() => {
+RECORD_TOTALS = """() => {
   const numbers = ["running", "waiting"].map(
     (total) => document.querySelector(`[data-total="${total}"] .number`));
   globalThis.seen = [];
-  const look = () => {
+  const record = () => {
     const totals = numbers.map((n) => n.textContent).join();
     if (totals !== seen.at(-1)?.totals) seen.push({ totals, shown_s: Date.now() / 1000 });
-    requestAnimationFrame(look);
+    requestAnimationFrame(record);
   };
-  look();
+  record();
 }"""
 # Makes the page count down only when `tick` is called, and moves its clock ahead by `ahead_ms`.
-COUNT_DOWN_WHEN_TOLD = """() => {
+CONTROL_THE_COUNTDOWN = """() => {
   const now = performance.now.bind(performance);
   globalThis.ahead_ms = 0;
   performance.now = () => now() + ahead_ms;
@@ -56,7 +56,7 @@ def server(chromium, model: Path) -> Iterator[RealServer]:
 
 @contextmanager
 def jobs(server: RealServer, count: int) -> Iterator[None]:
-    """Request so many streams as another user; disconnect them when the block ends."""
+    """Send `count` streaming requests as another user; disconnect when the block ends."""
     body = json.dumps(
         {
             "model": "fairlead-demo",
@@ -64,7 +64,7 @@ def jobs(server: RealServer, count: int) -> Iterator[None]:
             "stream": True,
             "max_tokens": 900,
             "ignore_eos": True,
-            "user": "somebody-else",
+            "user": "another-user",
         }
     ).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -76,14 +76,14 @@ def jobs(server: RealServer, count: int) -> Iterator[None]:
 
 
 def wait_for_queue(server: RealServer, *, running: int, waiting: int) -> float:
-    """Wait for these counts; return a Unix time in seconds when they still differed."""
-    deadline = time.monotonic() + PATIENCE_S
-    asked_at = before = time.time()
+    """Wait for these counts; return the last Unix time in seconds at which they differed."""
+    deadline = time.monotonic() + TIMEOUT_S
+    requested_at = before = time.time()
     while (counts := server.queue()) and (counts["running"], counts["waiting"]) != (running, waiting):
         assert time.monotonic() < deadline, counts
-        before = asked_at
+        before = requested_at
         time.sleep(0.01)
-        asked_at = time.time()
+        requested_at = time.time()
     return before
 
 
@@ -93,14 +93,14 @@ def seconds_until_shown(page, totals: str, since: float) -> float:
     return page.evaluate("seen.at(-1).shown_s") - since
 
 
-# What the page shows --------------------------------------------------------------------------------
+# Contents of the page -------------------------------------------------------------------------------
 
 
-def test_totals_follow_the_servers_counts_soon_after_each_change(chromium, server):
+def test_totals_are_updated_soon_after_each_change(chromium, server):
     with chromium.open(server.url) as page, stopped(server.child_pid()):
-        live(page)
+        wait_until_live(page)
         expect(number(page, "running")).to_have_text("0")
-        page.evaluate(NOTE_WHAT_IS_SHOWN)
+        page.evaluate(RECORD_TOTALS)
         took_s: list[float] = []
         while len(took_s) < CHANGES:
             with jobs(server, SEATS + 5):
@@ -108,7 +108,7 @@ def test_totals_follow_the_servers_counts_soon_after_each_change(chromium, serve
                 took_s.append(seconds_until_shown(page, "3,5", since))
             since = wait_for_queue(server, running=0, waiting=0)
             took_s.append(seconds_until_shown(page, "0,0", since))
-        assert max(took_s) <= FRESH_S, took_s
+        assert max(took_s) <= UPDATE_S, took_s
         with jobs(server, SEATS + 5):
             expect(page.locator('[data-model="fairlead-demo"] .seats')).to_contain_text(f"{SEATS} / {SEATS}")
             chromium.save_screenshot(page, "load-light")
@@ -125,7 +125,7 @@ def test_events_name_no_tenants(chromium, server):
                 if "event: snapshot" in received and received.endswith("\n\n"):
                     break
     assert "event: history" in received
-    assert "somebody-else" not in received
+    assert "another-user" not in received
     wait_for_queue(server, running=0, waiting=0)
 
 
@@ -141,22 +141,22 @@ def test_events_name_no_tenants(chromium, server):
 )
 def test_page_has_no_serious_accessibility_violations(chromium, server, name, options):
     with chromium.open(server.url, **options) as page:
-        live(page)
+        wait_until_live(page)
         page.locator("#minutes summary").click()
         expect(page.locator("#minutes tbody tr").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         language = page.evaluate("document.documentElement.lang")
         assert options.get("locale", "en-US")[:2] == language[:2]
-        assert serious(page) == []
+        assert serious_violations(page) == []
         chromium.save_screenshot(page, name)
 
 
-def test_language_and_appearance_are_chosen_and_kept(chromium, server):
+def test_chosen_language_and_appearance_are_kept(chromium, server):
     def background(page) -> str:
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
     with chromium.open(server.url, color_scheme="light") as page:
-        live(page)
+        wait_until_live(page)
         light = background(page)
         page.locator("#theme").select_option("dark")
         page.locator("#language").select_option("zh")
@@ -171,18 +171,18 @@ def test_language_and_appearance_are_chosen_and_kept(chromium, server):
 
 def test_lost_connection_is_shown_and_restored(chromium, server):
     with chromium.open(server.url, expected="ERR_INTERNET_DISCONNECTED") as page:
-        live(page)
+        wait_until_live(page)
         page.context.set_offline(True)
         page.evaluate("import('/dashboard/server.js').then(({ server }) => server.useKey(''))")  # disconnect
         expect(page.locator("#link")).to_have_attribute("data-state", "lost")
         page.context.set_offline(False)
-        live(page)
+        wait_until_live(page)
 
 
-# What its controls do -------------------------------------------------------------------------------
+# Controls of the page -------------------------------------------------------------------------------
 
 
-def test_a_model_is_unloaded_and_loaded_by_click(chromium, server, model):
+def test_model_can_be_unloaded_and_loaded(chromium, server, model):
     with chromium.open(server.url) as page:
         line = page.locator('[data-model="fairlead-demo"]')
         button, state = line.locator("button"), line.locator(".state")
@@ -202,33 +202,33 @@ def test_a_model_is_unloaded_and_loaded_by_click(chromium, server, model):
         expect(line.locator(".problem")).to_be_hidden()
 
 
-def test_a_chat_is_sent_seen_streaming_and_stopped_by_keyboard_only(chromium, server):
+def test_chat_can_be_sent_read_and_stopped_with_the_keyboard(chromium, server):
     with chromium.open(server.url) as page:
-        live(page)
+        wait_until_live(page)
         tab_to(page, ".skip")
         page.keyboard.press("Enter")
         page.keyboard.type("Count from 1 to 90.")
         answer = page.locator("#transcript .turn:not(.mine)")
-        with slowed(server.child_pid()) as held:
+        with slowed(server.child_pid()) as blocked:
             page.keyboard.press("Enter")
             seen = ""
             for _ in range(3):  # the text grows between checks
                 seen = page.wait_for_function(grown, arg=len(seen)).json_value()
-            held.set()  # so that the answer cannot finish before it is stopped
+            blocked.set()  # the answer cannot end before it is stopped
             assert server.queue()["running"] == 1
             page.keyboard.press("Escape")
             expect(answer.locator(".note")).to_have_text("Stopped")
             wait_for_queue(server, running=0, waiting=0)
         server.wait_until_at_rest()
         assert page.evaluate("document.activeElement.id") == "question"
-        cut = answer.locator(".text").inner_text()
-        assert cut.startswith(seen.strip())
+        stopped_text = answer.locator(".text").inner_text()
+        assert stopped_text.startswith(seen.strip())
 
         page.keyboard.type("What is Fairlead?")
         page.keyboard.press("Enter")
         expect(answer.nth(1).locator(".note")).to_contain_text("tokens in")
         expect(page.locator("#chat-status")).to_contain_text(answer.nth(1).locator(".text").inner_text())
-        assert cut == answer.nth(0).locator(".text").inner_text()
+        assert stopped_text == answer.nth(0).locator(".text").inner_text()
 
 
 grown = """n => {
@@ -239,8 +239,8 @@ grown = """n => {
 
 def test_waiting_chat_shows_its_queue_position_and_can_be_stopped(chromium, server):
     with chromium.open(server.url) as page:
-        live(page)
-        page.evaluate(COUNT_DOWN_WHEN_TOLD)
+        wait_until_live(page)
+        page.evaluate(CONTROL_THE_COUNTDOWN)
         with stopped(server.child_pid()), jobs(server, SEATS + 2):
             wait_for_queue(server, running=SEATS, waiting=2)
             page.locator("#question").fill("What is Fairlead?")
@@ -258,13 +258,13 @@ def test_waiting_chat_shows_its_queue_position_and_can_be_stopped(chromium, serv
             page.keyboard.press("Enter")
             expect(note).to_have_text("Stopped")
             wait_for_queue(server, running=SEATS, waiting=2)
-            expect(page.locator("#question")).to_have_value("What is Fairlead?")  # to be sent again
+            expect(page.locator("#question")).to_have_value("What is Fairlead?")  # it can be sent again
         wait_for_queue(server, running=0, waiting=0)
 
 
 def test_enter_that_ends_a_composition_sends_nothing(chromium, server):
     with chromium.open(server.url) as page:
-        live(page)
+        wait_until_live(page)
         page.locator("#question").fill("にほんご")
         press = """isComposing => document.querySelector("#question").dispatchEvent(
           new KeyboardEvent("keydown", { key: "Enter", isComposing, bubbles: true, cancelable: true }))"""

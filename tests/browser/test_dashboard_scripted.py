@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from api.conftest import FakeFleet
-from browser.headless import expect, live, serious
+from browser.headless import expect, serious_violations, wait_until_live
 from e2e.scripted_server import scripted_server
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.fleet.status import NodeStatus, RemoteDetails
@@ -63,7 +63,7 @@ MARKDOWN = (
 )
 
 
-def test_rendered_markdown_of_any_length_contains_only_text_of_the_answer(chromium, url):
+def test_rendered_markdown_has_only_text_of_the_answer(chromium, url):
     read = """async (text) => {
       const { elementsOf } = await import("/dashboard/markdown.js");
       const tags = new Set();
@@ -104,7 +104,7 @@ def hostile(job):
 
 def test_markup_in_an_answer_is_shown_as_text(chromium):
     with scripted_server(script=hostile) as (url, _), chromium.open(url) as page:
-        live(page)
+        wait_until_live(page)
         page.locator("#question").fill("Hello")
         page.locator("#chat-button").click()
         text = page.locator("#transcript .turn:not(.mine) .text")
@@ -115,7 +115,7 @@ def test_markup_in_an_answer_is_shown_as_text(chromium):
         assert page.title() == "Fairlead"
 
 
-def error(code: str, message: str = "it is so") -> str:
+def error(code: str, message: str = "a reason") -> str:
     return json.dumps({"error": {"message": message, "type": "x", "param": None, "code": code}})
 
 
@@ -133,7 +133,7 @@ NO_ANSWERS = [
 
 def test_failed_answer_shows_the_reason(chromium, url):
     with chromium.open(url, expected="status of") as page:
-        live(page)
+        wait_until_live(page)
         for status, body, note in NO_ANSWERS:
             kind = "text/event-stream" if status == 200 else "application/json"
             headers = {"Content-Type": kind, "Retry-After": "7"}
@@ -150,9 +150,9 @@ def test_failed_answer_shows_the_reason(chromium, url):
 
 def test_truncated_answer_is_shown_as_failed(chromium):
     """A browser may lose the last bytes of a broken connection, so either of two notes may be shown."""
-    script = lambda job: [[Delta(0, "Half", [1])], NodeFailed("it died")]  # noqa: E731
+    script = lambda job: [[Delta(0, "Half", [1])], NodeFailed("it failed")]  # noqa: E731
     with scripted_server(script=script) as (url, _), chromium.open(url, expected="CHUNKED") as page:
-        live(page)
+        wait_until_live(page)
         page.locator("#question").fill("Hello")
         page.keyboard.press("Enter")
         note = page.locator("#transcript .note.problem")
@@ -161,18 +161,18 @@ def test_truncated_answer_is_shown_as_failed(chromium):
         )
 
 
-def test_server_with_keys_asks_for_one_which_is_kept_in_the_tab(chromium):
+def test_page_requests_a_key_and_keeps_it_in_the_tab(chromium):
     with scripted_server("sesame") as (url, gateway), chromium.open(url, expected="401") as page:
         dialog = page.locator("#key-dialog")
         expect(dialog).to_be_visible()
-        assert serious(page) == []
+        assert serious_violations(page) == []
         chromium.save_screenshot(page, "key")
         page.keyboard.type("open")
         page.keyboard.press("Enter")
         expect(page.locator("#key-problem")).to_have_text("This key is not valid here.")
         page.keyboard.type("sesame")
         page.keyboard.press("Enter")
-        live(page)
+        wait_until_live(page)
         expect(dialog).to_be_hidden()
         page.locator("#question").fill("Hello")
         page.keyboard.press("Enter")
@@ -180,7 +180,7 @@ def test_server_with_keys_asks_for_one_which_is_kept_in_the_tab(chromium):
         assert len(gateway.jobs) == 1
 
         page.reload()
-        live(page)
+        wait_until_live(page)
         assert not dialog.is_visible()
         assert "sesame" not in page.content() + page.url
         assert page.evaluate("({...localStorage})") == {}

@@ -45,7 +45,7 @@ class Block:
     hash: bytes | None = None
     kept: int = 0  # how many times kept requests hold it
     owner: "Request | None" = None  # the latest kept request that holds it
-    tip_of: "Request | None" = None  # the kept request whose last block it is
+    tip_of: "Request | None" = None  # the kept request of which it is the last block
 
 
 @dataclass(eq=False)

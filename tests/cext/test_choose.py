@@ -33,7 +33,7 @@ def parameters_of(rows, rng):
 
 
 def chosen(logits, row_parameters, *, variant=None, threads=1, numbers=None):
-    """Return the kernel's (tokens, highest). `asked` maps names to arrays; missing filters are off."""
+    """Return the kernel's tokens and maxima. `row_parameters` has arrays by name; missing filters are off."""
     rows = len(logits)
     arrays = {
         "temperatures": np.ones(rows),

@@ -1,4 +1,4 @@
-"""Int8 matrices: logits equal those of a network whose weights are these integers times their scales."""
+"""Int8 matrices: logits equal those of a network with these integers times their scales as weights."""
 
 import numpy as np
 import pytest

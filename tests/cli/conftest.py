@@ -21,14 +21,16 @@ class FakeServer(ThreadingHTTPServer):
         self.models = ["first", "second"]
         self.bodies: list[dict] = []  # of the requests, in order
         self.refusing: int | None = None  # a status for every request
-        self.hangs = False  # whether every answer pauses after its first piece
+        self.pauses = False  # whether every answer pauses after its first piece
         self.keys: set[str | None] = set()
         self.released = threading.Event()  # when set, paused answers continue
         self.json_answers: dict[str, object] = {}  # further JSON answers to GET, by path
         self.texts: dict[str, list[str]] = {}  # plain texts in pieces, by path
         self.posted: list[tuple[str, dict]] = []
         self.events: list[tuple[str, object]] = []
-        self.rounds: Iterable[int] = range(2)  # of all events: the first at once, the others when released
+        self.event_rounds: Iterable[int] = range(
+            2
+        )  # of all events: the first at once, the others when released
 
     @property
     def url(self) -> str:
@@ -52,7 +54,7 @@ class _Exchange(BaseHTTPRequestHandler):
         elif self.path in self.server.json_answers:
             self._send(200, self.server.json_answers[self.path])
         elif self.path == "/events":
-            self._tell()
+            self._send_events()
         else:
             self._refuse(404, f"there is no model\n{self.path.rpartition('/')[2]} here")
 
@@ -76,32 +78,32 @@ class _Exchange(BaseHTTPRequestHandler):
         else:
             self._answer(prompt.split()[-1], is_chat="messages" in body)
 
-    def _answer(self, misfortune: str, *, is_chat: bool) -> None:
+    def _answer(self, fault: str, *, is_chat: bool) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self._chunk(FIRST_OF_ALL)
-        if misfortune == "queue":
+        if fault == "queue":
             self.server.released.wait()
-        pieces = ["Hello", " the\x1b[2Jre"] if misfortune == "controls" else ["Hello", " there"]
+        pieces = ["Hello", " the\x1b[2Jre"] if fault == "controls" else ["Hello", " there"]
         for piece in pieces:
             self._event({"choices": [{"delta": {"content": piece}} if is_chat else {"text": piece}]})
-            if misfortune == "hang" or self.server.hangs:
+            if fault == "hang" or self.server.pauses:
                 self.server.released.wait()
-        if misfortune == "fail":
+        if fault == "fail":
             self._event({"error": {"message": "the node\nfailed"}})
-        elif misfortune != "cut":
+        elif fault != "cut":
             self._event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}})
             self._chunk("data: [DONE]\n\n")
         self._chunk("")
 
-    def _tell(self) -> None:
+    def _send_events(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        for number in self.server.rounds:
+        for number in self.server.event_rounds:
             if number:
                 self.server.released.wait()
             for name, data in self.server.events:
@@ -153,7 +155,7 @@ def server() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
+def unreachable_url() -> Iterator[str]:
     """Yield a URL without a listener; its port is bound, so that no other program can listen there."""
     import socket
 
@@ -163,7 +165,7 @@ def nobody() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOST", "PORT", "API_KEY", "URL"):
         monkeypatch.delenv(f"FAIRLEAD_{name}", raising=False)
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 # Ctrl-C reaches only the session which the terminal controls, so the program must adopt the terminal first.
 # Children of tests that were started in the background ignore SIGINT, so its handler is restored.
@@ -53,7 +53,7 @@ class Terminal:
 
     def expect(self, text: str) -> str:
         """Wait until `text` is shown; return the output before it and continue after it."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while text not in self.shown:
             assert self._read(deadline), f"{text!r} was not shown, but {self.shown!r}"
         before, _, self.shown = self.shown.partition(text)
@@ -67,10 +67,10 @@ class Terminal:
 
     def wait(self) -> int:
         """Wait for the end; return the exit code."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while self._read(deadline):
             pass
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
     def _read(self, deadline: float) -> bool:
         """Read more output; return False at its end or at the deadline."""

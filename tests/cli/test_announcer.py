@@ -1,4 +1,4 @@
-"""What `serve` prints, on a terminal and elsewhere."""
+"""The output of `serve`, on a terminal and elsewhere."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from fairlead.console.announcer import (
 )
 from fairlead.telemetry.logs import log_streams
 
-# Waits for a key, so that the test decides when it has seen the bar.
+# Waits for a line of input, so that the test can first read the bar.
 LOAD_AND_SERVE = """
 import sys
 from fairlead.console.announcer import open_announcer
@@ -31,7 +31,7 @@ with log_streams(), open_announcer(key_needed=True) as announcer:
     announcer.ready("http://127.0.0.1:8000", ["small"])
     announcer.stopping()
 """
-COLOUR = re.compile(r"\x1b\[[\d;]*3[\d;]*m")
+COLOR = re.compile(r"\x1b\[[\d;]*3[\d;]*m")
 
 
 def test_log_gets_one_line_of_progress_for_each_load(capsys):
@@ -43,7 +43,7 @@ def test_log_gets_one_line_of_progress_for_each_load(capsys):
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_program_that_starts_a_server_gets_a_line_for_each_stage_and_each_tenth(capsys):
+def test_output_for_programs_has_a_line_for_each_stage_and_each_tenth(capsys):
     announcer = open_announcer(key_needed=False, in_detail=True)
     for percent in range(21):
         announcer.loading("small", percent / 100, "weights")
@@ -64,7 +64,7 @@ def test_only_the_ready_line_is_on_standard_output(capsys):
     )
 
 
-def test_ready_line_names_the_address_to_chat_with_where_it_is_not_the_default(capsys):
+def test_ready_line_has_the_address_for_the_chat_unless_it_is_the_default(capsys):
     open_announcer(key_needed=False).ready("http://127.0.0.1:9000", ["small"])
     assert "chat: fairlead run --url http://127.0.0.1:9000  stop: Ctrl-C)" in capsys.readouterr().out
 
@@ -97,7 +97,7 @@ def test_with_a_json_log_all_output_is_events_on_standard_error(capfd):
     ]
 
 
-def test_a_failure_names_the_model_and_the_reason(capsys):
+def test_failure_is_printed_with_the_model_and_the_reason(capsys):
     open_announcer(key_needed=False).failed("small", "no config.json")
     assert capsys.readouterr().err == "fairlead: cannot serve small: no config.json\n"
 
@@ -137,7 +137,7 @@ def test_any_other_line_is_not_parsed(line):
 
 def test_a_terminal_gets_a_bar_and_then_a_hint():
     with Terminal([], code=LOAD_AND_SERVE) as terminal:
-        assert COLOUR.search(terminal.expect("25%") + terminal.shown)
+        assert COLOR.search(terminal.expect("25%") + terminal.shown)
         terminal.type("\n")
         terminal.expect("Fairlead is ready: http://127.0.0.1:8000  serving small")
         terminal.expect(
@@ -147,7 +147,7 @@ def test_a_terminal_gets_a_bar_and_then_a_hint():
         assert terminal.wait() == 0
 
 
-def test_a_bar_of_unknown_progress_pulses_without_a_percentage_until_the_progress_is_known():
+def test_bar_has_no_percentage_until_the_progress_is_known():
     code = LOAD_AND_SERVE.replace("0.25", "None", 1).replace("1.0", "0.5", 1)
     code = code.replace("announcer.ready", "sys.stdin.readline()\n    announcer.ready")
     with Terminal([], code=code) as terminal:
@@ -159,9 +159,9 @@ def test_a_bar_of_unknown_progress_pulses_without_a_percentage_until_the_progres
         assert terminal.wait() == 0
 
 
-def test_no_color_is_honoured():
+def test_no_color_removes_colors():
     with Terminal([], code=LOAD_AND_SERVE, NO_COLOR="1") as terminal:
         shown = terminal.expect("25%")
         terminal.type("\n")
         shown += terminal.expect("Fairlead is ready")
-        assert not COLOUR.search(shown)
+        assert not COLOR.search(shown)

@@ -1,4 +1,4 @@
-"""`bench/peers.py` and its load, against servers whose answers are known."""
+"""`bench/peers.py` and its load, against servers with known answers."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ BENCH = Path(peer_load.__file__).parent
 
 @pytest.fixture
 def model(tmp_path):
-    """Return a folder with the tokenizer which the load needs: each letter is a token, and one word is."""
+    """Return a folder with a tokenizer for the load: each letter is a token, and so is one word."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "i"), ("m", "e"), ("ti", "me")]
     tokens = [*letters, *map("".join, merges)]
@@ -50,9 +50,9 @@ def test_level_counts_only_requests_after_the_warm_up(server, model):
     assert {body["model"] for body in server.bodies} == {"first"}
 
 
-@pytest.mark.parametrize("lie", ["--prompt-tokens=6", "--output-tokens=64"])
-def test_answer_with_another_number_of_tokens_than_requested_is_an_error(server, model, lie):
-    run = load(server, model, "--prompt-tokens=5", "--output-tokens=2", lie)
+@pytest.mark.parametrize("option", ["--prompt-tokens=6", "--output-tokens=64"])
+def test_answer_with_another_number_of_tokens_than_requested_is_an_error(server, model, option):
+    run = load(server, model, "--prompt-tokens=5", "--output-tokens=2", option)
     level = json.loads(run.stdout)
     assert (level["output_tokens"], level["errors"]) == (0, {"(5, 2) tokens in and out": 3})
 
@@ -96,8 +96,8 @@ def test_answer_may_end_with_finish_reason_instead_of_done():
 
 
 def test_server_that_does_not_start_is_reported_with_its_last_line(model, tmp_path):
-    words = ["python", "-c", "import sys; sys.exit('no such flag')"]
-    command = [sys.executable, str(BENCH / "peers.py"), str(model), "--ours", shlex.join(words)]
+    arguments = ["python", "-c", "import sys; sys.exit('no such flag')"]
+    command = [sys.executable, str(BENCH / "peers.py"), str(model), "--ours", shlex.join(arguments)]
     run = subprocess.run(
         [*command, "--rounds=0", "--json", str(tmp_path / "peers.json")],
         capture_output=True,
@@ -112,7 +112,7 @@ def test_server_that_does_not_start_is_reported_with_its_last_line(model, tmp_pa
 
 
 def test_body_patch_for_an_unknown_server_is_bad_usage():
-    command = [sys.executable, str(BENCH / "peers.py"), "nowhere", "--body", "stranger={}"]
+    command = [sys.executable, str(BENCH / "peers.py"), "nowhere", "--body", "unknown={}"]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode == 2
-    assert "no server is called stranger" in run.stderr
+    assert "no server is called unknown" in run.stderr

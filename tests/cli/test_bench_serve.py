@@ -1,4 +1,4 @@
-"""`fairlead bench` against a server whose answers are known."""
+"""`fairlead bench` against a server with known answers."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def test_prompts_have_the_requested_length_and_share_no_prefix(server):
     assert {body["user"] for body in server.bodies} == {"tenant-0", "tenant-1"}
 
 
-def test_the_same_seed_asks_the_same(server):
+def test_same_seed_sends_the_same_prompts(server):
     for seed in ("1", "1", "2"):
         load(server, "--streams=1", "--requests=1", "--warmup=0", "--endpoint=completions", "--seed", seed)
     one, again, other = (body["prompt"] for body in server.bodies)
@@ -59,16 +59,16 @@ def test_each_option_reaches_the_requests(server, ignores_eos):
     assert server.keys == {"Bearer sk-1"}
 
 
-def test_a_level_starts_no_more_requests_when_its_time_is_up(server, tmp_path):
+def test_level_starts_no_request_after_its_time_limit(server, tmp_path):
     result = tmp_path / "result.json"
     options = ["--streams=1", "--requests=300", "--prompt-tokens=12", "--warmup=0", "--duration=0.001"]
     assert load(server, *options, "--json", str(result)).returncode == 0
     assert 0 < json.loads(result.read_bytes())["levels"][0]["requests"] < 300
 
 
-def test_an_answer_that_takes_too_long_is_an_error(server, tmp_path):
+def test_answer_after_the_timeout_is_an_error(server, tmp_path):
     result = tmp_path / "result.json"
-    server.hangs = True
+    server.pauses = True
     options = ["--streams=1", "--requests=1", "--warmup=0", "--timeout=0.2", "--json", str(result)]
     assert load(server, *options).returncode == 1
     (errors,) = [level["errors"] for level in json.loads(result.read_bytes())["levels"]]
@@ -83,7 +83,7 @@ def test_refusals_are_counted_by_status(server, tmp_path):
     assert json.loads(result.read_bytes())["levels"][0]["errors"] == {"429": 8}
 
 
-def test_a_server_without_models_is_a_failure_in_one_line(server):
+def test_server_without_models_is_reported_in_one_line(server):
     server.models = []
     run = load(server)
     assert (run.returncode, run.stdout) == (1, "")
@@ -113,15 +113,15 @@ def test_invalid_address_is_bad_usage():
     assert "--url" in run.stderr
 
 
-def test_answer_that_is_no_list_of_models_is_a_failure_in_one_line(server):
+def test_invalid_list_of_models_is_reported_in_one_line(server):
     server.texts = {"/v1/models": ["<html>"]}
     run = load(server)
     message = f"fairlead: {server.url}: the answer to /v1/models is not a list of models\n"
     assert (run.returncode, run.stderr) == (1, message)
 
 
-def test_list_of_models_that_does_not_come_is_a_failure_in_one_line(server, capsys, monkeypatch):
-    server.texts = {"/v1/models": ["", "{}"]}  # the second when released
+def test_list_of_models_after_the_timeout_is_reported_in_one_line(server, capsys, monkeypatch):
+    server.texts = {"/v1/models": ["", "{}"]}  # the second piece is sent when released
     monkeypatch.setattr("fairlead.load.generator.CONTROL_TIMEOUT_S", 0.2)
     assert main(["bench", "--url", server.url]) == 1
     assert capsys.readouterr().err.startswith(f"fairlead: {server.url}: no answer within ")

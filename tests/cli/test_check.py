@@ -24,7 +24,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     return source, built
 
 
-def test_a_kernel_newer_than_its_source_is_up_to_date(kernel):
+def test_kernel_newer_than_its_source_is_up_to_date(kernel):
     assert check._stale_kernels() == []
 
 
@@ -61,7 +61,7 @@ def test_output_of_a_tool_is_returned_if_it_fails_and_printed_if_shown(capfd):
         "no tests ran in 0.01s",
     ],
 )
-def test_pytests_own_summary_is_recognized(line):
+def test_summary_line_of_pytest_is_recognized(line):
     assert check.PYTEST_SUMMARY.search(line)
 
 

@@ -78,7 +78,7 @@ def test_file_configures_the_server(app, folder):
     ]
 
 
-def test_the_command_line_wins_over_the_file(app, folder):
+def test_command_line_overrides_the_file(app, folder):
     options = (
         "--port 1 --api-key sk-line --queue-capacity 3 --slots 2 --kv-cache-memory-mb 5 --served-model-name m"
     )
@@ -95,31 +95,31 @@ def test_the_command_line_wins_over_the_file(app, folder):
     ) == ("m", 2, 5, 99)
 
 
-def test_the_environment_wins_over_the_file_as_well(app, folder, monkeypatch):
+def test_environment_overrides_the_file(app, folder, monkeypatch):
     monkeypatch.setenv("FAIRLEAD_PORT", "77")
     assert served(app).port == 77
 
 
 def test_environment_variables_are_substituted(app, folder, monkeypatch):
-    monkeypatch.setenv("CAPACITY_OF_MINE", "12")
-    write(folder, "queue: {capacity: ${env.CAPACITY_OF_MINE}}\nmodels: {m: {path: small}}")
+    monkeypatch.setenv("MY_CAPACITY", "12")
+    write(folder, "queue: {capacity: ${env.MY_CAPACITY}}\nmodels: {m: {path: small}}")
     assert served(app).queue.capacity == 12
 
 
-def test_a_file_without_models_leaves_the_model_to_the_command_line(app, folder):
+def test_command_line_gives_the_model_if_the_file_has_none(app, folder):
     write(folder, "port: 9000")
     expected = ModelConfig(folder / "small", "small", slots=3, preload=True)
     assert (expected,) == served(app, "small", "--slots", "3").models
     assert [model.name for model in served(app).models] == ["fairlead-demo"]
 
 
-def test_nodes_alone_are_enough_to_serve(app, folder):
+def test_file_with_only_nodes_can_be_served(app, folder):
     write(folder, "nodes: [{id: a, url: 'http://a'}]")
     assert served(app).models == ()
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "culprit"),
+    ("text", "arguments", "named"),
     [
         (FILE, ["small"], "MODEL: cannot be given with --config, which has the models"),
         (
@@ -141,9 +141,9 @@ def test_nodes_alone_are_enough_to_serve(app, folder):
         (FILE, ["--port", "x"], "--port"),
     ],
 )
-def test_options_that_contradict_the_file_are_refused(app, folder, capsys, text, arguments, culprit):
+def test_options_that_contradict_the_file_are_refused(app, folder, capsys, text, arguments, named):
     write(folder, text)
-    assert culprit in refused(app, capsys, *arguments)
+    assert named in refused(app, capsys, *arguments)
 
 
 def test_a_file_with_faults_is_not_served_and_each_fault_has_a_line(app, folder, capsys):
@@ -175,7 +175,7 @@ def test_warnings_are_json_if_the_file_sets_a_json_log(app, folder, capsys):
     assert (event["level"], "without effect: 1" in event["event"]) == ("warning", True)
 
 
-def test_a_file_that_is_not_there_is_bad_usage(app, folder, capsys):
+def test_missing_file_is_bad_usage(app, folder, capsys):
     assert main(["serve", "--config", "nowhere.yaml"]) == 2
     assert "--config" in capsys.readouterr().err
     assert main(["config", "check", "nowhere.yaml"]) == 2

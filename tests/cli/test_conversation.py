@@ -9,7 +9,7 @@ def questions(server) -> list[list[tuple[str, str]]]:
     return [[(turn["role"], turn["content"]) for turn in body["messages"]] for body in server.bodies]
 
 
-def test_a_conversation_remembers_both_sides_until_it_is_cleared(server):
+def test_conversation_keeps_questions_and_answers_until_it_is_cleared(server):
     with Terminal(["run", "--url", server.url]) as terminal:
         terminal.expect("Chatting with first")
         for line in ("One\n", "Two\n"):

@@ -19,11 +19,11 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|[=>])")
 
 
 def shown(text: str) -> list[str]:
-    """Return the lines which a program wrote to a terminal, also overwritten ones, without escape codes."""
+    """Return all lines that a program wrote to a terminal, without escape codes; also overwritten ones."""
     return [line.rstrip() for line in re.split("\r*\n|\r", ESCAPES.sub("", text))]
 
 
-def look(*arguments: str, code: int = 0) -> list[str]:
+def run(*arguments: str, code: int = 0) -> list[str]:
     with Terminal(arguments, COLUMNS=str(COLUMNS), LINES="40") as terminal:
         assert code == terminal.wait()
         return shown(terminal.shown)
@@ -34,8 +34,8 @@ def assert_fits(lines: list[str]) -> None:
 
 
 @pytest.fixture
-def telling(server):
-    """A server with long names, and a reason which fits no column."""
+def reporting_server(server):
+    """Return a server with a long model name and a long reason for a failed load."""
     models = [*MODELS, {"model": LONG, "kind": "engine", "state": "failed", "problem": REASON}]
     snapshots = [SNAPSHOT | {"models": models, "at_s": at_s} for at_s in range(200)]
     server.events = [("snapshot", snapshot) for snapshot in snapshots]
@@ -51,20 +51,20 @@ def assert_is_a_table_with_reasons_below(lines: list[str]) -> None:
     assert f"{LONG}: {REASON}" in text
 
 
-def test_ps_fits_with_the_reasons_below_its_table(telling):
-    lines = look("ps", "--url", telling.url)
+def test_ps_fits_with_the_reasons_below_its_table(reporting_server):
+    lines = run("ps", "--url", reporting_server.url)
     assert_is_a_table_with_reasons_below(lines)
     assert "3 running on 4 seats, 5 waiting of 100" in lines[0]
 
 
-def test_top_fits_and_fills_its_lines_with_history(telling):
-    telling.rounds = itertools.count()
-    with Terminal(["top", "--url", telling.url], COLUMNS=str(COLUMNS), LINES="40") as terminal:
+def test_top_fits_and_fills_its_lines_with_history(reporting_server):
+    reporting_server.event_rounds = itertools.count()
+    with Terminal(["top", "--url", reporting_server.url], COLUMNS=str(COLUMNS), LINES="40") as terminal:
         for _ in range(150):
             terminal.expect(HOME)
         page = shown(terminal.expect(HOME))
         terminal.type("q")
-        telling.released.set()
+        reporting_server.released.set()
         assert terminal.wait() == 0
     assert_is_a_table_with_reasons_below(page)
     (waiting,) = [line for line in page if line.startswith("waiting")]
@@ -74,7 +74,7 @@ def test_top_fits_and_fills_its_lines_with_history(telling):
 def test_doctor_fits_with_its_findings_in_a_column(tmp_path):
     file = tmp_path / ("a-name-that-is-long-" * 5 + ".yaml")
     file.write_text("port: 0\nmodels: {m: {cmd: 'x ${PORT}'}}\nlogToStdout: both\n")
-    lines = look("doctor", "--config", str(file))
+    lines = run("doctor", "--config", str(file))
     assert_fits(lines)
     assert lines[-2] == "A server will run here."
     names = [line[2:16].strip() for line in lines[:-2]]
@@ -86,16 +86,16 @@ def test_doctor_fits_with_its_findings_in_a_column(tmp_path):
 def test_config_check_wraps_no_line(tmp_path):
     file = tmp_path / "fairlead.yaml"
     file.write_text("models: {m: {cmd: 'x ${PORT}'}}\n")
-    lines = look("config", "check", str(file))
+    lines = run("config", "check", str(file))
     assert f"{file} is good." == lines[0]
     assert lines[1] == "  models: m"
     file.write_text("models:\n  m: {cmd: 'x ${PORT}', tll: 3}\n")
-    assert [f"{file}:2: models.m.tll: is not a setting; did you mean ttl?"] == look(
+    assert [f"{file}:2: models.m.tll: is not a setting; did you mean ttl?"] == run(
         "config", "check", str(file), code=2
     )[:-1]
 
 
-def test_run(server):
+def test_run_fits(server):
     with Terminal(["run", "--url", server.url], COLUMNS=str(COLUMNS)) as terminal:
         head = terminal.expect("> ")
         assert_fits(shown(head))
@@ -119,13 +119,13 @@ def test_history_keeps_the_last_snapshot_of_each_second():
     [["ps", "--jsn"], ["top", "now"], ["run", "--json"], ["doctor", "--port", "x"], ["config", "check"]],
 )
 def test_bad_usage_is_reported_and_exits_with_2(arguments):
-    lines = look(*arguments, code=2)
+    lines = run(*arguments, code=2)
     assert lines[0].startswith("fairlead: ")
     assert "Try 'fairlead --help'." in lines
 
 
-def test_json_is_json_on_a_terminal_too(telling, tmp_path):
+def test_json_is_json_on_a_terminal_too(reporting_server, tmp_path):
     file = tmp_path / "fairlead.yaml"
     file.write_text("port: 1\n")
-    assert json.loads("\n".join(look("ps", "--url", telling.url, "--json")))["queue"] == QUEUE
-    assert json.loads("\n".join(look("config", "check", str(file), "--json")))["port"] == 1
+    assert json.loads("\n".join(run("ps", "--url", reporting_server.url, "--json")))["queue"] == QUEUE
+    assert json.loads("\n".join(run("config", "check", str(file), "--json")))["port"] == 1

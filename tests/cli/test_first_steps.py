@@ -42,7 +42,7 @@ def test_run_sends_a_question_given_without_a_model(server, capsys, question):
     assert (body["model"], body["messages"]) == ("first", [{"role": "user", "content": question}])
 
 
-def test_run_takes_a_served_name_for_the_model_although_it_looks_like_a_question(server, monkeypatch):
+def test_run_uses_a_served_model_with_a_name_like_a_question(server, monkeypatch):
     server.models = ["first", "my model"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi")))
     assert main(["run", "my model", "--url", server.url]) == 0
@@ -50,7 +50,7 @@ def test_run_takes_a_served_name_for_the_model_although_it_looks_like_a_question
     assert (body["model"], body["messages"][0]["content"]) == ("my model", "Hi")
 
 
-def test_run_takes_a_directory_for_the_model_although_it_looks_like_a_question(server, tmp_path):
+def test_run_serves_a_directory_with_a_name_like_a_question(server, tmp_path):
     (tmp_path / "my model").mkdir()
     server.models = ["my model"]
     assert main(["run", str(tmp_path / "my model"), "Hi", "--url", server.url]) == 0
@@ -58,13 +58,13 @@ def test_run_takes_a_directory_for_the_model_although_it_looks_like_a_question(s
 
 
 @pytest.mark.parametrize("name", ["second", "org/second:7b@main", "Second-1.5_B"])
-def test_run_takes_a_single_word_for_the_model(server, capsys, name):
+def test_run_uses_a_single_word_as_the_model(server, capsys, name):
     server.models = [name]
     assert main(["run", name, "Hi", "--url", server.url]) == 0
     assert server.bodies[0]["model"] == name
 
 
-def test_single_word_that_is_no_model_is_refused_with_how_to_ask_it(server, capsys):
+def test_error_for_a_single_word_that_is_no_model_shows_the_prompt_option(server, capsys):
     assert main(["run", "hello", "--url", server.url]) == 1
     printed = "there is no model hello here. If it is a question: fairlead run --prompt hello"
     assert capsys.readouterr().err == f"fairlead: {printed}\n"
@@ -72,10 +72,12 @@ def test_single_word_that_is_no_model_is_refused_with_how_to_ask_it(server, caps
     assert server.bodies[0]["messages"][0]["content"] == "hello"
 
 
-def test_single_word_without_a_server_is_refused_with_how_to_ask_it(nobody, capsys, monkeypatch):
-    monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", nobody)
+def test_error_for_a_single_word_without_a_server_shows_the_prompt_option(
+    unreachable_url, capsys, monkeypatch
+):
+    monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", unreachable_url)
     assert main(["run", "hello"]) == 1
-    printed = f"no server answers at {nobody}, and hello is no directory to serve a model from"
+    printed = f"no server answers at {unreachable_url}, and hello is no directory to serve a model from"
     assert capsys.readouterr().err == (
         f"fairlead: {printed}. If it is a question: fairlead run --prompt hello\n"
     )
@@ -84,8 +86,8 @@ def test_single_word_without_a_server_is_refused_with_how_to_ask_it(nobody, caps
 # Starting a server ----------------------------------------------------------------------------------
 
 
-def serve_really(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Start the server, which ends before it loads anything; return its exit code and last line."""
+def serve_until_the_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Start a server that ends before it loads a model; return its exit code and last line."""
     code = main(["serve", *arguments])
     return code, capsys.readouterr().err.splitlines()[-1]
 
@@ -93,7 +95,7 @@ def serve_really(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[i
 def test_max_model_len_above_the_models_is_an_error(capsys):
     path = demonstration_model()
     own = json.loads((path / "config.json").read_text())["max_position_embeddings"]
-    code, printed = serve_really(capsys, str(path), "--port", "0", "--max-model-len", str(own + 1))
+    code, printed = serve_until_the_error(capsys, str(path), "--port", "0", "--max-model-len", str(own + 1))
     assert code == 2
     assert printed == (
         f"fairlead: cannot serve fairlead-demo: maxModelLen (--max-model-len): {own + 1} is above "
@@ -102,11 +104,11 @@ def test_max_model_len_above_the_models_is_an_error(capsys):
     )
 
 
-def test_port_in_use_is_named_with_what_to_do(capsys):
+def test_error_for_a_port_in_use_suggests_another_port(capsys):
     (taken,) = bind("127.0.0.1", 0)
     with taken:
         port = taken.getsockname()[1]
-        code, printed = serve_really(capsys, "--port", str(port))
+        code, printed = serve_until_the_error(capsys, "--port", str(port))
     assert code == 1
     assert printed == (
         f"fairlead: cannot serve fairlead-demo: port {port} of 127.0.0.1 is in use by another program, "
@@ -116,7 +118,7 @@ def test_port_in_use_is_named_with_what_to_do(capsys):
 
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("command", ["serve", "node"])
-def test_gguf_path_is_refused_with_what_to_do(app, capsys, tmp_path, command, is_there):
+def test_error_for_a_gguf_path_suggests_alternatives(app, capsys, tmp_path, command, is_there):
     path = tmp_path / "small.gguf"
     if is_there:
         path.touch()
@@ -127,7 +129,7 @@ def test_gguf_path_is_refused_with_what_to_do(app, capsys, tmp_path, command, is
     assert app.configs == []
 
 
-def test_gguf_path_in_a_configuration_is_refused_with_what_to_do(capsys, tmp_path):
+def test_error_for_a_gguf_path_in_a_configuration_suggests_alternatives(capsys, tmp_path):
     file = tmp_path / "fairlead.yaml"
     file.write_text("models:\n  m: {path: small.gguf}\n")
     assert main(["config", "check", str(file)]) == 2
@@ -135,18 +137,18 @@ def test_gguf_path_in_a_configuration_is_refused_with_what_to_do(capsys, tmp_pat
     assert printed.startswith(f"{file}:2: models.m.path: {tmp_path / 'small.gguf'}: {GGUF}")
 
 
-def test_gguf_path_without_a_server_to_run_it_on_is_refused_with_what_to_do(nobody, capsys, monkeypatch):
-    monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", nobody)
+def test_error_for_a_gguf_path_without_a_server_suggests_alternatives(unreachable_url, capsys, monkeypatch):
+    monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", unreachable_url)
     assert main(["run", "small.gguf", "Hi"]) == 1
     assert capsys.readouterr().err.startswith(f"fairlead: small.gguf: {GGUF}")
 
 
-def test_gguf_path_that_a_server_does_not_serve_is_refused_with_what_to_do(server, capsys):
+def test_error_for_a_gguf_path_that_is_not_served_suggests_alternatives(server, capsys):
     assert main(["run", "models/small.gguf", "Hi", "--url", server.url]) == 1
     assert capsys.readouterr().err.startswith(f"fairlead: models/small.gguf: {GGUF}")
 
 
-def test_run_asks_a_model_that_is_served_under_the_name_of_a_gguf_file(server):
+def test_run_uses_a_served_model_with_the_name_of_a_gguf_file(server):
     server.models = ["small.gguf"]
     assert main(["run", "small.gguf", "Hi", "--url", server.url]) == 0
     assert server.bodies[0]["model"] == "small.gguf"
@@ -168,7 +170,7 @@ def test_package_metadata_requires_the_same_oldest_python():
     assert project["requires-python"] == ">=" + ".".join(map(str, fairlead.OLDEST_PYTHON))
 
 
-def test_error_of_a_build_without_a_compiler_names_the_remedy(tmp_path):
+def test_error_of_a_build_without_a_compiler_has_a_hint(tmp_path):
     ran = subprocess.run(
         [sys.executable, "setup.py", "build_ext", "--force", "-b", tmp_path, "-t", tmp_path],
         cwd=ROOT,
@@ -184,7 +186,7 @@ def test_error_of_a_build_without_a_compiler_names_the_remedy(tmp_path):
     assert list(tmp_path.rglob("*.so")) == []
 
 
-def test_missing_kernels_are_named_with_what_to_do(capsys, monkeypatch):
+def test_error_for_missing_kernels_suggests_a_new_installation(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "fairlead.app", None)
     name = "fairlead._cext.fairqueue"
 
@@ -213,9 +215,7 @@ def test_doctor_names_the_compiler_that_triton_needs_on_a_gpu(monkeypatch, varia
     monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (json.dumps(torch), ""))
     monkeypatch.setattr(doctor.shutil, "which", lambda name: name if name in installed else None)
     found = [finding for finding in doctor._torch() if finding.name == "C compiler"]
-    expected = doctor.Finding(
-        "C compiler", "bad", "none, and Triton needs one for its GPU kernels", f"{ADVICE}."
-    )
+    expected = doctor.Finding("C compiler", "bad", "none; Triton needs one for its GPU kernels", f"{ADVICE}.")
     assert found == ([expected] if named else [])
 
 
@@ -264,12 +264,12 @@ def test_config_check_finds_selectors_without_targets(tmp_path, capsys):
     assert f"  note: selectors.none.targets: {message}" in lines
 
 
-def test_config_check_does_not_judge_selectors_where_a_node_may_have_any_model(tmp_path, capsys):
+def test_config_check_accepts_any_target_if_a_node_may_have_any_model(tmp_path, capsys):
     text = "nodes: [{id: n, url: 'http://n'}]\nselectors: {any: {strategy: pin, targets: [b]}}\n"
     assert check(tmp_path, capsys, text)[1]["remarks"] == []
 
 
-def test_config_check_refuses_a_selector_with_no_targets_at_all(tmp_path, capsys):
+def test_config_check_refuses_a_selector_without_targets(tmp_path, capsys):
     file = tmp_path / "fairlead.yaml"
     file.write_text("selectors: {none: {strategy: pin, targets: []}}\n")
     assert main(["config", "check", str(file)]) == 2

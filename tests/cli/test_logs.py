@@ -1,4 +1,4 @@
-"""`fairlead logs`: what the processes of a model have printed, and what they print from now on."""
+"""`fairlead logs`: the earlier output of a model's processes, and with `--follow` their further output."""
 
 import signal
 from contextlib import suppress
@@ -56,7 +56,9 @@ def test_follow_ends_at_ctrl_c_even_if_python_ignores_the_exception(server, monk
             signal.raise_signal(signal.SIGINT)
         return line
 
-    server.texts = {"/models/small/logs?follow=true": ["old\n", "new\n"]}  # the second when released
+    server.texts = {
+        "/models/small/logs?follow=true": ["old\n", "new\n"]
+    }  # the second piece is sent when released
     monkeypatch.setattr("fairlead.console.status._printable", interrupted)
     before = signal.getsignal(signal.SIGINT)
     assert main(["logs", "small", "-f", "--url", server.url]) == 0
@@ -87,6 +89,6 @@ def test_follow_fails_when_the_server_ends_it(server, capsys):
     assert printed.err == f"fairlead: {server.url} {message}\n"
 
 
-def test_no_server_is_a_failure_in_one_line(nobody, capsys):
-    assert main(["logs", "small", "--url", nobody]) == 1
-    assert capsys.readouterr().err == f"fairlead: no server answers at {nobody}\n"
+def test_unreachable_server_is_reported_in_one_line(unreachable_url, capsys):
+    assert main(["logs", "small", "--url", unreachable_url]) == 1
+    assert capsys.readouterr().err == f"fairlead: no server answers at {unreachable_url}\n"

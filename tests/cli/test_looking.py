@@ -1,4 +1,4 @@
-"""`fairlead ps`, `top` and `stop`: what they show of a server, on a terminal and elsewhere."""
+"""`fairlead ps`, `top` and `stop`: their output on a terminal and in a pipe."""
 
 import itertools
 import json
@@ -54,13 +54,13 @@ SNAPSHOT = {
 
 
 @pytest.fixture
-def telling(server):
+def reporting_server(server):
     server.events = [("history", []), ("snapshot", SNAPSHOT), ("snapshot", SNAPSHOT)]
     return server
 
 
-def test_ps_shows_what_top_shows(telling, capsys):
-    assert main(["ps", "--url", telling.url]) == 0
+def test_ps_shows_what_top_shows(reporting_server, capsys):
+    assert main(["ps", "--url", reporting_server.url]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[:2] == [
         "3 running on 4 seats, 5 waiting of 100, 42 tokens/s",
@@ -72,37 +72,37 @@ def test_ps_shows_what_top_shows(telling, capsys):
     assert "engine:small" not in shown
 
 
-def test_markup_and_control_characters_of_a_server_have_no_effect(telling, capsys):
-    assert main(["ps", "--url", telling.url]) == 0
+def test_markup_and_control_characters_of_a_server_have_no_effect(reporting_server, capsys):
+    assert main(["ps", "--url", reporting_server.url]) == 0
     shown = capsys.readouterr().out
     assert "[red]no [2J answer" in shown
     assert "\x1b" not in shown
 
 
-def test_ps_shows_no_percentage_where_the_progress_of_a_load_is_not_known(telling, capsys):
+def test_ps_shows_no_percentage_where_the_progress_of_a_load_is_not_known(reporting_server, capsys):
     loading = MODELS[1] | {"load": {"progress": None, "stage": "waiting for /health"}}
-    telling.events = [("snapshot", SNAPSHOT | {"models": [loading]})]
-    assert main(["ps", "--url", telling.url]) == 0
+    reporting_server.events = [("snapshot", SNAPSHOT | {"models": [loading]})]
+    assert main(["ps", "--url", reporting_server.url]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "large" in line)
     assert line.split() == ["large", "loading", "waiting", "for", "/health", "command", "0/0", "-", "-"]
 
 
-def test_ps_answers_in_json_with_the_same_figures(telling, capsys):
-    assert main(["ps", "--url", telling.url, "--json"]) == 0
+def test_ps_prints_the_same_figures_as_json(reporting_server, capsys):
+    assert main(["ps", "--url", reporting_server.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == SNAPSHOT
 
 
 @pytest.mark.parametrize("command", [["ps"], ["top"], ["stop", "small"]])
-def test_unreachable_server_is_reported_in_one_line(command, nobody, capsys):
-    assert main([*command, "--url", nobody]) == 1
-    assert [f"fairlead: no server answers at {nobody}"] == capsys.readouterr().err.splitlines()
+def test_unreachable_server_is_reported_in_one_line(command, unreachable_url, capsys):
+    assert main([*command, "--url", unreachable_url]) == 1
+    assert [f"fairlead: no server answers at {unreachable_url}"] == capsys.readouterr().err.splitlines()
 
 
 def test_server_other_than_fairlead_is_reported(server, capsys):
     server.events = [("snapshot", ["nothing", "we", "know"])]
     assert main(["ps", "--url", server.url]) == 1
     assert "the server sent something that is not a snapshot" in capsys.readouterr().err
-    server.events, server.rounds = [("something", {})], range(1)
+    server.events, server.event_rounds = [("something", {})], range(1)
     assert main(["ps", "--url", server.url]) == 1
     assert "/events did not answer as a Fairlead server does" in capsys.readouterr().err
 
@@ -114,14 +114,14 @@ def test_invalid_address_is_bad_usage(command, capsys):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_stop_unloads_the_model(telling, capsys, force):
-    assert main(["stop", "first", "--url", telling.url, *(["--force"] if force else [])]) == 0
-    assert [("/models/unload", {"model": "first", "force": force})] == telling.posted
+def test_stop_unloads_the_model(reporting_server, capsys, force):
+    assert main(["stop", "first", "--url", reporting_server.url, *(["--force"] if force else [])]) == 0
+    assert [("/models/unload", {"model": "first", "force": force})] == reporting_server.posted
     assert capsys.readouterr().out == "first is unloaded.\n"
 
 
-def test_stop_of_an_unknown_model_fails_with_the_servers_message(telling, capsys):
-    assert main(["stop", "third", "--url", telling.url]) == 1
+def test_stop_of_an_unknown_model_fails_with_the_servers_message(reporting_server, capsys):
+    assert main(["stop", "third", "--url", reporting_server.url]) == 1
     assert capsys.readouterr().err == "fairlead: there is no such model\n"
 
 
@@ -129,49 +129,49 @@ COMMANDS = [["ps"], ["ps", "--json"], ["top", "--json"], ["stop", "first"], ["ru
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_address_and_the_key_are_options_of_each_command(telling, command):
-    telling.rounds = range(1)
-    main([*command, "--url", telling.url, "--api-key", "sk-1"])
-    assert telling.keys == {"Bearer sk-1"}
+def test_each_command_has_options_for_the_address_and_the_key(reporting_server, command):
+    reporting_server.event_rounds = range(1)
+    main([*command, "--url", reporting_server.url, "--api-key", "sk-1"])
+    assert reporting_server.keys == {"Bearer sk-1"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_environment_names_the_server_and_its_key(telling, command, monkeypatch):
-    telling.rounds = range(1)
-    monkeypatch.setenv("FAIRLEAD_URL", telling.url)
+def test_server_and_its_key_may_come_from_the_environment(reporting_server, command, monkeypatch):
+    reporting_server.event_rounds = range(1)
+    monkeypatch.setenv("FAIRLEAD_URL", reporting_server.url)
     monkeypatch.setenv("FAIRLEAD_API_KEY", "ana=sk-2 sk-3")
     main(command)
-    assert telling.keys == {"Bearer sk-2"}
+    assert reporting_server.keys == {"Bearer sk-2"}
 
 
-def test_top_redraws_in_place_until_q_is_typed(telling):
-    telling.rounds = itertools.count()
-    with Terminal(["top", "--url", telling.url]) as terminal:
+def test_top_redraws_in_place_until_q_is_typed(reporting_server):
+    reporting_server.event_rounds = itertools.count()
+    with Terminal(["top", "--url", reporting_server.url]) as terminal:
         shown = terminal.expect("small") + terminal.shown
         assert "5 of 100" in shown
         assert "3 of 4" in shown
         assert "42" in shown
         assert "rejected 3" in shown
         terminal.type("xq")
-        telling.released.set()  # `top` handles q with one of the next snapshots
+        reporting_server.released.set()  # `top` handles q with one of the next snapshots
         assert terminal.wait() == 0
 
 
-def test_top_exits_with_0_on_ctrl_c(telling):
-    telling.rounds = itertools.count()
-    with Terminal(["top", "--url", telling.url]) as terminal:
+def test_top_exits_with_0_on_ctrl_c(reporting_server):
+    reporting_server.event_rounds = itertools.count()
+    with Terminal(["top", "--url", reporting_server.url]) as terminal:
         terminal.expect("small")
         terminal.type("\x03")
-        telling.released.set()  # a Ctrl-C before the wait for input is handled with a snapshot
+        reporting_server.released.set()  # a Ctrl-C before the wait for input is handled with a snapshot
         assert terminal.wait() == 0
 
 
-def lines_of(telling, *arguments: str) -> list[str]:
+def lines_of(reporting_server, *arguments: str) -> list[str]:
     """Return what `top` writes into a pipe for four snapshots, after which the server ends the stream."""
-    telling.released.set()
+    reporting_server.released.set()
     code = "import sys; from fairlead.cli import main; sys.exit(main(sys.argv[1:]))"
     ran = subprocess.run(
-        [sys.executable, "-c", code, "top", "--url", telling.url, *arguments],
+        [sys.executable, "-c", code, "top", "--url", reporting_server.url, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -183,13 +183,13 @@ def lines_of(telling, *arguments: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
-def test_top_in_a_pipe_writes_a_line_for_each_snapshot(telling):
+def test_top_in_a_pipe_writes_a_line_for_each_snapshot(reporting_server):
     expected = "waiting 5  running 3/4  tokens/s 42  mean wait 1.2 s  rejected 3"
-    assert [expected] * 4 == lines_of(telling)
+    assert [expected] * 4 == lines_of(reporting_server)
 
 
-def test_top_writes_each_snapshot_as_a_line_of_json(telling):
-    assert [json.loads(line) for line in lines_of(telling, "--json")] == [SNAPSHOT] * 4
+def test_top_writes_each_snapshot_as_a_line_of_json(reporting_server):
+    assert [json.loads(line) for line in lines_of(reporting_server, "--json")] == [SNAPSHOT] * 4
 
 
 @pytest.mark.parametrize(

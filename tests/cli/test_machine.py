@@ -31,8 +31,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no interpreter to inspect torch: one test does, the others need not."""
+def no_torch_inspection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the inspection of torch, which starts an interpreter; one test runs it."""
     torch = '{"version": "2.13.0", "cuda": null, "devices": [], "threads": 2}'
     monkeypatch.setattr(
         doctor, "_in_a_child", lambda code: (torch, "") if "torch" in code else ("bfloat16: amx", "")
@@ -45,7 +45,7 @@ def findings(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0)
     return {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
 
 
-def test_doctor_finds_that_a_server_would_run_here():
+def test_doctor_reports_that_a_server_can_run():
     with Terminal(["doctor", "--port", "0"]) as terminal:
         shown = terminal.expect("A server will run here.")
         assert terminal.wait() == 0
@@ -53,8 +53,8 @@ def test_doctor_finds_that_a_server_would_run_here():
         assert re.search(rf"[✓!]\S* {name}", shown), name
 
 
-@pytest.mark.usefixtures("quick")
-def test_check_that_takes_too_long_is_a_finding_of_doctor(capsys, monkeypatch):
+@pytest.mark.usefixtures("no_torch_inspection")
+def test_doctor_reports_a_check_that_exceeds_its_time_limit(capsys, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "CHILD_TIMEOUT_S", 0.2)
     monkeypatch.setattr(doctor, "TORCH_PROBE", "import time; time.sleep(60)")
@@ -72,8 +72,8 @@ def test_doctor_names_the_process_that_uses_the_port(capsys):
     assert "--port" in found["port"]["advice"]
 
 
-@pytest.mark.usefixtures("quick")
-def test_doctor_reads_a_configuration_and_fails_with_it(capsys, tmp_path):
+@pytest.mark.usefixtures("no_torch_inspection")
+def test_doctor_reports_the_faults_of_a_configuration(capsys, tmp_path):
     file = tmp_path / "fairlead.yaml"
     file.write_text("port: 80\nqueue:\n  capacity: -1\n")
     found = findings(capsys, "--config", str(file), code=1)["configuration"]
@@ -83,14 +83,14 @@ def test_doctor_reads_a_configuration_and_fails_with_it(capsys, tmp_path):
     assert findings(capsys, "--config", str(file))["configuration"]["verdict"] == "good"
 
 
-@pytest.mark.usefixtures("quick")
-def test_doctor_looks_at_the_address_that_it_is_given(capsys):
+@pytest.mark.usefixtures("no_torch_inspection")
+def test_doctor_checks_the_given_address(capsys):
     found = findings(capsys, "--host", "127.0.0.3")["port"]["found"]
     assert found == "127.0.0.3:0 is free"
 
 
-@pytest.mark.usefixtures("quick")
-def test_doctor_looks_at_the_hubs_folder_and_token(capsys, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("no_torch_inspection")
+def test_doctor_reports_the_hubs_folder_and_token(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     found = findings(capsys)
@@ -100,7 +100,7 @@ def test_doctor_looks_at_the_hubs_folder_and_token(capsys, tmp_path, monkeypatch
     assert findings(capsys)["model hub"]["found"].endswith(", no HF_TOKEN: open models only")
 
 
-def test_doctor_names_the_remedy_for_missing_torch(capsys, monkeypatch):
+def test_doctor_has_a_hint_for_missing_torch(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "_in_a_child", lambda _code: (None, "ModuleNotFoundError: no torch"))
     found = findings(capsys, code=1)
     assert found["torch"]["verdict"] == "bad"
@@ -130,13 +130,13 @@ def test_deploy_writes_the_files_and_names_them(tmp_path, capsys, target, names,
 
 
 def test_deploy_overwrites_only_on_request(tmp_path, capsys):
-    mine = tmp_path / "Dockerfile"
-    mine.write_text("mine")
+    existing = tmp_path / "Dockerfile"
+    existing.write_text("existing")
     assert main(["deploy", "docker", "-o", str(tmp_path)]) == 2
     assert "--force" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["Dockerfile"]
     assert main(["deploy", "docker", "-o", str(tmp_path), "--force"]) == 0
-    assert mine.read_text() != "mine"
+    assert existing.read_text() != "existing"
 
 
 def test_systemd_unit_runs_serve_with_a_configuration_and_a_json_log():
@@ -157,13 +157,13 @@ def test_completion_is_in_the_language_of_the_shell_and_knows_every_command(caps
         assert command in script
 
 
-def test_a_node_is_a_server_that_never_queues(app, tmp_path):
+def test_node_is_a_server_without_a_queue(app, tmp_path):
     assert main(["node", str(tmp_path), "--port", "0"]) == 0
     assert app.configs[-1].queue.capacity == 0
     assert main(["node", str(tmp_path), "--queue-capacity", "5"]) == 2
 
 
-def test_a_model_of_the_hub_is_looked_up_when_the_server_starts_and_not_before(app):
+def test_hub_model_is_resolved_only_when_the_server_starts(app):
     assert main(["serve", "organization/Some-Model-1B@main"]) == 0
     (model,) = app.configs[-1].models
     assert (model.name, model.path) == ("Some-Model-1B", Path("organization/Some-Model-1B@main"))
@@ -185,7 +185,7 @@ def test_systemd_is_notified_of_readiness_and_of_stopping(tmp_path, monkeypatch,
 
 
 def test_notify_socket_without_a_listener_is_ignored(tmp_path, monkeypatch):
-    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "unreachable_url"))
     PlainAnnouncer(key_needed=False).ready("http://127.0.0.1:1", ["small"])
 
 
@@ -203,7 +203,7 @@ def test_systemd_analyze_accepts_every_line_of_the_unit(tmp_path):
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
 
 
-def test_compose_has_open_webui_forward_its_users_and_fairlead_trust_it(tmp_path, monkeypatch, capsys):
+def test_compose_forwards_the_users_of_open_webui_to_fairlead(tmp_path, monkeypatch, capsys):
     assert main(["deploy", "compose", "-o", str(tmp_path)]) == 0
     services = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]
     webui = services["open-webui"]["environment"]
@@ -221,7 +221,7 @@ def test_compose_has_open_webui_forward_its_users_and_fairlead_trust_it(tmp_path
     assert start[start.index("--config") + 1] in services["fairlead"]["volumes"][0]
 
 
-def test_the_dockerfiles_need_nothing_but_the_source_they_are_built_from():
+def test_dockerfiles_copy_only_the_source():
     for name in ("Dockerfile", "Dockerfile.cuda"):
         text = (Path(doctor.__file__).parents[1] / "deploy" / name).read_text()
         assert "COPY . /source" in text
@@ -231,8 +231,8 @@ def test_the_dockerfiles_need_nothing_but_the_source_they_are_built_from():
         assert [*start, arguments[0]] == ["fairlead", "serve"]
 
 
-def is_left_out(path: str) -> bool:
-    """Whether `.dockerignore` names a path or one of its folders; `**/` stands for any folder."""
+def is_ignored(path: str) -> bool:
+    """Return whether `.dockerignore` has a path or one of its folders; `**/` stands for any folder."""
     at = PurePosixPath(path)
     patterns = [line for line in (ROOT / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
     return any(
@@ -242,22 +242,22 @@ def is_left_out(path: str) -> bool:
     )
 
 
-def test_an_image_is_built_from_the_source_alone():
+def test_docker_context_has_only_the_source():
     needed = ["pyproject.toml", "setup.py", "README.md", "LICENSE"]
     assert all((ROOT / name).exists() for name in needed)
     for folder in ("src", "cext"):
         files = (file.relative_to(ROOT) for file in (ROOT / folder).rglob("*") if file.is_file())
         needed += [str(file) for file in files if file.suffix != ".so" and "__pycache__" not in file.parts]
-    assert [path for path in needed if is_left_out(path)] == []
+    assert [path for path in needed if is_ignored(path)] == []
     for path in (
         *(".git/config", ".venv/bin/python", "tests/check.py", "bench/results/a.json", "build/a.o"),
         *("src/fairlead/_cext/fairqueue.so", "src/fairlead/__pycache__/a.pyc", ".pytest_cache/a"),
     ):
-        assert is_left_out(path), path
+        assert is_ignored(path), path
 
 
-@pytest.mark.usefixtures("quick")
-def test_doctor_looks_at_the_configured_port(capsys, tmp_path):
+@pytest.mark.usefixtures("no_torch_inspection")
+def test_doctor_checks_the_configured_port(capsys, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

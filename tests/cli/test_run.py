@@ -1,4 +1,4 @@
-"""`fairlead run` with one question: the answer, the errors, and a server of its own."""
+"""`fairlead run` with one question: the answer, the errors, and a server that it starts itself."""
 
 import io
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from fairlead.cli import main
 
-# Replaces `fairlead.app` in a child process with one that needs no model; it is imported first.
+# Replaces `fairlead.app` in a child process; needs no model.
 FAKE_APP = """
 import sys, types
 app = types.ModuleType("fairlead.app")
@@ -29,12 +29,12 @@ sys.modules["fairlead.app"] = app
 
 
 @pytest.fixture
-def own_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server, nobody) -> None:
-    """Make the default address unreachable, and make `fairlead run` use the fake server as its own."""
+def own_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server, unreachable_url) -> None:
+    """Make the default address unreachable; `fairlead run` then starts the fake server."""
     (tmp_path / "sitecustomize.py").write_text(FAKE_APP)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2] / 'src'}")
     monkeypatch.setenv("FAKE_URL", server.url)
-    monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", nobody)
+    monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", unreachable_url)
 
 
 def test_the_answer_is_printed(server, capsys):
@@ -57,7 +57,7 @@ def test_a_directory_names_the_model_that_is_served_from_it(server, tmp_path, ca
     assert server.bodies[0]["model"] == "second"
 
 
-def test_the_prompt_may_come_from_standard_input(server, capsys, monkeypatch):
+def test_prompt_may_come_from_standard_input(server, capsys, monkeypatch):
     monkeypatch.setenv("FAIRLEAD_URL", server.url)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"two\nlines \xff")))
     assert main(["run"]) == 0
@@ -93,17 +93,20 @@ def test_unknown_model_is_refused_with_the_servers_message(server, capsys):
     assert capsys.readouterr().err == "fairlead: there is no model third here\n"
 
 
-def test_unreachable_address_is_an_error(nobody, capsys):
-    assert main(["run", "first", "Hi", "--url", nobody]) == 1
-    assert capsys.readouterr().err == f"fairlead: no server answers at {nobody}\n"
+def test_unreachable_address_is_an_error(unreachable_url, capsys):
+    assert main(["run", "first", "Hi", "--url", unreachable_url]) == 1
+    assert capsys.readouterr().err == f"fairlead: no server answers at {unreachable_url}\n"
 
 
-def test_without_a_server_a_name_cannot_be_served(own_app, nobody, capsys):
+def test_name_that_is_no_directory_needs_a_server(own_app, unreachable_url, capsys):
     assert main(["run", "no-such-directory", "Hi"]) == 1
-    assert f"no server answers at {nobody}, and no-such-directory is no directory" in capsys.readouterr().err
+    assert (
+        f"no server answers at {unreachable_url}, and no-such-directory is no directory"
+        in capsys.readouterr().err
+    )
 
 
-def test_without_a_server_it_starts_its_own_and_shows_the_progress(own_app, server, tmp_path, capsys):
+def test_run_without_a_server_starts_one_and_shows_the_progress(own_app, server, tmp_path, capsys):
     (tmp_path / "small").mkdir()
     server.models = ["small"]
     assert main(["run", str(tmp_path / "small"), "Hi"]) == 0
@@ -114,7 +117,7 @@ def test_without_a_server_it_starts_its_own_and_shows_the_progress(own_app, serv
     assert key.startswith("Bearer ")
 
 
-def test_failed_start_of_its_own_server_is_reported_with_the_reason(own_app, tmp_path, capsys):
+def test_failed_start_of_a_server_is_reported_with_the_reason(own_app, tmp_path, capsys):
     (tmp_path / "broken").mkdir()
     assert main(["run", str(tmp_path / "broken"), "Hi"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "fairlead: cannot serve broken: no config.json"

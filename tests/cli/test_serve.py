@@ -112,7 +112,7 @@ def test_a_relative_directory_is_named_after_itself(app, model, monkeypatch):
     assert config_of(app, ".").models == (ModelConfig(path=model, name="small-model", preload=True),)
 
 
-def test_the_environment_gives_defaults_and_the_command_line_wins(app, model, monkeypatch):
+def test_command_line_overrides_the_defaults_of_the_environment(app, model, monkeypatch):
     monkeypatch.setenv("FAIRLEAD_HOST", "::1")
     monkeypatch.setenv("FAIRLEAD_PORT", "1234")
     monkeypatch.setenv("FAIRLEAD_API_KEY", "sk-1 ana=sk-2")
@@ -121,13 +121,13 @@ def test_the_environment_gives_defaults_and_the_command_line_wins(app, model, mo
     assert (ApiKey(key="sk-1"), ApiKey(key="sk-2", user="ana")) == config.api_keys
 
 
-def test_the_padding_of_a_base64_key_is_not_taken_for_a_user(app, model):
+def test_padding_of_a_base64_key_is_not_parsed_as_a_user(app, model):
     config = config_of(app, str(model), "--api-key", "b25l==", "--api-key", "ana=dHdv==")
     assert (ApiKey(key="b25l=="), ApiKey(key="dHdv==", user="ana")) == config.api_keys
 
 
 @pytest.mark.parametrize(
-    ("arguments", "culprit"),
+    ("arguments", "named"),
     [
         ("/no/such/directory", "MODEL"),
         ("--port http", "--port"),
@@ -157,13 +157,13 @@ def test_the_padding_of_a_base64_key_is_not_taken_for_a_user(app, model):
         ("--port", "--port"),
     ],
 )
-def test_bad_usage_exits_with_2_and_names_the_option(app, capsys, arguments, culprit):
+def test_bad_usage_exits_with_2_and_names_the_option(app, capsys, arguments, named):
     assert main(["serve", *arguments.split()]) == 2
-    assert culprit in capsys.readouterr().err.partition("\n")[0]
+    assert named in capsys.readouterr().err.partition("\n")[0]
     assert app.configs == []
 
 
-def test_a_wrong_setting_in_the_environment_is_named_too(app, capsys, monkeypatch):
+def test_invalid_setting_in_the_environment_is_named(app, capsys, monkeypatch):
     monkeypatch.setenv("FAIRLEAD_PORT", "http")
     assert main(["serve"]) == 2
     assert "FAIRLEAD_PORT" in capsys.readouterr().err
@@ -179,14 +179,14 @@ def test_a_wrong_setting_in_the_environment_is_named_too(app, capsys, monkeypatc
         (ConfigError("models.small: is not there"), 2),
     ],
 )
-def test_exit_code_tells_how_serving_ended(app, capsys, model, outcome, code):
+def test_exit_code_depends_on_how_the_server_ended(app, capsys, model, outcome, code):
     app.outcome = outcome
     assert main(["serve", str(model)]) == code
     stderr = capsys.readouterr().err
     assert stderr.startswith(f"fairlead: {outcome}") if isinstance(outcome, Exception) else stderr == ""
 
 
-def test_an_open_server_without_keys_is_warned_about(app, capsys, model):
+def test_warning_for_a_server_without_keys_on_all_addresses(app, capsys, model):
     config_of(app, str(model), "--host", "0.0.0.0")
     assert "--api-key" in capsys.readouterr().err
     config_of(app, str(model), "--host", "0.0.0.0", "--api-key", "sk-1")
@@ -218,7 +218,7 @@ def test_a_completion_script_can_be_written(tmp_path, capsys):
     assert "serve" in script.read_text()
 
 
-def test_a_server_on_a_lifeline_ends_with_its_standard_input(model):
+def test_server_with_the_lifeline_option_ends_when_its_standard_input_is_closed(model):
     code = FAKE_APP + "from fairlead.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code, "serve", str(model), "--lifeline"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -16,7 +16,7 @@ def faults(text: str, **environment: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("text", "expected"),
     [
         ("1", 1),
         ("-1", -1),
@@ -41,8 +41,8 @@ def faults(text: str, **environment: str) -> list[str]:
         ("|\n  a\n  b\n", "a\nb\n"),
     ],
 )
-def test_values_are_those_of_yaml_1_2(said, expected):
-    value = tree(f"x: {said}")["x"]
+def test_values_are_those_of_yaml_1_2(text, expected):
+    value = tree(f"x: {text}")["x"]
     assert (type(expected), expected) == (type(value), value)
 
 
@@ -81,7 +81,7 @@ def test_expansion_of_aliases_is_bounded():
         Document(bomb.encode(), {})
 
 
-def test_merged_mappings_give_the_missing_keys():
+def test_missing_keys_come_from_merged_mappings():
     text = "base: &b {x: 1, y: 2}\nother: &o {y: 3, z: 4}\nm: {<<: [*b, *o], x: 5}\nn: {<<: *b}\n"
     assert tree(text)["m"] == {"x": 5, "y": 2, "z": 4}
     assert tree(text)["n"] == {"x": 1, "y": 2}
@@ -103,20 +103,20 @@ def test_merged_mappings_give_the_missing_keys():
         ("a: !mine 1", "a: the tag !mine is not known here"),
         ("{[1]: 2}", "line 1: a key must be text"),
         ("a: {<<: 5}", "a: <<: must be a mapping or a list of them"),
-        ("a: ${env.NOBODY}", "a: the environment variable NOBODY is not set"),
+        ("a: ${env.UNSET}", "a: the environment variable UNSET is not set"),
     ],
 )
-def test_faults_of_single_values_are_named(text, expected):
+def test_invalid_value_is_reported_by_path(text, expected):
     assert expected in faults(text)
 
 
-def test_environment_variables_fill_in_values_and_nothing_else():
-    text = "a: ${env.A}\nb: [${env.A}, 'x${env.B}y']\nc: '${env.A}'  # ${env.NOBODY}\nd: ${env.EVIL}\n"
+def test_environment_variables_replace_only_values():
+    text = "a: ${env.A}\nb: [${env.A}, 'x${env.B}y']\nc: '${env.A}'  # ${env.UNSET}\nd: ${env.EVIL}\n"
     values = tree(text, A="12", B="${env.A}", EVIL="x\nport: 1")
     assert values == {"a": 12, "b": [12, "x${env.A}y"], "c": "12", "d": "x\nport: 1"}
 
 
-def test_lines_are_those_of_keys_and_items():
+def test_line_of_each_key_and_item_is_known():
     document = Document(b"a:\n  b:\n    - 1\n    - c: 2\n", {})
     assert document.line(("a", "b")) == 2
     assert document.line(("a", "b", 1, "c")) == 4
@@ -124,6 +124,6 @@ def test_lines_are_those_of_keys_and_items():
     assert document.line(("nothing",)) == 1
 
 
-def test_text_of_a_number_is_as_it_was_written():
+def test_text_of_a_number_is_that_of_the_file():
     assert Document(b"a: [0123]", {}).text(("a", 0)) == "0123"
     assert Document(b"a: ${env.KEY}", {"KEY": "0123"}).text(("a",)) == "0123"

@@ -179,11 +179,11 @@ def test_filters_never_change_the_model_of_a_request(config):
     )
 
 
-def test_names_with_parameters_of_their_own_are_aliases(config):
+def test_names_with_parameters_are_aliases(config):
     assert config.models[0].aliases == ("z-4", "zeta:high")
 
 
-def test_global_settings_apply_to_models_without_their_own(config):
+def test_global_settings_apply_to_models_that_do_not_set_them(config):
     assert [model.ttl_s for model in config.models] == [60.0, 0.0, 30.0]
     assert [model.unload_timeout_s for model in config.models] == [5.0, 20.0, 20.0]
     assert [model.health_check_timeout_s for model in config.models] == [300.0] * 3
@@ -203,7 +203,7 @@ def test_keys_may_come_from_the_environment(config):
     assert [key.key for key in config.api_keys] == ["key-1", "s3cr:t_#1"]
 
 
-def test_peer_models_have_full_names_and_their_own_names_if_unique(config):
+def test_peer_models_have_full_names_and_also_short_names_if_unique(config):
     near, far = config.nodes
     assert near.models == ("near/m", "near/shared", "near/zeta", "m")
     assert near.model_names == {"near/m": "m", "near/shared": "shared", "near/zeta": "zeta"}
@@ -407,13 +407,13 @@ def test_anchors_may_be_defined_in_extra_sections(tmp_path):
         (LruSwap(memory_mb=10), LruPolicy, ["b"], {"b"}),
     ],
 )
-def test_each_way_to_make_room_has_its_policy(swap, kind, running, evicted):
+def test_each_swap_setting_has_its_policy(swap, kind, running, evicted):
     policy = policy_for(swap, {"a": 6.0, "b": 6.0})
     assert isinstance(policy, kind)
     assert frozenset(evicted) == policy.eviction_for("a", running)
 
 
-def test_the_groups_of_a_file_evict_as_documented(config):
+def test_groups_of_a_file_evict_as_documented(config):
     policy = policy_for(config.swap, {})
     assert policy.eviction_for("zeta", ["alpha", "fixed"]) == frozenset()
     assert frozenset({"alpha"}) == policy.eviction_for("fixed", ["alpha"])

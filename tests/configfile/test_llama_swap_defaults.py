@@ -94,7 +94,7 @@ WITHOUT_DEFAULT = {
     "peers.*.proxy",
     "peers.*.models",
 }
-NAMED = {("models",), ("selectors",), ("groups",), ("peers",)}  # sections whose keys are names
+NAMED = {("models",), ("selectors",), ("groups",), ("peers",)}  # sections with names as keys
 
 
 def config_of(folder: Path, text: str) -> Config:
@@ -146,9 +146,9 @@ def test_models_without_a_group_run_one_at_a_time_and_exclusively(tmp_path):
     assert policy.eviction_for("a", ["b"]) == {"b"}
 
 
-@pytest.mark.parametrize("said", ["", "concurrencyLimit: 0", "concurrencyLimit: null"])
-def test_concurrency_limit_that_is_not_set_is_ten(tmp_path, said):
-    text = f"models:\n  a:\n    cmd: serve ${{PORT}}\n    {said}\n"
+@pytest.mark.parametrize("setting", ["", "concurrencyLimit: 0", "concurrencyLimit: null"])
+def test_concurrency_limit_that_is_not_set_is_ten(tmp_path, setting):
+    text = f"models:\n  a:\n    cmd: serve ${{PORT}}\n    {setting}\n"
     assert config_of(tmp_path, text).models[0].concurrency_limit == 10
 
 

@@ -10,7 +10,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "llama-swap.md").read_text(encoding
 
 
 @pytest.mark.parametrize("pattern", WITHOUT_EFFECT, ids=".".join)
-def test_setting_without_effect_is_on_the_page(pattern):
+def test_page_names_each_setting_without_effect(pattern):
     # For settings of a model or a peer, the page has only the last parts of the name.
     name = ".".join(pattern[pattern.index("*") + 1 :] if "*" in pattern else pattern)
     *_, last = pattern
@@ -18,5 +18,5 @@ def test_setting_without_effect_is_on_the_page(pattern):
 
 
 @pytest.mark.parametrize("name", ["sendLoadingState", "includeAliasesInList", "/upstream/MODEL/…"])
-def test_setting_that_differs_has_its_section(name):
+def test_page_has_a_section_for_each_setting_that_differs(name):
     assert f"\n## `{name}`\n" in PAGE

@@ -114,7 +114,7 @@ def test_settings_that_are_left_out_have_their_defaults(config):
 
 
 @pytest.mark.parametrize(
-    ("said", "expected_s"),
+    ("text", "expected_s"),
     [
         ("60", 60),
         ("1.5", 1.5),
@@ -126,13 +126,13 @@ def test_settings_that_are_left_out_have_their_defaults(config):
         ("1d", 86400),
     ],
 )
-def test_times_are_read_with_and_without_units(config, said, expected_s):
-    assert expected_s == config(f"requestTimeout: {said}").request_timeout_s
+def test_times_are_read_with_and_without_units(config, text, expected_s):
+    assert expected_s == config(f"requestTimeout: {text}").request_timeout_s
 
 
-@pytest.mark.parametrize("said", ["5 m", "m5", "-1s", "5x", "1.5.2s", "5m3", "[5]", "0", "-3", "true"])
-def test_invalid_time_is_refused(file, said):
-    (fault,) = file.faults(f"requestTimeout: {said}")
+@pytest.mark.parametrize("text", ["5 m", "m5", "-1s", "5x", "1.5.2s", "5m3", "[5]", "0", "-3", "true"])
+def test_invalid_time_is_refused(file, text):
+    (fault,) = file.faults(f"requestTimeout: {text}")
     assert fault.startswith("fairlead.yaml:1: requestTimeout: must be a ")
 
 

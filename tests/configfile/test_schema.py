@@ -24,7 +24,7 @@ EXAMPLES = sorted((Path(str(files("fairlead"))) / "examples").glob("*.yaml"))
 VALIDATOR = Draft202012Validator(schema())
 
 
-def complaints(text: str) -> list[str]:
+def schema_errors(text: str) -> list[str]:
     return [error.json_path for error in VALIDATOR.iter_errors(yaml.safe_load(text))]
 
 
@@ -46,13 +46,13 @@ def test_command_line_prints_the_schema(capsys):
 
 @pytest.mark.parametrize("text", [EXAMPLE, FILE.read_text()], ids=["reduced", "its own"])
 def test_llama_swap_file_fits_the_schema(text):
-    assert complaints(text) == []
+    assert schema_errors(text) == []
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_each_example_fits_the_schema_and_is_read(path, tmp_path):
     text = path.read_text()
-    assert complaints(text) == []
+    assert schema_errors(text) == []
     for folder in ("qwen", "gemma", "demo"):
         (tmp_path / folder).mkdir()
     environment = {"MODELS": str(tmp_path), "ANA_KEY": "sk-a", "PORTAL_KEY": "sk-p", "BATCH_KEY": "sk-b"}
@@ -93,7 +93,7 @@ def test_examples_ship_with_the_package():
     ],
 )
 def test_invalid_value_is_refused_by_path_and_by_the_reader(tmp_path, text, path):
-    assert [path] == complaints(text)
+    assert [path] == schema_errors(text)
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(ConfigFileError):
@@ -130,18 +130,18 @@ _FILES = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(_FILES)
-def test_schema_accepts_every_file_that_the_reader_accepts(tmp_path_factory, said):
+def test_schema_accepts_every_file_that_the_reader_accepts(tmp_path_factory, values):
     file = tmp_path_factory.mktemp("config") / "config.yaml"
-    file.write_text(yaml.safe_dump(said) if said else "port: 1\n")
+    file.write_text(yaml.safe_dump(values) if values else "port: 1\n")
     try:
         read_config(file, {})
     except ConfigFileError as error:
         pytest.fail(str(error))
-    assert complaints(file.read_text()) == []
+    assert schema_errors(file.read_text()) == []
 
 
 def _structs() -> list[type[msgspec.Struct]]:
-    """Return every struct whose fields a file can set."""
+    """Return every struct with fields that a file can set."""
     from fairlead.config import CommandConfig, ModelConfig
     from fairlead.configfile.sections import FileSettings
 

@@ -97,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.finished: set[Ticket] = set()
         self.loads: list[LoadRequest] = []  # load requests that have not ended
         self.leaving: set[str] = set()  # models that are to be unloaded
-        self.dying: set[str] = set()  # models whose processes have not ended yet
+        self.dying: set[str] = set()  # models with processes that have not ended yet
         self.newcomer: Ticket | None = None
 
     def tickets(self, *states: TicketState) -> list[Ticket]:

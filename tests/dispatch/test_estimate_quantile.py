@@ -101,7 +101,7 @@ def test_a_job_that_did_not_wait_does_not_change_the_estimate():
     assert pytest.approx(made.predict(ahead=[], running=[job], seats=1).wait_s) == 10.0
 
 
-def test_when_a_node_is_gone_the_first_jobs_to_end_free_no_seat():
+def test_first_jobs_to_end_after_a_node_is_removed_free_no_seat():
     running = [
         RunningJob(JobSize(0, tokens), running_s=1.0, tokens_so_far=1) for tokens in (11.0, 31.0, 51.0)
     ]
@@ -133,7 +133,7 @@ def test_the_wait_is_never_negative_and_never_shorter_further_back(finished, fac
     assert all(each.wait_s <= each.p90_s for each in predicted)
 
 
-def test_corrections_never_promise_a_seat_before_a_running_job_frees_it():
+def test_corrected_estimate_is_never_before_a_running_job_ends():
     estimate = QuantileEstimate()
     estimate.finished(JobSize(0, 100), 10.0)
     for _ in range(100):  # past waits were far shorter than predicted

@@ -87,7 +87,7 @@ def test_with_more_seats_per_node_the_idle_node_still_comes_first():
     assert by_own_counts(load=0.4, seats=2, length_s=300.0).idle_hit == 1.0
 
 
-def test_under_overload_clients_that_give_up_waste_no_seat():
+def test_clients_that_disconnect_under_overload_waste_no_seat():
     assert overload(retrying_timeouts=False, length_s=300.0).answers >= 1 / 2.25
 
 
@@ -99,7 +99,7 @@ def test_under_overload_refusing_long_waits_leaves_few_timeouts_and_answers_abou
     assert refusing.answers >= 0.9 * admitting.answers
 
 
-def test_the_same_seed_gives_the_same_run():
+def test_same_seed_has_the_same_result():
     assert backlog("tokens", length_s=50.0) == backlog("tokens", length_s=50.0)
     assert backlog("tokens", length_s=50.0) != backlog("tokens", length_s=50.0, seed=2)
 

@@ -90,7 +90,7 @@ def nodes_with(
         (((0, False), (0, True)), 1),  # of two idle nodes, the one that has had the prompt
     ],
 )
-def test_a_prompt_goes_back_to_its_node_as_long_as_that_costs_little(nodes, chosen):
+def test_prompt_returns_to_its_node_while_that_costs_little(nodes, chosen):
     new = job_with(range(100))
     states = nodes_with(*nodes)
     assert {states[chosen]} == {choose(states, Random(seed), new) for seed in range(20)}
@@ -103,7 +103,7 @@ def test_where_tenants_are_isolated_the_prompt_of_another_tenant_does_not_count(
         assert states[not isolates] is choose(states, Random(0), new)
 
 
-def test_the_scheduler_remembers_which_node_had_which_prompt():
+def test_scheduler_stores_which_node_had_which_prompt():
     subject, effects = scheduler()
     for name in "abc":
         subject.node_up(*FakeNode(name), limits(4))

@@ -290,16 +290,16 @@ def test_a_job_may_run_on_a_node_that_failed_it_and_restarted():
 def test_a_node_that_rejected_a_job_is_full_until_one_of_its_jobs_ends_or_time_has_passed():
     subject, _ = scheduler()
     subject.node_up(*FakeNode(), limits(3))
-    running, away = submit(subject, job("A"), job("B"))
-    node = away.node
-    subject.rejected_by_node(away)
-    assert TicketState.QUEUED is away.state
+    running, rejected = submit(subject, job("A"), job("B"))
+    node = rejected.node
+    subject.rejected_by_node(rejected)
+    assert TicketState.QUEUED is rejected.state
     subject.finished(running, cost=1.0)
-    assert TicketState.GRANTED is away.state
-    subject.rejected_by_node(away)
-    assert TicketState.QUEUED is away.state
+    assert TicketState.GRANTED is rejected.state
+    subject.rejected_by_node(rejected)
+    assert TicketState.QUEUED is rejected.state
     subject.has_room(node.id)
-    assert TicketState.GRANTED is away.state
+    assert TicketState.GRANTED is rejected.state
 
 
 def test_a_job_that_leaves_after_its_node_failed_costs_only_what_it_has_used():

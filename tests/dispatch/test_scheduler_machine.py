@@ -112,11 +112,11 @@ def removes_busy_nodes(self: Scheduler) -> None:
         node.busy = kept
 
 
-def gives_jobs_to_a_leaving_node(self: NodeState) -> int:
+def grants_seats_of_a_removed_node(self: NodeState) -> int:
     return 0 if self.draining or self.is_full else self.limits.seats - self.busy
 
 
-def forgets_stopping_models(self: Swaps, models: Iterable[str]) -> None:
+def omits_stopping_models(self: Swaps, models: Iterable[str]) -> None:
     return None
 
 
@@ -170,8 +170,8 @@ _add = Queue._add
         (Scheduler, "has_room", never_uses_a_full_node_again),
         (Queue, "refund", refunds_nothing),
         (Scheduler, "_remove_leaving_nodes", removes_busy_nodes),
-        (NodeState, "free", property(gives_jobs_to_a_leaving_node)),
-        (Swaps, "stopping", forgets_stopping_models),
+        (NodeState, "free", property(grants_seats_of_a_removed_node)),
+        (Swaps, "stopping", omits_stopping_models),
         (Swaps, "_only_if_free", evicts_for_a_request_that_must_not_evict),
         (Swaps, "end_load_request", never_ends_a_load_request),
         # Rarely found: the machine needs more than a thousand examples.
@@ -179,7 +179,7 @@ _add = Queue._add
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutant):
+def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)
     with pytest.raises((AssertionError, KeyError, ExceptionGroup)):
         run_state_machine_as_test(SchedulerMachine, settings=HUNT)

@@ -32,7 +32,7 @@ def up(subject: Scheduler, model: str, *, seats: int = 1) -> FakeNode:
     return node
 
 
-def test_a_model_is_loaded_when_a_job_wants_it_and_others_join_that_swap():
+def test_first_job_for_a_model_loads_it_and_others_join_that_swap():
     subject, effects = swapping()
     first, second = submit(subject, job(model="x"), job(model="x"))
     assert effects.swaps == [("x", frozenset())]
@@ -159,7 +159,7 @@ def test_models_are_loaded_in_the_order_of_a_plain_account(arrivals, starving, p
     assert [*starving, *others] == loaded
 
 
-def forgets_priorities(self: Swaps, priorities: Mapping[str, int]) -> None:
+def ignores_priorities(self: Swaps, priorities: Mapping[str, int]) -> None:
     return None
 
 
@@ -167,11 +167,11 @@ def loads_the_lowest_first(self: Swaps, priorities: Mapping[str, int]) -> None:
     self._priorities = {model: -priority for model, priority in priorities.items()}
 
 
-def knows_no_zero(self: Swaps, priorities: Mapping[str, int]) -> None:
+def treats_zero_as_unset(self: Swaps, priorities: Mapping[str, int]) -> None:
     self._priorities = {model: abs(priority) for model, priority in priorities.items()}
 
 
-@pytest.mark.parametrize("mutant", [forgets_priorities, loads_the_lowest_first, knows_no_zero])
+@pytest.mark.parametrize("mutant", [ignores_priorities, loads_the_lowest_first, treats_zero_as_unset])
 def test_the_comparison_of_load_orders_catches(monkeypatch: pytest.MonkeyPatch, mutant):
     monkeypatch.setattr(Swaps, "prioritize", mutant)
     with pytest.raises((AssertionError, ExceptionGroup)):

@@ -63,11 +63,11 @@ async def test_a_dropped_alarm_releases_its_callback_at_once(autojump_clock, nur
             raise AssertionError("dropped")
 
     waiter = Waiter()
-    alarm, gone = timer.at(trio.current_time() + 1, waiter.wake), weakref.ref(waiter)
+    alarm, waiter_reference = timer.at(trio.current_time() + 1, waiter.wake), weakref.ref(waiter)
     alarm.drop()
     del waiter
     gc.collect()
-    assert gone() is None
+    assert waiter_reference() is None
     assert alarm.dropped
     await trio.sleep(2)
 

@@ -1,4 +1,4 @@
-"""A copy of the demonstration model, which a test can change or whose load it can block."""
+"""A copy of the demonstration model, which a test can change and prevent from loading."""
 
 import json
 import os

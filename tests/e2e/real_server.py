@@ -18,11 +18,11 @@ import httpx
 from fairlead.config import demonstration_model
 
 START_S = 90.0  # includes torch's first import from a cold disk on a loaded machine
-PATIENCE_S = 60.0  # for anything else on such a machine
+TIMEOUT_S = 60.0  # for anything else on such a machine
 READY = re.compile(r"(http://[\w.\[\]:]+)")
 
 
-def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+def until(holds: Callable[[], object], within_s: float = TIMEOUT_S) -> None:
     """Wait until the condition holds; fail after `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not holds():
@@ -71,7 +71,7 @@ class RealServer:
             "blocks_taken": engine["blocks_total"] - engine["blocks_free"],
         }
 
-    def wait_until_at_rest(self, within_s: float = PATIENCE_S) -> dict[str, float]:
+    def wait_until_at_rest(self, within_s: float = TIMEOUT_S) -> dict[str, float]:
         """Return the counts once they are all zero, or as they are after `within_s` seconds."""
         deadline = time.monotonic() + within_s
         while any((counts := self.counts()).values()) and time.monotonic() < deadline:
@@ -96,7 +96,7 @@ class RealServer:
         (pid,) = self.child_pids()
         return pid
 
-    def stop(self, within_s: float = PATIENCE_S) -> int:
+    def stop(self, within_s: float = TIMEOUT_S) -> int:
         """Send SIGTERM, as a service manager does; return the exit code. The log is complete afterwards."""
         self.http.close()
         self.process.send_signal(signal.SIGTERM)
@@ -105,7 +105,7 @@ class RealServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
-        self.reader.join(PATIENCE_S)
+        self.reader.join(TIMEOUT_S)
         return code
 
 
@@ -172,11 +172,11 @@ def real_server(
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(PATIENCE_S)
+                process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
         process.wait()
-        reader.join(PATIENCE_S)
+        reader.join(TIMEOUT_S)
         process.stdout.close()
         if server is not None:
             server.http.close()

@@ -1,4 +1,4 @@
-"""A server in a thread, whose only model answers with a script."""
+"""A server in a thread, with one model that answers with a script."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from e2e.real_server import PATIENCE_S, START_S, RealServer
+from e2e.real_server import START_S, TIMEOUT_S, RealServer
 
 RUNNING = re.compile(r"Running on (http://\S+)")
 ENGINE = b"fairlead.worker.main"
@@ -91,14 +91,14 @@ def stock_hypercorn(
             left = descendants(process.pid)
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(PATIENCE_S)
+                process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 for pid in left:
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
         process.wait()
-        reader.join(PATIENCE_S)
+        reader.join(TIMEOUT_S)
         process.stdout.close()
         if server is not None:
             server.http.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.real_server import PATIENCE_S, configured, until
+from e2e.real_server import TIMEOUT_S, configured, until
 from e2e.stock_server import StockServer, stock_hypercorn
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and an empty SETTINGS frame
@@ -25,7 +25,7 @@ def server(tmp_path_factory) -> Iterator[StockServer]:
 
 
 def connect(server: StockServer) -> socket.socket:
-    return socket.create_connection(server.address, timeout=PATIENCE_S)
+    return socket.create_connection(server.address, timeout=TIMEOUT_S)
 
 
 def answer(server: StockServer, data: bytes) -> bytes:

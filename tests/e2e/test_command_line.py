@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.real_server import PATIENCE_S, RealServer, configured, real_server
+from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server
 
 ECHO_SCRIPT = "import time; print('hello \\x1b[31mred'); [(print(n), time.sleep(0.5)) for n in range(100000)]"
 
@@ -35,7 +35,7 @@ def fairlead(server: RealServer, *arguments: str) -> subprocess.CompletedProcess
         command,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
         stdin=subprocess.DEVNULL,
     )
@@ -72,7 +72,7 @@ def test_following_logs_shows_new_lines_until_it_is_interrupted(server):
         numbers = [int(process.stdout.readline()) for _ in range(20)]
         process.send_signal(signal.SIGINT)
         process.stdout.read()
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
     assert numbers == list(range(20))
 
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from e2e.own_copy import own_copy
-from e2e.real_server import PATIENCE_S, RealServer, configured, real_server, until
+from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server, until
 
 LONG = {"model": "fairlead-demo", "prompt": "Count", "max_tokens": 450, "ignore_eos": True}
 GREEDY = LONG | {"temperature": 0}
@@ -33,7 +33,7 @@ class Stream:
         self.is_whole = False
 
     def read(self, server: RealServer, body: dict[str, Any], on_text=lambda: None) -> "Stream":
-        options = {"json": body | {"stream": True}, "timeout": PATIENCE_S}
+        options = {"json": body | {"stream": True}, "timeout": TIMEOUT_S}
         with httpx.stream("POST", f"{server.url}/v1/completions", **options) as response:
             assert response.status_code == 200, response.read()
             try:
@@ -88,7 +88,7 @@ def wait_until_ready(server: RealServer) -> None:
 
 
 def post_chat(server: RealServer, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=2 * PATIENCE_S)
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=2 * TIMEOUT_S)
 
 
 def retries(server: RealServer) -> float:

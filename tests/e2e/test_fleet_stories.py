@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.real_server import PATIENCE_S, RealServer, real_server, until
+from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
 from fleet.running_fleet import STUB
 from nodes.stub_server import text
 
@@ -31,18 +31,18 @@ class NodesAndRouter:
     def __init__(self, server: RealServer, servers: dict[str, subprocess.Popen[bytes]], folder: Path) -> None:
         self.server = server
         self.servers = servers
-        self._hold = folder / "hold"
+        self._blocked = folder / "hold"
         self._pool = ThreadPoolExecutor(16)
-        self._client = httpx.Client(timeout=2 * PATIENCE_S)
+        self._client = httpx.Client(timeout=2 * TIMEOUT_S)
 
     @contextmanager
-    def held(self) -> Iterator[dict[str, Any]]:
+    def blocked_answers(self) -> Iterator[dict[str, Any]]:
         """Yield stub options that hold a plain answer, or the rest of a stream, until the block ends."""
-        self._hold.touch()
+        self._blocked.touch()
         try:
-            yield {"held": str(self._hold), "after": 3}
+            yield {"held": str(self._blocked), "after": 3}
         finally:
-            self._hold.unlink()
+            self._blocked.unlink()
 
     def submit_chat(self, *, stream: bool = False, **stub: Any) -> "Future[httpx.Response]":
         """Request a greedy answer in a thread."""
@@ -142,9 +142,9 @@ def content(response: httpx.Response) -> str:
 
 
 def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: NodesAndRouter):
-    with opened.held() as held:
+    with opened.blocked_answers() as stub_options:
         # Story 5: each request goes to an idle node.
-        opened.collect_answers(**held)
+        opened.collect_answers(**stub_options)
         assert opened.busy() == "abc"
         # Story 4: no node has two jobs, and the other jobs are shown as waiting.
         waiting = [opened.submit_chat(delay_s=0) for _ in range(CAPACITY)]
@@ -164,8 +164,8 @@ def test_stories_4_and_5_idle_nodes_first_then_the_queue_then_429(opened: NodesA
 
 
 def test_edge_jobs_of_a_node_that_hangs_are_answered_by_the_others(opened: NodesAndRouter):
-    with opened.held() as held:
-        answers = [opened.submit_chat(stream=stream, **held) for stream in (True, False, True)]
+    with opened.blocked_answers() as stub_options:
+        answers = [opened.submit_chat(stream=stream, **stub_options) for stream in (True, False, True)]
         opened.until(lambda: opened.busy() == "abc")
         opened.servers["b"].send_signal(signal.SIGSTOP)
     assert [text(WORDS)] * 3 == [content(future.result()) for future in answers]
@@ -191,8 +191,8 @@ def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: NodesA
 def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_path: Path):
     timeout_s = 5  # a node is free long before that
     with running_world(tmp_path, timeout=f"{timeout_s}s") as opened:
-        with opened.held() as held:
-            opened.collect_answers(**held)
+        with opened.blocked_answers() as stub_options:
+            opened.collect_answers(**stub_options)
             in_time = opened.submit_chat(delay_s=timeout_s + 1)
             opened.until(lambda: opened.queue() == (len(NODES), 1))
         assert text(WORDS) == content(in_time.result())
@@ -210,8 +210,8 @@ def test_edge_queue_timeout_of_a_stream_covers_the_time_to_its_first_chunk(tmp_p
 
 
 def test_edge_running_and_waiting_jobs_of_a_crashed_node_move_to_the_others(opened: NodesAndRouter):
-    with opened.held() as held:
-        streams = [opened.submit_chat(stream=True, **held) for _ in NODES]
+    with opened.blocked_answers() as stub_options:
+        streams = [opened.submit_chat(stream=True, **stub_options) for _ in NODES]
         opened.until(lambda: opened.busy() == "abc")
         waiting = [opened.submit_chat(stream=stream, delay_s=0.02) for stream in (True, False)]
         opened.until(lambda: opened.queue()[1] == CAPACITY)

@@ -68,7 +68,7 @@ async def run_storm(server: RealServer, clients: int, *, seed: int) -> None:
             )
 
 
-async def test_two_hundred_clients_that_disconnect_at_random_moments_hold_nothing(server: RealServer):
+async def test_two_hundred_clients_that_disconnect_at_random_times_free_everything(server: RealServer):
     await run_storm(server, 200, seed=1)
     assert await trio.to_thread.run_sync(server.wait_until_at_rest) == {
         "waiting": 0,
@@ -80,7 +80,7 @@ async def test_two_hundred_clients_that_disconnect_at_random_moments_hold_nothin
 
 
 @pytest.mark.slow
-async def test_two_thousand_clients_that_disconnect_at_random_moments_hold_nothing(server: RealServer):
+async def test_two_thousand_clients_that_disconnect_at_random_times_free_everything(server: RealServer):
     await run_storm(server, 2000, seed=2)
     assert not any((await trio.to_thread.run_sync(server.wait_until_at_rest)).values())
     assert server.http.get("/health").status_code == 200

@@ -140,7 +140,7 @@ def test_broken_answer_has_no_regular_end(server: RealServer):
 
 def test_client_that_disconnects_frees_its_seat(server: RealServer):
     with server.http.stream("GET", "/upstream/mirror/hang") as reply:
-        pieces = reply.iter_raw()  # whose deletion closes the connection
+        pieces = reply.iter_raw()  # its deletion closes the connection
         assert next(pieces) == b"begun"
         assert server.queue()["running"] == 1
     until(lambda: server.queue()["running"] == 0)

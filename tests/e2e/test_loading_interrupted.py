@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.real_server import PATIENCE_S, configured, until
+from e2e.real_server import TIMEOUT_S, configured, until
 from fleet.running_fleet import free_port
 
 MODEL = {"model": "fairlead-demo"}
@@ -20,7 +20,7 @@ ASK = MODEL | {"prompt": "Count", "max_tokens": 2}
 
 
 class Loading:
-    """A running server whose model's process was stopped by SIGSTOP before it could load anything."""
+    """A running server with a model process that SIGSTOP stopped before it could load anything."""
 
     def __init__(self, process: subprocess.Popen[bytes], http: httpx.Client) -> None:
         self.process = process
@@ -50,7 +50,7 @@ def loading(tmp_path: Path) -> Iterator[Loading]:
     command = [sys.executable, "-m", "fairlead", "serve", "--port", str(port), *configuration]
     with (
         _ended(subprocess.Popen(command)) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S) as http,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as http,
     ):
         yield Loading(process, http)
 
@@ -73,7 +73,7 @@ def test_server_survives_the_unload_of_its_loading_model_and_loads_it_again(load
     loading.http.post("/v1/completions", json=ASK).raise_for_status()
     assert loading.is_ready()
     loading.process.send_signal(signal.SIGTERM)
-    assert loading.process.wait(PATIENCE_S) == 0
+    assert loading.process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -108,11 +108,11 @@ def test_server_that_receives_sigterm_does_not_wait_for_a_load(loading: Loading,
             os.kill(loading.child, signal.SIGTERM)
             os.kill(loading.child, signal.SIGCONT)
         assert waiting.result().status_code == 503
-    assert loading.process.wait(PATIENCE_S) == 0  # although the drain timeout is an hour
+    assert loading.process.wait(TIMEOUT_S) == 0  # although the drain timeout is an hour
     assert not Path(f"/proc/{loading.child}").exists()
 
 
-def test_a_process_that_is_stopped_while_it_loads_dies_with_its_server(loading: Loading):
+def test_process_that_is_suspended_while_it_loads_ends_with_its_server(loading: Loading):
     os.kill(loading.child, signal.SIGCONT)
     until(lambda: b"torch" in Path(f"/proc/{loading.child}/maps").read_bytes())  # it has begun to load
     os.kill(loading.child, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""A real server whose standard error is never read, is full, or must be JSON from the first line on."""
+"""A real server with a standard error that is never read, is full, or must be JSON from the first line on."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.real_server import PATIENCE_S, READY, START_S, until
+from e2e.real_server import READY, START_S, TIMEOUT_S, until
 
 FAIRLEAD_SERVE = (sys.executable, "-m", "fairlead", "serve")
 SERVE = (*FAIRLEAD_SERVE, "--port", "0")
@@ -34,7 +34,7 @@ class Server:
         line = process.stdout.readline()
         found = READY.search(line)
         assert found, line
-        self.http = httpx.Client(base_url=found[1], timeout=PATIENCE_S)
+        self.http = httpx.Client(base_url=found[1], timeout=TIMEOUT_S)
 
     def dropped(self) -> int:
         text = self.http.get("/metrics").text
@@ -47,7 +47,7 @@ class Server:
         body = json.dumps(NO_SUCH_MODEL).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         url = self.http.base_url
-        with socket.create_connection((url.host, url.port), timeout=PATIENCE_S) as sock:
+        with socket.create_connection((url.host, url.port), timeout=TIMEOUT_S) as sock:
             for _ in range(times):
                 sock.sendall(head.encode() + body)
                 answer = sock.recv(65536)
@@ -58,7 +58,7 @@ class Server:
     def stop(self) -> int:
         self.http.close()
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def serving(stderr: int, *arguments: str) -> Iterator[Server]:
     process = subprocess.Popen(
         [*SERVE, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True
     )
-    watchdog = threading.Timer(START_S + 2 * PATIENCE_S, process.kill)
+    watchdog = threading.Timer(START_S + 2 * TIMEOUT_S, process.kill)
     watchdog.start()
     try:
         yield Server(process)
@@ -82,7 +82,7 @@ def serving(stderr: int, *arguments: str) -> Iterator[Server]:
 def quick_server(tmp_path: Path) -> tuple[str, str]:
     """Return the arguments for a server that loads no model."""
     file = tmp_path / "fairlead.yaml"
-    file.write_text("nodes: [{id: far, url: 'http://127.0.0.1:9', models: [far]}]\n")
+    file.write_text("nodes: [{id: remote, url: 'http://127.0.0.1:9', models: [remote]}]\n")
     return "--config", str(file)
 
 
@@ -140,7 +140,7 @@ def test_server_runs_with_a_closed_standard_error(quick_server):
 
 # Output of child processes ----------------------------------------------------------------------------
 
-# Answers every request, and prints with `shout` on a thread.
+# Answers every request; `print_much` prints in a thread.
 NOISY_SCRIPT = """
 import http.server, os, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -155,21 +155,21 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.do_GET()
     def log_message(self, *_): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
-threading.Thread(target=shout, daemon=True).start()
+threading.Thread(target=print_much, daemon=True).start()
 server.serve_forever()
 """
 ONCE = """
-def shout(): print("a line of its own", flush=True)
+def print_much(): print("a line of its own", flush=True)
 """
 WITHOUT_END = """
-def shout():
+def print_much():
     while True: os.write(1, b"x\\n" * 30_000)
 """
 
 
-def noisy_command(folder: Path, shout: str, *, settings: str = "") -> tuple[str, str]:
+def noisy_command(folder: Path, print_much: str, *, settings: str = "") -> tuple[str, str]:
     """Return the arguments for a server with a command named `talker` that prints."""
-    (folder / "talker.py").write_text(shout + NOISY_SCRIPT)
+    (folder / "talker.py").write_text(print_much + NOISY_SCRIPT)
     file = folder / "fairlead.yaml"
     command = f"{sys.executable} -IS {folder / 'talker.py'} ${{PORT}}"
     file.write_text(f"{settings}models: {{talker: {{cmd: '{command}', preload: true}}}}\n")
@@ -192,7 +192,7 @@ def test_child_that_floods_an_unread_log_keeps_working(full_pipe, tmp_path):
 
         reader = threading.Thread(target=drain, daemon=True)
         reader.start()
-        reader.join(PATIENCE_S)
+        reader.join(TIMEOUT_S)
         assert re.search(rb"log lines dropped +lines=\d{5}", received)
         assert server.stop() == 0  # with a log that is full again
 
@@ -235,7 +235,7 @@ def test_every_line_of_a_json_log_is_an_object_from_the_start_to_the_end(tmp_pat
             if events[-1]["event"] == "note on the configuration":
                 process.send_signal(signal.SIGTERM)
         assert process.stdout.read() == ""
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
     assert all({"event", "level", "timestamp"} <= set(event) for event in events)
     assert {"loading", "ready", "stopping"} <= {event["event"] for event in events}
     assert [event["line"] for event in events if event.get("source") == "talker"] == ["a line of its own"]

@@ -13,7 +13,7 @@ import pytest
 import trio
 from openai import OpenAI
 
-from e2e.real_server import PATIENCE_S, RealServer, real_server, until
+from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
 from nodes import stub_server
 from nodes.stub_server import StubServer, text
 
@@ -39,10 +39,10 @@ def stub_thread() -> Iterator[StubServer]:
 
     thread = threading.Thread(target=trio.run, args=(serve,), daemon=True)
     thread.start()
-    assert started.wait(PATIENCE_S)
+    assert started.wait(TIMEOUT_S)
     yield server
     tokens[0].run_sync_soon(scope.cancel)
-    thread.join(PATIENCE_S)
+    thread.join(TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,14 @@ def server(stub: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
                 "concurrencyLimit": 4,
             }
         },
-        "nodes": [{"id": "far", "url": stub.url, "seats": 4}],
+        "nodes": [{"id": "remote", "url": stub.url, "seats": 4}],
         "healthCheck": {"interval": "100ms"},
         "queue": {"keepAlive": "0s"},  # a slow answer contains only what the node sent
     }
     file = tmp_path_factory.mktemp("relaying") / "fairlead.yaml"
     file.write_text(json.dumps(configuration))  # JSON is valid YAML
     with real_server("--config", str(file)) as running:
-        until(lambda: node(running, "far")["state"] == "up")
+        until(lambda: node(running, "remote")["state"] == "up")
         yield running
 
 
@@ -87,7 +87,7 @@ def relay_body(model: str = FAR, **fields: object) -> bytes:
 
 
 def post(url: str, body: bytes) -> httpx.Response:
-    return httpx.post(url, content=body, timeout=PATIENCE_S)
+    return httpx.post(url, content=body, timeout=TIMEOUT_S)
 
 
 # Answers are relayed unchanged ---------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_invalid_answer_of_a_node_is_a_502_with_our_own_error(server, how, expec
     reply = server.http.post(STREAMING[0], content=relay_body(stub={"how": how, "after": 500}))
     assert expected == reply.status_code
     assert reply.json()["error"]["code"] in {"node_failed", "no_node"}
-    until(lambda: node(server, "far")["state"] == "up")
+    until(lambda: node(server, "remote")["state"] == "up")
 
 
 def test_a_model_that_no_node_has_is_not_found(server):
@@ -167,8 +167,8 @@ def test_client_that_disconnects_amid_a_stream_frees_its_seat(server, stub):
         pieces = answer.iter_bytes()
         assert next(pieces)
         # Requests of earlier tests may not have ended yet.
-        until(lambda: node(server, "far")["busy"] == 1 and server.queue()["running"] == 1)
-    until(lambda: node(server, "far")["busy"] == 0 and server.queue()["running"] == 0)
+        until(lambda: node(server, "remote")["busy"] == 1 and server.queue()["running"] == 1)
+    until(lambda: node(server, "remote")["busy"] == 0 and server.queue()["running"] == 0)
     assert server.http.post(STREAMING[0], content=relay_body()).status_code == 200
 
 
@@ -176,7 +176,7 @@ def test_client_that_disconnects_amid_a_stream_frees_its_seat(server, stub):
 
 
 @pytest.mark.parametrize("model", [FAR, LOCAL, "here"])
-def test_the_official_client_sees_no_difference(client, model):
+def test_official_client_receives_the_same_responses(client, model):
     answer = client.chat.completions.create(model=model, messages=ASK)
     assert text() == answer.choices[0].message.content
     with client.chat.completions.create(model=model, messages=ASK, stream=True) as stream:
@@ -197,15 +197,15 @@ def test_the_official_client_raises_what_the_node_answered(client):
 
 @pytest.mark.parametrize("how", ["error", "end", "reset"])
 def test_the_official_client_notices_a_stream_that_is_not_whole(client, server, how, tmp_path):
-    hold = tmp_path / "hold"
-    hold.touch()
-    stub = {"how": how, "after": 4, "held": str(hold)}
+    blocking_file = tmp_path / "blocking_file"
+    blocking_file.touch()
+    stub = {"how": how, "after": 4, "held": str(blocking_file)}
     stream = client.chat.completions.create(model=FAR, messages=ASK, stream=True, extra_body={"stub": stub})
     next(stream)  # it has begun; otherwise it would be retried
-    hold.unlink()
-    with pytest.raises(openai.APIError, match="far"):
+    blocking_file.unlink()
+    with pytest.raises(openai.APIError, match="remote"):
         list(stream)
-    until(lambda: node(server, "far")["state"] == "up" and node(server, "far")["busy"] == 0)
+    until(lambda: node(server, "remote")["state"] == "up" and node(server, "remote")["busy"] == 0)
 
 
 def test_the_official_client_lists_the_models(client):

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from e2e.real_server import PATIENCE_S, RealServer, real_server, until
+from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
 from e2e.slow_motion import slowed
 from fairlead.config import demonstration_model
 
@@ -71,7 +71,7 @@ def stream(server: RealServer, body: dict[str, Any], key: str, begun: list[str])
     """Return the text of a complete answer. Appends its first event to `begun` when that arrives."""
     options = {"json": body | {"stream": True}, "headers": {"Authorization": f"Bearer {key}"}}
     pieces: list[str] = []
-    with httpx.stream("POST", f"{server.url}/v1/completions", timeout=PATIENCE_S, **options) as response:
+    with httpx.stream("POST", f"{server.url}/v1/completions", timeout=TIMEOUT_S, **options) as response:
         assert response.status_code == 200, response.read()
         # A long wait adds comment lines, which are not events.
         events = (line for line in response.iter_lines() if line.startswith("data:"))
@@ -91,7 +91,7 @@ def _collect_lines(lines: Iterator[str], begun: list[str]) -> Iterator[str]:
 
 def is_accepted(server: RealServer, key: str) -> bool:
     headers = {"Authorization": f"Bearer {key}"}
-    reply = httpx.get(f"{server.url}/v1/models", headers=headers, timeout=PATIENCE_S)
+    reply = httpx.get(f"{server.url}/v1/models", headers=headers, timeout=TIMEOUT_S)
     assert reply.status_code in (200, 401)
     return reply.status_code == 200
 
@@ -121,15 +121,15 @@ def test_reload_does_not_disturb_clients(file: File, server: RealServer):
         with ExitStack() as slow:
             # Stopped until all requests have arrived, and again after their first events. So all of them
             # run, and none ends, while the configuration changes.
-            held = [slow.enter_context(slowed(pid, run_s=0.003, rest_s=0.06)) for pid in pids]
-            for each in held:
+            slowed_processes = [slow.enter_context(slowed(pid, run_s=0.003, rest_s=0.06)) for pid in pids]
+            for each in slowed_processes:
                 each.set()
             answers = [pool.submit(stream, server, body, key, begun) for body, key in requests]
             until(lambda: server.queue()["running"] == STREAMS)
-            for each in held:
+            for each in slowed_processes:
                 each.clear()
             until(lambda: len(begun) == STREAMS)
-            for each in held:
+            for each in slowed_processes:
                 each.set()
             assert server.queue()["running"] == STREAMS
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from configfile.test_llama_swap_example import ENVIRONMENT, FILE
-from e2e.real_server import PATIENCE_S, RealServer, real_server, until
+from e2e.real_server import TIMEOUT_S, RealServer, real_server, until
 from fleet.running_fleet import STUB, free_port
 
 KEY = {"Authorization": "Bearer sk-hunter2"}
@@ -60,7 +60,7 @@ class SelectorServer:
         body = {"model": model, "messages": [], "stub": {"words": 2, "delay_s": 600.0 * endless}}
         headers = KEY | ({"X-Request-Id": "endless"} if endless else {})
         url = f"{self.server.url}{CHAT}"
-        return self._pool.submit(httpx.post, url, json=body, headers=headers, timeout=2 * PATIENCE_S)
+        return self._pool.submit(httpx.post, url, json=body, headers=headers, timeout=2 * TIMEOUT_S)
 
     def cancel(self) -> None:
         """End the endless answer."""

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from e2e.own_copy import own_copy
-from e2e.real_server import PATIENCE_S, RealServer, configured, real_server, until
+from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server, until
 from e2e.slow_motion import stopped
 from fairlead.config import demonstration_model
 
@@ -40,9 +40,9 @@ def test_a_node_refuses_what_has_no_free_seat(tmp_path: Path):
     with real_server(str(directory), "--slots", "1", kind="node") as server, ThreadPoolExecutor(1) as pool:
         url = f"{server.url}/v1/completions"
         with stopped(server.child_pid()):
-            taken = pool.submit(httpx.post, url, json=job, timeout=PATIENCE_S)
+            taken = pool.submit(httpx.post, url, json=job, timeout=TIMEOUT_S)
             until(lambda: server.queue()["running"] == 1)
-            refused = httpx.post(url, json=job, timeout=PATIENCE_S)
+            refused = httpx.post(url, json=job, timeout=TIMEOUT_S)
         assert taken.result().status_code == 200
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
 
@@ -55,7 +55,7 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
             body = LONG | {"max_tokens": 60, "user": tenant}
             headers = {"X-Request-Id": f"{tenant}{number}"}
             url = f"{server.url}/v1/completions"
-            httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S).raise_for_status()
+            httpx.post(url, json=body, headers=headers, timeout=TIMEOUT_S).raise_for_status()
 
         with stopped(server.child_pid()):  # all requests arrive before the first is done
             answers = []
@@ -73,14 +73,14 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_running_stream_finish_and_then_ends_everything(number):
-    with real_server("--drain-timeout", str(PATIENCE_S)) as server:
+    with real_server("--drain-timeout", str(TIMEOUT_S)) as server:
         child = server.child_pid()
         text: list[str] = []
         started = threading.Event()
 
         def stream() -> None:
             with httpx.stream(
-                "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=PATIENCE_S
+                "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=TIMEOUT_S
             ) as response:
                 for line in response.iter_lines():
                     text.append(line)
@@ -88,10 +88,10 @@ def test_a_signal_lets_the_running_stream_finish_and_then_ends_everything(number
 
         reader = threading.Thread(target=stream)
         reader.start()
-        assert started.wait(PATIENCE_S)
+        assert started.wait(TIMEOUT_S)
         server.process.send_signal(number)
-        assert server.process.wait(2 * PATIENCE_S) == 0
-        reader.join(PATIENCE_S)
+        assert server.process.wait(2 * TIMEOUT_S) == 0
+        reader.join(TIMEOUT_S)
         assert "data: [DONE]" in text
         assert not Path(f"/proc/{child}").exists()
 
@@ -103,7 +103,7 @@ def test_sigterm_ends_the_server_even_when_a_client_never_reads(tmp_path: Path):
     body = LONG | {"stream": True, "n": 8, "max_tokens": 20_000}
     with (
         real_server(*arguments) as server,
-        httpx.Client(timeout=PATIENCE_S) as client,
+        httpx.Client(timeout=TIMEOUT_S) as client,
         client.stream("POST", f"{server.url}/v1/completions", json=body) as response,
     ):
         assert response.status_code == 200

@@ -1,4 +1,4 @@
-"""A complete server whose model hangs: what clients and a load balancer see."""
+"""The responses of a complete server to clients and a load balancer while its model hangs."""
 
 import json
 from contextlib import asynccontextmanager

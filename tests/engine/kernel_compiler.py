@@ -105,6 +105,6 @@ def compile_all(arch, report, *, few):
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    few, wanted = "--few" in sys.argv, [int(word) for word in sys.argv[1:] if word != "--few"]
-    for each in wanted or [90]:
+    few, architectures = "--few" in sys.argv, [int(word) for word in sys.argv[1:] if word != "--few"]
+    for each in architectures or [90]:
         compile_all(each, lambda entry: print(json.dumps(entry), flush=True), few=few)  # noqa: T201

@@ -77,8 +77,8 @@ def launch_layers(shape, dtype):
         "CHANNELS": 1 << (head_dim - 1).bit_length(),
     }
     plain, offset = RMSNorm(floats(size), 1e-5), OffsetRMSNorm(floats(size), 1e-6)
-    stream, said = floats(7, size, dtype=torch.float32), floats(7, size)
-    for norms in ((None, None, plain), (said, None, plain), (said, offset, offset), (said, None, None)):
+    stream, scales = floats(7, size, dtype=torch.float32), floats(7, size)
+    for norms in ((None, None, plain), (scales, None, plain), (scales, offset, offset), (scales, None, None)):
         layers._add(stream, *norms)
     attention = mock.Mock(cache=KVCache(shape, blocks=(9,), block_size=16, dtype=dtype, device=META))
     attention.cache_slots.return_value = torch.empty(7, dtype=torch.int32, device=META)
@@ -86,11 +86,11 @@ def launch_layers(shape, dtype):
     for norm in (None, HeadRMSNorm(floats(heads + kv_heads, head_dim), 1e-6)):
         projections = mock.Mock(head_norm=norm)
         projections.qkv.return_value = floats(7, (heads + 2 * kv_heads) * head_dim)
-        layers._query(0, projections, said, angles, attention)
+        layers._query(0, projections, scales, angles, attention)
     for uses_gelu in (False, True):
         mlp = mock.Mock(uses_gelu=uses_gelu)
         mlp.gate_up.return_value = floats(7, 2 * 14336)
-        layers._mlp(mlp, said)
+        layers._mlp(mlp, scales)
 
 
 def launch_attention(shape, dtype):

@@ -1,4 +1,4 @@
-"""The KV cache size on a device whose memory other processes use too."""
+"""The KV cache size on a device that other processes also use."""
 
 import pytest
 

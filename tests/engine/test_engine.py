@@ -77,7 +77,7 @@ def test_sequence_generates_one_token_per_step_and_then_ends():
     assert tested.idle
 
 
-def test_a_fresh_engine_is_idle_has_no_plan_and_nothing_to_tell():
+def test_new_engine_is_idle_without_a_plan_or_outputs():
     tested = engine()
     assert tested.idle
     assert tested.plan(0.0) is None
@@ -247,8 +247,8 @@ def test_batch_holds_the_sampling_of_each_sequence():
     sampling = Sampling(max_tokens=1, logit_bias={3: 1.5})
     tested.submit(1, PROMPT, sampling)
     step = tested.plan(0.0)
-    held = tested.batch.state(step.slots[0]).sampling.parameters
-    assert held == msgspec.structs.replace(sampling, seed=held.seed)
+    parameters = tested.batch.state(step.slots[0]).sampling.parameters
+    assert parameters == msgspec.structs.replace(sampling, seed=parameters.seed)
     assert step.processes_logits
 
 
@@ -338,7 +338,7 @@ def test_statistics_count_steps_prompt_tokens_and_generated_tokens():
     )
 
 
-def test_cache_usage_is_what_running_sequences_hold():
+def test_cache_usage_is_that_of_running_sequences():
     tested = engine()
     tested.submit(1, [1] * 16, GREEDY)
     tested.plan(0.0)

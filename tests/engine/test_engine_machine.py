@@ -232,11 +232,11 @@ class EngineMachine(RuleBasedStateMachine):
     # Outputs -----------------------------------------------------------------------------------------
 
     def collect(self, outcome) -> None:
-        heard = self.loop.token_ids_of.keys() | self.loop.ends.keys()
+        reported = self.loop.token_ids_of.keys() | self.loop.ends.keys()
         self.loop.collect(outcome)
         named = {*memoryview(outcome.keys).cast("q"), *(output.key for output in outcome.outputs)}
         assert named <= self.open, "of one that has ended, or was aborted"
-        assert heard is not None
+        assert reported is not None
         for key in named:
             self.check(key, self.loop.token_ids_of[key], self.loop.ends.get(key))
 
@@ -285,17 +285,17 @@ class EngineMachine(RuleBasedStateMachine):
         running = [one for one in self.engine._live.by_key.values() if one.state is SequenceStatus.PROCESSING]
         tables = [self.engine.batch.block_ids(one.slot) for one in running]
         for group, pool in enumerate(memory.pools):
-            held = Counter(block for table in tables for block in table[group] if block >= 0)
-            assert [held[block] for block in range(pool.total)] == [
+            used = Counter(block for table in tables for block in table[group] if block >= 0)
+            assert [used[block] for block in range(pool.total)] == [
                 pool.reference_count(block) for block in range(pool.total)
             ]
-            assert pool.total == pool.free + pool.evictable + len(held)
-            assert memory._table_entries[group] == held.total()
+            assert pool.total == pool.free + pool.evictable + len(used)
+            assert memory._table_entries[group] == used.total()
             reserved = sum(one.reserved[group] for one in running if one.reserved is not None)
             assert memory._reserved[group] == reserved <= pool.available
 
     def teardown(self) -> None:
-        """Run all sequences to their ends, bounded in steps to detect a livelock; nothing may stay held."""
+        """Run all sequences to their ends, bounded in steps to detect a livelock; nothing may stay in use."""
         if not hasattr(self, "engine"):
             return
         steps = 0
@@ -363,7 +363,7 @@ def starts_one_block_after_its_prefix(self, sequence):
     return prefix
 
 
-def forgets_indexed_blocks(self, sequence):
+def omits_indexed_blocks(self, sequence):
     index(self, sequence)
     sequence.indexed = 0
     sequence.hashes = sequence.hashes and self.new_hashes(b"another")
@@ -374,7 +374,7 @@ def counts_a_table_twice(self, sequence, group, count):
     self._table_entries[group] += count
 
 
-def forgets_preempted_sequences(self, victim):
+def omits_preempted_sequences(self, victim):
     preempt(self, victim)
     self.remove(victim)
 
@@ -444,8 +444,8 @@ MUTANTS = [
     (Memory, "_match", finds_a_prefix_in_the_first_group_only),
     (Memory, "_match", starts_one_block_after_its_prefix),
     (Memory, "_use_reservation", counts_a_table_twice),
-    (Memory, "index", forgets_indexed_blocks),
-    (StepScheduler, "_preempt", forgets_preempted_sequences),
+    (Memory, "index", omits_indexed_blocks),
+    (StepScheduler, "_preempt", omits_preempted_sequences),
     (RunningSequences, "newest_of_the_lowest_class", preempts_pinned_sequences_too),
     (StepScheduler, "_schedule_chunk", spends_the_budget_twice),
     (StepScheduler, "_fill_step", admits_more_rows_than_a_step_takes),

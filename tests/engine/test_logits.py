@@ -1,4 +1,4 @@
-"""Logits processors, whose state is updated from step to step, do what a full recount would."""
+"""Logits processors update their state in each step, with the same result as a full recount."""
 
 import numpy as np
 import pytest

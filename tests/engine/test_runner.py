@@ -128,7 +128,7 @@ def test_row_of_nan_fails_alone_while_its_next_step_is_already_launched(director
     assert expected == [texts[0].output, texts[2].output]
 
 
-def test_a_recomputed_sequence_goes_on_as_if_nothing_had_happened(loaded):
+def test_recomputed_sequence_continues_unchanged(loaded):
     [expected] = generate(loaded, [prompt_of(30)], GREEDY)
     driver = Driver(loaded)
     text = driver.add(prompt_of(30), GREEDY)

@@ -29,7 +29,7 @@ def sequence(*, seed=0, prompt=PROMPT, output=OUTPUT, **sampling):
 
 
 def batch_of(sequences):
-    """Return a batch whose slots hold these sequences, with their outputs committed step by step."""
+    """Return a batch of these sequences, with their outputs committed step by step."""
     longest = max(len(prompt) + len(output) for prompt, output, _ in sequences) + 1
     batch = InputBatch(
         slots=len(sequences),
@@ -98,10 +98,10 @@ def oracle(sampling):
     ranked = [token for token in ranked if weights[token] >= sampling.min_p * likeliest]
     if sampling.top_k:
         ranked = ranked[: sampling.top_k]
-    wanted = sampling.top_p * sum(weights[token] for token in ranked)
+    target = sampling.top_p * sum(weights[token] for token in ranked)
     kept, mass = [], 0.0
     for token in ranked:
-        if mass >= wanted:
+        if mass >= target:
             break
         kept.append(token)
         mass += weights[token]
@@ -148,12 +148,12 @@ def test_samples_follow_the_requested_distribution(case):
     counts = np.bincount(tokens, minlength=VOCABULARY)
     assert not counts[expected == 0].any()
     rare = expected < 5
-    observed, wanted = (
+    observed, target = (
         np.append(counts[~rare], counts[rare].sum()),
         np.append(expected[~rare], expected[rare].sum()),
     )
-    possible = wanted > 0
-    chi_square = ((observed - wanted)[possible] ** 2 / wanted[possible]).sum()
+    possible = target > 0
+    chi_square = ((observed - target)[possible] ** 2 / target[possible]).sum()
     degrees_of_freedom = possible.sum() - 1
     # Wilson-Hilferty: the cube root is nearly normal. Limit: 3.3 standard deviations; the seeds are fixed.
     limit = (
@@ -391,7 +391,7 @@ PENALTIES = {
 )
 def test_uncommitted_token_is_penalized_like_a_committed_one(output, late, prompt):
     # In late rows the last token is only on the device, and not yet committed to the batch.
-    told = [sequence(prompt=prompt, output=output, **PENALTIES) for _ in late]
+    with_output = [sequence(prompt=prompt, output=output, **PENALTIES) for _ in late]
     without_penalties = [
         sequence(prompt=prompt, output=output[:-1] if is_late else output, **PENALTIES) for is_late in late
     ]
@@ -399,7 +399,7 @@ def test_uncommitted_token_is_penalized_like_a_committed_one(output, late, promp
     sampler = Sampler(batch, VOCABULARY, EOS)
     sampler.update_state()
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(len(output)))
-    with_ids, rows = sampler_of(told)
+    with_ids, rows = sampler_of(with_output)
     rows = rows._replace(latest=torch.full((3,), output[-1], dtype=torch.int32))
     expected = with_ids.process(logits, rows)
     assert not torch.equal(logits, expected)

@@ -9,7 +9,16 @@ from fairlead.dispatch.scheduler import Scheduler
 from fairlead.fleet import managed_model
 from fairlead.process import command_process as process
 from fairlead.process.liveness import LivenessProbe
-from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
+from fleet.fault_points import (
+    QUEUE,
+    FaultPoints,
+    Step,
+    assert_no_more,
+    ends,
+    is_struck,
+    noting,
+    resource_counts,
+)
 from fleet.node_scenario import run_job, serve_on_socketpairs, wrap_relaying
 from fleet.running_fleet import RunningFleet, engine, question, running_fleet, sleeper
 from fleet.simulated_child import SimulatedProcess, SimulatedProcesses
@@ -41,8 +50,8 @@ async def command_scenario(points: FaultPoints, problems: list[str]) -> None:
         async with running_fleet(command, engine("other"), health_check=HEALTH, queue=QUEUE) as opened:
             await opened.fleet.load("other")
             await trio.sleep(1)
-            before = held(opened)
-            for phase, happen in (("load", _load), ("serve", _serve), ("death", _die), ("unload", _unload)):
+            before = resource_counts(opened)
+            for phase, happen in (("load", _load), ("serve", _serve), ("death", _crash), ("unload", _unload)):
                 if not points.has_struck:
                     with points.phase(phase):
                         await happen(opened, points, processes)
@@ -61,7 +70,7 @@ async def _serve(opened: RunningFleet, _points: FaultPoints, _processes: Simulat
             clients.start_soon(run_job, opened, relayed_job(request_id=f"r{number}", stream=stream))
 
 
-async def _die(opened: RunningFleet, points: FaultPoints, processes: SimulatedProcesses) -> None:
+async def _crash(opened: RunningFleet, points: FaultPoints, processes: SimulatedProcesses) -> None:
     async with trio.open_nursery() as clients:
         clients.start_soon(run_job, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
         await trio.sleep(1)

@@ -107,7 +107,7 @@ class FaultPoints:
     def wrap(
         self, owner: Any, attribute: str, name: str, when: Callable[..., bool] = lambda *_arguments: True
     ) -> None:
-        """Make a function a fault point of this name, for calls whose arguments satisfy `when`."""
+        """Make a function a fault point of this name, for calls with arguments that satisfy `when`."""
         original = getattr(owner, attribute)
 
         def point(*arguments: Any, **options: Any) -> Any:
@@ -191,7 +191,7 @@ def noting(problems: list[str], what: str) -> Iterator[None]:
         problems.append(f"{what}: {boundary.failure!r}")
 
 
-def held(opened: RunningFleet) -> dict[str, int]:
+def resource_counts(opened: RunningFleet) -> dict[str, int]:
     """Return the counts that must return to their earlier values."""
     counts = opened.dispatcher.statistics()
     return {
@@ -207,12 +207,14 @@ def held(opened: RunningFleet) -> dict[str, int]:
 
 
 async def assert_no_more(opened: RunningFleet, before: dict[str, int]) -> None:
-    """Wait for these counts: tasks end late, and an object whose close failed needs garbage collection."""
+    """Wait for these counts: tasks end late, and a failed close needs garbage collection."""
     with trio.move_on_after(30):
-        while held(opened) != before:
+        while resource_counts(opened) != before:
             await trio.sleep(5)
             gc.collect()
-    more = {name: count - before[name] for name, count in held(opened).items() if count != before[name]}
+    more = {
+        name: count - before[name] for name, count in resource_counts(opened).items() if count != before[name]
+    }
     assert more == {}, str(more)
 
 

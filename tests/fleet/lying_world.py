@@ -74,7 +74,9 @@ class MisreportingFleet:
             aliases={},
             ready=lambda: True,
             queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
-            estimate=lambda *asked: msgspec.structs.asdict(self.dispatcher.estimator.for_newcomer(*asked)),
+            estimate=lambda *arguments: msgspec.structs.asdict(
+                self.dispatcher.estimator.for_newcomer(*arguments)
+            ),
         )
         self.app = Application(self.services)
         self._overview = Overview(
@@ -176,7 +178,7 @@ class MisreportingFleet:
 
 @asynccontextmanager
 async def world() -> AsyncIterator[MisreportingFleet]:
-    """Run a world whose nodes are up."""
+    """Run a world with all nodes up."""
     with scripted(lambda _request: []) as server:
         made = MisreportingFleet(server)
         async with trio.open_nursery() as nursery:

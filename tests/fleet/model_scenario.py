@@ -13,7 +13,16 @@ from fairlead.nodes import model_process
 from fairlead.worker import client
 from fairlead.worker.client import Worker
 from fairlead.worker.watchdog import Watchdog
-from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
+from fleet.fault_points import (
+    QUEUE,
+    FaultPoints,
+    Step,
+    assert_no_more,
+    ends,
+    is_struck,
+    noting,
+    resource_counts,
+)
 from fleet.running_fleet import RunningFleet, engine, question, running_fleet
 from fleet.simulated_child import SimulatedProcess, SimulatedProcesses
 
@@ -38,10 +47,10 @@ async def model_scenario(points: FaultPoints, problems: list[str]) -> None:
         points.replace(trio.lowlevel, "open_process", processes.open_process)
         _wrap(points)
         async with running_fleet(*models, queue=QUEUE) as opened:
-            opened.fleet._on_progress = lambda *_told: points.reach("progress")
+            opened.fleet._on_progress = lambda *_progress: points.reach("progress")
             await opened.fleet.load("other")
             await trio.sleep(1)
-            before = held(opened)
+            before = resource_counts(opened)
             with points.phase("load"):
                 await ends(opened.fleet.load, "m")
                 await trio.sleep(1)

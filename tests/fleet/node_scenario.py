@@ -17,7 +17,16 @@ from fairlead.http.response_parser import ResponseParser
 from fairlead.job import Job
 from fairlead.nodes import server_probe
 from fairlead.process.health import Breaker
-from fleet.fault_points import QUEUE, FaultPoints, Step, assert_no_more, ends, held, is_struck, noting
+from fleet.fault_points import (
+    QUEUE,
+    FaultPoints,
+    Step,
+    assert_no_more,
+    ends,
+    is_struck,
+    noting,
+    resource_counts,
+)
 from fleet.running_fleet import RunningFleet, engine, question, running_fleet
 from fleet.simulated_child import SimulatedProcesses
 from nodes.listening import relayed_job
@@ -51,7 +60,7 @@ async def node_scenario(points: FaultPoints, problems: list[str]) -> None:
         async with running_fleet(engine("other"), health_check=HEALTH, queue=QUEUE) as opened:
             await opened.fleet.load("other")
             await trio.sleep(1)
-            before = held(opened)
+            before = resource_counts(opened)
             for phase, happen in _PHASES.items():
                 if not points.has_struck:
                     with points.phase(phase):

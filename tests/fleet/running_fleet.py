@@ -41,7 +41,7 @@ def demonstration_text() -> TextModel:
 
 
 def engine(name: str = "m", behaviour: str = "", **settings: object) -> ModelConfig:
-    """Return a model whose process is `fake_child`; the model's path selects its behavior."""
+    """Return a model that runs in `fake_child`; the model's path selects its behavior."""
     return ModelConfig(path=Path(f"fake:{behaviour}"), name=name, **settings)
 
 

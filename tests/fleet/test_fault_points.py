@@ -29,7 +29,7 @@ SCENARIOS = {
 def quiet() -> Iterator[None]:
     """Drop logs, which would keep exceptions and their references, and freeze objects for fast collections.
 
-    An object whose close fails is left to the garbage collector, which is no fault here.
+    If the close of an object fails, the garbage collector frees it, which is no fault here.
     """
     before = structlog.get_config()
     structlog.configure(processors=[_drop])

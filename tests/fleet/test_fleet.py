@@ -214,15 +214,15 @@ async def test_unload_with_wait_keeps_queued_jobs_and_the_model_loads_again():
         assert opened.status("x").state == "stopped"
         async with trio.open_nursery() as clients:
             clients.start_soon(opened.run_job_and_return_error, relayed_job(model="x"))
-            await _unload_when_loading(opened, next_life=command("x", port))
+            await _unload_when_loading(opened, next_config=command("x", port))
         assert (opened.errors, opened.status("x").counts.loads) == ([], 1)
 
 
-async def _unload_when_loading(opened, next_life=None) -> None:
+async def _unload_when_loading(opened, next_config=None) -> None:
     await opened.state("x", "loading")
     await opened.until(lambda: opened.fleet._local["x"].pid is not None)
-    if next_life is not None:
-        opened.fleet._local["x"].config = next_life
+    if next_config is not None:
+        opened.fleet._local["x"].config = next_config
     await opened.fleet.unload("x", wait=True)
 
 

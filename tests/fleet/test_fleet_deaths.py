@@ -34,7 +34,7 @@ async def begin(opened: RunningFleet, clients: trio.Nursery) -> None:
         await begun.wait()
 
 
-def held(monkeypatch, owner: type, name: str) -> trio.Event:
+def block_method(monkeypatch, owner: type, name: str) -> trio.Event:
     """Make a method wait for the returned event before it runs."""
     may_begin, method = trio.Event(), getattr(owner, name)
 
@@ -89,7 +89,7 @@ async def test_server_with_a_killed_model_is_not_ready_but_has_no_problem():
 
 async def test_stuck_model_is_reported_until_it_is_ready_again(tmp_path: Path, monkeypatch):
     # So short a timeout must not start before the model is stuck: a busy machine may delay it as long.
-    is_stuck = held(monkeypatch, Watchdog, "stuck")
+    is_stuck = block_method(monkeypatch, Watchdog, "stuck")
     mark = tmp_path / "mark"
     options = f"stuck_once=3;{mark}"
     async with running_fleet(engine(behaviour=options, watchdog_s=0.5, preload=True)) as opened:
@@ -111,18 +111,18 @@ async def test_stuck_model_is_reported_until_it_is_ready_again(tmp_path: Path, m
 
 async def test_stuck_model_loses_its_seats_before_its_process_ends(monkeypatch):
     monkeypatch.setattr("fairlead.worker.client.END_WAIT_S", 1.0)
-    is_stuck = held(monkeypatch, Watchdog, "stuck")
+    is_stuck = block_method(monkeypatch, Watchdog, "stuck")
     async with running_fleet(engine(watchdog_s=0.2, preload=True)) as opened:
         scheduler = opened.dispatcher.scheduler
         first, node_down, seen = opened.pid(), scheduler.node_down, []
 
-        def look(node_id) -> None:
+        def record_state(node_id) -> None:
             # Check here: the model may be killed and loaded again before another task runs.
             node_down(node_id)
             seats, problem = opened.dispatcher.statistics().seats, opened.fleet.problems.get("m", "")
             seen.append((seats, Path(f"/proc/{first}").exists(), "made no progress" in problem))
 
-        monkeypatch.setattr(scheduler, "node_down", look)
+        monkeypatch.setattr(scheduler, "node_down", record_state)
         async with trio.open_nursery() as clients:
             await begin(opened, clients)
             os.kill(first, signal.SIGSTOP)
@@ -133,7 +133,7 @@ async def test_stuck_model_loses_its_seats_before_its_process_ends(monkeypatch):
 
 
 async def test_stuck_model_that_fails_to_load_again_stays_reported(tmp_path: Path, monkeypatch):
-    is_stuck = held(monkeypatch, Watchdog, "stuck")
+    is_stuck = block_method(monkeypatch, Watchdog, "stuck")
     mark = tmp_path / "mark"
     options = f"stuck_once=1,fail_again;{mark}"
     async with running_fleet(engine(behaviour=options, watchdog_s=0.2, preload=True)) as opened:
@@ -148,7 +148,7 @@ async def test_stuck_model_that_fails_to_load_again_stays_reported(tmp_path: Pat
 
 @pytest.mark.parametrize("busy", [True, False])
 async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch, busy):
-    is_stopped = held(monkeypatch, LivenessProbe, "stopped")
+    is_stopped = block_method(monkeypatch, LivenessProbe, "stopped")
     job = relayed_job(stub={"delay_s": 0.1})
     job = msgspec.structs.replace(job, sampling=Sampling(max_tokens=10, temperature=0))
     health = HealthConfig(interval_s=0.1, failures=3, timeout_s=0.2)
@@ -179,7 +179,7 @@ async def test_suspended_command_is_restarted_and_its_job_completed(monkeypatch,
 @pytest.mark.parametrize("makes_room", [True, False])
 async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, makes_room):
     monkeypatch.setattr("fairlead.fleet.instance.FIRST_BACKOFF_S", 0.05)
-    may_come_back = held(monkeypatch, LocalModels, "_restart")
+    may_come_back = block_method(monkeypatch, LocalModels, "_restart")
     swap = LruSwap(max_loaded=1 if makes_room else 2)
     async with running_fleet(sleeper("x"), sleeper("y"), swap=swap) as opened:
         await opened.fleet.load("x")

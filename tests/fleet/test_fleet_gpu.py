@@ -1,4 +1,4 @@
-"""Engines whose models share a GPU: they fit, or `lru` evicts one. The GPU is a fake that counts memory."""
+"""Engines that share a GPU: their models fit, or `lru` evicts one. The GPU is a fake that counts memory."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ def gpu(tmp_path) -> FakeGpu:
 
 
 def on_gpu(name: str, gpu: FakeGpu, *, weights_mb: int = 1000, **settings: object) -> ModelConfig:
-    """Return a model whose weights are on the fake GPU; its path contains the GPU's file."""
+    """Return a model with weights on the fake GPU; its path contains the GPU's file."""
     return engine(name, f"weights_mb={weights_mb};{gpu._file}", **settings)
 
 
@@ -44,7 +44,7 @@ async def test_memory_without_a_configured_limit_is_measured_for_the_next_swap(g
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize("share", [0.4, 4000])
-async def test_two_models_whose_shares_fit_stay_loaded_on_one_gpu(gpu, device, share):
+async def test_two_models_with_shares_that_fit_stay_loaded_on_one_gpu(gpu, device, share):
     models = [on_gpu(name, gpu, gpu_memory=share, device=device) for name in "xy"]
     async with running_fleet(*models, swap=LRU) as opened:
         for name in "xyxy":

@@ -30,7 +30,7 @@ LONG = (pytest.mark.nightly, pytest.mark.timeout(600))
 
 
 def tiny(name: str, port: int) -> CommandConfig:
-    """Return a command whose server starts at once."""
+    """Return a command for a server that starts at once."""
     return CommandConfig(name=name, cmd=(*TINY, str(port)), proxy=f"http://127.0.0.1:{port}")
 
 
@@ -113,7 +113,7 @@ async def test_repeated_load_and_unload_leaks_no_memory(model, child, times):
 
 @pytest.fixture
 def from_file(tmp_path: Path):
-    """Return a function that runs a llama-swap file whose models are all the tiny server."""
+    """Return a function that runs a llama-swap file; each of its models is the tiny server."""
 
     def opened(names: str, routing: str):
         command = " ".join((*TINY, "${PORT}"))

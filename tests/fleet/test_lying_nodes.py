@@ -153,9 +153,9 @@ def test_at_most_a_thousand_models_of_a_node_are_accepted():
     async def run_checks(made):
         made.responses = {"/v1/models": [full_response(PROBES["many models"]["/v1/models"])]}
         await trio.sleep(6)
-        (liar,) = (node for node in made.fleet.nodes() if node.id == "liar")
-        assert len(liar.models) == 1000
-        assert "m0" in liar.models
+        (status,) = (node for node in made.fleet.nodes() if node.id == "liar")
+        assert len(status.models) == 1000
+        assert "m0" in status.models
 
     in_fleet(run_checks)
 
@@ -165,8 +165,8 @@ def test_model_names_that_no_request_could_have_are_left_out():
         for probe in ("a long name", "odd names"):
             made.responses = {"/v1/models": [full_response(PROBES[probe]["/v1/models"])]}
             await trio.sleep(6)
-            (liar,) = (node for node in made.fleet.nodes() if node.id == "liar")
-            assert liar.models == ("lies",)
+            (status,) = (node for node in made.fleet.nodes() if node.id == "liar")
+            assert status.models == ("lies",)
 
     in_fleet(run_checks)
 
@@ -303,7 +303,7 @@ def test_html_page_of_a_node_is_never_relayed(status, streams):
     in_fleet(run_checks)
 
 
-def test_usage_that_an_honest_node_reports_is_charged():
+def test_plausible_usage_of_a_node_is_charged():
     async def run_checks(made):
         before = made.spent("bob")
         await made.post_chat("bob", "truth")

@@ -19,7 +19,7 @@ from nodes.stub_server import StubServer, text
 # For servers that answer every probe, however late on a busy machine.
 QUICK = HealthConfig(interval_s=0.05, failures=3, timeout_s=60.0)
 # For a server that does not. The others must answer in this time, even on a busy machine.
-IMPATIENT = HealthConfig(interval_s=0.05, failures=3, timeout_s=2.0)
+SHORT_INTERVALS = HealthConfig(interval_s=0.05, failures=3, timeout_s=2.0)
 
 
 def node(url: str, name: str = "far", **settings: object) -> NodeConfig:
@@ -90,7 +90,7 @@ async def test_drained_node_stays_listed_and_gets_no_job_even_after_recovery():
 
 @asynccontextmanager
 async def busy_node(how: str = "well") -> AsyncIterator[tuple[RunningFleet, trio.Nursery, StubServer]]:
-    """Run a fleet whose remote node runs one job until its server is released, while another job waits."""
+    """Run a fleet with a remote node that runs one job until its server is released; another job waits."""
     async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")
         async with trio.open_nursery() as clients:
@@ -103,11 +103,11 @@ async def busy_node(how: str = "well") -> AsyncIterator[tuple[RunningFleet, trio
 
 def posts(server: StubServer) -> int:
     """Return how many jobs a server has received."""
-    return sum(asked.method == "POST" for asked in server.requests)
+    return sum(request.method == "POST" for request in server.requests)
 
 
 def slow_job(how: str = "well") -> Job:
-    """Return a job whose whole response waits until the server is released."""
+    """Return a job with a response that waits until the server is released."""
     return relayed_job(stream=False, stub={"how": how, "waits": True})
 
 
@@ -270,9 +270,9 @@ def servers(count: int) -> Iterator[list[tuple[subprocess.Popen[bytes], str]]]:
 
 
 def repeatable(number: int, *, stream: bool) -> Job:
-    """Return a greedy or seeded job, whose second response is the same."""
-    stub_says = {"words": WORDS, "chunk_words": 1, "delay_s": 0.02}
-    job = relayed_job(stream=stream, request_id=f"r{number}", stub=stub_says)
+    """Return a greedy or seeded job; its second response is the same."""
+    stub_options = {"words": WORDS, "chunk_words": 1, "delay_s": 0.02}
+    job = relayed_job(stream=stream, request_id=f"r{number}", stub=stub_options)
     seeded = Sampling(max_tokens=WORDS, seed=number) if number % 2 else None
     return msgspec.structs.replace(
         job,
@@ -294,7 +294,7 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
             node(slow_url, "slow", seats=8),
         )
         queue = QueueConfig(capacity=500, timeout_s=60)
-        async with running_fleet(health_check=IMPATIENT, nodes=nodes, queue=queue) as opened:
+        async with running_fleet(health_check=SHORT_INTERVALS, nodes=nodes, queue=queue) as opened:
             await opened.until(lambda: all(status.state == "up" for status in opened.fleet.nodes()))
             texts: dict[int, str] = {}
             errors: list[FairleadError] = []

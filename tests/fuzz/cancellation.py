@@ -32,7 +32,7 @@ from fuzz.world import World
 Kind = Literal["leave", "cancel", "die", "swap", "spoil", "drop", "full", "pause"]
 
 # Virtual time. Longer than all jobs of a plan in sequence, with every node away in between.
-PATIENCE_S = 1000.0
+TIMEOUT_S = 1000.0
 
 
 class Strike(NamedTuple):
@@ -50,12 +50,12 @@ class Strike(NamedTuple):
 
 @dataclass
 class Run:
-    """One run of a plan. `stays` has the first and the last step of each client."""
+    """One run of a plan. `client_steps` has the first and the last step of each client."""
 
     plan: Plan
     strikes: tuple[Strike, ...] = ()
     steps: int = 0
-    stays: dict[str, tuple[int, int]] = field(default_factory=dict)
+    client_steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     trace: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ class Striker(trio.abc.Instrument):
         elif strike.kind == "drop":
             world.nodes[int(strike.target)].drop()
         elif strike.kind == "full":
-            world.nodes[int(strike.target)].turn_away()
+            world.nodes[int(strike.target)].refuse_jobs()
         else:
             self.clock.jump(float(strike.target))
 
@@ -128,18 +128,18 @@ def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, tr
 async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
     world = World(done.plan, done.problems, parts.dispatcher_type, parts.node_type)
 
-    async def stay(client_plan: ClientPlan) -> None:
+    async def run_client(client_plan: ClientPlan) -> None:
         first = striker.steps + 1
         await world.receive(client_plan)
-        done.stays[client_plan.name] = first, striker.steps
+        done.client_steps[client_plan.name] = first, striker.steps
 
     async with world.open():
         striker.world = world
-        with trio.move_on_after(PATIENCE_S) as patience:
+        with trio.move_on_after(TIMEOUT_S) as scope:
             async with trio.open_nursery() as visitors:
                 for client_plan in done.plan.client_plans:
-                    visitors.start_soon(stay, client_plan)
-        if patience.cancelled_caught:
+                    visitors.start_soon(run_client, client_plan)
+        if scope.cancelled_caught:
             done.problems.append("hang: a visitor never left")
         striker.world = None
         await trio.testing.wait_all_tasks_blocked()
@@ -175,7 +175,7 @@ def _may_fail(client_plan: ClientPlan, history: History) -> bool:
 
 
 def _wrongly_charged(world: World) -> list[str]:
-    """Return a problem for each tenant whose charge differs from the cost of its jobs."""
+    """Return a problem for each tenant that was not charged exactly the cost of its jobs."""
     if any(node.failures for node in world.nodes):
         return []  # a job that had begun is charged its estimate if the model cannot be loaded again
     tenants = world.ledger.charged.keys() | world.costs.keys()
@@ -191,9 +191,9 @@ def _late(done: Run, world: World) -> list[str]:
     if any(strike.kind == "pause" for strike in done.strikes):
         return []  # time passes before any client can leave
     return [
-        f"late: visitor {name} had to leave at {told_at}"
-        for name, told_at in (*world.cancelled_at.items(), *world.disconnected_at.items())
-        if not world.left_at.get(name, inf) <= told_at
+        f"late: visitor {name} had to leave at {cancelled_at_s}"
+        for name, cancelled_at_s in (*world.cancelled_at.items(), *world.disconnected_at.items())
+        if not world.left_at.get(name, inf) <= cancelled_at_s
     ]
 
 
@@ -231,7 +231,7 @@ def _tickets(owner: object, counted: set[int]) -> int:
 
 async def _every_seat_is_free(world: World) -> bool:
     """Take all seats of all nodes at once, and not one more, then give them back."""
-    with trio.move_on_after(PATIENCE_S):
+    with trio.move_on_after(TIMEOUT_S):
         while world.dispatcher.models._loads:  # noqa: ASYNC110  # no event reports that none are left
             await trio.sleep(1)
     for node in world.nodes:
@@ -240,7 +240,7 @@ async def _every_seat_is_free(world: World) -> bool:
     job = ClientPlan(
         "canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model
     ).job
-    with trio.move_on_after(PATIENCE_S) as patience:
+    with trio.move_on_after(TIMEOUT_S) as scope:
         async with AsyncExitStack() as stack:
             for _ in range(sum(world.plan.seats)):
                 await stack.enter_async_context(world.dispatcher.seat(spec_of(job)))
@@ -248,7 +248,7 @@ async def _every_seat_is_free(world: World) -> bool:
             if full.running != full.seats:
                 return False
     await trio.testing.wait_all_tasks_blocked()
-    return not patience.cancelled_caught and not _left_behind(world)
+    return not scope.cancelled_caught and not _left_behind(world)
 
 
 @contextmanager

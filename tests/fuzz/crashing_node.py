@@ -39,7 +39,7 @@ class CrashingNode:
 
     Checks what a node can see: no job in two places or attempted too often, no more jobs at once than seats,
     no job for another model, no eviction while it works. Aborted work ends at once; `working` counts work
-    that has not ended. `asked_for` returns the model to hold; `histories` has the jobs of all nodes.
+    that has not ended. `requested_model` returns the model to hold; `histories` has the jobs of all nodes.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CrashingNode:
         registry: NodeRegistry,
         scheduler: JobScheduler,
         problems: list[str],
-        asked_for: Callable[[], str],
+        requested_model: Callable[[], str],
         histories: dict[str, History],
     ) -> None:
         self.id = name
@@ -59,7 +59,7 @@ class CrashingNode:
         self.deaths = 0
         self.failures = 0  # of loads
         self._plan = plan
-        self._asked_for = asked_for
+        self._requested_model = requested_model
         self._spoilt = False
         self._limits = NodeLimits(seats=plan.seats[int(name)], max_model_len=1000)
         self._times = {client_plan.name: client_plan for client_plan in plan.client_plans}
@@ -70,7 +70,7 @@ class CrashingNode:
         self._holders: dict[str, tuple[Sink, trio.CancelScope]] = {}
         self._is_full = False
         self._leaving = 0  # jobs that hold a seat from before a death
-        self._future: list[str | None] = []  # models of the next starts; None: the model asked for
+        self._future: list[str | None] = []  # models of the next starts; None: the requested model
         self._struck = trio.Event()
         self._back = trio.Event()
         self._nursery: trio.Nursery
@@ -81,7 +81,7 @@ class CrashingNode:
         return len(self._holders) + self._leaving
 
     async def run(self) -> None:
-        """Come up. After each strike go down and come up again, finally with the model asked for."""
+        """Come up. After each strike go down and come up again, finally with the requested model."""
         async with trio.open_nursery() as self._nursery:
             self._come_up(None)
             while True:
@@ -90,16 +90,16 @@ class CrashingNode:
                     await self._struck.wait()
                 model = self._future.pop(0)
                 self._go_down()
-                await trio.sleep(self._plan.away_s)
+                await trio.sleep(self._plan.downtime_s)
                 if self._spoilt:
                     self._fail_to_load()
-                    await trio.sleep(self._plan.away_s)
+                    await trio.sleep(self._plan.downtime_s)
                 self._come_up(model)  # may go down at once: the scheduler may request another model
                 if model is not None:
-                    await trio.sleep(self._plan.away_s)
+                    await trio.sleep(self._plan.downtime_s)
 
     async def wait_back(self) -> None:
-        """Wait until it holds the model asked for, even if it goes down again meanwhile."""
+        """Wait until it has the requested model, even if it goes down again meanwhile."""
         while not (back := self._back).is_set():
             await back.wait()
 
@@ -121,7 +121,7 @@ class CrashingNode:
             if self._holders:
                 self._problems.append(f"evicted: node {self.id} works")
             self.is_up = False
-            self._go_away([None])
+            self._go_down([None])
 
     def drop(self) -> None:
         """Fail all jobs, as a broken network does, without going down."""
@@ -130,8 +130,8 @@ class CrashingNode:
             self._histories[name].fail()
             into.fail(NodeFailed("the connection broke"))
 
-    def turn_away(self) -> None:
-        """Refuse as full all jobs whose answers have not begun, and the next job that arrives."""
+    def refuse_jobs(self) -> None:
+        """Refuse as full all jobs without a first delta, and the next job that arrives."""
         self._is_full = True
         for name, (into, work) in self._working():
             if not self._histories[name].has_begun:
@@ -167,7 +167,7 @@ class CrashingNode:
         work.cancel()
 
     def _working(self) -> list[tuple[str, tuple[Sink, trio.CancelScope]]]:
-        """Return the jobs whose work is not cancelled: they have neither failed nor been aborted."""
+        """Return the jobs that have neither failed nor been aborted."""
         return [(name, holder) for name, holder in self._holders.items() if not holder[1].cancel_called]
 
     def _check(self, job: Job, history: History) -> None:
@@ -195,10 +195,10 @@ class CrashingNode:
     def _strike(self, future: list[str | None]) -> None:
         if self._back.is_set():
             self.deaths += 1
-            self._go_away(future)
+            self._go_down(future)
             self._go_down()
 
-    def _go_away(self, future: list[str | None]) -> None:
+    def _go_down(self, future: list[str | None]) -> None:
         self._future = future
         self._struck.set()  # no task waits for it while the node comes up
         back = self._back
@@ -219,11 +219,11 @@ class CrashingNode:
 
     def _come_up(self, model: str | None) -> None:
         self.is_up = True
-        self.models = frozenset({model or self._asked_for()})
+        self.models = frozenset({model or self._requested_model()})
         self._registry.report(self, self._limits)
 
     def _fail_to_load(self) -> None:
         self._spoilt = False
         self.failures += 1
-        self.models = frozenset({self._asked_for()})
+        self.models = frozenset({self._requested_model()})
         self._scheduler.load_failed(self.models, LoadFailed("spoilt"))

@@ -18,7 +18,7 @@ Way = Literal["to the server", "to the client"]
 Address = tuple[str, int]
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset instead of a FIN
-GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+STREAM_ERRORS = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Fault(NamedTuple):
@@ -81,7 +81,7 @@ class _Pump:
 
     async def run(self, connection: trio.CancelScope) -> None:
         """Forward bytes and cause the fault, then end the connection on both sides."""
-        with suppress(*GONE):
+        with suppress(*STREAM_ERRORS):
             if await self._carry():
                 await self._happen()
         connection.cancel()

@@ -19,7 +19,7 @@ def every_cut(seed: int, parts: Parts = REAL, ends: tuple[End, ...] = ENDS) -> I
     plan = draw_plan(seed)
     unstruck = run(plan, (), parts)
     yield unstruck
-    for name, (first, last) in unstruck.stays.items():
+    for name, (first, last) in unstruck.client_steps.items():
         for step in range(first, last + 1):
             for end in ends:
                 yield run(plan, (Strike(step, end, name),), parts)
@@ -52,7 +52,7 @@ def every_swap(seed: int, parts: Parts = REAL) -> Iterator[Run]:
         for number in range(len(plan.seats)):
             yield run(plan, (Strike(step, "die", f"{number}"),), parts)
             yield run(plan, (Strike(step, "spoil", f"{number}"),), parts)
-        here = [name for name, (first, last) in unstruck.stays.items() if first <= step <= last]
+        here = [name for name, (first, last) in unstruck.client_steps.items() if first <= step <= last]
         for end in ENDS if here else ():
             yield run(plan, (Strike(step, end, random.choice(here)),), parts)
         yield from _pairs(random, unstruck, parts)
@@ -130,7 +130,7 @@ def _draw_strike(random: Random, unstruck: Run) -> Strike:
 
 def _draw_leave(random: Random, unstruck: Run, near: int | None = None) -> Strike:
     """Draw a client that disconnects or is cancelled, and a step; with `near`, at most 5 steps later."""
-    name = random.choice(list(unstruck.stays))
-    first, last = unstruck.stays[name]
+    name = random.choice(list(unstruck.client_steps))
+    first, last = unstruck.client_steps[name]
     step = random.randint(first, last) if near is None else near + random.randint(0, 5)
     return Strike(step, random.choice(ENDS), name)

@@ -83,9 +83,9 @@ class CorrectHandOff(_Wrapped):
 
     @asynccontextmanager
     async def seat(self, job: JobSpec) -> AsyncIterator[Seat]:
-        give, take = trio.open_memory_channel[Seat | FairleadError](self.buffer)
+        send_channel, take = trio.open_memory_channel[Seat | FairleadError](self.buffer)
         queue, done = trio.CancelScope(), trio.Event()
-        trio.lowlevel.spawn_system_task(self._clerk, self._real_seat(job), give, queue, done)
+        trio.lowlevel.spawn_system_task(self._clerk, self._real_seat(job), send_channel, queue, done)
         try:
             seat = await take.receive()
         except trio.Cancelled:
@@ -102,7 +102,7 @@ class CorrectHandOff(_Wrapped):
     async def _clerk(
         self,
         real: AbstractAsyncContextManager[Seat],
-        give: trio.MemorySendChannel[Seat | FairleadError],
+        send_channel: trio.MemorySendChannel[Seat | FairleadError],
         queue: trio.CancelScope,
         done: trio.Event,
     ) -> None:
@@ -111,10 +111,10 @@ class CorrectHandOff(_Wrapped):
                 seat = await real.__aenter__()
             except FairleadError as error:
                 with suppress(trio.WouldBlock):
-                    give.send_nowait(error)
+                    send_channel.send_nowait(error)
                 return
             try:
-                give.send_nowait(seat)
+                send_channel.send_nowait(seat)
             except trio.WouldBlock:
                 await self._refused(done)
             else:

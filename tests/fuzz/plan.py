@@ -38,12 +38,12 @@ class ClientPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The clients, nodes and limits of a run. `seats`: of each node. `away_s`: how long a node stays down."""
+    """The clients, nodes and limits of a run. `seats`: of each node. `downtime_s`: of a node."""
 
     seed: int
     client_plans: tuple[ClientPlan, ...]
     seats: tuple[int, ...]
-    away_s: int = 1
+    downtime_s: int = 1
     capacity: int = 100
     queue_timeout_s: float = NEVER_S
     request_timeout_s: float = NEVER_S
@@ -88,7 +88,7 @@ def draw_plan(seed: int, *, tight: bool = False, swapping: bool = False) -> Plan
         seed,
         client_plans,
         seats,
-        away_s=random.choice([1, 2]),  # not 0: a granted job reaches the node before the node is back
+        downtime_s=random.choice([1, 2]),  # not 0: a granted job reaches the node before the node is back
         capacity=random.choice([0, 1, 2, 100]),
         queue_timeout_s=random.choice([0, 1, 2, 3, NEVER_S]),
         request_timeout_s=random.choice([0, 1, 2, 3, NEVER_S]),

@@ -45,7 +45,7 @@ def test_the_same_seed_always_takes_the_same_steps(seed, tight):
     plan = draw_plan(seed, tight=tight)
     first, second = (run(plan, traced=True) for _ in range(2))
     assert first.trace == second.trace
-    assert first.stays == second.stays
+    assert first.client_steps == second.client_steps
 
 
 def test_steps_before_a_strike_are_the_same_as_without_it():
@@ -62,7 +62,7 @@ def test_cancellation_at_any_step_releases_everything(fuzz_seconds):
     assert failures(until(deadline, all_runs(every_cut))) == []
 
 
-def test_node_that_dies_or_swaps_at_any_step_leaves_nothing_behind(fuzz_seconds):
+def test_node_that_crashes_or_swaps_at_any_step_frees_everything(fuzz_seconds):
     deadline = time.monotonic() + SHARE * fuzz_seconds
     assert failures(until(deadline, all_runs(every_fault))) == []
 

@@ -88,7 +88,7 @@ class ServerWorld:
                 queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
             )
         )
-        async with trio.open_nursery() as nursery, serving(app, self.limits, patience_s=250) as server:
+        async with trio.open_nursery() as nursery, serving(app, self.limits, timeout_s=250) as server:
             nursery.start_soon(self.dispatcher.run)
             self.address = server.address
             yield self

@@ -41,7 +41,7 @@ KEPT = {
 
 @pytest.fixture
 def attacked(tmp_path):
-    """A server whose demonstration model is attacked, with a spare model to load and unload."""
+    """A server with the demonstration model and a spare model to load and unload."""
     model = {"path": str(demonstration_model()), "watchdog": "1h"}
     models = {MODEL: model | {"preload": True}, SPARE: model}
     arguments = configured(tmp_path, {}, queue={"timeout": "60s"}, models=models, **SETTINGS)

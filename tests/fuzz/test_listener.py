@@ -90,7 +90,7 @@ def direct_app() -> Callable[..., Awaitable[None]]:
 
 
 class Plain:
-    """A writer whose events are the plain text."""
+    """A writer that sends the plain text as events."""
 
     def write(self, deltas: list[Delta]) -> bytes:
         return "".join(delta.text for delta in deltas).encode("latin-1")
@@ -139,7 +139,7 @@ async def attack(app, seed: int, count: int) -> None:
     """Run `count` clients beside a canary, and check that no task and no unexpected log entry is left."""
     tasks = trio.lowlevel.current_statistics().tasks_living
     with structlog.testing.capture_logs() as logs:
-        async with serving(app, LIMITS, patience_s=60 + count) as server:
+        async with serving(app, LIMITS, timeout_s=60 + count) as server:
             undisturbed = trio.lowlevel.current_statistics().tasks_living
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(check_canary, server)

@@ -13,21 +13,21 @@ from fairlead.http import listener
 from fairlead.http.accept_queue import AcceptedConnection, AcceptQueue, RequestTurns
 
 
-def arrival(address: str, port: int) -> AcceptedConnection:
+def accepted(address: str, port: int) -> AcceptedConnection:
     return AcceptedConnection(socket.socket(), (address, port))
 
 
 @given(addresses=st.lists(st.sampled_from("abc"), max_size=30))
-def test_addresses_take_turns_and_each_keeps_its_order(addresses):
-    arrivals = AcceptQueue()
-    came = [arrival(address, port) for port, address in enumerate(addresses)]
-    for each in came:
-        arrivals.add(each)
-    assert len(came) == len(arrivals)
-    begun = [arrivals.pop().client for _ in came]
-    for each in came:
+def test_addresses_alternate_and_each_keeps_its_order(addresses):
+    queue = AcceptQueue()
+    connections = [accepted(address, port) for port, address in enumerate(addresses)]
+    for each in connections:
+        queue.add(each)
+    assert len(connections) == len(queue)
+    begun = [queue.pop().client for _ in connections]
+    for each in connections:
         each.sock.close()
-    assert (len(arrivals), sorted(begun)) == (0, sorted(each.client for each in came))
+    assert (len(queue), sorted(begun)) == (0, sorted(each.client for each in connections))
     for address in set(addresses):
         own = [port for other, port in begun if other == address]
         assert sorted(own) == own
@@ -39,15 +39,15 @@ def test_addresses_take_turns_and_each_keeps_its_order(addresses):
 
 
 def test_close_closes_all_queued_connections():
-    arrivals = AcceptQueue()
-    waiting = [arrival("a", 1), arrival("b", 2), arrival("a", 3)]
+    queue = AcceptQueue()
+    waiting = [accepted("a", 1), accepted("b", 2), accepted("a", 3)]
     for each in waiting:
-        arrivals.add(each)
-    arrivals.close()
-    assert (len(arrivals), [each.sock.fileno() for each in waiting]) == (0, [-1, -1, -1])
+        queue.add(each)
+    queue.close()
+    assert (len(queue), [each.sock.fileno() for each in waiting]) == (0, [-1, -1, -1])
 
 
-async def test_a_new_address_need_not_wait_for_all_earlier_connections_of_another(monkeypatch):
+async def test_connection_of_a_new_address_starts_before_older_ones_of_another(monkeypatch):
     monkeypatch.setattr(listener, "STARTS_PER_TURN", 1)
     served: list[str] = []
 
@@ -60,44 +60,44 @@ async def test_a_new_address_need_not_wait_for_all_earlier_connections_of_anothe
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async with serving(app) as server:
-        crowd = []
+        clients = []
         for address in ["127.0.0.1"] * 60 + ["127.0.0.9"]:
             # Blocking, so that the listener does not run before all clients have connected.
             client = socket.create_connection(server.address, source_address=(address, 0))
             client.sendall(get())
-            crowd.append(client)
-        while len(served) < len(crowd):
+            clients.append(client)
+        while len(served) < len(clients):
             await trio.testing.wait_all_tasks_blocked()
-        for client in crowd:
+        for client in clients:
             client.close()
     assert [address for address in served[:40] if address != "127.0.0.1"] == ["127.0.0.9"]
 
 
-async def test_requests_of_one_address_start_one_per_pass_in_their_order():
+async def test_requests_of_one_address_start_in_order_one_per_pass():
     turns = RequestTurns()
-    came, begun = [], []
+    requested, begun = [], []
 
     async def request(address: str, number: int) -> None:
-        came.append((address, number))
+        requested.append((address, number))
         await turns.wait(address)
         begun.append((address, number))
 
     async with trio.open_nursery() as nursery:
         for number in range(10):
-            nursery.start_soon(request, "crowd", number)
-        nursery.start_soon(request, "newcomer", 0)
+            nursery.start_soon(request, "busy", number)
+        nursery.start_soon(request, "new", 0)
         for passes in range(1, 12):
             await trio.lowlevel.checkpoint()
-            assert sum(address == "crowd" for address, _ in begun) <= passes
-    assert ("newcomer", 0) in begun[:2]
-    assert [each for each in begun if each[0] == "crowd"] == [each for each in came if each[0] == "crowd"]
+            assert sum(address == "busy" for address, _ in begun) <= passes
+    assert ("new", 0) in begun[:2]
+    assert [each for each in begun if each[0] == "busy"] == [each for each in requested if each[0] == "busy"]
 
 
 @given(
     addresses=st.lists(st.sampled_from("ab"), min_size=1, max_size=8),
     cancels=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), max_size=6),
 )
-def test_a_cancelled_request_gives_its_turn_to_the_next(addresses, cancels):
+def test_cancelled_request_passes_its_turn_to_the_next(addresses, cancels):
     begun: list[int] = []
 
     async def request(turns: RequestTurns, number: int, scope: trio.CancelScope) -> None:

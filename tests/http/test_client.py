@@ -32,16 +32,16 @@ async def test_open_connections_are_bounded_and_waiters_are_served_in_order():
     async with stub() as server:
         upstream = upstream_for(server, capacity=2)
 
-        async def visitor(number):
+        async def request(number):
             await fetch(upstream, waits=True, number=number)
 
         async with trio.open_nursery() as nursery:
             for number in range(8):
-                nursery.start_soon(visitor, number)
+                nursery.start_soon(request, number)
                 await trio.testing.wait_all_tasks_blocked()
                 assert upstream.statistics().busy <= 2
-            for there in (2, 3, 4, 5, 6, 7, 8, 8):
-                while len(server.jobs) < there:
+            for number in (2, 3, 4, 5, 6, 7, 8, 8):
+                while len(server.jobs) < number:
                     await trio.lowlevel.checkpoint()
                 assert server.connections <= 2
                 server.go.release()  # one request completes and frees its connection for the next
@@ -68,32 +68,32 @@ async def test_larger_capacity_admits_waiters():
 async def test_connection_for_a_cancelled_waiter_goes_to_the_next():
     async with stub() as server:
         upstream = upstream_for(server, capacity=1)
-        leaving = trio.CancelScope()
+        cancelled_waiter = trio.CancelScope()
         got = []
 
-        async def leaver():
-            with leaving:
+        async def request_to_cancel():
+            with cancelled_waiter:
                 await fetch(upstream)
 
-        async def stayer():
+        async def waiting_request():
             got.append(await fetch(upstream))
 
         async with trio.open_nursery() as nursery:
             holder = trio.CancelScope()
 
-            async def hold():
+            async def held_request():
                 with holder:
                     await fetch(upstream, "silent")
 
-            nursery.start_soon(hold)
+            nursery.start_soon(held_request)
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(leaver)
+            nursery.start_soon(request_to_cancel)
             await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(stayer)
+            nursery.start_soon(waiting_request)
             await trio.testing.wait_all_tasks_blocked()
             # The connection becomes free and its next waiter is cancelled in the same step.
             holder.cancel()
-            leaving.cancel()
+            cancelled_waiter.cancel()
         assert len(got) == 1
 
 
@@ -149,7 +149,7 @@ async def test_request_is_not_retried_after_its_response_has_begun():
         assert len(server.jobs) == 2
 
 
-async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
+async def test_connection_idle_beyond_the_timeout_is_closed(mock_clock):
     async with stub() as server:
         upstream = upstream_for(server, idle_s=10.0)
         await fetch(upstream)
@@ -161,7 +161,7 @@ async def test_a_connection_that_was_idle_too_long_is_closed(mock_clock):
         assert upstream.statistics().idle == 0
 
 
-async def test_connection_that_was_idle_too_long_is_not_reused(mock_clock):
+async def test_connection_idle_beyond_the_timeout_is_not_reused(mock_clock):
     async with stub() as server:
         upstream = upstream_for(server, idle_s=10.0)
         await fetch(upstream)
@@ -179,7 +179,7 @@ async def test_body_over_the_limit_ends_the_exchange():
         assert upstream.statistics().busy == 0
 
 
-async def test_timeout_of_an_exchange_covers_all_of_it(autojump_clock):
+async def test_timeout_covers_the_whole_exchange(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with stub() as server:
         upstream = upstream_for(server)

@@ -61,9 +61,9 @@ def outcome(pieces: list[bytes]) -> tuple[list[bytes] | str | None, bytes]:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join), st.lists(st.integers(0, 60), max_size=6))
-def test_head_is_read_the_same_in_any_pieces(data, cuts):
-    places = sorted({min(cut, len(data)) for cut in cuts})
-    pieces = [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+def test_head_is_read_wherever_it_is_split(data, cuts):
+    ends = sorted({min(cut, len(data)) for cut in cuts})
+    pieces = [data[a:b] for a, b in zip([0, *ends], [*ends, len(data)], strict=True)]
     lines, left = outcome(pieces)
     assert lines == expected(data)
     if isinstance(lines, list):
@@ -101,7 +101,7 @@ def test_every_byte_of_a_slow_head_is_examined_once():
     assert Counting.examined <= 3 * (len(head) + 4)  # by each of three counts
 
 
-def test_h11_reads_through_our_buffer():
+def test_h11_uses_the_strict_buffer():
     """Another version of h11 could silently bypass the buffer."""
     connection = StrictConnection(1000)
     connection.receive_data(b"GET / HTTP/1.1\nHost: test\n\n")

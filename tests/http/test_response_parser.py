@@ -16,9 +16,9 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 bodies = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
 
 
-def cut(data, places):
-    """Return the data in pieces that end at these places."""
-    ends = sorted({place % (len(data) + 1) for place in places} | {0, len(data)})
+def cut(data, positions):
+    """Return the data in pieces that end at these positions."""
+    ends = sorted({position % (len(data) + 1) for position in positions} | {0, len(data)})
     return [data[start:end] for start, end in pairwise(ends)]
 
 
@@ -28,7 +28,7 @@ def parsed(pieces):
     return parser, b"".join(parser.feed(piece) for piece in pieces)
 
 
-def by_h11(pieces):
+def parsed_by_h11(pieces):
     """Return status, headers and body as h11 parses them; None if the response is incomplete."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
@@ -70,13 +70,13 @@ def answers(draw):
     return interim + head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n" + trailer + b"\r\n"
 
 
-@given(answer=answers(), places=st.lists(st.integers(0, 400), max_size=8))
-def test_response_split_anywhere_parses_as_with_h11(answer, places):
-    pieces = cut(answer, places)
+@given(answer=answers(), positions=st.lists(st.integers(0, 400), max_size=8))
+def test_response_split_anywhere_parses_as_with_h11(answer, positions):
+    pieces = cut(answer, positions)
     parser, body = parsed(pieces)
     assert parser.end()
     assert parser.head is not None
-    assert by_h11(pieces) == (parser.head.status, parser.head.headers, body)
+    assert parsed_by_h11(pieces) == (parser.head.status, parser.head.headers, body)
     assert not parser.surplus
 
 
@@ -92,12 +92,12 @@ def test_truncated_response_is_incomplete(answer, data):
         assert answer[:end].endswith(body)
 
 
-@given(noise=st.binary(max_size=200), head=st.sampled_from([b"", OK, CHUNKED, CHUNKED + b"5\r\n"]))
-def test_random_bytes_raise_nothing_but_bad_answer(noise, head):
+@given(data=st.binary(max_size=200), head=st.sampled_from([b"", OK, CHUNKED, CHUNKED + b"5\r\n"]))
+def test_random_bytes_raise_only_invalid_response(data, head):
     parser = ResponseParser()
     try:
         parser.feed(head)
-        parser.feed(noise)
+        parser.feed(data)
     except InvalidResponse:
         pass
     parser.end()
@@ -202,9 +202,9 @@ def test_body_after_a_response_to_head_is_surplus():
 @pytest.mark.parametrize(
     "second", [OK + b"Content-Length: 2\r\n\r\nhi", CHUNKED + b"2\r\nhi\r\n0\r\n\r\n", b"\r\n"]
 )
-@pytest.mark.parametrize("places", [[], [60, 64, 66]])
-def test_second_response_is_surplus_and_none_of_it_is_body(second, places):
-    parser, body = parsed(cut(CHUNKED + b"1\r\na\r\n0\r\n\r\n" + second, places))
+@pytest.mark.parametrize("positions", [[], [60, 64, 66]])
+def test_second_response_is_surplus_and_none_of_it_is_body(second, positions):
+    parser, body = parsed(cut(CHUNKED + b"1\r\na\r\n0\r\n\r\n" + second, positions))
     assert (body, parser.is_complete, parser.surplus) == (b"a", True, True)
 
 

@@ -26,23 +26,23 @@ lines = st.text(
 @given(
     events=st.lists(st.tuples(lines, st.sampled_from(ENDS)), max_size=8),
     rest=st.sampled_from(["", "data: half"]),
-    places=st.lists(st.integers(0, 200), max_size=8),
+    positions=st.lists(st.integers(0, 200), max_size=8),
 )
-def test_events_are_whole_however_the_stream_is_split(events, rest, places):
-    whole = [(line + end).encode() for line, end in events]
-    stream = b"".join(whole) + rest.encode()
-    ends = sorted({place % (len(stream) + 1) for place in places} | {0, len(stream)})
+def test_events_are_complete_wherever_the_stream_is_split(events, rest, positions):
+    complete = [(line + end).encode() for line, end in events]
+    stream = b"".join(complete) + rest.encode()
+    ends = sorted({position % (len(stream) + 1) for position in positions} | {0, len(stream)})
     splitter = EventSplitter(1000)
-    got = []
+    received = []
     for start, end in pairwise(ends):
-        got += split_events(splitter.feed(stream[start:end]))
-    assert stream == b"".join(got) + bytes(splitter._rest)
+        received += split_events(splitter.feed(stream[start:end]))
+    assert stream == b"".join(received) + bytes(splitter._rest)
     assert bool(rest) == splitter.has_rest
-    assert len(whole) == len(got)
-    assert [event.strip() for event in whole] == [event.strip() for event in got]
+    assert len(complete) == len(received)
+    assert [event.strip() for event in complete] == [event.strip() for event in received]
 
 
-def test_an_event_that_grows_too_long_is_refused():
+def test_event_over_the_limit_is_refused():
     splitter = EventSplitter(100)
     assert splitter.feed(b"data: " + b"x" * 90) == b""
     with pytest.raises(OverflowError, match="more than 100 bytes"):

@@ -201,11 +201,11 @@ class Driver:
         sequence.slot = -1
 
     def _grow(self, slot: int, tokens: int) -> None:
-        wanted = -(-tokens // self.loaded.block_size)
+        required = -(-tokens // self.loaded.block_size)
         self.batch.append_block_ids(
             slot,
             tuple(
-                [free.pop(0 if len(free) % 2 else -1) for _ in range(wanted - count)]
+                [free.pop(0 if len(free) % 2 else -1) for _ in range(required - count)]
                 for free, count in zip(self.free, self.batch.block_counts(slot), strict=True)
             ),
         )

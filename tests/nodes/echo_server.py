@@ -59,13 +59,13 @@ class Echo(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             self.wfile.write(b"0\r\n\r\n")
         else:
-            said = {
+            response = {
                 "method": self.command,
                 "path": self.path,
                 "headers": {name.lower(): value for name, value in self.headers.items()},
                 "body": body.decode("latin-1"),
             }
-            self.send(200, json.dumps(said).encode())
+            self.send(200, json.dumps(response).encode())
 
     def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

@@ -86,10 +86,10 @@ def scripted(answer: Answer) -> Iterator[ScriptedServer]:
 
 def node(listener: Any = None, *, failures: int | None = None, **options: Any) -> RemoteNode:
     """Return a node that is up and not probed; with `failures`, its breaker opens after that many."""
-    upstream = Upstream("http://127.0.0.1:1", name="far")
+    upstream = Upstream("http://127.0.0.1:1", name="remote")
     health = None if failures is None else HealthConfig(failures=failures)
     options = {"names": {"m": "m"}, "seats": 4, **options}
-    made = RemoteNode("far", upstream, listener or RecordingListener(), health=health, **options)
+    made = RemoteNode("remote", upstream, listener or RecordingListener(), health=health, **options)
     made.came_up()
     return made
 

@@ -167,17 +167,17 @@ async def test_stopping_fails_the_jobs_before_the_process_ends():
     listener = RecordingListener()
     node = CommandNode(command("--ignore-sigterm", unload_timeout_s=0.3), listener)
     into = CollectedDeltas()
-    life = trio.CancelScope()
+    scope = trio.CancelScope()
 
     async def serve(task_status):
-        with life:
+        with scope:
             await node.run(task_status=task_status)
 
     async with trio.open_nursery() as nursery:
         await nursery.start(serve)
         async with node.generate(relayed_job(stub={"how": "stall", "after": 3}), into):
             await into.first.wait()
-            life.cancel()
+            scope.cancel()
             await into.over.wait()
             assert Path(f"/proc/{node.pid}").exists()
     assert isinstance(into.error, NodeFailed)

@@ -30,14 +30,14 @@ from nodes.stub_server import text
 def probed_node(server, listener, **options):
     """Return a node that probes the stub every 50 ms."""
     health = options.pop("health", quick_health())
-    return RemoteNode("far", upstream_for(server), listener, health=health, **options)
+    return RemoteNode("remote", upstream_for(server), listener, health=health, **options)
 
 
 async def test_node_accepts_jobs_after_its_first_probe_and_is_down_at_its_end():
     listener = RecordingListener()
     async with stub() as server:
         node = probed_node(server, listener, names={"m": "m"}, seats=2)
-        with pytest.raises(NodeFailed, match="far is down"):
+        with pytest.raises(NodeFailed, match="remote is down"):
             async with node.generate(relayed_job(), CollectedDeltas()):
                 pass
         async with trio.open_nursery() as nursery:
@@ -46,11 +46,11 @@ async def test_node_accepts_jobs_after_its_first_probe_and_is_down_at_its_end():
             got = await generated(node, relayed_job())
             assert text() == got.text()
             nursery.cancel_scope.cancel()
-        assert listener.reports == [("up", "far", 2), ("down", "far")]
+        assert listener.reports == [("up", "remote", 2), ("down", "remote")]
         assert node.status().connections.idle == 0
 
 
-async def test_three_failed_probes_take_it_out_and_one_good_one_brings_it_back():
+async def test_node_is_down_after_three_failed_probes_and_up_after_a_successful_one():
     listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         node = probed_node(server, listener, names={"m": "m"})
@@ -87,7 +87,7 @@ async def test_models_that_are_not_configured_are_queried_repeatedly():
         assert node.models == {"a", "b"}
         server.models = ["b", "c"]
         await listener.until("seats")
-        assert listener.reports[-1] == ("seats", "far", 1, ["b", "c"])
+        assert listener.reports[-1] == ("seats", "remote", 1, ["b", "c"])
         got = await generated(node, relayed_job(model="c"))
         assert text() == got.text()
         assert server.jobs[0].document["model"] == "c"
@@ -101,24 +101,24 @@ async def test_seats_and_load_of_a_fairlead_are_read():
         node = probed_node(server, listener)
         nursery.start_soon(node.run)
         await listener.until("up")
-        assert listener.reports == [("up", "far", 8)]
+        assert listener.reports == [("up", "remote", 8)]
         assert node.status().is_fairlead
         assert node.status().load == 0.25
         server.seats = 4
         await listener.until("seats")
-        assert listener.reports[-1] == ("seats", "far", 4, ["m"])
+        assert listener.reports[-1] == ("seats", "remote", 4, ["m"])
         assert node.status().load == 0.5
         nursery.cancel_scope.cancel()
 
 
-async def test_seats_that_were_configured_hold_and_a_lie_about_the_load_changes_no_seat():
+async def test_configured_seats_are_not_changed_by_reported_load():
     listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         server.seats, server.load = 8, 1000
         node = probed_node(server, listener, seats=3)
         nursery.start_soon(node.run)
         await listener.until("up")
-        assert listener.reports == [("up", "far", 3)]
+        assert listener.reports == [("up", "remote", 3)]
         assert node.status().load == 125.0
         nursery.cancel_scope.cancel()
 
@@ -141,7 +141,7 @@ async def test_server_that_serves_jobs_stays_up_when_it_misses_probes(autojump_c
         nursery.cancel_scope.cancel()
 
 
-async def test_jobs_of_a_dead_server_fail_when_it_goes_down(autojump_clock):
+async def test_jobs_of_a_crashed_server_fail_when_it_goes_down(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     listener = RecordingListener()
     health = HealthConfig(interval_s=5.0, timeout_s=2.0, failures=2)
@@ -161,7 +161,7 @@ async def test_jobs_of_a_dead_server_fail_when_it_goes_down(autojump_clock):
 
 async def test_unreachable_server_is_never_up():
     listener = RecordingListener()
-    config = NodeConfig(id="far", url="http://127.0.0.1:1")
+    config = NodeConfig(id="remote", url="http://127.0.0.1:1")
     node = remote_node(config, listener, quick_health())
     with trio.move_on_after(0.3):
         await node.run()
@@ -175,7 +175,7 @@ async def test_names_key_and_filters_come_from_the_configuration():
         from fairlead.config import FiltersConfig
 
         config = NodeConfig(
-            id="far",
+            id="remote",
             url=f"{server.url}/v1",
             api_key="sk-1",
             seats=3,
@@ -186,7 +186,7 @@ async def test_names_key_and_filters_come_from_the_configuration():
         node = remote_node(config, listener, quick_health())
         nursery.start_soon(node.run)
         await listener.until("up")
-        assert listener.reports == [("up", "far", 3)]
+        assert listener.reports == [("up", "remote", 3)]
         assert node.models == {"small", "big"}
         await generated(node, relayed_job(model="big", top_k=5))
         nursery.cancel_scope.cancel()
@@ -200,10 +200,10 @@ async def test_names_key_and_filters_come_from_the_configuration():
 @contextmanager
 def bound_port():
     """Reserve a port on which the stub can listen, and no other process."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 async def test_suspended_server_goes_down_and_comes_up_when_resumed(mock_clock):
@@ -213,10 +213,10 @@ async def test_suspended_server_goes_down_and_comes_up_when_resumed(mock_clock):
     health = HealthConfig(interval_s=0.05, timeout_s=60.0, failures=2)
     with bound_port() as port:
         timeouts = UpstreamTimeouts(between_bytes_s=float("inf"))
-        upstream = Upstream(f"http://127.0.0.1:{port}", name="far", timeouts=timeouts)
-        node = RemoteNode("far", upstream, listener, names={"m": "m"}, health=health)
+        upstream = Upstream(f"http://127.0.0.1:{port}", name="remote", timeouts=timeouts)
+        node = RemoteNode("remote", upstream, listener, names={"m": "m"}, health=health)
         async with trio.open_nursery() as nursery:
-            process = CommandProcess("far", (sys.executable, str(program), "--port", str(port)))
+            process = CommandProcess("remote", (sys.executable, str(program), "--port", str(port)))
             await nursery.start(process.run)
             nursery.start_soon(node.run)
             await listener.until("up")

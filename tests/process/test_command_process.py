@@ -1,4 +1,4 @@
-"""A command's process: its output is kept, and when it ends no process of its group is left."""
+"""A command's process: its output is kept, and its process group ends with it."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ async def started_and_stopped(process, lines=0):
         nursery.cancel_scope.cancel()
 
 
-async def test_run_returns_when_the_command_ends_and_reports_how():
+async def test_run_reports_how_the_command_ended():
     process = CommandProcess("c", python("sys.exit(3)"))
     await process.run()
     assert process.ending == "ended with exit status 3"
@@ -54,7 +54,7 @@ async def test_run_returns_when_the_command_ends_and_reports_how():
     assert process.ending == "was killed by SIGKILL"
 
 
-async def test_cancellation_stops_the_process_by_sigterm():
+async def test_cancellation_sends_sigterm():
     process = CommandProcess(
         "c",
         python(
@@ -94,7 +94,7 @@ async def test_child_processes_end_with_the_command(end):
     assert own == process.pid
     assert not alive(own)
     with trio.fail_after(60):
-        while alive(child):  # noqa: ASYNC110  # its parent is gone, so nothing reports it
+        while alive(child):  # noqa: ASYNC110  # its parent has ended, so nothing reports it
             await trio.sleep(0.005)
 
 
@@ -165,14 +165,14 @@ async def test_output_is_printed_and_its_last_lines_are_kept(capsys):
     assert shown.count("[c] err\n") == 300
 
 
-async def test_line_over_the_limit_is_cut():
+async def test_line_over_the_limit_is_truncated():
     process = CommandProcess("c", python("sys.stdout.write('y' * 1_000_000)"))
     await process.run()
     assert all(len(line) <= LONGEST_LINE_BYTES for line in process.output())
     assert sum(map(len, process._lines)) <= LINES_KEPT * LONGEST_LINE_BYTES
 
 
-async def test_configured_environment_is_added_to_ours(monkeypatch):
+async def test_configured_environment_is_added_to_that_of_the_server(monkeypatch):
     monkeypatch.setenv("OURS", "1")
     process = CommandProcess(
         "c", python("print(os.environ['OURS'], os.environ['THEIRS'])"), environment={"THEIRS": "2"}
@@ -190,7 +190,7 @@ async def test_standard_input_of_the_command_is_empty():
 async def test_two_hundred_short_runs_leave_no_process_or_file():
     before = children()
 
-    async def one_life(number):
+    async def start_and_cancel(number):
         process = CommandProcess("c", FOREVER)
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -201,15 +201,15 @@ async def test_two_hundred_short_runs_leave_no_process_or_file():
         assert process.pid is not None
         assert not Path(f"/proc/{process.pid}").exists()
 
-    await one_life(0)
+    await start_and_cancel(0)
     files = OpenFiles()
     for number in range(200):
-        await one_life(number)
+        await start_and_cancel(number)
     await files.are_no_more()
     assert children() <= before
 
 
-async def test_process_cancelled_during_its_start_is_not_left_behind():
+async def test_process_cancelled_during_its_start_ends():
     before = children()
     for delay_s in (0.0, 0.0005, 0.001, 0.002, 0.005):
         process = CommandProcess("c", FOREVER)
@@ -245,6 +245,6 @@ async def test_command_gets_sigterm_when_this_program_is_killed_even_if_suspende
             os.kill(inner_pid, signal.SIGSTOP)
         os.kill(own, signal.SIGKILL)
         with trio.fail_after(60):
-            while alive(inner_pid):  # noqa: ASYNC110  # it is not a child of ours
+            while alive(inner_pid):  # noqa: ASYNC110  # it is not a child of this process
                 await trio.sleep(0.01)
     assert mark.exists()

@@ -1,4 +1,4 @@
-"""The breaker against a simple model of its rules, the model against mutants, and the times of probes."""
+"""The breaker, compared with a simple model of its rules, and the times of probes."""
 
 import pytest
 import trio
@@ -12,16 +12,16 @@ from fairlead.process.health import Breaker, watch
 LIMIT = 3
 
 # (whether it was a probe, whether it succeeded)
-stories = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40)
+result_lists = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40)
 
 
-def account(story, limit):
-    """Return the changes that a story makes, computed from the whole story each time instead of counters."""
+def expected_changes(results, limit):
+    """Return the change after each result, computed from all earlier results instead of counters."""
     changes = []
-    since_up = None  # what happened since the breaker closed; None while it is open
-    burnt = False  # whether requests opened it last, and none has succeeded since
+    since_up = None  # the results since the breaker closed; None while it is open
+    is_half_open = False  # requests opened it last, and none has succeeded since
     probes = []
-    for is_probe, succeeded in story:
+    for is_probe, succeeded in results:
         change = None
         probes += [succeeded] if is_probe else []
         if since_up is None:
@@ -29,33 +29,33 @@ def account(story, limit):
                 since_up, change = [], "up"
         else:
             since_up.append((is_probe, succeeded))
-            requests = [went for probe, went in since_up if not probe]
+            requests = [succeeded for probe, succeeded in since_up if not probe]
             if not is_probe and succeeded:
-                burnt = False
+                is_half_open = False
             if is_probe and probes[-limit:] == [False] * limit:
                 change = "down"
-            elif not is_probe and not succeeded and (burnt or requests[-limit:] == [False] * limit):
-                change, burnt = "down", True
+            elif not is_probe and not succeeded and (is_half_open or requests[-limit:] == [False] * limit):
+                change, is_half_open = "down", True
             if change == "down":
                 since_up = None
         changes.append(change)
     return changes
 
 
-def changes_of(breaker, story):
+def changes_of(breaker, results):
     """Return the changes that the breaker reports."""
     return [
         breaker.probed(succeeded=succeeded) if is_probe else breaker.requested(succeeded=succeeded)
-        for is_probe, succeeded in story
+        for is_probe, succeeded in results
     ]
 
 
-@given(story=stories, limit=st.integers(1, 4))
+@given(results=result_lists, limit=st.integers(1, 4))
 @settings(max_examples=400)
-def test_breaker_follows_its_rules(story, limit):
+def test_breaker_follows_its_rules(results, limit):
     breaker = Breaker(limit)
-    changes = changes_of(breaker, story)
-    assert account(story, limit) == changes
+    changes = changes_of(breaker, results)
+    assert expected_changes(results, limit) == changes
     assert breaker.is_up == (([change for change in changes if change] or ["down"])[-1] == "up")
 
 
@@ -65,12 +65,12 @@ class _StartsClosed(Breaker):
         self._is_up = True
 
 
-class _NeverForgetsRequests(Breaker):
+class _KeepsFailedRequests(Breaker):
     def requested(self, *, succeeded):
         return None if succeeded else super().requested(succeeded=False)
 
 
-class _NeverForgetsProbes(Breaker):
+class _KeepsFailedProbes(Breaker):
     def probed(self, *, succeeded):
         missed = self._probes
         change = super().probed(succeeded=succeeded)
@@ -78,27 +78,27 @@ class _NeverForgetsProbes(Breaker):
         return change
 
 
-class _ProbesForgiveRequests(Breaker):
+class _ProbesResetRequests(Breaker):
     def probed(self, *, succeeded):
         if succeeded:
             self._requests = 0
         return super().probed(succeeded=succeeded)
 
 
-class _NoProbation(Breaker):
+class _NeverHalfOpen(Breaker):
     def requested(self, *, succeeded):
         self._is_half_open = False
         return super().requested(succeeded=succeeded)
 
 
-class _RequestsClose(Breaker):
+class _ClosedByRequests(Breaker):
     def requested(self, *, succeeded):
         if succeeded and not self.is_up:
             return self.probed(succeeded=True)
         return super().requested(succeeded=succeeded)
 
 
-class _OneTooMany(Breaker):
+class _AllowsOneMoreFailure(Breaker):
     def __init__(self, failures):
         super().__init__(failures + 1)
 
@@ -107,28 +107,28 @@ class _OneTooMany(Breaker):
     "mutant",
     [
         _StartsClosed,
-        _NeverForgetsRequests,
-        _NeverForgetsProbes,
-        _ProbesForgiveRequests,
-        _NoProbation,
-        _RequestsClose,
-        _OneTooMany,
+        _KeepsFailedRequests,
+        _KeepsFailedProbes,
+        _ProbesResetRequests,
+        _NeverHalfOpen,
+        _ClosedByRequests,
+        _AllowsOneMoreFailure,
     ],
 )
 def test_breaker_that_violates_a_rule_is_detected(mutant):
-    @given(story=stories)
+    @given(results=result_lists)
     @settings(
         max_examples=2000,
         suppress_health_check=list(HealthCheck),
     )
-    def check(story):
-        assert account(story, LIMIT) == changes_of(mutant(LIMIT), story)
+    def check(results):
+        assert expected_changes(results, LIMIT) == changes_of(mutant(LIMIT), results)
 
     with pytest.raises(AssertionError):
         check()
 
 
-async def _watched(autojump_clock, probe, seconds, **config):
+async def _reports(autojump_clock, probe, seconds, **config):
     """Return the reported results, each with its time in seconds from the start."""
     began = trio.current_time()
     reports = []
@@ -146,19 +146,19 @@ async def test_probes_are_sent_at_once_and_then_every_interval(autojump_clock):
         await trio.sleep(0.5)
         return True
 
-    assert await _watched(autojump_clock, probe, 12) == [(0.5, True), (5.5, True), (10.5, True)]
+    assert await _reports(autojump_clock, probe, 12) == [(0.5, True), (5.5, True), (10.5, True)]
 
 
-async def test_a_probe_that_takes_too_long_is_a_failure(autojump_clock):
-    assert await _watched(autojump_clock, trio.sleep_forever, 9) == [(2.0, False), (7.0, False)]
+async def test_probe_beyond_its_timeout_is_a_failure(autojump_clock):
+    assert await _reports(autojump_clock, trio.sleep_forever, 9) == [(2.0, False), (7.0, False)]
 
 
-async def test_a_probe_that_takes_longer_than_the_interval_delays_the_next(autojump_clock):
-    reports = await _watched(autojump_clock, trio.sleep_forever, 18, timeout_s=8.0)
+async def test_probe_longer_than_the_interval_delays_the_next(autojump_clock):
+    reports = await _reports(autojump_clock, trio.sleep_forever, 18, timeout_s=8.0)
     assert reports == [(8.0, False), (16.0, False)]
 
 
-async def test_a_node_is_down_at_most_three_probes_after_it_fell_silent(autojump_clock):
+async def test_node_is_down_at_most_three_probes_after_its_last_answer(autojump_clock):
     breaker = Breaker(3)
     changes = []
 

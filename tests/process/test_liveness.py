@@ -20,25 +20,25 @@ LONG_S = 10 * HEALTH.interval_s
 
 
 class Server:
-    """A fake server that sends `answer`, or nothing while that is None. `works` is its CPU time a second."""
+    """A fake server that sends `answer`, or nothing while that is None. `cpu_s_a_second` is its CPU usage."""
 
-    def __init__(self, answer=None, *, answers_every=None, works=0.0, monkeypatch=None):
+    def __init__(self, answer=None, *, probes_per_answer=None, cpu_s_a_second=0.0, monkeypatch=None):
         self.answer = answer
-        self.answers_every = answers_every
-        self.works = works
+        self.probes_per_answer = probes_per_answer
+        self.cpu_s_a_second = cpu_s_a_second
         self.last_received_at = -float("inf")
         self.probes = 0
         monkeypatch.setattr("fairlead.process.liveness.computed_s", self.computed_s)
 
     def computed_s(self, group):
         assert group == 4711
-        return None if self.works is None else self.works * trio.current_time()
+        return None if self.cpu_s_a_second is None else self.cpu_s_a_second * trio.current_time()
 
     @asynccontextmanager
     async def exchange(self, method, path):
         assert (method, path) == ("GET", "/health")
         self.probes += 1
-        answers = self.answers_every is not None and not self.probes % self.answers_every
+        answers = self.probes_per_answer is not None and not self.probes % self.probes_per_answer
         if self.answer is None and not answers:
             await trio.sleep_forever()
         if self.answer == "refused":
@@ -69,19 +69,21 @@ async def test_server_that_answers_is_alive_whatever_it_sends(server, autojump_c
     assert answering.probes >= 10
 
 
-@pytest.mark.parametrize("works", [0.0, 0.09, None])
-async def test_silent_idle_server_counts_as_stopped_after_three_probes(server, autojump_clock, works):
-    assert await stopped_after_s(server(works=works)) == 15.0
+@pytest.mark.parametrize("cpu_s_a_second", [0.0, 0.09, None])
+async def test_silent_idle_server_counts_as_stopped_after_three_probes(
+    server, autojump_clock, cpu_s_a_second
+):
+    assert await stopped_after_s(server(cpu_s_a_second=cpu_s_a_second)) == 15.0
 
 
-@pytest.mark.parametrize("works", [0.11, 1.0, 8.0])
-async def test_silent_server_that_uses_the_cpu_is_alive(server, autojump_clock, works):
-    assert await stopped_after_s(server(works=works)) is None
+@pytest.mark.parametrize("cpu_s_a_second", [0.11, 1.0, 8.0])
+async def test_silent_server_that_uses_the_cpu_is_alive(server, autojump_clock, cpu_s_a_second):
+    assert await stopped_after_s(server(cpu_s_a_second=cpu_s_a_second)) is None
 
 
-@pytest.mark.parametrize("works", [0.0, 1.0])
-async def test_server_that_refuses_connections_counts_as_stopped(server, autojump_clock, works):
-    assert await stopped_after_s(server("refused", works=works)) == 10.0
+@pytest.mark.parametrize("cpu_s_a_second", [0.0, 1.0])
+async def test_server_that_refuses_connections_counts_as_stopped(server, autojump_clock, cpu_s_a_second):
+    assert await stopped_after_s(server("refused", cpu_s_a_second=cpu_s_a_second)) == 10.0
 
 
 async def test_server_that_sends_a_long_response_is_alive(server, autojump_clock):
@@ -99,9 +101,9 @@ async def test_server_that_sends_a_long_response_is_alive(server, autojump_clock
 
 
 async def test_answer_between_missed_probes_resets_the_count(server, autojump_clock):
-    wavering = server(answers_every=HEALTH.failures)
-    assert await stopped_after_s(wavering) is None
-    assert wavering.probes >= 2 * HEALTH.failures
+    server_with_few_answers = server(probes_per_answer=HEALTH.failures)
+    assert await stopped_after_s(server_with_few_answers) is None
+    assert server_with_few_answers.probes >= 2 * HEALTH.failures
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

@@ -224,8 +224,8 @@ def test_each_variable_has_a_test():
 
 
 def test_help_names_the_defaults_that_the_configuration_has():
-    said = inspect.getdoc(ServeOptions)
-    assert said is not None
+    text = inspect.getdoc(ServeOptions)
+    assert text is not None
     config = Config(models=())
     queue = config.queue
     defaults = {
@@ -239,7 +239,7 @@ def test_help_names_the_defaults_that_the_configuration_has():
         "request_timeout": f"Default: {config.request_timeout_s:g}.",
         "drain_timeout": f"Default: {config.limits.drain_s:g}.",
     }
-    helps = dict(re.findall(r"^(\w+)\n {4}(.*(?:\n {4}.*)*)", said, re.MULTILINE))
+    helps = dict(re.findall(r"^(\w+)\n {4}(.*(?:\n {4}.*)*)", text, re.MULTILINE))
     assert {name for name in defaults if defaults[name] not in helps[name]} == set()
 
 

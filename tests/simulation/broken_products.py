@@ -80,7 +80,7 @@ def deadlines_follow_the_wall_clock() -> Iterator[None]:
 
 @mistake("reload")
 def a_reload_ends_models_in_use() -> Iterator[None]:
-    """A model whose settings have changed is stopped, even while it runs jobs."""
+    """A model with changed settings is stopped, even while it runs jobs."""
     real = Fleet.reload
 
     async def reload(self: Fleet, config: Config) -> Any:

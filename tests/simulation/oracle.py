@@ -46,7 +46,7 @@ DOCUMENTED = frozenset(
         "unloaded",
     }
 )
-# Paths whose answers may have a status above 499 without an error.
+# Paths with answers that may have a status above 499 without an error.
 STATES = ("/health", "/ready")
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 

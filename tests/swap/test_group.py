@@ -1,4 +1,4 @@
-"""Groups evict as llama-swap's documentation says."""
+"""Groups evict models as llama-swap documents it."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from fairlead.swap.group import Group, GroupPolicy
 from fairlead.swap.policy import SwapReason
 
 
-def test_members_of_a_swapping_group_take_turns() -> None:
+def test_members_of_a_swapping_group_evict_each_other() -> None:
     policy = GroupPolicy({"one": Group(("a", "b"))})
 
     assert frozenset({"a"}) == policy.eviction_for("b", ["a"])
@@ -36,7 +36,7 @@ def test_persistent_group_is_not_evicted_by_other_groups() -> None:
     assert policy.eviction_for("a", ["b"]) == frozenset()
 
 
-def test_members_of_a_persistent_group_still_swap_with_each_other() -> None:
+def test_members_of_a_persistent_group_evict_each_other() -> None:
     policy = GroupPolicy({"always": Group(("a", "b"), persistent=True)})
 
     assert frozenset({"a"}) == policy.eviction_for("b", ["a"])

@@ -9,7 +9,7 @@ from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import SwapReason
 
 
-def test_the_model_used_longest_ago_leaves_when_there_are_too_many() -> None:
+def test_least_recently_used_model_is_evicted_above_the_number_of_models() -> None:
     policy = LruPolicy(max_loaded=2)
 
     assert policy.eviction_for("c", ["a"]) == frozenset()
@@ -29,7 +29,7 @@ def test_a_model_of_unknown_size_is_loaded_alone() -> None:
     assert frozenset({"a"}) == policy.eviction_for("unknown", ["a"])
 
 
-def test_new_measurement_counts_for_the_next_decision() -> None:
+def test_next_eviction_uses_a_new_measurement() -> None:
     measured = {"a": 4.0}
     policy = LruPolicy(capacity_mb=10, memory_mb=measured)
     assert frozenset({"a"}) == policy.eviction_for("b", ["a"])
@@ -39,7 +39,7 @@ def test_new_measurement_counts_for_the_next_decision() -> None:
     assert policy.eviction_for("b", ["a"]) == frozenset()
 
 
-def gpus_with(gpu_of: dict[str, str], **total_mb: float) -> Gpus:
+def policy_with_gpus(gpu_of: dict[str, str], **total_mb: float) -> Gpus:
     gpus = Gpus()
     gpus.gpu_of.update(gpu_of)
     gpus.total_mb.update({name.replace("_", ":"): total for name, total in total_mb.items()})
@@ -47,29 +47,29 @@ def gpus_with(gpu_of: dict[str, str], **total_mb: float) -> Gpus:
 
 
 def test_models_on_one_gpu_are_evicted_until_the_next_one_fits_there() -> None:
-    gpus = gpus_with({"a": "cuda:0", "b": "cuda:0", "c": "cuda:0", "other": "cuda:1"}, cuda_0=10)
+    gpus = policy_with_gpus({"a": "cuda:0", "b": "cuda:0", "c": "cuda:0", "other": "cuda:1"}, cuda_0=10)
     policy = LruPolicy(memory_mb={"a": 4, "b": 4, "c": 6, "other": 9, "cpu": 9}, gpus=gpus)
 
     assert policy.eviction_for("c", ["other", "cpu", "a", "b"]) == {"a"}
     assert policy.eviction_for("b", ["other", "cpu", "a"]) == frozenset()
 
 
-def test_model_of_unknown_size_has_a_gpu_to_itself() -> None:
-    gpus = gpus_with({"a": "cuda:0", "b": "cuda:1", "new": "cuda:0"}, cuda_0=10, cuda_1=10)
+def test_model_of_unknown_size_shares_no_gpu() -> None:
+    gpus = policy_with_gpus({"a": "cuda:0", "b": "cuda:1", "new": "cuda:0"}, cuda_0=10, cuda_1=10)
     policy = LruPolicy(memory_mb={"a": 1, "b": 1}, gpus=gpus)
 
     assert policy.eviction_for("new", ["b", "a"]) == {"a"}
 
 
-def test_model_has_a_gpu_of_unknown_size_to_itself() -> None:
-    policy = LruPolicy(memory_mb={"a": 1, "b": 1}, gpus=gpus_with({"a": "cuda:0", "b": "cuda:0"}))
+def test_gpu_of_unknown_size_holds_one_model() -> None:
+    policy = LruPolicy(memory_mb={"a": 1, "b": 1}, gpus=policy_with_gpus({"a": "cuda:0", "b": "cuda:0"}))
 
     assert policy.eviction_for("b", ["a"]) == {"a"}
     assert policy.eviction_for("b", []) == frozenset()
 
 
-def test_limits_of_all_models_apply_in_addition_to_those_of_a_gpu() -> None:
-    gpus = gpus_with({"a": "cuda:0", "b": "cuda:0"}, cuda_0=10)
+def test_limits_of_all_models_apply_besides_those_of_a_gpu() -> None:
+    gpus = policy_with_gpus({"a": "cuda:0", "b": "cuda:0"}, cuda_0=10)
     sizes = {"a": 4, "b": 4, "cpu": 4}
 
     assert LruPolicy(capacity_mb=8, memory_mb=sizes, gpus=gpus).eviction_for("b", ["cpu", "a"]) == {"cpu"}
@@ -89,14 +89,14 @@ MODELS = [f"m{number}" for number in range(8)]
     sizes=st.dictionaries(st.sampled_from([*MODELS, "target"]), st.integers(0, 12)),
     max_loaded=st.none() | st.integers(1, 4),
 )
-def test_it_evicts_the_shortest_prefix_that_makes_room(
+def test_fewest_least_recently_used_models_are_evicted(
     running: list[str], sizes: dict[str, int], max_loaded: int | None
 ) -> None:
     policy = LruPolicy(max_loaded=max_loaded, capacity_mb=10, memory_mb=sizes)
 
-    def fits(staying: list[str]) -> bool:
-        memory = sum(sizes.get(model, 10) for model in ["target", *staying])
-        return memory <= 10 and (max_loaded is None or len(staying) < max_loaded)
+    def fits(kept: list[str]) -> bool:
+        memory = sum(sizes.get(model, 10) for model in ["target", *kept])
+        return memory <= 10 and (max_loaded is None or len(kept) < max_loaded)
 
     expected = next((count for count in range(len(running)) if fits(running[count:])), len(running))
     assert frozenset(running[:expected]) == policy.eviction_for("target", running)

@@ -27,13 +27,13 @@ def test_an_expression_expands_into_combinations(expression: str, expected: list
     assert expected == [sorted(each) for each in matrix.expand({"it": expression}, {})]
 
 
-def test_a_reference_stands_for_the_combinations_of_another_set() -> None:
+def test_reference_is_replaced_by_the_combinations_of_the_other_set() -> None:
     found = matrix.expand({"llms": "g | q", "both": "+llms & v"}, {})
 
     assert [set(each) for each in found] == [{"g"}, {"q"}, {"g", "v"}, {"q", "v"}]
 
 
-def test_variables_stand_for_models_and_take_precedence() -> None:
+def test_variables_name_models_and_take_precedence() -> None:
     found = matrix.expand({"one": "g & real"}, {"g": "gemma-model"})
 
     assert (frozenset({"gemma-model", "real"}),) == found
@@ -47,7 +47,7 @@ def test_invalid_expression_is_refused_by_the_name_of_its_set(expression: str) -
         matrix.expand({"it": expression}, {})
 
 
-def test_sets_that_refer_to_each_other_in_a_circle_are_refused() -> None:
+def test_circular_references_are_refused() -> None:
     with pytest.raises(MatrixError, match="refers to itself"):
         matrix.expand({"one": "+two", "two": "+one"}, {})
 
@@ -70,13 +70,13 @@ def test_models_of_one_combination_run_together() -> None:
     assert policy.eviction_for("b", ["a", "c"]) == frozenset()
 
 
-def test_the_combination_that_costs_least_is_chosen() -> None:
+def test_combination_with_the_lowest_cost_is_chosen() -> None:
     policy = MatrixPolicy({"one": "x & cheap", "two": "x & dear"}, evict_costs={"dear": 50})
 
     assert frozenset({"cheap"}) == policy.eviction_for("x", ["cheap", "dear"])
 
 
-def test_of_combinations_that_cost_the_same_the_first_is_chosen() -> None:
+def test_first_of_the_combinations_with_the_lowest_cost_is_chosen() -> None:
     policy = MatrixPolicy({"one": "x & a", "two": "x & b"})
 
     assert frozenset({"b"}) == policy.eviction_for("x", ["a", "b"])
@@ -88,16 +88,16 @@ def test_costs_may_be_given_by_variables() -> None:
     assert frozenset({"a"}) == policy.eviction_for("x", ["a", "voxtral"])
 
 
-def test_a_model_in_no_combination_runs_alone() -> None:
+def test_model_in_no_combination_runs_alone() -> None:
     policy = MatrixPolicy({"one": "a & b"})
 
-    assert frozenset({"a", "b"}) == policy.eviction_for("stranger", ["a", "b"])
+    assert frozenset({"a", "b"}) == policy.eviction_for("unlisted", ["a", "b"])
 
 
 def test_model_in_no_combination_is_evicted_for_a_combination() -> None:
     policy = MatrixPolicy({"one": "a & b"})
 
-    assert frozenset({"stranger"}) == policy.eviction_for("a", ["stranger"])
+    assert frozenset({"unlisted"}) == policy.eviction_for("a", ["unlisted"])
 
 
 MODELS = ["a", "b", "c", "d", "e"]
@@ -117,9 +117,9 @@ def test_eviction_is_allowed_by_a_set_and_has_the_lowest_cost(
 
     evicted = policy.eviction_for("a", running)
 
-    ways = [set(running) - models for models in sets if "a" in models] or [set(running)]
-    assert evicted in ways
-    assert min(sum(costs.get(model, 1) for model in way) for way in ways) == sum(
+    evictions = [set(running) - models for models in sets if "a" in models] or [set(running)]
+    assert evicted in evictions
+    assert min(sum(costs.get(model, 1) for model in eviction) for eviction in evictions) == sum(
         costs.get(model, 1) for model in evicted
     )
 
@@ -133,4 +133,4 @@ def test_swap_reason_has_the_combination_its_set_and_its_cost():
 
 def test_swap_reason_of_a_model_in_no_combination_has_only_that_model():
     policy = MatrixPolicy({"pair": "a & b"}, evict_costs={"a": 5})
-    assert policy.reason_for("stranger", ["a", "b"]) == SwapReason(chosen=("stranger",), cost=6)
+    assert policy.reason_for("unlisted", ["a", "b"]) == SwapReason(chosen=("unlisted",), cost=6)

@@ -1,4 +1,4 @@
-"""Which target a selector chooses for a job: by example, and against a simple model of the rules."""
+"""The target that a selector chooses for a job: examples, and a simple model of the rules."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ from fairlead.swap.policies import policy_for
 from fairlead.swap.selectors import Selection, Target, faults_of_spilling
 
 SETTINGS = settings(max_examples=100, stateful_step_count=40)
-HUNT = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
+MUTANT_SETTINGS = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
 
 
 def chosen(strategy: str, *targets: Target, selection: Selection | None = None, limit: int = 1) -> str:
@@ -31,11 +31,11 @@ def chosen(strategy: str, *targets: Target, selection: Selection | None = None, 
     return target.name
 
 
-def ours(name: str, state: str = "stopped", *, is_healthy: bool = True) -> Target:
+def local(name: str, state: str = "stopped", *, is_healthy: bool = True) -> Target:
     return Target(name, name, state, is_healthy=is_healthy)
 
 
-def theirs(name: str, *, is_healthy: bool = True) -> Target:
+def remote(name: str, *, is_healthy: bool = True) -> Target:
     return Target(name, name, "ready" if is_healthy else "stopped", is_remote=True, is_healthy=is_healthy)
 
 
@@ -44,7 +44,7 @@ def theirs(name: str, *, is_healthy: bool = True) -> Target:
 
 @pytest.mark.parametrize("state", ["ready", "loading", "stopped", "draining", "stopping", "failed"])
 def test_pin_chooses_the_first_target_in_any_state(state):
-    assert chosen("pin", ours("a", state), ours("b", "ready")) == "a"
+    assert chosen("pin", local("a", state), local("b", "ready")) == "a"
 
 
 @pytest.mark.parametrize(
@@ -60,40 +60,40 @@ def test_pin_chooses_the_first_target_in_any_state(state):
         ("a", "failed failed failed"),
     ],
 )
-def test_warm_chooses_the_first_target_that_would_answer_soonest(expected, states):
-    targets = [ours(name, state) for name, state in zip("abc", states.split(), strict=True)]
+def test_warm_prefers_ready_then_loading_then_stopped_targets(expected, states):
+    targets = [local(name, state) for name, state in zip("abc", states.split(), strict=True)]
     assert expected == chosen("warm", *targets)
 
 
 def test_warm_chooses_a_remote_target_while_it_is_healthy():
-    assert chosen("warm", ours("a"), theirs("b")) == "b"
-    assert chosen("warm", ours("a"), theirs("b", is_healthy=False)) == "a"
+    assert chosen("warm", local("a"), remote("b")) == "b"
+    assert chosen("warm", local("a"), remote("b", is_healthy=False)) == "a"
 
 
 def test_warm_skips_a_ready_target_that_is_unhealthy():
-    assert chosen("warm", ours("a", "ready", is_healthy=False), ours("b")) == "b"
+    assert chosen("warm", local("a", "ready", is_healthy=False), local("b")) == "b"
 
 
 def test_jobs_spill_over_when_a_target_reaches_its_limit():
     selection = Selection()
-    targets = [ours("a"), ours("b"), theirs("c")]
+    targets = [local("a"), local("b"), remote("c")]
     choices = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(8)]
     assert choices[:6] == ["a", "a", "b", "b", "c", "c"]
-    assert {"a", "b", "c"} >= set(choices[6:])  # all are full: further jobs are spread evenly
+    assert {"a", "b", "c"} >= set(choices[6:])  # all are full, so further jobs are distributed evenly
     assert len(set(choices[6:])) == 2
 
 
 def test_loaded_targets_are_filled_before_another_is_used():
     selection = Selection()
-    targets = [ours("a"), ours("b", "ready"), ours("c", "loading")]
+    targets = [local("a"), local("b", "ready"), local("c", "loading")]
     choices = [chosen("spillover", *targets, selection=selection, limit=2) for _ in range(5)]
     assert Counter("bbcca") == Counter(choices)
     assert choices[-1] == "a"
 
 
-def test_ended_job_frees_its_place_in_the_target():
+def test_ended_job_frees_capacity_of_its_target():
     selection = Selection()
-    targets = [ours("a"), ours("b")]
+    targets = [local("a"), local("b")]
     assert [chosen("spillover", *targets, selection=selection) for _ in "ab"] == ["a", "b"]
     selection.give_back("s", "a")
     assert chosen("spillover", *targets, selection=selection) == "a"
@@ -102,7 +102,7 @@ def test_ended_job_frees_its_place_in_the_target():
 @pytest.mark.parametrize("state", ["draining", "stopping", "failed"])
 def test_jobs_spill_over_to_stopping_or_failed_targets_only_without_any_other(state):
     selection = Selection()
-    out = [ours("a", state), ours("b"), ours("c", state)]
+    out = [local("a", state), local("b"), local("c", state)]
     assert [chosen("spillover", *out, selection=selection) for _ in range(2)] == ["b", "b"]
     assert chosen("spillover", out[0], out[2]) == "a"
 
@@ -110,12 +110,12 @@ def test_jobs_spill_over_to_stopping_or_failed_targets_only_without_any_other(st
 def test_each_selector_counts_its_own_jobs():
     selection = Selection()
     selection.take("another", "a")
-    assert chosen("spillover", ours("a"), ours("b"), selection=selection) == "a"
+    assert chosen("spillover", local("a"), local("b"), selection=selection) == "a"
 
 
 def test_ended_jobs_leave_no_counts():
     selection = Selection()
-    chosen("spillover", ours("a"), selection=selection)
+    chosen("spillover", local("a"), selection=selection)
     selection.give_back("s", "a")
     assert not selection._taken
     with pytest.raises(AssertionError):
@@ -174,13 +174,13 @@ STATES = ["ready", "loading", "stopped", "draining", "stopping", "failed"]
 
 
 class SelectionMachine(RuleBasedStateMachine):
-    """Jobs of one spillover selector over three models whose states change at random."""
+    """Jobs of one spillover selector over three models in random states."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.subject = Selection()
+        self.selection = Selection()
         self.config = SelectorConfig("spillover", ("a", "b", "c"), SelectorSettings(2))
-        self.targets = [ours("a"), ours("b"), theirs("c")]
+        self.targets = [local("a"), local("b"), remote("c")]
         self.jobs: list[str] = []
 
     @rule(index=st.integers(0, 2), state=st.sampled_from(STATES))
@@ -189,21 +189,21 @@ class SelectionMachine(RuleBasedStateMachine):
 
     @rule()
     def choose(self) -> None:
-        target = self.subject.choose("s", self.config, self.targets)
-        self.subject.take("s", target.model)
+        target = self.selection.choose("s", self.config, self.targets)
+        self.selection.take("s", target.model)
         count = Counter(self.jobs)
-        good = [each for each in self.targets if each.state in ("ready", "loading", "stopped")]
+        usable = [each for each in self.targets if each.state in ("ready", "loading", "stopped")]
         used = [
             each
-            for each in good
+            for each in usable
             if count[each.name] or (each.name != "c" and each.state in ("ready", "loading"))
         ]
-        unused = [each for each in good if each not in used]
+        unused = [each for each in usable if each not in used]
         not_full = [each for each in used if count[each.name] < 2]
         if not_full or (used and not unused):
-            assert target in used, "another was begun with in vain"
+            assert target in used, "another target was used although one had capacity"
             assert count[target.name] == min(count[each.name] for each in used), (
-                "one has more than the others"
+                "another target has fewer jobs"
             )
         elif unused:
             assert target is unused[0], "out of order"
@@ -216,12 +216,12 @@ class SelectionMachine(RuleBasedStateMachine):
     def end(self, data) -> None:
         job = data.draw(st.sampled_from(self.jobs))
         self.jobs.remove(job)
-        self.subject.give_back("s", job)
+        self.selection.give_back("s", job)
 
     @invariant()
     def counts_agree(self) -> None:
         assert Counter(self.jobs) == Counter(
-            {name: count for (_, name), count in self.subject._taken.items()}
+            {name: count for (_, name), count in self.selection._taken.items()}
         )
 
 
@@ -229,35 +229,35 @@ TestSelection = SelectionMachine.TestCase
 TestSelection.settings = SETTINGS
 
 
-def never_counts(self: Selection, selector: str, model: str) -> None:
+def count_no_job(self: Selection, selector: str, model: str) -> None:
     return None
 
 
-def never_gives_back(self: Selection, selector: str, model: str) -> None:
+def keep_counts_of_ended_jobs(self: Selection, selector: str, model: str) -> None:
     return None
 
 
-def counts_nothing_in_use(self: Selection, selector: str, target: Target) -> bool:
+def use_no_target(self: Selection, selector: str, target: Target) -> bool:
     return False
 
 
-def takes_others_models_for_loaded(self: Selection, selector: str, target: Target) -> bool:
+def use_targets_loaded_for_others(self: Selection, selector: str, target: Target) -> bool:
     return not target.is_avoided and (target.state != "stopped" or self.taken(selector, target.model) > 0)
 
 
-def never_is_avoided(self: Target) -> bool:
+def avoid_no_target(self: Target) -> bool:
     return False
 
 
-def spills_too_late(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
+def spill_one_job_late(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
     return _spill_over(self, selector, limit + 1, targets)
 
 
-def spills_too_early(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
+def spill_one_job_early(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
     return _spill_over(self, selector, limit - 1, targets)
 
 
-def spills_backwards(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
+def spill_in_reverse(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
     return _spill_over(self, selector, limit, targets[::-1])
 
 
@@ -267,18 +267,18 @@ _spill_over = Selection._spill_over
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
-        (Selection, "take", never_counts),
-        (Selection, "give_back", never_gives_back),
-        (Selection, "_is_active", counts_nothing_in_use),
-        (Selection, "_is_active", takes_others_models_for_loaded),
-        (Target, "is_avoided", property(never_is_avoided)),
-        (Selection, "_spill_over", spills_too_late),
-        (Selection, "_spill_over", spills_too_early),
-        (Selection, "_spill_over", spills_backwards),
+        (Selection, "take", count_no_job),
+        (Selection, "give_back", keep_counts_of_ended_jobs),
+        (Selection, "_is_active", use_no_target),
+        (Selection, "_is_active", use_targets_loaded_for_others),
+        (Target, "is_avoided", property(avoid_no_target)),
+        (Selection, "_spill_over", spill_one_job_late),
+        (Selection, "_spill_over", spill_one_job_early),
+        (Selection, "_spill_over", spill_in_reverse),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_the_machine_catches(monkeypatch: pytest.MonkeyPatch, owner, name, mutant):
+def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run_state_machine_as_test(SelectionMachine, settings=HUNT)
+        run_state_machine_as_test(SelectionMachine, settings=MUTANT_SETTINGS)

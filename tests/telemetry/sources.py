@@ -1,4 +1,4 @@
-"""Everything that a snapshot reads, as plain values that a test sets."""
+"""Fakes of all sources of a snapshot; tests set their values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from fairlead.telemetry.snapshot import Overview
 
 @dataclass
 class FakeFleet(Fleet):
-    """A fleet with the statuses that a test sets."""
+    """Returns the statuses that a test sets."""
 
     statuses: list[ModelStatus] = field(default_factory=list)
     node_statuses: list[NodeStatus] = field(default_factory=list)
@@ -30,7 +30,7 @@ class FakeFleet(Fleet):
 
 @dataclass
 class FakeGateway(Gateway):
-    """A gateway whose statistics are of `metrics` and of the requests under way."""
+    """Computes its statistics from `metrics` and the running requests."""
 
     metrics: JobMetrics = field(default_factory=JobMetrics)
     under_way: list[RequestTimeline] = field(default_factory=list)
@@ -89,7 +89,7 @@ def engine_status(**changes: Any) -> EngineStatus:
 def timeline(
     tenant: str = "A", model: str = "m", *, outcome: str = SUCCESS, **changes: Any
 ) -> RequestTimeline:
-    """Return a job with 3 prompt and 5 output tokens: granted after 1 s, first delta at 3 s, ended at 7 s."""
+    """Return a job with 3 prompt and 5 output tokens: seat at 1 s, first delta at 3 s, end at 7 s."""
     request = {"request_id": "r-1", "prompts": ([1, 2, 3],), "sampling": Sampling(max_tokens=10)}
     options = {name: changes.pop(name) for name in list(changes) if name in Job.__struct_fields__}
     made = RequestTimeline(

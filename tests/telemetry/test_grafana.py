@@ -39,11 +39,13 @@ async def test_every_metric_and_label_of_the_dashboard_exists():
 
 
 def test_panels_neither_overlap_nor_exceed_the_grid():
-    taken = set()
+    used = set()
     for panel in _dashboard()["panels"]:
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not cells & taken
+        position = panel["gridPos"]
+        cells = {
+            (position["x"] + x, position["y"] + y) for x in range(position["w"]) for y in range(position["h"])
+        }
+        assert not cells & used
         assert all(x < 24 for x, _ in cells)
-        taken |= cells
+        used |= cells
     assert len({panel["id"] for panel in _dashboard()["panels"]}) == len(_dashboard()["panels"])

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fairlead.telemetry.log_writer import LogBuffer, LogWriter
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 NOTICE = re.compile(r"<(\d+) dropped>")
 
 
@@ -26,7 +26,7 @@ def buffer(max_lines: int = 1000, max_bytes: int = 100_000) -> LogBuffer:
 
 
 def wait_for(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -50,7 +50,7 @@ class File:
         self.calls += 1
         if not self.gate.is_set():
             self.blocked.set()
-            self.gate.wait(PATIENCE_S)
+            self.gate.wait(TIMEOUT_S)
         fault = self.faults.pop(0) if self.faults else len(data)
         if isinstance(fault, Exception):
             raise fault
@@ -63,7 +63,7 @@ class File:
 
 
 @pytest.fixture(autouse=True)
-def _quick_retries(monkeypatch):
+def _short_pauses(monkeypatch):
     monkeypatch.setattr("fairlead.telemetry.log_writer.RETRY_S", 0.001)
     monkeypatch.setattr("fairlead.telemetry.log_writer.PAUSE_S", 0.001)
 
@@ -86,9 +86,9 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(text=st.sampled_from(["a\n", "some words\n", "one\ntwo\nthree\n", "frame", "é\n", "x" * 41 + "\n"]))
     def put(self, text: str) -> None:
         lines = max(1, text.count("\n"))
-        taken = sum(max(1, one.count("\n")) for one in self.waiting)
-        size = sum(len(one.encode()) for one in [*self.waiting, text])
-        if taken + lines > 5 or size > 40:
+        lines_waiting = sum(max(1, entry.count("\n")) for entry in self.waiting)
+        size = sum(len(entry.encode()) for entry in [*self.waiting, text])
+        if lines_waiting + lines > 5 or size > 40:
             self.gap += lines
             self.dropped += lines
         else:
@@ -114,11 +114,11 @@ class BufferMachine(RuleBasedStateMachine):
             self.gap = 0
 
     @rule()
-    def look_twice(self) -> None:
+    def peek_twice(self) -> None:
         assert self.tested.peek() == self.tested.peek()
 
     @invariant()
-    def nothing_is_lost_unless_counted(self) -> None:
+    def each_missing_line_is_counted(self) -> None:
         assert self.dropped == self.tested.dropped
         assert "".join(self.expected).encode().startswith(self.written)
 
@@ -170,24 +170,24 @@ def test_output_is_the_input_in_order_except_for_counted_dropped_lines(faults, p
             tested.put(f"{put[-1]}\n")
     file.gate.set()
     wait_for(lambda: tested._buffer.peek() is None)
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     written = [line for line in file.lines if not NOTICE.fullmatch(line)]
     noticed = sum(int(match[1]) for match in map(NOTICE.fullmatch, file.lines) if match)
     assert [line for line in put if line in set(written)] == written
     assert len(put) - len(written) == tested.dropped == noticed
 
 
-def test_caller_never_waits_for_a_blocked_stream():
+def test_put_does_not_wait_for_a_blocked_stream():
     file = File()
     file.gate.clear()
     tested = LogWriter(file.write, buffer(max_lines=10))
     tested.put("first\n")
-    assert file.blocked.wait(PATIENCE_S)
-    for number in range(1000):  # would block forever if it waited
+    assert file.blocked.wait(TIMEOUT_S)
+    for number in range(1000):  # would block forever if `put` waited
         tested.put(f"{number}\n")
     assert tested.dropped == 1000 - 9
     file.gate.set()
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     assert file.lines == ["first", *map(str, range(9)), "<991 dropped>"]
 
 
@@ -196,22 +196,22 @@ def test_notice_is_written_where_lines_are_missing():
     file.gate.clear()
     tested = LogWriter(file.write, buffer(max_lines=2))
     tested.put("first\n")
-    assert file.blocked.wait(PATIENCE_S)
+    assert file.blocked.wait(TIMEOUT_S)
     for line in ("second\n", "lost\n", "lost\n"):
         tested.put(line)
     file.gate.set()
     wait_for(lambda: "<2 dropped>" in file.lines)
     tested.put("later\n")
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     assert file.lines == ["first", "second", "<2 dropped>", "later"]
 
 
-def test_line_cut_by_a_full_disk_is_completed_when_there_is_room():
+def test_line_truncated_by_a_full_disk_is_completed_later():
     file = File(3, OSError(28, "no space left"), OSError(28, "no space left"))
     tested = LogWriter(file.write, buffer())
     tested.put("a whole line\n")
     wait_for(lambda: file.lines == ["a whole line"])
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     assert tested.dropped == 0
 
 
@@ -219,31 +219,31 @@ def test_close_does_not_wait_for_a_failing_stream():
     file = File(*[OSError(28, "no space left")] * 100_000)
     tested = LogWriter(file.write, buffer())
     tested.put("lost\n")
-    assert not tested.close(PATIENCE_S)
+    assert not tested.close(TIMEOUT_S)
     assert not tested._thread.is_alive()
-    assert file.faults  # it gave up before the stream recovered
+    assert file.faults  # it returned before the stream recovered
 
 
-def test_close_abandons_a_stream_that_blocks():
+def test_close_does_not_wait_for_a_blocked_stream():
     file = File()
     file.gate.clear()
     tested = LogWriter(file.write, buffer())
     tested.put("lost\n")
-    assert file.blocked.wait(PATIENCE_S)
+    assert file.blocked.wait(TIMEOUT_S)
     assert not tested.close(0.01)
     file.gate.set()
-    tested._thread.join(PATIENCE_S)
+    tested._thread.join(TIMEOUT_S)
 
 
 def test_close_waits_for_a_pipe_that_is_temporarily_full():
     file = File(*[BlockingIOError(11, "try again")] * 5)
     tested = LogWriter(file.write, buffer())
     tested.put("written\n")
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     assert file.lines == ["written"]
 
 
-def test_line_put_just_after_the_thread_found_none_is_written_without_another_put():
+def test_line_put_after_the_thread_found_none_is_written_without_another():
     late: list[Callable[[], None]] = []
 
     class Buffer(LogBuffer):
@@ -258,7 +258,7 @@ def test_line_put_just_after_the_thread_found_none_is_written_without_another_pu
     late.append(lambda: tested.put("late\n"))
     tested.put("first\n")
     wait_for(lambda: file.lines == ["first", "late"])
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
 
 
 def test_close_writes_the_lines_put_before():
@@ -266,7 +266,7 @@ def test_close_writes_the_lines_put_before():
     tested = LogWriter(file.write, buffer())
     for number in range(100):
         tested.put(f"{number}\n")
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     assert list(map(str, range(100))) == file.lines
 
 
@@ -275,11 +275,11 @@ def test_lines_queued_while_the_stream_blocks_are_written_in_one_call():
     file.gate.clear()
     tested = LogWriter(file.write, buffer())
     tested.put("first\n")
-    assert file.blocked.wait(PATIENCE_S)
+    assert file.blocked.wait(TIMEOUT_S)
     for number in range(500):
         tested.put(f"{number}\n")
     file.gate.set()
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     assert (len(file.lines), file.calls) == (501, 2)
 
 
@@ -292,7 +292,7 @@ def test_writer_waits_for_a_full_non_blocking_pipe():
     received = b""
     while len(received) < 200_000:
         received += os.read(reading, 65536)
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     assert (tested.dropped, received.count(b"\n")) == (0, 2000)
     os.close(reading)
     os.close(writing)
@@ -309,7 +309,7 @@ def test_lines_of_each_thread_keep_their_order():
         thread.start()
     for thread in threads:
         thread.join()
-    assert tested.close(PATIENCE_S)
+    assert tested.close(TIMEOUT_S)
     for name in range(4):
         assert [f"{name} {n}" for n in range(500)] == [line for line in file.lines if line[0] == str(name)]
     assert tested.dropped == 0

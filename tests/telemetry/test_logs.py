@@ -15,8 +15,8 @@ from telemetry.sources import timeline
 
 
 @pytest.fixture(autouse=True)
-def _as_before():
-    """Leave structlog as the other tests expect it."""
+def _restore_structlog():
+    """Restore the configuration of structlog."""
     earlier = structlog.get_config()
     yield
     structlog.reset_defaults()
@@ -97,14 +97,14 @@ def test_refused_job_is_logged_with_method_path_and_client(write, outcome):
     assert (entry["method"], entry["path"], entry["client"]) == ("POST", "/v1/chat/completions", "192.0.2.7")
 
 
-def test_refused_job_below_upstream_is_logged_with_its_own_method(write):
+def test_refused_job_of_upstream_is_logged_with_its_method(write):
     relay = Relay("/x", b"", passthrough=Passthrough("DELETE", ()))
     job_timeline = timeline(outcome="queue_full", path="/upstream/m/x", relay=relay)
     entry = json.loads(write(job_timeline, json=True))
     assert (entry["method"], entry["path"]) == ("DELETE", "/upstream/m/x")
 
 
-def test_job_without_a_seat_waited_all_its_time_and_has_no_node(write):
+def test_job_without_a_seat_has_only_a_waiting_time_and_no_node(write):
     job_timeline = timeline(
         outcome="queue_timeout", granted_s=None, first_delta_s=None, node=None, attempts=0
     )
@@ -119,13 +119,13 @@ def test_attempts_are_logged_only_if_more_than_one(write):
 
 @pytest.mark.parametrize("level", ["debug", "info", "warn", "error"])
 def test_only_events_of_at_least_the_level_are_written(write, level):
-    def speak(logger) -> None:
+    def log_all_levels(logger) -> None:
         logger.debug("one")
         logger.info("two")
         logger.warning("three")
         logger.error("four")
 
-    written = write(call=speak, level=level)
+    written = write(call=log_all_levels, level=level)
     expected = ["one", "two", "three", "four"][["debug", "info", "warn", "error"].index(level) :]
     assert expected == [word for word in ("one", "two", "three", "four") if word in written]
     assert logging.getLogger().level == logging.WARNING  # the level of libraries is not changed
@@ -142,7 +142,7 @@ def test_client_text_can_neither_begin_a_line_nor_control_a_terminal(write, json
 @pytest.mark.parametrize("json_lines", [False, True])
 def test_traceback_has_locations_but_no_values_of_variables(write, json_lines):
     def fail(logger) -> None:
-        api_key = "-".join(["sk", "secret"] * 2)  # never whole in the source, which tracebacks may show
+        api_key = "-".join(["sk", "secret"] * 2)  # joined at run time, because tracebacks show source lines
         try:
             int(f"{len(api_key)} apples")
         except ValueError:

@@ -197,7 +197,7 @@ async def test_no_value_is_negative_or_not_a_number(sources):
     assert not [key for key, number in samples(sources).items() if number < 0 or math.isnan(number)]
 
 
-async def test_pulled_metrics_do_not_change_while_they_are_written(sources):
+async def test_pulled_metrics_do_not_change_while_they_are_formatted(sources):
     before = pulled(sources)
     sources.gateway.metrics.add(timeline("somebody else", outcome="success"))
     text = generate_latest(before).decode()

@@ -43,13 +43,13 @@ async def test_response_is_sent_before_the_request_is_recorded():
 async def test_remaining_requests_are_recorded_at_the_end():
     events = []
     log = appending(events)
-    log.add(timeline(request_id="before it ran"), None)
+    log.add(timeline(request_id="added before the start"), None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(log.run)
         await trio.testing.wait_all_tasks_blocked()
         log.add(timeline(request_id="last"), None)
         nursery.cancel_scope.cancel()
-    assert events == ["before it ran", "last"]
+    assert events == ["added before the start", "last"]
 
 
 async def test_failure_to_record_a_request_does_not_prevent_the_others():

@@ -9,7 +9,7 @@ from fairlead.telemetry.snapshot import REJECTIONS, Snapshot
 from telemetry.sources import FakeSources, engine, engine_status, timeline
 
 
-async def test_a_snapshot_has_the_queue_the_models_and_the_nodes_as_they_are():
+async def test_snapshot_has_the_state_of_the_queue_models_and_nodes():
     sources = FakeSources()
     sources.fleet.statuses = [engine()]
     sources.fleet.node_statuses = [

@@ -15,7 +15,7 @@ from fairlead.telemetry.log_writer import LogBuffer, LogWriter
 
 
 @pytest.fixture(autouse=True)
-def _structlog_as_before():
+def _restore_structlog():
     earlier = structlog.get_config()
     yield
     structlog.reset_defaults()
@@ -33,14 +33,14 @@ class Printed:
         self.texts.append(text)
 
 
-def test_stream_passes_on_whole_lines():
+def test_stream_forwards_complete_lines():
     printed = Printed()
     print("a", 1, file=printed.stream)
     print("b\nc", end="\n", file=printed.stream)
     assert printed.texts == ["a 1\n", "b\n", "c\n"]
 
 
-def test_flush_passes_on_a_partial_line_for_progress_bars():
+def test_flush_forwards_a_partial_line_for_progress_bars():
     printed = Printed()
     printed.stream.write("\r 10 %")
     assert printed.texts == []
@@ -48,7 +48,7 @@ def test_flush_passes_on_a_partial_line_for_progress_bars():
     assert printed.texts == ["\r 10 %"]
 
 
-def test_partial_line_is_held_back_until_its_end_if_lines_are_wrapped():
+def test_partial_line_is_kept_until_its_end_if_lines_are_wrapped():
     printed = Printed()
     printed.stream.wrap = lambda line: f"<{line}>"
     printed.stream.write("\n10")
@@ -59,7 +59,7 @@ def test_partial_line_is_held_back_until_its_end_if_lines_are_wrapped():
     assert printed.texts[-1] == "<30>\n"
 
 
-def test_line_without_an_end_is_not_kept_in_memory():
+def test_long_line_without_an_end_is_written_in_parts():
     printed = Printed()
     for _ in range(100):
         printed.stream.write("x" * 1000)

@@ -30,7 +30,7 @@ NS = 1_000_000_000
 
 
 class Collector:
-    """Traces whose spans and metrics are kept in memory."""
+    """Traces that keep their spans and metrics in memory."""
 
     def __init__(self, load=None) -> None:
         self._spans = InMemorySpanExporter()
@@ -86,7 +86,7 @@ def test_request_has_a_span_for_each_phase():
     assert spans["request"].parent is None
 
 
-def test_model_load_during_the_wait_is_a_span_of_its_own():
+def test_model_load_during_the_wait_is_a_separate_span():
     collector = Collector(load=(99.0, 100.5))
     collector.add(timeline())
     assert collector.phases()["load"] == (0, 0.5)
@@ -228,8 +228,8 @@ def collector_server():
 
 
 def test_remaining_telemetry_is_sent_to_the_collector_at_the_end(monkeypatch):
-    for patience in ("EXPORT_TIMEOUT_S", "CLOSE_TIMEOUT_S"):
-        monkeypatch.setattr(traces, patience, 60)
+    for name in ("EXPORT_TIMEOUT_S", "CLOSE_TIMEOUT_S"):
+        monkeypatch.setattr(traces, name, 60)
     before = set(threading.enumerate())
     with collector_server() as (url, posted):
         with open_request_log(Config(models=(), otlp_endpoint=f"{url}/")) as log:
@@ -239,7 +239,7 @@ def test_remaining_telemetry_is_sent_to_the_collector_at_the_end(monkeypatch):
     assert set(threading.enumerate()) <= before  # threads of earlier tests may have ended meanwhile
 
 
-def test_opentelemetry_is_imported_only_with_a_collector_and_asyncio_never():
+def test_opentelemetry_is_imported_only_with_a_collector_and_without_asyncio():
     program = """
 import json, os, sys
 from fairlead.config import Config
@@ -249,13 +249,13 @@ with open_request_log(Config(models=())):
 from fairlead.telemetry.traces import open_traces
 from fairlead.telemetry import traces
 from fairlead.telemetry.tenants import TenantNames
-sys.modules["asyncio"] = None  # structlog has imported it; whoever else does so fails
+sys.modules["asyncio"] = None  # structlog has imported it; any other import of it fails
 open_traces("http://127.0.0.1:9", tenants=TenantNames(Config(models=())))
 print(json.dumps(before), flush=True)
-os._exit(0)  # what cannot be sent is not waited for
+os._exit(0)  # does not wait for the export
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
-    assert json.loads(said.stdout) == []
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    assert json.loads(output.stdout) == []
 
 
 def test_endpoint_without_the_otel_extra_is_refused_by_its_key(monkeypatch):
@@ -279,7 +279,7 @@ def test_unresponsive_collector_does_not_block_shutdown(monkeypatch):
 
 def test_sdk_errors_are_logged_but_not_for_every_retry():
     warnings = traces._SdkWarnings()
-    with structlog.testing.capture_logs() as said:
+    with structlog.testing.capture_logs() as output:
         for _ in range(3):
             warnings.handle(logging.LogRecord("x", logging.ERROR, "", 1, "no answer", None, None))
-    assert [(line["event"], line["reason"]) for line in said] == [("telemetry not sent", "no answer")]
+    assert [(line["event"], line["reason"]) for line in output] == [("telemetry not sent", "no answer")]

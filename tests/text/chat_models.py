@@ -40,7 +40,7 @@ PARSING = {name: model_of(name, special_tokens="parse") for name in CHATS}
 
 
 def by_transformers(name, messages, **options):
-    """Return the ids that transformers gives a chat."""
+    """Return the ids of a chat, encoded by transformers."""
     return ids_of(transformers_tokenizer(name), messages, **options)
 
 
@@ -52,15 +52,15 @@ def by_oracle(name, messages, **options):
 @cache
 def transformers_tokenizer(name, *, is_oracle=False):
     chat = CHATS[name]
-    source, named, spelling = chat.template, chat.named, "{}"
+    source, named, token_format = chat.template, chat.named, "{}"
     if is_oracle:
-        spelling = LEFT + "{}" + RIGHT
+        token_format = LEFT + "{}" + RIGHT
         for token in chat.control:
-            source = source.replace(token, spelling.format(token))
-        for first, last in [chat.put_together] if chat.put_together else []:
+            source = source.replace(token, token_format.format(token))
+        for first, last in [chat.joined_parts] if chat.joined_parts else []:
             source = source.replace(first, f"'{LEFT}' + {first}").replace(last, f"{last} + '{RIGHT}'")
-        named = {role: spelling.format(token) for role, token in named.items()}
-    library = chat_library(name, spelling)
+        named = {role: token_format.format(token) for role, token in named.items()}
+    library = chat_library(name, token_format)
     return PreTrainedTokenizerFast(tokenizer_object=library, chat_template=source, **named)
 
 
@@ -81,12 +81,12 @@ def with_texts(messages, change):
 
 PARTS = "< <| |> > [ ] </ s> im_ end <|im_ end|> user user|> eot_id|> INST] [/ ｜ <｜User ｜> of_turn> <end_"
 fragments = st.sampled_from([*PARTS.split(), "</think>", "<think>", " ", "\n", "a", "é", BREAK[0], BREAK[1]])
-spelled = st.sampled_from(sorted({token for chat in CHATS.values() for token in chat.control}))
-ordinary = (st.text(max_size=12) | st.lists(fragments, max_size=6).map("".join)).filter(
+whole_tokens = st.sampled_from(sorted({token for chat in CHATS.values() for token in chat.control}))
+without_tokens = (st.text(max_size=12) | st.lists(fragments, max_size=6).map("".join)).filter(
     lambda text: LEFT not in text
 )
-hostile = (
-    st.lists(fragments | spelled | st.text(max_size=4), max_size=8)
+with_tokens = (
+    st.lists(fragments | whole_tokens | st.text(max_size=4), max_size=8)
     .map("".join)
     .filter(lambda text: LEFT not in text)
 )

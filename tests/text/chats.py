@@ -144,17 +144,17 @@ DEEPSEEK = """\
 class Chat:
     """A template, the control tokens of its model, its plain added tokens, and the kind of its vocabulary.
 
-    `put_together`: parts of control tokens in the template's source, which the template joins with a role.
+    `joined_parts`: parts of control tokens in the template's source, which the template joins with a role.
     """
 
     template: str
     control: tuple[str, ...]
     plain: tuple[str, ...] = ()
-    make: str = "byte_level"
+    kind: str = "byte_level"
     bos_token: str | None = None
     eos_token: str | None = None
-    takes_tools: bool = False
-    put_together: tuple[str, ...] = ()
+    has_tools: bool = False
+    joined_parts: tuple[str, ...] = ()
 
     @property
     def named(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ CHATS = {
         ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>"),
         ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
         eos_token="<|im_end|>",
-        takes_tools=True,
+        has_tools=True,
     ),
     "llama_3": Chat(
         LLAMA_3,
@@ -184,7 +184,7 @@ CHATS = {
         ),
         bos_token="<|begin_of_text|>",
         eos_token="<|eot_id|>",
-        takes_tools=True,
+        has_tools=True,
     ),
     "mistral": Chat(
         MISTRAL,
@@ -192,31 +192,31 @@ CHATS = {
             *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]"),
             *("[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
         ),
-        make="metaspace",
+        kind="metaspace",
         bos_token="<s>",
         eos_token="</s>",
-        takes_tools=True,
+        has_tools=True,
     ),
     "gemma": Chat(
         GEMMA,
         ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
         ("<table>", "\n\n"),
-        make="replaced_blanks",
+        kind="replaced_blanks",
         bos_token="<bos>",
         eos_token="<eos>",
     ),
     "phi_3": Chat(
         PHI_3,
         ("<|endoftext|>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>"),
-        make="metaspace",
+        kind="metaspace",
         eos_token="<|endoftext|>",
-        put_together=("'<|'", "'|>'"),
+        joined_parts=("'<|'", "'|>'"),
     ),
     "deepseek": Chat(
         DEEPSEEK,
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
         ("<think>", "</think>"),
-        make="unmarked",
+        kind="unmarked",
         bos_token="<｜begin▁of▁sentence｜>",
         eos_token="<｜end▁of▁sentence｜>",
     ),
@@ -224,29 +224,29 @@ CHATS = {
 
 
 @cache
-def chat_library(name: str, spelled: str = "{}") -> Library:
+def chat_library(name: str, token_format: str = "{}") -> Library:
     """Return the Rust library's tokenizer of a chat.
 
-    `spelled` formats its control tokens. With another spelling they keep their ids, and no text has them.
+    `token_format`: of its control tokens. In another format they keep their ids, and no text has them.
     """
     chat = CHATS[name]
-    if chat.make in ("byte_level", "unmarked"):
+    if chat.kind in ("byte_level", "unmarked"):
         tokenizer, is_in_model = _byte_level(), False
     else:
-        tokenizer, is_in_model = _byte_fallback(chat, spelled), True
-    if chat.make == "metaspace":
+        tokenizer, is_in_model = _byte_fallback(chat, token_format), True
+    if chat.kind == "metaspace":
         # As in newer files: a blank is added only at the very beginning of a text.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    elif chat.make == "replaced_blanks":
+    elif chat.kind == "replaced_blanks":
         tokenizer.normalizer = normalizers.Replace(" ", "▁")
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     assert is_in_model or tokenizer.token_to_id(chat.control[0]) is None
-    marked = chat.control if chat.make != "unmarked" else chat.control[:2]
+    marked = chat.control if chat.kind != "unmarked" else chat.control[:2]
     # Phi's control tokens also match the blanks after them.
     tokenizer.add_tokens(
         [
             AddedToken(
-                spelled.format(token),
+                token_format.format(token),
                 special=token in marked,
                 normalized=token not in marked,
                 rstrip=name == "phi_3",
@@ -274,7 +274,7 @@ def _byte_level() -> Library:
     return tokenizer
 
 
-def _byte_fallback(chat: Chat, spelled: str) -> Library:
+def _byte_fallback(chat: Chat, token_format: str) -> Library:
     words = [
         "▁",
         *"abcdefghilmnoprstuwxyz.,<>|/[]日本\n",
@@ -291,7 +291,7 @@ def _byte_fallback(chat: Chat, spelled: str) -> Library:
     ]
     merges = [("t", "h"), ("▁", "th"), ("▁th", "e"), ("▁", "▁"), ("e", "l"), ("l", "o")]
     merges += [("<", "|"), ("|", ">"), ("<", "/"), ("s", ">")]
-    control = [spelled.format(token) for token in chat.control]
+    control = [token_format.format(token) for token in chat.control]
     vocabulary = {token: token_id for token_id, token in enumerate([*control, *BYTES, *words])}
     tokenizer = Library(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True))
     tokenizer.decoder = decoders.Sequence(

@@ -10,7 +10,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class FakeHub:
-    """Serve `files` ([repository][path] → bytes). `asked` collects (method, path, authorization).
+    """Serve `files` ([repository][path] → bytes). `requests` has (method, path, authorization) of each.
 
     `private` repositories require a token; `gated` ones refuse every token. A GET of a `broken` file
     returns other content than its HEAD announced.
@@ -22,7 +22,7 @@ class FakeHub:
         self.requests = []
         hub = self
 
-        class Answer(BaseHTTPRequestHandler):
+        class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
@@ -34,7 +34,7 @@ class FakeHub:
             def log_message(self, *_):
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -68,10 +68,10 @@ class FakeHub:
         return self._send(request, 200, {"id": repository, "sha": COMMIT, "siblings": siblings})
 
     def _route(self, path):
-        if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/?(.*)", path):
-            return "api", *found.groups()
-        if found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/(.+)", path):
-            return "resolve", *found.groups()
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/?(.*)", path):
+            return "api", *match.groups()
+        if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/(.+)", path):
+            return "resolve", *match.groups()
         return "", None, ""
 
     def _file(self, request, files, name):

@@ -1,4 +1,4 @@
-"""`ChoiceText` turns a sequence's outputs into the text that its client may see, and no more."""
+"""`ChoiceText` turns a sequence's outputs into exactly the text that its client may see."""
 
 import pytest
 from hypothesis import given
@@ -76,10 +76,10 @@ def test_deltas_can_be_merged_without_changing_the_outputs():
     ids = ids_of("hello world")
     outputs = [Output(0, [token_id]) for token_id in ids]
     answer = choice()
-    whole = answer.push(outputs[0])
+    merged = answer.push(outputs[0])
     for output in outputs[1:]:
-        whole.merge(answer.push(output))
-    assert Delta(3, "hello world", ids) == whole
+        merged.merge(answer.push(output))
+    assert Delta(3, "hello world", ids) == merged
     assert [[token_id] for token_id in ids] == [output.token_ids for output in outputs]
 
 
@@ -92,18 +92,18 @@ def test_leading_blank_is_kept_after_a_context():
 
 @pytest.mark.parametrize("name", ["byte_level", "llama", "word_piece"])
 @given(data=st.data())
-def test_answer_pushed_token_by_token_is_the_text_before_the_first_stop_string(name, data):
+def test_text_ends_before_the_first_stop_string(name, data):
     tokenizer = loaded(name)
     ids = data.draw(st.lists(st.integers(3, tokenizer.vocab_size - 1), max_size=30))
     text = tokenizer.decode(ids)
     start = data.draw(st.integers(0, max(0, len(text) - 1)))
     stop = text[start : start + data.draw(st.integers(1, 4))] or "none"
-    answer, shown, reasons = ChoiceText(tokenizer, (stop,), 0), "", []
-    for place, token_id in enumerate(ids):
-        last = place == len(ids) - 1
+    answer, visible, reasons = ChoiceText(tokenizer, (stop,), 0), "", []
+    for index, token_id in enumerate(ids):
+        last = index == len(ids) - 1
         if (delta := answer.push(Output(0, [token_id], [], "length" if last else None))) is not None:
-            shown += delta.text
+            visible += delta.text
             reasons.append(delta.finish_reason)
-    assert text.partition(stop)[0] == shown
+    assert text.partition(stop)[0] == visible
     assert (["stop" if stop in text else "length"] if ids else []) == reasons[-1:]
     assert all(reason is None for reason in reasons[:-1])

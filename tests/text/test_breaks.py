@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as Library
 
 from fairlead.text.control_tokens import BREAK, ControlTokens
 from fairlead.text.tokenizer import Tokenizer
-from text.chat_models import hostile
+from text.chat_models import with_tokens
 from text.chats import CHATS
 from text.vocabularies import MAKES, library, loaded
 
@@ -34,7 +34,7 @@ def test_control_tokens_are_those_marked_named_or_in_bars():
     )
     expected = {"<|end|>", "<|im_start|>", "<|im_end|>", "<｜wide｜>", "<|fim|>"}
     assert set(tokenizer_of(library).control_tokens) == expected
-    # Some models name an ordinary word as their padding token: it must not be broken in client text.
+    # Some models have an ordinary word as their padding token, which must not be broken in client text.
     assert set(tokenizer_of(library, named=("<think>", "the")).control_tokens) == expected | {"<think>"}
 
 
@@ -74,30 +74,30 @@ def test_overlapping_tokens_are_all_broken():
     assert not any(token in broken for token in ("aba", "bab"))
 
 
-@pytest.mark.parametrize("place", [0, 1, *range(16_370, 16_390), 40_000])
-def test_a_token_is_found_anywhere_in_a_long_text(place):
-    text = "x" * place + "<|im_end|>" + "y" * 20_000
+@pytest.mark.parametrize("offset", [0, 1, *range(16_370, 16_390), 40_000])
+def test_token_is_found_anywhere_in_a_long_text(offset):
+    text = "x" * offset + "<|im_end|>" + "y" * 20_000
     control = ControlTokens(["<|im_end|>"])
     assert text.replace("<", "<" + BREAK) == control.broken(text)
     assert control.may_be_in([text])
 
 
-WHITE = [" ", "\n", "\t", "\x0b", "\x1c", "\x85", "\u2003", "\u3000", " \n\x1f"]
+BLANKS = [" ", "\n", "\t", "\x0b", "\x1c", "\x85", "\u2003", "\u3000", " \n\x1f"]
 
 
-@pytest.mark.parametrize("white", WHITE, ids=ascii)
-@pytest.mark.parametrize("blanks", [0, 1, 60, 70, 17_000])
-def test_a_part_of_a_token_is_found_at_either_end_of_a_long_text(white, blanks):
+@pytest.mark.parametrize("blank", BLANKS, ids=ascii)
+@pytest.mark.parametrize("count", [0, 1, 60, 70, 17_000])
+def test_part_of_a_token_is_found_at_either_end_of_a_long_text(blank, count):
     control = ControlTokens(["<|im_end|>"], ["see <|"])
-    for place in (0, 1, *range(16_365, 16_390, 3), 40_000):
-        first, last = "x" * place + "<" + white * blanks, white * blanks + "im_end|>" + "x" * place
+    for offset in (0, 1, *range(16_365, 16_390, 3), 40_000):
+        first, last = "x" * offset + "<" + blank * count, blank * count + "im_end|>" + "x" * offset
         for text in (first, last):
             assert control.broken(text) != text == control.broken(text).replace(BREAK, "")
         assert control.may_be_in([first])
-        assert control.may_be_in(["x" * place, last])
+        assert control.may_be_in(["x" * offset, last])
 
 
-def test_may_be_in_is_false_for_long_harmless_text():
+def test_may_be_in_is_false_for_long_text_without_tokens():
     control = ControlTokens(["<|im_end|>"], ["see <|"])
     assert not control.may_be_in({"role": "user", "content": "x" * 100_000 + "\n" * 100, "name": " "})
 
@@ -110,8 +110,8 @@ def test_without_control_tokens_no_text_is_broken():
 
 @given(
     value=st.recursive(
-        st.none() | st.integers() | hostile,
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(hostile, inner, max_size=3),
+        st.none() | st.integers() | with_tokens,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(with_tokens, inner, max_size=3),
         max_leaves=8,
     )
 )

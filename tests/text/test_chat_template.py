@@ -104,7 +104,7 @@ def user(content):
 
 turns = st.lists(st.text(max_size=20), min_size=1, max_size=5).map(
     lambda texts: [
-        {"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)
+        {"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)
     ]
 )
 
@@ -360,15 +360,15 @@ def test_error_names_a_template_that_is_not_utf_8(tmp_path):
 
 
 def test_arguments_of_too_many_values_are_refused_before_they_are_parsed(monkeypatch):
-    def calling(*arguments):
+    def call_with(*arguments):
         calls = [{"type": "function", "function": {"name": "f", "arguments": text}} for text in arguments]
         return [{"role": "assistant", "content": None, "tool_calls": calls}]
 
     half = "[" + "1," * (MAX_ARGUMENT_VALUES // 2 - 2) + "1]"
     source = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | length }} {% endfor %}"
     length = MAX_ARGUMENT_VALUES // 2 - 1
-    assert f"{length} {length} " == rendered(source, calling(half, half))
+    assert f"{length} {length} " == rendered(source, call_with(half, half))
     monkeypatch.setattr("fairlead.text.chat_template.json", None)  # parsing would raise
     with pytest.raises(InvalidRequest, match="JSON values") as caught:
-        rendered(source, calling(half, half, "1"))
+        rendered(source, call_with(half, half, "1"))
     assert caught.value.param == "messages"

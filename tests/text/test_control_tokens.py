@@ -17,10 +17,10 @@ from text.chat_models import (
     by_transformers,
     chats_with,
     control_ids,
-    hostile,
     model_of,
-    ordinary,
     with_texts,
+    with_tokens,
+    without_tokens,
 )
 from text.chats import CHATS, chat_library
 
@@ -28,12 +28,12 @@ from text.chats import CHATS, chat_library
 
 
 @pytest.mark.parametrize("name", CHATS)
-@given(messages=chats_with(ordinary), generation=st.booleans())
+@given(messages=chats_with(without_tokens), generation=st.booleans())
 def test_ordinary_text_has_the_same_ids_as_from_transformers(name, messages, generation):
     expected = by_transformers(name, messages, add_generation_prompt=generation)
-    neutral = by_transformers(name, with_texts(messages, lambda _: "x"), add_generation_prompt=generation)
+    harmless = by_transformers(name, with_texts(messages, lambda _: "x"), add_generation_prompt=generation)
     ids = MODELS[name].encode_chat(messages, add_generation_prompt=generation)
-    if control_ids(name, expected) == control_ids(name, neutral):
+    if control_ids(name, expected) == control_ids(name, harmless):
         assert ids == expected
     else:  # adjacent parts form a control token, which transformers encodes as that token
         assert by_oracle(name, messages, add_generation_prompt=generation) == ids
@@ -57,7 +57,7 @@ TOOL_CHAT = [
     {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nFour <"},
     {"role": "user", "content": "Thanks"},
 ]
-WITH_TOOLS = [name for name, chat in CHATS.items() if chat.takes_tools]
+WITH_TOOLS = [name for name, chat in CHATS.items() if chat.has_tools]
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
@@ -70,25 +70,25 @@ def test_tools_and_calls_have_the_same_ids_as_from_transformers(name):
 
 
 @pytest.mark.parametrize("name", CHATS)
-@given(messages=chats_with(hostile), generation=st.booleans())
+@given(messages=chats_with(with_tokens), generation=st.booleans())
 def test_client_text_has_no_control_tokens_and_the_template_keeps_its_own(name, messages, generation):
     expected = by_oracle(name, messages, add_generation_prompt=generation)
     assert MODELS[name].encode_chat(messages, add_generation_prompt=generation) == expected
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama_3", "gemma", "deepseek"])
-@given(content=hostile)
+@given(content=with_tokens)
 def test_decoded_chat_contains_the_client_text(name, content):
     ids = MODELS[name].encode_chat([{"role": "user", "content": content}])
-    neutral = MODELS[name].encode_chat([{"role": "user", "content": "x"}])
-    assert control_ids(name, neutral) == control_ids(name, ids)
+    harmless = MODELS[name].encode_chat([{"role": "user", "content": "x"}])
+    assert control_ids(name, harmless) == control_ids(name, ids)
     decoded = MODELS[name].tokenizer.decode(ids, skip_special_tokens=False)
     # In Gemma's vocabulary ▁ always means a blank.
     assert unicodedata.normalize("NFC", content.strip()).replace("▁", " ") in decoded.replace("▁", " ")
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
-@given(texts=st.lists(hostile, min_size=8, max_size=8))
+@given(texts=st.lists(with_tokens, min_size=8, max_size=8))
 def test_names_arguments_results_and_tools_have_no_control_tokens(name, texts):
     call = copy.deepcopy(CALL)
     call["function"] = {"name": texts[0], "arguments": {texts[1]: texts[2], "more": [texts[3]]}}
@@ -99,7 +99,7 @@ def test_names_arguments_results_and_tools_have_no_control_tokens(name, texts):
     messages[1]["tool_calls"] = [call]
     messages[2] |= {"content": texts[7], "name": texts[0]}
     expected = by_oracle(name, messages, tools=tools, add_generation_prompt=True)
-    # OpenAI's clients send arguments as JSON, which may spell a token with escapes.
+    # OpenAI's clients send arguments as JSON, which may contain a token in escapes.
     escaped = (
         json.dumps(call["function"]["arguments"]).replace("<", "\\u003c").replace("[INST", "[\\u0049NST")
     )
@@ -178,7 +178,7 @@ def test_plain_added_tokens_in_client_text_keep_their_ids():
 
 
 @pytest.mark.parametrize("name", CHATS)
-@given(messages=chats_with(hostile))
+@given(messages=chats_with(with_tokens))
 def test_control_tokens_in_client_text_are_parsed_if_configured(name, messages):
     assert by_transformers(name, messages, add_generation_prompt=True) == PARSING[name].encode_chat(messages)
 
@@ -197,7 +197,7 @@ def test_breaks_in_client_text_are_ordinary_text(text):
 
 
 @pytest.mark.parametrize("name", CHATS)
-@given(text=hostile.filter(bool))
+@given(text=with_tokens.filter(bool))
 def test_raw_prompt_is_parsed_unless_the_request_selects_text(name, text):
     model = MODELS[name]
     assert chat_library(name).encode(text).ids == model.encode_prompt(text)

@@ -1,4 +1,4 @@
-"""The pieces of a `Detokenizer` add up to the text of all ids, however the ids are split."""
+"""The joined pieces of a `Detokenizer` are the text of all ids, however the ids are split."""
 
 import time
 from itertools import chain
@@ -21,7 +21,7 @@ TEXTS = [
 
 
 def in_chunks(data, ids):
-    """Split the ids at random places."""
+    """Split the ids at random positions."""
     chunks = []
     while ids:
         size = data.draw(st.integers(1, len(ids)))
@@ -53,7 +53,7 @@ def id_lists(draw, name):
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("skip", [True, False])
 @given(data=st.data())
-def test_the_pieces_add_up_to_the_text_of_all_ids(name, skip, data):
+def test_joined_pieces_are_the_text_of_all_ids(name, skip, data):
     ids = data.draw(id_lists(name))
     chunks = in_chunks(data, ids)
     known = [token_id for token_id in ids if 0 <= token_id < loaded(name).vocab_size]
@@ -66,8 +66,8 @@ def test_the_pieces_add_up_to_the_text_of_all_ids(name, skip, data):
 def test_returned_text_is_never_changed_by_later_ids(name, data):
     ids, later = data.draw(id_lists(name)), data.draw(id_lists(name))
     tokenizer = loaded(name)
-    so_far = "".join(map(Detokenizer(tokenizer).push, in_chunks(data, ids)))
-    assert tokenizer.decode(ids + later).startswith(so_far)
+    returned = "".join(map(Detokenizer(tokenizer).push, in_chunks(data, ids)))
+    assert tokenizer.decode(ids + later).startswith(returned)
 
 
 @pytest.mark.parametrize("name", MAKES)
@@ -88,13 +88,13 @@ def test_character_is_returned_with_its_last_byte():
     assert detokenized(Detokenizer(tokenizer), [[token_id] for token_id in ids]) == ["", "é", ""]
 
 
-def test_run_of_byte_tokens_is_held_back_until_it_ends():
+def test_run_of_byte_tokens_is_kept_until_it_ends():
     tokenizer = loaded("llama")
     run = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "€".encode()]
     the = tokenizer.token_id("▁the")
     assert detokenized(Detokenizer(tokenizer), [run, [the]]) == ["", "€ the", ""]
-    spoilt = [*run, tokenizer.token_id("<0x80>")]
-    assert detokenized(Detokenizer(tokenizer), [spoilt, [the]]) == ["", "\ufffd" * 4 + " the", ""]
+    invalid = [*run, tokenizer.token_id("<0x80>")]
+    assert detokenized(Detokenizer(tokenizer), [invalid, [the]]) == ["", "\ufffd" * 4 + " the", ""]
 
 
 def test_text_before_a_run_of_byte_tokens_is_returned_at_once():
@@ -128,8 +128,8 @@ def test_long_answer_takes_linear_time(name):
 @pytest.mark.parametrize(("name", "byte"), [("byte_level", 0x80), ("llama", 0xF0), ("unigram", 0x80)])
 def test_invalid_bytes_take_linear_time(name, byte):
     tokenizer = loaded(name)
-    (fault,) = (i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([byte]))
-    pieces = assert_linear(tokenizer, [fault] * 20_000)
+    (invalid_id,) = (i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([byte]))
+    pieces = assert_linear(tokenizer, [invalid_id] * 20_000)
     assert "".join(pieces) == "\ufffd" * 20_000
 
 

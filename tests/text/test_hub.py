@@ -32,11 +32,11 @@ SCRIPT = """
 import json, sys
 from fairlead.errors import LoadFailed
 from fairlead.text.hub import find_model
-told = []
+progress = []
 try:
-    print(json.dumps(["found", str(find_model(sys.argv[1], told.append)), told]))
+    print(json.dumps(["found", str(find_model(sys.argv[1], progress.append)), progress]))
 except LoadFailed as error:
-    print(json.dumps(["failed", error.message, told]))
+    print(json.dumps(["failed", error.message, progress]))
 assert "torch" not in sys.modules
 """
 
@@ -53,34 +53,34 @@ def hub():
         yield hub
 
 
-def find(name, hub, home, **environment):
+def find(name, hub, cache, **environment):
     """Find the model in a new process: the library reads its environment only once."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    own |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    own |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
-    own |= {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    variables |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    variables |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
+    variables |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, name],
-        env=own | environment,
+        env=variables | environment,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def test_hub_model_is_downloaded_once_and_only_the_files_that_are_read(hub, tmp_path):
-    outcome, path, told = find("org/model", hub, tmp_path)
+def test_hub_model_is_downloaded_once_with_only_the_files_that_are_read(hub, tmp_path):
+    outcome, path, progress = find("org/model", hub, tmp_path)
     assert outcome == "found"
     files = {
         str(file.relative_to(path)): file.read_bytes() for file in Path(path).rglob("*") if file.is_file()
     }
     assert {name: FILES[name] for name in FETCHED} == files
-    assert told == sorted(told)
-    assert told[-1] == 1
-    assert len(told) > 2
+    assert progress == sorted(progress)
+    assert progress[-1] == 1
+    assert len(progress) > 2
     assert path.startswith(str(tmp_path))
     hub.requests.clear()
     assert find("org/model", hub, tmp_path)[:2] == ["found", path]
@@ -113,7 +113,7 @@ def test_private_model_needs_a_token(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "reason"),
     [
         ("org/nothing", "no such model on the hub"),
         ("org/pickled", "no weights as safetensors"),
@@ -121,10 +121,10 @@ def test_private_model_needs_a_token(hub, tmp_path):
         ("org/model@v9", "no revision 'v9'"),
     ],
 )
-def test_error_names_what_the_hub_lacks(hub, tmp_path, name, said):
+def test_error_names_what_the_hub_lacks(hub, tmp_path, name, reason):
     outcome, message, _ = find(name, hub, tmp_path)
     assert outcome == "failed"
-    assert said in message
+    assert reason in message
     assert message.startswith(name.split("@")[0])
 
 
@@ -186,7 +186,7 @@ def test_directory_with_safetensors_and_gguf_is_found(tmp_path):
 def test_path_that_is_neither_a_directory_nor_a_hub_name_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if name == "":
-        assert tmp_path == find_model(name)  # the current directory, as everywhere
+        assert tmp_path == find_model(name)  # the current directory
         return
     with pytest.raises(LoadFailed, match="no such directory"):
         find_model(name)

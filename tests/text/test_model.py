@@ -64,13 +64,13 @@ def test_load_reads_a_model_from_its_directory(directory):
         ({}, 16, 16),
     ],
 )
-def test_limit_is_the_models_unless_a_smaller_one_is_set(directory, config, requested, expected):
+def test_limit_is_that_of_the_model_unless_a_smaller_one_is_set(directory, config, requested, expected):
     write(directory, "config.json", config)
     assert expected == load(directory, max_model_len=requested).max_model_len
 
 
 @pytest.mark.parametrize("config", [{"max_position_embeddings": 32}, {"text_config": {"n_positions": 32}}])
-def test_limit_above_the_models_own_is_a_configuration_error(directory, config):
+def test_limit_above_that_of_the_model_is_a_configuration_error(directory, config):
     write(directory, "config.json", config)
     with pytest.raises(ConfigError) as caught:
         load(directory, max_model_len=33)
@@ -197,7 +197,7 @@ def test_empty_prompt_is_refused_when_no_special_token_is_added(directory):
         load(directory).encode_prompt("")
 
 
-def test_half_a_surrogate_pair_is_refused(directory):
+def test_lone_surrogate_is_refused(directory):
     model = load(directory)
     for encode in (model.encode_prompt, lambda text: model.encode_chat(user(text))):
         with pytest.raises(InvalidRequest, match="surrogate"):
@@ -225,5 +225,5 @@ def test_text_package_imports_neither_torch_nor_trio():
         "import sys, fairlead.text.model, fairlead.text.answer;"
         "print(sorted({'torch', 'transformers', 'trio', 'quart'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"

@@ -162,13 +162,15 @@ def test_error_names_a_file_of_another_format(tmp_path, content):
 def test_may_fit_is_true_for_text_that_fits_when_it_is_cut(name, text):
     """Cut every 60 characters and allow 8 tokens a cut: the real allowance is larger."""
     tokenizer = loaded(name)
-    most = len(tokenizer.encode(text, add_special_tokens=False))
+    limit = len(tokenizer.encode(text, add_special_tokens=False))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fairlead.text.tokenizer.UNCOUNTED_BYTES_PER_TOKEN", 0)
         patch.setattr("fairlead.text.tokenizer.PIECE_CHARS", 60)
         patch.setattr("fairlead.text.tokenizer.TOKENS_PER_CUT", 8)
-        if len(text) <= most * tokenizer.longest_token_chars:  # else a normalizer removed most of it
-            assert tokenizer.may_fit(text, most)
+        if (
+            len(text) <= limit * tokenizer.longest_token_chars
+        ):  # otherwise a normalizer removed many characters
+            assert tokenizer.may_fit(text, limit)
 
 
 def test_a_text_that_does_not_fit_is_not_encoded_to_its_end(monkeypatch):
@@ -177,17 +179,17 @@ def test_a_text_that_does_not_fit_is_not_encoded_to_its_end(monkeypatch):
     counted = []
     library = tokenizer._tokenizer
 
-    class Spy:
+    class CountingTokenizer:
         def encode_batch_fast(self, texts, **options):
             counted.extend(map(len, texts))
             return library.encode_batch_fast(texts, **options)
 
-    monkeypatch.setattr(tokenizer, "_tokenizer", Spy())
+    monkeypatch.setattr(tokenizer, "_tokenizer", CountingTokenizer())
     assert not tokenizer.may_fit("x" * 10_000_000, 4096)
     assert sum(counted) < 100_000
 
 
-def test_may_fit_answers_for_a_short_text_without_encoding_it(monkeypatch):
+def test_may_fit_does_not_encode_a_short_text(monkeypatch):
     tokenizer = loaded("byte_level")
     monkeypatch.setattr(tokenizer, "_tokenizer", None)
     assert tokenizer.may_fit("x" * 4 * 4096, 4096)
@@ -195,7 +197,7 @@ def test_may_fit_answers_for_a_short_text_without_encoding_it(monkeypatch):
 
 
 @pytest.mark.parametrize("name", MAKES)
-def test_many_ids_are_decoded_like_few(name):
+def test_many_ids_are_decoded_as_by_the_library(name):
     tokenizer = loaded(name)
     ids = tokenizer.encode("The quick brown fox, naïve 日本語 😀 </s> " * 50)
     assert len(ids) > BATCH_DECODE_IDS
@@ -205,7 +207,7 @@ def test_many_ids_are_decoded_like_few(name):
 
 
 def test_other_threads_run_while_a_long_text_is_encoded():
-    """If the library kept the GIL, this thread would get no turn until the end."""
+    """The library must release the GIL, otherwise this thread would not run until the end."""
     tokenizer = loaded("byte_level")
     text = "the quick brown fox jumps over the lazy dog " * 20_000
     thread = threading.Thread(target=tokenizer.encode, args=[text])

@@ -20,7 +20,7 @@ from worker import fake_child
 CHILD = str(Path(fake_child.__file__))
 COMMAND = [sys.executable, CHILD]
 ENDLESS = Sampling(max_tokens=900_000)
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 class Stream:
@@ -61,16 +61,16 @@ def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, 
 
 @contextlib.asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[messages.Ready]:
-    """Run a worker until it is ready; leaving the block cancels it. Fails after `PATIENCE_S` seconds."""
-    with trio.fail_after(PATIENCE_S):
+    """Start a worker and wait until it is ready; leaving the block cancels it. Fails after `TIMEOUT_S`."""
+    with trio.fail_after(TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             yield await nursery.start(worker.run)
             nursery.cancel_scope.cancel()
 
 
 @contextlib.asynccontextmanager
-async def dying(worker: Worker) -> AsyncIterator[list[FairleadError]]:
-    """Run a worker until it is ready; leaving the block waits for its end. The list has what `run` raised."""
+async def running_until_failure(worker: Worker) -> AsyncIterator[list[FairleadError]]:
+    """Run a worker; leaving the block waits for its end. The list has the errors that `run` raised."""
     errors: list[FairleadError] = []
 
     async def run(*, task_status: trio.TaskStatus[messages.Ready]) -> None:
@@ -79,21 +79,21 @@ async def dying(worker: Worker) -> AsyncIterator[list[FairleadError]]:
         except FairleadError as error:
             errors.append(error)
 
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(run)
             yield errors
 
 
-async def fate(worker: Worker) -> FairleadError:
+async def failure_of(worker: Worker) -> FairleadError:
     """Run a worker until it fails; return the error."""
-    with trio.fail_after(PATIENCE_S), pytest.raises(FairleadError) as caught:
+    with trio.fail_after(TIMEOUT_S), pytest.raises(FairleadError) as caught:
         await worker.run()
     return caught.value
 
 
-def is_gone(pid: int | None) -> bool:
-    """Return whether no process of ours has that id, not even a zombie."""
+def has_ended(pid: int | None) -> bool:
+    """Return whether no process has that id, not even a zombie."""
     assert pid is not None
     try:
         os.kill(pid, 0)
@@ -103,13 +103,13 @@ def is_gone(pid: int | None) -> bool:
 
 
 def scripted(code: str, **limits: Any) -> Worker:
-    """Return a worker whose child runs this code, which has a `connection`."""
+    """Return a worker with a child that runs this code, which has a `connection`."""
     begin = "import os, signal, socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[2]))\n"
     command = [sys.executable, "-c", begin + textwrap.dedent(code)]
     return Worker(messages.WorkerSpec(path="fake:", **limits), command=command)
 
 
-async def until(worker: Worker, **counts: int) -> None:
+async def wait_for_counts(worker: Worker, **counts: int) -> None:
     """Wait until the worker's statistics have these values."""
     while counts != {name: getattr(worker.statistics, name) for name in counts}:
         await trio.lowlevel.checkpoint()

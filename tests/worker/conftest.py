@@ -1,11 +1,11 @@
-"""Long timeouts, so that the last output of a child is not lost on a busy machine."""
+"""Sets long timeouts, so that the last output of a child is read also on a busy machine."""
 
 import pytest
 
-from worker.children import PATIENCE_S
+from worker.children import TIMEOUT_S
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("END_WAIT_S", "LOG_WAIT_S"):
-        monkeypatch.setattr(f"fairlead.worker.client.{name}", PATIENCE_S / 2)
+        monkeypatch.setattr(f"fairlead.worker.client.{name}", TIMEOUT_S / 2)

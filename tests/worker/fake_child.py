@@ -1,14 +1,14 @@
-"""A model's process with a fake model, to test the protocol without torch.
+"""A child process with a fake model, to test the protocol without torch.
 
-The spec's `path` has options: `fake:delay_ms=5,die_after=3`. After `;` it names a file, called the mark.
+The spec's `path` has options: `fake:delay_ms=5,die_after=3`. The file after `;` is the marker.
 
-Steps: each takes `delay_ms`. Step `die_after` is the last; `stuck_in` never ends; `raise_in_step` and those
-after it raise, `raise_times` in all. With `rows=2`, a step of fewer sequences has no number. `stuck_once=3`
-creates the mark in step 3, which then never ends; it has no effect if the mark exists. Loading: `fail_load`,
-`crash_load`, `no_compiler` (as Triton), `die_in_load`, `slow_load`; `fail_again` fails if the mark exists.
-Model: `slots`; `batched` tokens in a step; with `overlap`, a launch returns before its step is done; with
-`embeds`, it makes vectors of prompts: their sum and length. With `weights_mb`, it allocates weights and a KV
-cache on the `FakeGpu` in the file after `;`.
+Steps: each takes `delay_ms`. Step `die_after` is the last; `stuck_in` never ends; `raise_in_step` and later
+ones raise, `raise_times` in all. With `rows=2`, a step of fewer sequences has no number. `stuck_once=3`
+creates the marker in step 3, which then never ends; it has no effect if the marker exists. Loading:
+`fail_load`, `crash_load`, `no_compiler` (as Triton), `die_in_load`, `slow_load`; `fail_again` fails if the
+marker exists. Model: `slots`; `batched` tokens in a step; with `overlap`, a launch returns before its step is
+done; with `embeds`, it returns vectors of prompts: their sum and length. With `weights_mb`, it allocates
+weights and a KV cache on the `FakeGpu` in the file after `;`.
 """
 
 import os
@@ -55,11 +55,11 @@ def answer(prompt: list[int], tokens: int) -> list[int]:
 class FakeRunner:
     """Reads a step's inputs from its arena, and keeps a running sum by slot instead of a KV cache."""
 
-    def __init__(self, options: dict[str, int], mark: Path | None) -> None:
+    def __init__(self, options: dict[str, int], marker: Path | None) -> None:
         self.overlaps = "overlap" in options
         self.arenas = 2
         self._options = options
-        self._mark = mark
+        self._marker = marker
         self._steps = 0
         self._sums: dict[int, tuple[int, int, int]] = {}  # by slot: key, number of tokens, and their sum
         self._latest = array("i")
@@ -74,7 +74,7 @@ class FakeRunner:
             self._steps = number = self._steps + 1
         first = self._options.get("raise_in_step", 0)
         if first and first <= number < first + self._options.get("raise_times", 1):
-            raise RuntimeError("the fake device is on fire")
+            raise RuntimeError("the fake device failed")
         token_ids = array("i")
         vectors = {}
         sampling_rows = set(step.sample_rows)
@@ -84,7 +84,7 @@ class FakeRunner:
                 token_id if token_id >= 0 else self._latest[-1 - token_id]
                 for token_id in step.input_ids[begin:end]
             ]
-            total = self._sum_before(batch.state(slot), slot, step.positions[begin]) + sum(ids)
+            total = self._sum_up_to(batch.state(slot), slot, step.positions[begin]) + sum(ids)
             length = step.positions[end - 1] + 1
             self._sums[slot] = (batch.state(slot).key, length, total)
             if row in sampling_rows:
@@ -93,42 +93,46 @@ class FakeRunner:
         self._latest = token_ids
         return FakeStep(self, number, SampledTokens(token_ids, vectors=vectors))
 
-    def _sum_before(self, state: SequenceState, slot: int, start: int) -> int:
+    def _sum_up_to(self, state: SequenceState, slot: int, start: int) -> int:
         key, length, total = self._sums.get(slot, (0, 0, 0))
         if (key, length) == (state.key, start):
             return total
         return sum(state.tokens_view()[:start])  # a prefix hit: computed for another sequence
 
     def finish(self, number: int) -> None:
-        """Sleep for as long as the options say, or die."""
+        """Sleep or end the process, as the options say."""
         time.sleep(self._options.get("delay_ms", 0) / 1000)
         if number == self._options.get("stuck_in"):
             time.sleep(600)
-        if number == self._options.get("stuck_once") and self._mark is not None and not self._mark.exists():
-            self._mark.touch()
+        if (
+            number == self._options.get("stuck_once")
+            and self._marker is not None
+            and not self._marker.exists()
+        ):
+            self._marker.touch()
             time.sleep(600)
         if number == self._options.get("die_after"):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-_runner_type: type[Runner] = FakeRunner  # so that mypy compares them
+_runner_type: type[Runner] = FakeRunner  # mypy checks that the protocol is implemented
 
 
 class FakeStep(PendingStep):
-    def __init__(self, runner: FakeRunner, number: int, picks: SampledTokens) -> None:
-        self._runner, self._number, self._picks = runner, number, picks
+    def __init__(self, runner: FakeRunner, number: int, sampled: SampledTokens) -> None:
+        self._runner, self._number, self._sampled = runner, number, sampled
 
     def wait(self) -> SampledTokens:
         self._runner.finish(self._number)
-        return self._picks
+        return self._sampled
 
 
 def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> Any:
-    written, _, mark = spec.path.removeprefix("fake:").partition(";")
+    written, _, marker = spec.path.removeprefix("fake:").partition(";")
     pairs = (option.partition("=") for option in written.split(",") if option)
     options = {name: int(value or 1) for name, _, value in pairs}
     report(0.5, "weights")
-    if "fail_load" in options or ("fail_again" in options and Path(mark).exists()):
+    if "fail_load" in options or ("fail_again" in options and Path(marker).exists()):
         raise LoadFailed("no such fake model")
     if "crash_load" in options:
         raise RuntimeError("a bug in loading")
@@ -141,12 +145,12 @@ def load(spec: messages.WorkerSpec, report: Callable[[float, str], None]) -> Any
         time.sleep(600)
     gpu = None
     if "weights_mb" in options:
-        gpu = FakeGpu(Path(mark))
-        gpu.take(options["weights_mb"] * MIB)
-        gpu.take(cache_bytes(gpu, spec.gpu_memory))
+        gpu = FakeGpu(Path(marker))
+        gpu.allocate(options["weights_mb"] * MIB)
+        gpu.allocate(cache_bytes(gpu, spec.gpu_memory))
     max_model_len = 1_000_000
     return SimpleNamespace(
-        runner=FakeRunner(options, Path(mark) if mark else None),
+        runner=FakeRunner(options, Path(marker) if marker else None),
         slots=options.get("slots", 4),
         max_batch=spec.max_batch or options.get("slots", 4),
         max_batched_tokens=options.get("batched", 4096),

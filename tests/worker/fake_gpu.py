@@ -1,4 +1,4 @@
-"""A GPU that only counts memory: processes allocate it and release it by ending, as on a real one.
+"""A GPU that only counts memory: processes allocate it, and its release is their end, as on a real one.
 
 It is a file, so that processes share it: its size, what each process has allocated, the largest number of
 processes at a time, and the number of refused allocations.
@@ -18,7 +18,7 @@ MIB = 1024 * 1024
 
 
 class OutOfMemory(RuntimeError):
-    """More memory was requested than is free."""
+    """Less memory is free than was requested."""
 
 
 class FakeGpu(DeviceMemory):
@@ -29,26 +29,26 @@ class FakeGpu(DeviceMemory):
 
     @classmethod
     def make(cls, file: Path, total_mb: int) -> "FakeGpu":
-        file.write_text(json.dumps({"total": total_mb * MIB, "taken": {}, "processes": 0, "refused": 0}))
+        file.write_text(json.dumps({"total": total_mb * MIB, "allocated": {}, "processes": 0, "refused": 0}))
         return cls(file)
 
     def free_and_total(self) -> tuple[int, int]:
         with self._state() as state:
-            return state["total"] - sum(state["taken"].values()), state["total"]
+            return state["total"] - sum(state["allocated"].values()), state["total"]
 
     def taken(self) -> int:
         with self._state() as state:
-            return int(state["taken"].get(str(os.getpid()), 0))
+            return int(state["allocated"].get(str(os.getpid()), 0))
 
-    def take(self, size_bytes: int) -> None:
+    def allocate(self, size_bytes: int) -> None:
         """Allocate memory; raise `OutOfMemory` if not enough is free."""
         with self._state() as state:
-            if size_bytes > state["total"] - sum(state["taken"].values()):
+            if size_bytes > state["total"] - sum(state["allocated"].values()):
                 state["refused"] += 1
             else:
                 own = str(os.getpid())
-                state["taken"][own] = state["taken"].get(own, 0) + size_bytes
-                state["processes"] = max(state["processes"], len(state["taken"]))
+                state["allocated"][own] = state["allocated"].get(own, 0) + size_bytes
+                state["processes"] = max(state["processes"], len(state["allocated"]))
                 return
         raise OutOfMemory(f"{size_bytes} bytes are not free")
 
@@ -69,7 +69,9 @@ class FakeGpu(DeviceMemory):
         with self._file.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             state = json.load(file)
-            state["taken"] = {pid: size for pid, size in state["taken"].items() if _is_alive(int(pid))}
+            state["allocated"] = {
+                pid: size for pid, size in state["allocated"].items() if _is_alive(int(pid))
+            }
             yield state
             file.seek(0)
             file.truncate()

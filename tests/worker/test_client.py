@@ -21,15 +21,15 @@ from worker.children import (
     CHILD,
     COMMAND,
     ENDLESS,
-    PATIENCE_S,
+    TIMEOUT_S,
     Stream,
-    dying,
-    fate,
-    is_gone,
+    failure_of,
+    has_ended,
     running,
+    running_until_failure,
     scripted,
     submit,
-    until,
+    wait_for_counts,
     worker,
 )
 
@@ -57,7 +57,7 @@ async def test_ready_has_the_limits_and_progress_is_reported():
     assert progress == [(0.5, "weights")]
 
 
-async def test_many_sequences_stream_side_by_side():
+async def test_many_sequences_stream_concurrently():
     tested = worker()
     async with running(tested):
         prompts = [[number, number + 1] for number in range(40)]
@@ -68,7 +68,7 @@ async def test_many_sequences_stream_side_by_side():
     assert all(stream.ends == ["length"] for stream in streams)
 
 
-async def test_a_prompt_larger_than_the_sockets_buffer_arrives_whole():
+async def test_prompt_larger_than_the_socket_buffer_arrives_unchanged():
     tested = worker()
     prompt = [number % 900 for number in range(400_000)]
     async with running(tested):
@@ -99,7 +99,7 @@ async def test_two_hundred_random_aborts_free_all_slots_and_blocks(options):
             tested.abort(key)
         _, last = submit(tested, [5], Sampling(max_tokens=2))
         await last.ended.wait()
-        await until(tested, running=0, pending=0, slots_free=8, blocks_free=8000)
+        await wait_for_counts(tested, running=0, pending=0, slots_free=8, blocks_free=8000)
     assert fake_child.answer([5], 2) == last.token_ids
 
 
@@ -110,7 +110,7 @@ async def test_no_callback_follows_an_abort():
         await stream.begun.wait()
         tested.abort(key)
         received = len(stream.token_ids)
-        await until(tested, running=0)
+        await wait_for_counts(tested, running=0)
     assert received == len(stream.token_ids)
     assert stream.ends == []
 
@@ -119,16 +119,16 @@ async def test_no_callback_follows_an_abort_from_within_a_callback():
     tested = worker()
     keys: list[int] = []
 
-    class Hasty(Stream):
+    class AbortAtThird(Stream):
         def receive_token(self, token_id: int) -> None:
             super().receive_token(token_id)
             tested.abort(keys[0])
 
-    stream = Hasty()
+    stream = AbortAtThird()
     async with running(tested):
         keys.append(tested.submit([1], ENDLESS, stream))
         await stream.begun.wait()
-        await until(tested, slots_free=4)
+        await wait_for_counts(tested, slots_free=4)
     assert (len(stream.token_ids), stream.ends) == (1, [])
 
 
@@ -144,17 +144,17 @@ async def test_an_abort_of_a_sequence_that_finished_is_ignored():
     assert stream.ends == second.ends == ["length"]
 
 
-async def test_a_sequence_that_the_engine_refuses_fails_alone():
+async def test_refused_sequence_does_not_affect_others():
     tested = worker()
     async with running(tested):
-        _, bad = submit(tested, [4000], Sampling(max_tokens=5))
-        _, good = submit(tested, [4], Sampling(max_tokens=5))
-        await bad.ended.wait()
-        await good.ended.wait()
-    (error,) = bad.ends
+        _, failing = submit(tested, [4000], Sampling(max_tokens=5))
+        _, working = submit(tested, [4], Sampling(max_tokens=5))
+        await failing.ended.wait()
+        await working.ended.wait()
+    (error,) = failing.ends
     assert isinstance(error, EngineFailed)
     assert "token id 4000" in error.message
-    assert good.ends == ["length"]
+    assert working.ends == ["length"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ async def test_failed_step_fails_its_sequences_and_the_child_keeps_running(optio
             await stream.ended.wait()
             (error,) = stream.ends
             assert isinstance(error, EngineFailed)
-            assert "the fake device is on fire" in error.message
+            assert "the fake device failed" in error.message
         _, after = submit(tested, [4], Sampling(max_tokens=1))
         await after.ended.wait()
     assert after.ends == ["length"]
@@ -193,21 +193,21 @@ async def test_failed_step_fails_its_sequences_and_the_child_keeps_running(optio
 
 async def test_three_failed_steps_in_a_row_end_the_child_with_the_reason():
     tested = worker("raise_in_step=1,raise_times=3,slots=1")
-    async with dying(tested) as errors:
+    async with running_until_failure(tested) as errors:
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(4)]
     (error,) = errors
     assert isinstance(error, NodeFailed)
     assert "exit status 1" in error.message
-    assert "RuntimeError: the fake device is on fire" in error.message
+    assert "RuntimeError: the fake device failed" in error.message
     assert [EngineFailed, EngineFailed, NodeFailed, NodeFailed] == [
         type(stream.ends[0]) for stream in streams
     ]
     assert all(len(stream.ends) == 1 for stream in streams)
 
 
-async def test_killing_the_child_in_mid_stream_fails_each_open_sequence_once():
+async def test_killed_child_fails_each_open_sequence_once():
     tested = worker("delay_ms=1")
-    async with dying(tested) as errors:
+    async with running_until_failure(tested) as errors:
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(6)]
         key, aborted = submit(tested, [9], ENDLESS)
         tested.abort(key)
@@ -222,47 +222,47 @@ async def test_killing_the_child_in_mid_stream_fails_each_open_sequence_once():
         assert isinstance(end, NodeFailed)
         assert error.message == end.message
     assert aborted.ends == []
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
     with pytest.raises(NodeFailed):
         submit(tested, [1], ENDLESS)
     tested.abort(1)
 
 
-async def test_a_failing_sequence_may_abort_its_siblings():
+async def test_failing_sequence_may_abort_others():
     tested = worker("die_after=2")
     keys: list[int] = []
     failures = []
 
-    class Sibling(Stream):
+    class AbortOthers(Stream):
         def failed(self, error: FairleadError) -> None:
             failures.append(error)
             for key in keys:
                 tested.abort(key)
 
-    async with dying(tested):
-        keys += [tested.submit([1], ENDLESS, Sibling()) for _ in range(3)]
+    async with running_until_failure(tested):
+        keys += [tested.submit([1], ENDLESS, AbortOthers()) for _ in range(3)]
     assert len(failures) == 1
 
 
-async def test_before_it_is_ready_nothing_can_be_submitted():
+async def test_submit_before_ready_is_refused():
     with pytest.raises(NodeFailed):
         submit(worker(), [1], ENDLESS)
 
 
-async def test_a_failed_load_gives_the_childs_reason():
-    error = await fate(worker("fail_load"))
+async def test_failed_load_has_the_reason_of_the_child():
+    error = await failure_of(worker("fail_load"))
     assert isinstance(error, LoadFailed)
     assert error.message == "no such fake model"
 
 
-async def test_a_bug_in_loading_is_a_failed_load_too():
-    error = await fate(worker("crash_load"))
+async def test_unexpected_error_in_loading_is_a_failed_load():
+    error = await failure_of(worker("crash_load"))
     assert isinstance(error, LoadFailed)
     assert error.message == "RuntimeError: a bug in loading"
 
 
-async def test_death_while_loading_is_reported_with_exit_status_and_last_output(capfd):
-    error = await fate(worker("die_in_load"))
+async def test_child_that_ends_while_loading_is_reported_with_status_and_output(capfd):
+    error = await failure_of(worker("die_in_load"))
     assert isinstance(error, LoadFailed)
     assert error.message == "the model's process ended with exit status 3 while loading\nabout to die"
     assert capfd.readouterr().err == "[engine] about to die\n"
@@ -275,9 +275,9 @@ async def test_a_child_killed_while_loading_is_a_failed_load_that_names_the_sign
     caught = []
 
     async def run() -> None:
-        caught.append(await fate(tested))
+        caught.append(await failure_of(tested))
 
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run)
             await loading.wait()
@@ -292,14 +292,14 @@ async def test_load_without_progress_is_aborted(monkeypatch):
     for name in ("LOAD_PROGRESS_TIMEOUT_S", "END_WAIT_S", "LOG_WAIT_S"):
         monkeypatch.setattr(client, name, 0.5)
     tested = worker("slow_load")
-    error = await fate(tested)
+    error = await failure_of(tested)
     assert isinstance(error, LoadFailed)
     assert error.message == "the model's process made no progress for 0.5 s"
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
 
 
 async def test_a_command_that_does_not_exist_is_a_failed_load():
-    error = await fate(Worker(messages.WorkerSpec(path="fake:"), command=["/nonexistent/python"]))
+    error = await failure_of(Worker(messages.WorkerSpec(path="fake:"), command=["/nonexistent/python"]))
     assert isinstance(error, LoadFailed)
     assert "cannot be started" in error.message
 
@@ -310,10 +310,10 @@ async def test_child_that_sends_an_invalid_message_is_ended():
         while connection.recv(99):
             pass
     """)
-    error = await fate(tested)
+    error = await failure_of(tested)
     assert isinstance(error, LoadFailed)
     assert "an invalid message" in error.message
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
 
 
 async def test_messages_that_arrive_byte_by_byte_are_decoded():
@@ -327,7 +327,7 @@ async def test_messages_that_arrive_byte_by_byte_are_decoded():
     """)
     progress = []
     tested.on_progress = lambda *stage: progress.append(stage)
-    async with dying(tested) as errors:
+    async with running_until_failure(tested) as errors:
         pass
     assert progress == [(0.5, "weights")]
     (error,) = errors
@@ -336,7 +336,7 @@ async def test_messages_that_arrive_byte_by_byte_are_decoded():
 
 
 async def test_output_of_the_child_is_forwarded_and_kept_within_bounds(capfd):
-    error = await fate(
+    error = await failure_of(
         scripted("print('x' * 100_000); [print(number) for number in range(1000)]; sys.exit(4)")
     )
     assert error.message.splitlines() == [
@@ -348,21 +348,21 @@ async def test_output_of_the_child_is_forwarded_and_kept_within_bounds(capfd):
     assert [str(number) for number in range(1000)] == others[-1000:]
 
 
-async def test_cancelling_while_it_loads_ends_the_child():
+async def test_cancellation_while_loading_ends_the_child():
     tested = worker("slow_load")
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         async with trio.open_nursery() as nursery:
             tested.on_progress = lambda _fraction, _stage: nursery.cancel_scope.cancel()
             nursery.start_soon(tested.run)
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
 
 
-async def test_cancelling_in_mid_stream_ends_the_child_and_fails_open_sequences_once():
+async def test_cancellation_ends_the_child_and_fails_open_sequences_once():
     tested = worker("delay_ms=1")
     async with running(tested):
         _, stream = submit(tested, [1], ENDLESS)
         await stream.begun.wait()
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
     (error,) = stream.ends
     assert isinstance(error, NodeFailed)
     with pytest.raises(NodeFailed):
@@ -382,9 +382,9 @@ async def test_a_child_that_ignores_sigterm_is_killed(mock_clock):
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
             await trio.testing.wait_all_tasks_blocked()
-            assert not is_gone(tested.pid)
-            mock_clock.jump(client.END_WAIT_S)  # virtual time: the duration of a kill is not tested
-    assert is_gone(tested.pid)
+            assert not has_ended(tested.pid)
+            mock_clock.jump(client.END_WAIT_S)  # virtual time, so the duration is not tested
+    assert has_ended(tested.pid)
 
 
 async def test_ctrl_c_does_not_reach_the_child():
@@ -406,12 +406,10 @@ async def test_an_idle_child_uses_no_processor_time():
     async with running(tested):
         _, stream = submit(tested, [1], Sampling(max_tokens=3))
         await stream.ended.wait()
-        await until(tested, running=0)
+        await wait_for_counts(tested, running=0)
         await trio.to_thread.run_sync(_wait_for_state, tested.pid, "S")
         used = []
-        while not used or (
-            used[-1] > 1 and len(used) < 4
-        ):  # a tickless kernel may account for earlier work late
+        while not used or (used[-1] > 1 and len(used) < 4):  # a tickless kernel may count earlier work late
             before = processor_ticks()
             await trio.sleep(0.3)  # real time on purpose: the child's processor time is measured
             used.append(processor_ticks() - before)
@@ -427,7 +425,7 @@ def _wait_for_state(pid: int, state: str) -> None:
 @pytest.mark.parametrize("options", ["delay_ms=1", "stuck_in=2"])
 async def test_child_ends_with_its_parent_even_when_stopped_or_in_an_endless_step(options, is_stopped):
     script = str(Path(__file__).with_name("orphan_parent.py"))
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(TIMEOUT_S):
         parent = await trio.lowlevel.open_process(
             [sys.executable, script, f"fake:{options}", CHILD], stdout=subprocess.PIPE
         )

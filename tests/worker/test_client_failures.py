@@ -1,4 +1,4 @@
-"""Failures outside the child: receivers which raise, and a socket which cannot send."""
+"""Failures outside the child: receivers that raise, and a socket that cannot send."""
 
 import errno
 import os
@@ -10,7 +10,16 @@ from fairlead import messages
 from fairlead.errors import EngineFailed, FairleadError, NodeFailed
 from fairlead.job import Sampling
 from worker import fake_child
-from worker.children import ENDLESS, Stream, dying, is_gone, running, submit, until, worker
+from worker.children import (
+    ENDLESS,
+    Stream,
+    has_ended,
+    running,
+    running_until_failure,
+    submit,
+    wait_for_counts,
+    worker,
+)
 
 
 class Failing(Stream):
@@ -31,7 +40,7 @@ class Failing(Stream):
 
 
 @pytest.mark.parametrize("at_its_end", [False, True])
-async def test_a_receiver_that_raises_ends_its_own_sequence_and_no_other(at_its_end):
+async def test_receiver_that_raises_ends_only_its_sequence(at_its_end):
     tested = worker()
     async with running(tested):
         failing = Failing(at_its_end=at_its_end)
@@ -39,27 +48,27 @@ async def test_a_receiver_that_raises_ends_its_own_sequence_and_no_other(at_its_
         _, other = submit(tested, [2], Sampling(max_tokens=20))
         await failing.ended.wait()
         await other.ended.wait()
-        await until(tested, running=0, slots_free=4)
+        await wait_for_counts(tested, running=0, slots_free=4)
     assert fake_child.answer([2], 20) == other.token_ids
     assert other.ends == ["length"]
     error = failing.ends[-1]
     assert isinstance(error, EngineFailed)
-    assert "a detokenizer's bug" not in error.message, "which may have a client's words"
+    assert "a detokenizer's bug" not in error.message, "an exception may contain client text"
 
 
 async def test_receiver_that_raises_in_failed_does_not_affect_others():
-    class Deaf(Stream):
+    class RaisesInFailed(Stream):
         def failed(self, error: FairleadError) -> None:
             super().failed(error)
             raise RuntimeError("a bug")
 
     tested = worker("die_after=3")
-    deaf, other = Deaf(), Stream()
-    async with dying(tested) as errors:
-        tested.submit([1], ENDLESS, deaf)
+    raising, other = RaisesInFailed(), Stream()
+    async with running_until_failure(tested) as errors:
+        tested.submit([1], ENDLESS, raising)
         tested.submit([2], ENDLESS, other)
     assert list(map(type, errors)) == [NodeFailed]
-    assert list(map(type, deaf.ends)) == [NodeFailed]
+    assert list(map(type, raising.ends)) == [NodeFailed]
     assert list(map(type, other.ends)) == [NodeFailed]
 
 
@@ -70,7 +79,7 @@ async def test_message_that_cannot_be_sent_ends_the_child(number):
             raise OSError(number, os.strerror(number))
 
     tested = worker()
-    async with dying(tested) as errors:
+    async with running_until_failure(tested) as errors:
         connection = tested._connection
         assert connection is not None
         connection._socket = broken = Socket(fileno=connection._socket.detach())
@@ -80,4 +89,4 @@ async def test_message_that_cannot_be_sent_ends_the_child(number):
     assert isinstance(error, NodeFailed)
     assert os.strerror(number) in error.message
     assert list(map(type, stream.ends)) == [NodeFailed]
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)

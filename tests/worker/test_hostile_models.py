@@ -14,8 +14,8 @@ from models.tiny import SIZES, save
 WEIGHTS = "model.safetensors"
 
 
-class Tape:
-    """A channel whose parent requests one model and then only records the frames."""
+class RecordingChannel:
+    """A channel that requests one model and then only records the frames."""
 
     def __init__(self, path) -> None:
         self.frames: list[messages.ToParent] = []
@@ -41,11 +41,11 @@ def truncated(path):
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-def lying_about_its_header(path):
+def with_a_wrong_header_size(path):
     path.write_bytes(struct.pack("<Q", 2**62) + path.read_bytes()[8:])
 
 
-def lying_about_its_offsets(path):
+def with_wrong_offsets(path):
     data = path.read_bytes()
     (size,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + size])
@@ -55,7 +55,7 @@ def lying_about_its_offsets(path):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
 
 
-def of_another_shape(path):
+def with_a_wrong_shape(path):
     tensors = load_file(path)
     tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].T.contiguous()
     save_file(tensors, path, metadata={"format": "pt"})
@@ -67,43 +67,43 @@ def without_a_tensor(path):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def not_a_number(path):
+def with_nan(path):
     tensors = load_file(path)
     tensors["model.layers.0.mlp.down_proj.weight"][3, 4] = float("nan")
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def of_nothing(path):
+def empty(path):
     path.write_bytes(b"")
 
 
-def of_text(path):
+def with_text(path):
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "damage",
     [
         truncated,
-        lying_about_its_header,
-        lying_about_its_offsets,
-        of_another_shape,
+        with_a_wrong_header_size,
+        with_wrong_offsets,
+        with_a_wrong_shape,
         without_a_tensor,
-        not_a_number,
-        of_nothing,
-        of_text,
+        with_nan,
+        empty,
+        with_text,
     ],
 )
-def test_invalid_weights_are_reported_in_one_frame_that_names_the_directory(spoil, directory):
-    spoil(directory / WEIGHTS)
-    tape = Tape(directory)
-    assert serve(tape, _load) == 1
-    last = tape.frames[-1]
+def test_invalid_weights_are_reported_in_one_frame_that_names_the_directory(damage, directory):
+    damage(directory / WEIGHTS)
+    channel = RecordingChannel(directory)
+    assert serve(channel, _load) == 1
+    last = channel.frames[-1]
     assert isinstance(last, messages.LoadFailure)
     assert str(directory) in last.message
     assert len(last.message) < 1000
-    assert all(isinstance(frame, messages.LoadProgress) for frame in tape.frames[:-1])
-    assert not any(frame.fraction == 1 for frame in tape.frames[:-1])
+    assert all(isinstance(frame, messages.LoadProgress) for frame in channel.frames[:-1])
+    assert not any(frame.fraction == 1 for frame in channel.frames[:-1])
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_invalid_weights_are_reported_in_one_frame_that_names_the_directory(spoi
 def test_invalid_config_is_reported_in_one_frame_that_names_the_key(values, key, directory):
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    tape = Tape(directory)
-    assert serve(tape, _load) == 1
-    last = tape.frames[-1]
+    channel = RecordingChannel(directory)
+    assert serve(channel, _load) == 1
+    last = channel.frames[-1]
     assert isinstance(last, messages.LoadFailure)
     assert str(directory) in last.message
     assert key in last.message

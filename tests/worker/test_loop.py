@@ -18,7 +18,7 @@ VOCABULARY = 50
 ENDLESS = Sampling(max_tokens=900)
 
 
-class World:
+class Harness:
     """A loop with its clock, inbox and device; `log` has the events in order.
 
     A step takes `step_s` from its launch. A launch or a wait raises the error under its number in
@@ -74,7 +74,7 @@ class World:
 
     # The device --------------------------------------------------------------------------------------
 
-    def launch(self, step, batch) -> "Pending":
+    def launch(self, step, batch) -> "FakeStep":
         number = next(self._numbers)
         assert batch is self.engine.batch
         if number in self.launch_errors:
@@ -83,12 +83,12 @@ class World:
         self._free_at_s = max(self._free_at_s, self.now_s) + self.step_s
         if not self.overlaps:
             self.now_s = self._free_at_s
-        return Pending(self, number, step.samples, self._free_at_s)
+        return FakeStep(self, number, step.samples, self._free_at_s)
 
     def release(self, blocks) -> None:
         self.released.append((self.now_s, blocks))
 
-    # For the tests -----------------------------------------------------------------------------------
+    # Control by the tests ----------------------------------------------------------------------------
 
     def submit(self, key: int, sampling: Sampling = ENDLESS, prompt=(5, 6, 7), **options) -> None:
         self.inbox.append(messages.Submit(key, messages.pack_tokens(prompt), sampling, **options))
@@ -97,50 +97,50 @@ class World:
         for _ in range(times):
             self.loop.turn()
 
-    def until_blocked(self) -> None:
+    def run_until_blocked(self) -> None:
         with pytest.raises(ParentGone):
             self.loop.run()
 
 
-class Pending:
-    def __init__(self, world: World, number: int, samples: int, done_at_s: float) -> None:
-        self._world, self._number, self._samples, self._done_at_s = world, number, samples, done_at_s
+class FakeStep:
+    def __init__(self, harness: Harness, number: int, samples: int, done_at_s: float) -> None:
+        self._harness, self._number, self._samples, self._done_at_s = harness, number, samples, done_at_s
 
     def wait(self) -> SampledTokens:
-        self._world.now_s = max(self._world.now_s, self._done_at_s)
-        if self._number in self._world.wait_errors:
-            raise self._world.wait_errors[self._number]
-        self._world.log.append(f"done {self._number}")
+        self._harness.now_s = max(self._harness.now_s, self._done_at_s)
+        if self._number in self._harness.wait_errors:
+            raise self._harness.wait_errors[self._number]
+        self._harness.log.append(f"done {self._number}")
         return SampledTokens(array("i", [9] * self._samples))
 
 
-both = pytest.mark.parametrize("overlaps", [False, True])
+with_and_without_overlap = pytest.mark.parametrize("overlaps", [False, True])
 
 
 def test_without_overlap_a_step_is_reported_before_the_next_is_launched():
-    world = World()
-    world.submit(1)
-    world.turn(2)
-    assert world.log == ["launch 1", "done 1", "frame 1", "launch 2", "done 2", "frame 2"]
+    harness = Harness()
+    harness.submit(1)
+    harness.turn(2)
+    assert harness.log == ["launch 1", "done 1", "frame 1", "launch 2", "done 2", "frame 2"]
 
 
-def test_with_overlap_the_next_step_runs_while_the_last_one_is_reported():
-    world = World(overlaps=True)
-    world.submit(1)
-    world.turn(3)
-    assert world.log == ["launch 1", "launch 2", "done 1", "frame 1", "launch 3", "done 2", "frame 2"]
-    assert [list(frame.plain()) for frame in world.frames] == [[(1, 9)]] * 2
+def test_with_overlap_a_step_runs_while_the_one_before_is_reported():
+    harness = Harness(overlaps=True)
+    harness.submit(1)
+    harness.turn(3)
+    assert harness.log == ["launch 1", "launch 2", "done 1", "frame 1", "launch 3", "done 2", "frame 2"]
+    assert [list(frame.plain()) for frame in harness.frames] == [[(1, 9)]] * 2
 
 
-@both
+@with_and_without_overlap
 def test_output_does_not_depend_on_overlap(overlaps):
-    world = World(overlaps=overlaps)
-    world.submit(1, Sampling(max_tokens=3))
-    world.submit(2, Sampling(max_tokens=5))
-    world.until_blocked()
+    harness = Harness(overlaps=overlaps)
+    harness.submit(1, Sampling(max_tokens=3))
+    harness.submit(2, Sampling(max_tokens=5))
+    harness.run_until_blocked()
     received: dict[int, int] = {1: 0, 2: 0}
     ends = {}
-    for frame in world.frames:
+    for frame in harness.frames:
         for key, _ in frame.plain():
             received[key] += 1
         for output in frame.outputs:
@@ -149,160 +149,160 @@ def test_output_does_not_depend_on_overlap(overlaps):
     assert (received, ends) == ({1: 3, 2: 5}, {1: "length", 2: "length"})
 
 
-@both
-def test_it_waits_for_a_message_only_when_nothing_is_left_to_do(overlaps):
-    world = World(overlaps=overlaps)
-    world.submit(1, Sampling(max_tokens=4))
-    world.until_blocked()
-    assert [entry for entry in world.log if entry == "blocked"] == ["blocked"]
-    assert world.log[-1] == "blocked"
-    assert world.engine.idle
-    assert world.frames[-1].statistics.running == 0
+@with_and_without_overlap
+def test_loop_blocks_only_when_it_is_idle(overlaps):
+    harness = Harness(overlaps=overlaps)
+    harness.submit(1, Sampling(max_tokens=4))
+    harness.run_until_blocked()
+    assert [entry for entry in harness.log if entry == "blocked"] == ["blocked"]
+    assert harness.log[-1] == "blocked"
+    assert harness.engine.idle
+    assert harness.frames[-1].statistics.running == 0
 
 
-@both
+@with_and_without_overlap
 def test_refusal_is_reported_without_a_step(overlaps):
-    world = World(overlaps=overlaps)
-    world.submit(1, prompt=(VOCABULARY,))
-    world.until_blocked()
-    (output,) = world.frames[0].outputs
+    harness = Harness(overlaps=overlaps)
+    harness.submit(1, prompt=(VOCABULARY,))
+    harness.run_until_blocked()
+    (output,) = harness.frames[0].outputs
     assert "token id 50" in str(output.error)
-    assert world.log == ["frame 1", "blocked"]
+    assert harness.log == ["frame 1", "blocked"]
 
 
-@both
+@with_and_without_overlap
 def test_each_message_is_answered_by_a_frame_and_an_idle_loop_sends_none(overlaps):
-    world = World(overlaps=overlaps)
-    world.inbox.append(messages.Abort(77))  # unknown: nothing changes, and a frame still answers it
-    world.turn()
-    assert world.log == ["frame 1"]
-    world.submit(1)
-    world.turn(2)
-    world.inbox.append(messages.Abort(1))
-    world.turn()
-    last = world.frames[-1]
+    harness = Harness(overlaps=overlaps)
+    harness.inbox.append(messages.Abort(77))  # unknown: nothing changes, and a frame still answers it
+    harness.turn()
+    assert harness.log == ["frame 1"]
+    harness.submit(1)
+    harness.turn(2)
+    harness.inbox.append(messages.Abort(1))
+    harness.turn()
+    last = harness.frames[-1]
     assert (last.keys, last.outputs, last.statistics.running) == (b"", [], 0)
-    frames = len(world.frames)
-    world.until_blocked()
-    assert frames == len(world.frames)
+    frames = len(harness.frames)
+    harness.run_until_blocked()
+    assert frames == len(harness.frames)
 
 
-@both
+@with_and_without_overlap
 def test_resources_freed_by_an_abort_are_reported_before_the_next_step(overlaps):
-    world = World(overlaps=overlaps)
-    world.submit(1)
-    world.submit(2)
-    world.turn(2)
-    world.inbox.append(messages.Abort(1))
-    world.log.clear()
-    frames = len(world.frames)
-    world.turn()
-    assert world.log[0] == f"frame {frames + 1}"
-    assert world.log[1].startswith("launch")
-    assert world.frames[frames].statistics.slots_free == 3
+    harness = Harness(overlaps=overlaps)
+    harness.submit(1)
+    harness.submit(2)
+    harness.turn(2)
+    harness.inbox.append(messages.Abort(1))
+    harness.log.clear()
+    frames = len(harness.frames)
+    harness.turn()
+    assert harness.log[0] == f"frame {frames + 1}"
+    assert harness.log[1].startswith("launch")
+    assert harness.frames[frames].statistics.slots_free == 3
 
 
-@both
+@with_and_without_overlap
 def test_timeout_is_reported_even_when_no_step_is_left(overlaps):
-    world = World(overlaps=overlaps)
-    world.submit(1, timeout_s=5.0)
-    world.until_blocked()
-    outputs = [output for frame in world.frames for output in frame.outputs]
+    harness = Harness(overlaps=overlaps)
+    harness.submit(1, timeout_s=5.0)
+    harness.run_until_blocked()
+    outputs = [output for frame in harness.frames for output in frame.outputs]
     assert [output.code for output in outputs] == ["request_timeout"]
-    assert 100 + 5 <= world.now_s <= 100 + 5 + 3 * world.step_s
-    assert world.frames[-1].statistics.slots_free - 3 == 1
+    assert 100 + 5 <= harness.now_s <= 100 + 5 + 3 * harness.step_s
+    assert harness.frames[-1].statistics.slots_free - 3 == 1
 
 
-@both
+@with_and_without_overlap
 def test_priority_timeout_and_salt_reach_the_engine(overlaps, monkeypatch):
-    world = World(overlaps=overlaps)
+    harness = Harness(overlaps=overlaps)
     seen = []
-    submit = world.engine.submit
+    submit = harness.engine.submit
     monkeypatch.setattr(
-        world.engine, "submit", lambda *args, **options: (seen.append(options), submit(*args, **options))
+        harness.engine, "submit", lambda *args, **options: (seen.append(options), submit(*args, **options))
     )
-    world.submit(1, Sampling(max_tokens=1), priority=2, timeout_s=9.0, salt=b"tenant")
-    world.until_blocked()
+    harness.submit(1, Sampling(max_tokens=1), priority=2, timeout_s=9.0, salt=b"tenant")
+    harness.run_until_blocked()
     assert seen == [{"priority": 2, "timeout_s": 9.0, "salt": b"tenant", "embed": False}]
 
 
 # Failed steps --------------------------------------------------------------------------------------
 
 
-@both
+@with_and_without_overlap
 @pytest.mark.parametrize("where", ["launch_errors", "wait_errors"])
 def test_step_that_raises_fails_its_sequences_and_the_loop_continues(overlaps, where):
-    world = World(overlaps=overlaps)
-    error = RuntimeError("on fire")
-    getattr(world, where)[2] = error
-    world.submit(1)
-    world.until_blocked()
-    (output,) = [output for frame in world.frames for output in frame.outputs]
-    assert (output.key, output.error) == (1, "the engine's step failed: RuntimeError: on fire")
-    assert [error] == world.reports
-    assert world.frames[-1].statistics.slots_free == 4
-    world.log.clear()
-    world.submit(2, Sampling(max_tokens=2))
-    world.until_blocked()
-    assert world.frames[-1].outputs[0].finish_reason == "length"
+    harness = Harness(overlaps=overlaps)
+    error = RuntimeError("device failed")
+    getattr(harness, where)[2] = error
+    harness.submit(1)
+    harness.run_until_blocked()
+    (output,) = [output for frame in harness.frames for output in frame.outputs]
+    assert (output.key, output.error) == (1, "the engine's step failed: RuntimeError: device failed")
+    assert [error] == harness.reports
+    assert harness.frames[-1].statistics.slots_free == 4
+    harness.log.clear()
+    harness.submit(2, Sampling(max_tokens=2))
+    harness.run_until_blocked()
+    assert harness.frames[-1].outputs[0].finish_reason == "length"
 
 
 def test_with_overlap_the_step_before_a_failed_launch_is_still_reported():
-    world = World(overlaps=True)
-    world.launch_errors[2] = RuntimeError("on fire")
-    world.submit(1)
-    world.turn(2)
-    first, second = world.frames
+    harness = Harness(overlaps=True)
+    harness.launch_errors[2] = RuntimeError("device failed")
+    harness.submit(1)
+    harness.turn(2)
+    first, second = harness.frames
     assert list(first.plain()) == [(1, 9)]
     assert [output.key for output in second.outputs if output.error] == [1]
 
 
-@both
+@with_and_without_overlap
 @pytest.mark.parametrize("where", ["launch_errors", "wait_errors"])
 def test_the_third_failed_step_in_a_row_is_raised(overlaps, where):
-    world = World(overlaps=overlaps, slots=1)
+    harness = Harness(overlaps=overlaps, slots=1)
     errors = {number: RuntimeError(f"fire {number}") for number in range(1, 10)}
-    getattr(world, where).update(errors)
+    getattr(harness, where).update(errors)
     for key in range(1, 6):
-        world.submit(key)
+        harness.submit(key)
     with pytest.raises(RuntimeError, match="fire 3"):
-        world.loop.run()
-    assert [errors[1], errors[2]] == world.reports
+        harness.loop.run()
+    assert [errors[1], errors[2]] == harness.reports
 
 
-@both
+@with_and_without_overlap
 def test_successful_step_resets_the_count_of_failed_steps(overlaps):
-    world = World(overlaps=overlaps, slots=1)
-    world.launch_errors = {number: RuntimeError("fire") for number in (1, 2, 4, 5, 7, 8)}
+    harness = Harness(overlaps=overlaps, slots=1)
+    harness.launch_errors = {number: RuntimeError("fire") for number in (1, 2, 4, 5, 7, 8)}
     for key in range(1, 10):
-        world.submit(key, Sampling(max_tokens=1))
-    world.until_blocked()
-    assert len(world.reports) == 6
-    assert world.frames[-1].statistics.pending == 0
+        harness.submit(key, Sampling(max_tokens=1))
+    harness.run_until_blocked()
+    assert len(harness.reports) == 6
+    assert harness.frames[-1].statistics.pending == 0
 
 
 # Counts --------------------------------------------------------------------------------------------
 
 
-@both
-def test_step_time_is_that_of_the_device_and_each_second_counts_once(overlaps):
-    world = World(overlaps=overlaps)
-    world.submit(1, Sampling(max_tokens=10))
-    world.until_blocked()
-    statistics = world.frames[-1].statistics
-    launches = sum(entry.startswith("launch") for entry in world.log)
+@with_and_without_overlap
+def test_step_time_is_device_time_without_overlap_counted_twice(overlaps):
+    harness = Harness(overlaps=overlaps)
+    harness.submit(1, Sampling(max_tokens=10))
+    harness.run_until_blocked()
+    statistics = harness.frames[-1].statistics
+    launches = sum(entry.startswith("launch") for entry in harness.log)
     assert statistics.steps == launches
-    assert pytest.approx(launches * world.step_s) == statistics.step_s
+    assert pytest.approx(launches * harness.step_s) == statistics.step_s
 
 
 def test_statistics_count_tokens_prefixes_and_cache():
-    world = World()
+    harness = Harness()
     prompt = [1 + number % 40 for number in range(48)]
-    world.submit(1, Sampling(max_tokens=2), prompt)
-    world.until_blocked()
-    world.submit(2, Sampling(max_tokens=2), prompt)
-    world.until_blocked()
-    statistics = world.frames[-1].statistics
+    harness.submit(1, Sampling(max_tokens=2), prompt)
+    harness.run_until_blocked()
+    harness.submit(2, Sampling(max_tokens=2), prompt)
+    harness.run_until_blocked()
+    statistics = harness.frames[-1].statistics
     assert statistics.prompt_tokens + statistics.prefix_hits == 96
     assert statistics.prefix_hits >= 32
     assert statistics.prefix_queries >= statistics.prefix_hits
@@ -315,11 +315,11 @@ def test_statistics_count_tokens_prefixes_and_cache():
 # Random messages -----------------------------------------------------------------------------------
 
 
-@both
+@with_and_without_overlap
 @pytest.mark.parametrize("seed", range(4))
-def test_each_answer_equals_that_of_the_sequence_alone_whenever_messages_arrive(overlaps, seed):
+def test_output_of_each_sequence_is_independent_of_the_times_of_messages(overlaps, seed):
     choose = Random(seed)
-    world = World(overlaps=overlaps)
+    harness = Harness(overlaps=overlaps)
     device = fake_model.FakeRunner(4, overlaps=overlaps)
     engine = Engine(
         device,
@@ -333,7 +333,7 @@ def test_each_answer_equals_that_of_the_sequence_alone_whenever_messages_arrive(
         eos_token_ids=(fake_model.EOS,),
         draw_seed=lambda: 1,
     )
-    loop = Loop(engine, device, world, clock=lambda: world.now_s)
+    loop = Loop(engine, device, harness, clock=lambda: harness.now_s)
     submitted: dict[int, tuple[list[int], Sampling]] = {}
     aborted: set[int] = set()
     for key in range(1, 400):
@@ -341,18 +341,18 @@ def test_each_answer_equals_that_of_the_sequence_alone_whenever_messages_arrive(
             prompt = [choose.randrange(1, fake_model.VOCABULARY) for _ in range(choose.randint(1, 20))]
             sampling = Sampling(max_tokens=choose.randint(1, 30), temperature=0.0)
             submitted[key] = prompt, sampling
-            world.submit(key, sampling, prompt)
+            harness.submit(key, sampling, prompt)
         if choose.random() < 0.1 and submitted:
             aborted.add(choose.choice(list(submitted)))
-            world.inbox += [messages.Abort(key) for key in aborted]
-        if not (engine.idle and not world.inbox):
+            harness.inbox += [messages.Abort(key) for key in aborted]
+        if not (engine.idle and not harness.inbox):
             loop.turn()
     with pytest.raises(ParentGone):
         loop.run()
 
     received: dict[int, list[int]] = {key: [] for key in submitted}
     ends: dict[int, str | None] = {}
-    for frame in world.frames:
+    for frame in harness.frames:
         for key, token_id in frame.plain():
             assert key not in ends
             received[key].append(token_id)
@@ -367,32 +367,32 @@ def test_each_answer_equals_that_of_the_sequence_alone_whenever_messages_arrive(
         else:
             assert key in aborted
             assert expected[: len(received[key])] == received[key]
-    last = world.frames[-1].statistics
+    last = harness.frames[-1].statistics
     assert (last.running, last.pending, last.slots_free, last.blocks_free) == (0, 0, 3, 14)
 
 
-def test_idle_cache_is_trimmed_below_its_threshold_and_its_memory_given_back():
+def test_idle_cache_is_trimmed_below_its_threshold_and_its_memory_released():
     """A burst fills the cache; then three minutes pass without a message."""
-    world = World(slots=4, eviction_threshold=0.5, cleanup_interval_s=120.0)
+    harness = Harness(slots=4, eviction_threshold=0.5, cleanup_interval_s=120.0)
     for key in range(1, 5):  # 4 × 40 of 200 blocks, kept when they end
-        world.submit(key, Sampling(max_tokens=1, ignore_eos=True), prompt=[1 + key] * 640)
-    world.turn()
-    while not world.engine.idle:
-        world.turn()
-    burst_ended_s = world.now_s
-    assert world.engine.statistics().cached_tokens > 0.5 * 200 * 16
-    world.until_blocked()
-    assert world.now_s - burst_ended_s <= 180.0
-    assert world.engine.statistics().cached_tokens <= 0.5 * 200 * 16
-    assert world.frames[-1].statistics.cached_tokens == world.engine.statistics().cached_tokens
-    ((_, (free,)),) = world.released
-    assert len(free) == 200 - world.engine.statistics().cached_tokens // 16
-    frames = len(world.frames)
-    world.until_blocked()  # nothing is left to do: it waits without a bound
-    assert (len(world.frames), len(world.released)) == (frames, 1)
+        harness.submit(key, Sampling(max_tokens=1, ignore_eos=True), prompt=[1 + key] * 640)
+    harness.turn()
+    while not harness.engine.idle:
+        harness.turn()
+    burst_ended_s = harness.now_s
+    assert harness.engine.statistics().cached_tokens > 0.5 * 200 * 16
+    harness.run_until_blocked()
+    assert harness.now_s - burst_ended_s <= 180.0
+    assert harness.engine.statistics().cached_tokens <= 0.5 * 200 * 16
+    assert harness.frames[-1].statistics.cached_tokens == harness.engine.statistics().cached_tokens
+    ((_, (free,)),) = harness.released
+    assert len(free) == 200 - harness.engine.statistics().cached_tokens // 16
+    frames = len(harness.frames)
+    harness.run_until_blocked()  # the loop is idle and waits without a timeout
+    assert (len(harness.frames), len(harness.released)) == (frames, 1)
 
 
-def test_idle_engine_that_computed_nothing_waits_without_a_bound():
-    world = World(cleanup_interval_s=10.0)
-    world.until_blocked()
-    assert (world.now_s, world.released) == (100.0, [])
+def test_idle_engine_that_computed_nothing_waits_without_a_timeout():
+    harness = Harness(cleanup_interval_s=10.0)
+    harness.run_until_blocked()
+    assert (harness.now_s, harness.released) == (100.0, [])

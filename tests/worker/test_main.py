@@ -148,7 +148,7 @@ def test_failed_step_is_reported_and_the_child_continues():
         begin(parent)
         parent.send(messages.Submit(1, messages.pack_tokens([4]), GREEDY))
         (output,) = step(parent).outputs
-        assert output.error == "the engine's step failed: RuntimeError: the fake device is on fire"
+        assert output.error == "the engine's step failed: RuntimeError: the fake device failed"
         parent.send(messages.Submit(2, messages.pack_tokens([4]), GREEDY))
         assert step(parent).tokens == messages.pack_tokens(fake_child.answer([4], 1))
 

@@ -16,41 +16,51 @@ from fairlead.job import Sampling
 from fairlead.worker import client
 from fairlead.worker.watchdog import TICKS
 from worker import fake_child
-from worker.children import ENDLESS, Stream, dying, is_gone, running, scripted, submit, until, worker
+from worker.children import (
+    ENDLESS,
+    Stream,
+    has_ended,
+    running,
+    running_until_failure,
+    scripted,
+    submit,
+    wait_for_counts,
+    worker,
+)
 
 WATCHDOG_S = 0.5
 
 
-async def pass_time(clock: trio.testing.MockClock, ticks: int = 1) -> None:
-    """Let the watchdog check so many times."""
+async def advance(clock: trio.testing.MockClock, ticks: int = 1) -> None:
+    """Advance the clock by `ticks` checks of the watchdog."""
     for _ in range(ticks):
         clock.jump(WATCHDOG_S / TICKS)
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def until_given_up(tested: client.Worker, clock: trio.testing.MockClock) -> None:
+async def run_until_stuck(tested: client.Worker, clock: trio.testing.MockClock) -> None:
     for _ in range(3 * TICKS):
-        await pass_time(clock)
+        await advance(clock)
         if tested.stuck is not None:
             return
-    raise AssertionError("it was not given up")
+    raise AssertionError("the watchdog did not fire")
 
 
-async def until_ended(clock: trio.testing.MockClock) -> None:
-    """Let the times pass in which a stuck child may write its last output and act on SIGTERM."""
+async def run_until_ended(clock: trio.testing.MockClock) -> None:
+    """Advance the clock past the waits for a stuck child's last output and for its end."""
     for wait_s in (client.FINAL_OUTPUT_WAIT_S, client.END_WAIT_S):
         clock.jump(wait_s)
         await trio.testing.wait_all_tasks_blocked()
 
 
-async def until_next_step(tested: client.Worker) -> None:
+async def wait_for_next_step(tested: client.Worker) -> None:
     steps = tested.statistics.steps
     while steps == tested.statistics.steps:
         await trio.lowlevel.checkpoint()
 
 
-def stop(pid: int | None) -> None:
-    """Stop a child, and wait until it is stopped."""
+def suspend(pid: int | None) -> None:
+    """Suspend a child, and wait until it is suspended."""
     os.kill(pid, signal.SIGSTOP)
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         os.sched_yield()
@@ -58,16 +68,16 @@ def stop(pid: int | None) -> None:
 
 async def test_endless_step_ends_the_child_and_fails_open_sequences(mock_clock, capfd):
     tested = worker("stuck_in=3", watchdog_s=WATCHDOG_S)
-    async with dying(tested) as errors:
+    async with running_until_failure(tested) as errors:
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(3)]
-        await until(tested, steps=2)
-        await until_given_up(tested, mock_clock)
+        await wait_for_counts(tested, steps=2)
+        await run_until_stuck(tested, mock_clock)
         assert all(stream.ended.is_set() for stream in streams)
         with pytest.raises(NodeFailed):
             submit(tested, [9], ENDLESS)  # the worker accepts no more sequences
         while not any("in finish" in line for line in tested._log):  # its last output: the step's stack
             await trio.lowlevel.checkpoint()
-        await until_ended(mock_clock)
+        await run_until_ended(mock_clock)
     reason = "the model's process made no progress for 0.5 s"
     (error,) = errors
     assert (NodeFailed, reason) == (type(error), error.message)
@@ -76,66 +86,66 @@ async def test_endless_step_ends_the_child_and_fails_open_sequences(mock_clock, 
     ]
     assert max(len(stream.token_ids) for stream in streams) == 2
     assert reason == tested.stuck
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
     assert "in finish" in capfd.readouterr().err
 
 
-async def test_the_first_step_has_twice_the_time(mock_clock):
+async def test_first_step_may_take_twice_the_bound(mock_clock):
     tested = worker("stuck_in=1", watchdog_s=WATCHDOG_S)
-    async with dying(tested):
+    async with running_until_failure(tested):
         _, stream = submit(tested, [1], ENDLESS)
-        await pass_time(mock_clock, TICKS + 1)
+        await advance(mock_clock, TICKS + 1)
         assert not stream.ended.is_set()
-        await until_given_up(tested, mock_clock)
+        await run_until_stuck(tested, mock_clock)
         assert stream.ended.is_set()
-        await until_ended(mock_clock)
+        await run_until_ended(mock_clock)
     assert tested.stuck == "the model's process made no progress for 1 s"
 
 
-async def test_a_stopped_child_is_killed(mock_clock):
+async def test_suspended_child_is_killed(mock_clock):
     tested = worker(watchdog_s=WATCHDOG_S)
-    async with dying(tested):
+    async with running_until_failure(tested):
         _, stream = submit(tested, [1], ENDLESS)
         await stream.begun.wait()
-        stop(tested.pid)
-        await until_given_up(tested, mock_clock)
-        await until_ended(mock_clock)  # it cannot act on SIGTERM
+        suspend(tested.pid)
+        await run_until_stuck(tested, mock_clock)
+        await run_until_ended(mock_clock)  # it cannot act on SIGTERM
     (end,) = stream.ends
     assert isinstance(end, NodeFailed)
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
 
 
-async def test_submit_that_is_never_answered_ends_the_child(mock_clock):
+async def test_submit_without_an_answer_ends_the_child(mock_clock):
     tested = worker(watchdog_s=WATCHDOG_S)
-    async with dying(tested):
+    async with running_until_failure(tested):
         _, first = submit(tested, [1], Sampling(max_tokens=1))
         await first.ended.wait()
-        stop(tested.pid)
+        suspend(tested.pid)
         _, second = submit(tested, [1], Sampling(max_tokens=1))
-        await until_given_up(tested, mock_clock)
-        await until_ended(mock_clock)
+        await run_until_stuck(tested, mock_clock)
+        await run_until_ended(mock_clock)
     assert first.ends == ["length"]
     assert isinstance(second.ends[0], NodeFailed)
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
 
 
-async def test_aborted_sequences_do_not_hide_a_stuck_child(mock_clock):
+async def test_stuck_child_is_detected_despite_aborted_sequences(mock_clock):
     tested = worker("stuck_in=2", watchdog_s=WATCHDOG_S)
-    async with dying(tested) as errors:
+    async with running_until_failure(tested) as errors:
         key, stream = submit(tested, [1], ENDLESS)
         await stream.begun.wait()
         for _ in range(3 * TICKS):
             tested.abort(key)
             key, stream = submit(tested, [1], ENDLESS)
-            await pass_time(mock_clock)  # each is open for much less than the bound
+            await advance(mock_clock)  # each is open for much less than the bound
             if tested.stuck is not None:
                 break
         assert stream.ended.is_set()
-        await until_ended(mock_clock)
+        await run_until_ended(mock_clock)
     assert "made no progress" in errors[0].message
 
 
-async def test_a_child_that_reads_nothing_at_all_is_stuck(mock_clock):
+async def test_child_that_reads_no_message_is_stuck(mock_clock):
     tested = scripted(
         """
         from fairlead import messages
@@ -146,13 +156,13 @@ async def test_a_child_that_reads_nothing_at_all_is_stuck(mock_clock):
         """,
         watchdog_s=WATCHDOG_S,
     )
-    async with dying(tested) as errors:
+    async with running_until_failure(tested) as errors:
         _, stream = submit(tested, [1] * 4000, ENDLESS)
-        await until_given_up(tested, mock_clock)
+        await run_until_stuck(tested, mock_clock)
         assert stream.ended.is_set()
-        await until_ended(mock_clock)
+        await run_until_ended(mock_clock)
     assert "made no progress for 1 s" in errors[0].message
-    assert is_gone(tested.pid)
+    assert has_ended(tested.pid)
 
 
 async def test_slow_steps_are_progress(mock_clock):
@@ -160,8 +170,8 @@ async def test_slow_steps_are_progress(mock_clock):
     async with running(tested):
         submit(tested, [1], ENDLESS)
         for _ in range(15):
-            await until_next_step(tested)
-            await pass_time(mock_clock, TICKS // 2)
+            await wait_for_next_step(tested)
+            await advance(mock_clock, TICKS // 2)
     assert tested.stuck is None
 
 
@@ -171,22 +181,22 @@ async def test_a_long_prefill_in_chunks_is_progress_before_it_has_an_output(mock
     async with running(tested):
         _, stream = submit(tested, prompt, Sampling(max_tokens=1))
         while not stream.ended.is_set():
-            await until_next_step(tested)
-            await pass_time(mock_clock, TICKS // 2)
+            await wait_for_next_step(tested)
+            await advance(mock_clock, TICKS // 2)
     assert (stream.token_ids, tested.stuck) == (fake_child.answer(prompt, 1), None)
 
 
-async def test_a_sequence_that_runs_out_of_time_ends_in_the_engine_and_frees_its_slot():
+async def test_sequence_beyond_its_timeout_ends_and_frees_its_slot():
     tested = worker("delay_ms=1,slots=1")
     async with running(tested):
-        late, patient = Stream(), Stream()
+        late, in_time = Stream(), Stream()
         tested.submit([1], ENDLESS, late, timeout_s=0.05)
-        tested.submit([2], Sampling(max_tokens=2), patient, timeout_s=60.0)
+        tested.submit([2], Sampling(max_tokens=2), in_time, timeout_s=60.0)
         await late.ended.wait()
-        await patient.ended.wait()
+        await in_time.ended.wait()
     (end,) = late.ends
     assert (type(end), end.message) == (RequestTimeout, "the request took longer than 0.05 s")
-    assert patient.ends == ["length"]
+    assert in_time.ends == ["length"]
 
 
 async def test_child_with_overlap_generates_the_same_tokens():

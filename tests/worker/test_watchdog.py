@@ -1,4 +1,4 @@
-"""How long a child may be silent, on the virtual clock."""
+"""How long a child may send nothing, on the virtual clock."""
 
 import pytest
 import trio
@@ -12,119 +12,119 @@ BOUND_S = 30.0
 TICK_S = BOUND_S / TICKS
 
 
-class Watched:
-    """A running watchdog; `fired_at` is when it reported its child stuck, in seconds since it began."""
+class RunningWatchdog:
+    """A running watchdog; `fired_at_s` is when it reported its child stuck, in seconds since `began_s`."""
 
     def __init__(self) -> None:
-        self.dog = Watchdog(BOUND_S)
-        self.began = trio.current_time()
-        self.fired_at: float | None = None
+        self.inner = Watchdog(BOUND_S)
+        self.began_s = trio.current_time()
+        self.fired_at_s: float | None = None
         self.silent_s: float | None = None
 
     async def run(self) -> None:
-        self.silent_s = await self.dog.stuck()
-        self.fired_at = trio.current_time() - self.began
+        self.silent_s = await self.inner.stuck()
+        self.fired_at_s = trio.current_time() - self.began_s
 
 
 @pytest.fixture
-async def watched(nursery) -> Watched:
-    watched = Watched()
-    nursery.start_soon(watched.run)
-    return watched
+async def watchdog(nursery) -> RunningWatchdog:
+    watchdog = RunningWatchdog()
+    nursery.start_soon(watchdog.run)
+    return watchdog
 
 
-async def warm(watched: Watched) -> None:
-    """Let the child give its first answer, for which it has twice the bound."""
-    watched.dog.message_sent()
+async def answer_once(watchdog: RunningWatchdog) -> None:
+    """Send a message and receive the first answer, which may take twice the bound."""
+    watchdog.inner.message_sent()
     await trio.sleep(1)
-    watched.dog.frame_received(more=False)
+    watchdog.inner.frame_received(more=False)
 
 
-async def test_idle_child_may_be_silent_forever(autojump_clock, watched):
+async def test_idle_child_is_never_stuck(autojump_clock, watchdog):
     await trio.sleep(100 * BOUND_S)
-    await warm(watched)
+    await answer_once(watchdog)
     await trio.sleep(100 * BOUND_S)
-    assert watched.fired_at is None
+    assert watchdog.fired_at_s is None
 
 
-async def test_a_step_that_takes_longer_than_the_bound_is_stuck(autojump_clock, watched):
-    await warm(watched)
-    asked_at = trio.current_time() - watched.began
-    watched.dog.message_sent()
+async def test_step_longer_than_the_bound_is_stuck(autojump_clock, watchdog):
+    await answer_once(watchdog)
+    sent_at_s = trio.current_time() - watchdog.began_s
+    watchdog.inner.message_sent()
     await trio.sleep(10 * BOUND_S)
-    assert watched.silent_s == BOUND_S
-    assert BOUND_S <= watched.fired_at - asked_at <= BOUND_S + TICK_S
+    assert watchdog.silent_s == BOUND_S
+    assert BOUND_S <= watchdog.fired_at_s - sent_at_s <= BOUND_S + TICK_S
 
 
-async def test_the_first_step_may_take_twice_the_bound_and_no_longer(autojump_clock, watched):
-    watched.dog.message_sent()
+async def test_first_step_may_take_at_most_twice_the_bound(autojump_clock, watchdog):
+    watchdog.inner.message_sent()
     await trio.sleep(2 * BOUND_S - 0.1)
-    assert watched.fired_at is None
+    assert watchdog.fired_at_s is None
     await trio.sleep(BOUND_S)
-    assert watched.silent_s == 2 * BOUND_S
-    assert 2 * BOUND_S <= watched.fired_at <= 2 * BOUND_S + TICK_S
+    assert watchdog.silent_s == 2 * BOUND_S
+    assert 2 * BOUND_S <= watchdog.fired_at_s <= 2 * BOUND_S + TICK_S
 
 
-async def test_steps_just_within_the_bound_are_progress(autojump_clock, watched):
-    watched.dog.message_sent()
+async def test_steps_within_the_bound_are_progress(autojump_clock, watchdog):
+    watchdog.inner.message_sent()
     for _ in range(20):
         await trio.sleep(BOUND_S - 0.1)
-        watched.dog.frame_received(more=True)
-    assert watched.fired_at is None
+        watchdog.inner.frame_received(more=True)
+    assert watchdog.fired_at_s is None
 
 
-async def test_further_requests_do_not_extend_the_bound(autojump_clock, watched):
-    await warm(watched)
+async def test_further_requests_do_not_extend_the_bound(autojump_clock, watchdog):
+    await answer_once(watchdog)
     for _ in range(50):
-        watched.dog.message_sent()
+        watchdog.inner.message_sent()
         await trio.sleep(1)
-    assert watched.fired_at is not None
+    assert watchdog.fired_at_s is not None
 
 
-async def test_last_answer_stops_the_watch(autojump_clock, watched):
-    await warm(watched)
-    watched.dog.message_sent()
+async def test_last_answer_stops_the_watchdog(autojump_clock, watchdog):
+    await answer_once(watchdog)
+    watchdog.inner.message_sent()
     await trio.sleep(BOUND_S - 1)
-    watched.dog.frame_received(more=False)
+    watchdog.inner.frame_received(more=False)
     await trio.sleep(100 * BOUND_S)
-    assert watched.fired_at is None
+    assert watchdog.fired_at_s is None
 
 
-async def test_time_in_which_the_parent_was_stopped_does_not_count(autojump_clock, nursery):
-    watched = Watched()
-    nursery.start_soon(watched.run)
-    await warm(watched)
-    watched.dog.message_sent()
+async def test_time_while_the_parent_was_suspended_does_not_count(autojump_clock, nursery):
+    watchdog = RunningWatchdog()
+    nursery.start_soon(watchdog.run)
+    await answer_once(watchdog)
+    watchdog.inner.message_sent()
     await trio.testing.wait_all_tasks_blocked()
-    autojump_clock.jump(100 * BOUND_S)  # as if this process had been stopped
+    autojump_clock.jump(100 * BOUND_S)  # as if this process had been suspended
     await trio.sleep(BOUND_S - 2 * TICK_S)
-    assert watched.fired_at is None
-    watched.dog.frame_received(more=True)
+    assert watchdog.fired_at_s is None
+    watchdog.inner.frame_received(more=True)
     await trio.sleep(2 * BOUND_S)
-    assert watched.fired_at is not None
+    assert watchdog.fired_at_s is not None
 
 
 @budget(max_examples=50)
 @given(
     events=st.lists(
-        st.tuples(st.sampled_from(["asked", "answered", "last"]), st.floats(0, 3 * BOUND_S)), max_size=8
+        st.tuples(st.sampled_from(["message", "frame", "last"]), st.floats(0, 3 * BOUND_S)), max_size=8
     )
 )
 def test_watchdog_fires_exactly_after_silence_beyond_the_bound(events):
-    """Compare with plain arithmetic over the same events: how long an answer was due without one."""
+    """Compare with simple arithmetic over the same events."""
 
     async def main() -> float | None:
-        watched = Watched()
+        watchdog = RunningWatchdog()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watched.run)
+            nursery.start_soon(watchdog.run)
             for kind, wait_s in events:
                 await trio.sleep(wait_s)
-                if kind == "asked":
-                    watched.dog.message_sent()
+                if kind == "message":
+                    watchdog.inner.message_sent()
                 else:
-                    watched.dog.frame_received(more=kind == "answered")
+                    watchdog.inner.frame_received(more=kind == "frame")
             nursery.cancel_scope.cancel()
-        return watched.fired_at
+        return watchdog.fired_at_s
 
     now, since, bound, due = 0.0, None, 2 * BOUND_S, None
     for kind, wait_s in events:
@@ -133,12 +133,12 @@ def test_watchdog_fires_exactly_after_silence_beyond_the_bound(events):
             if now > since + bound + 2 * TICK_S:
                 due = since + bound
             else:
-                assume(now < since + bound - 2 * TICK_S)  # between the two, either is right
-        if kind == "asked":
+                assume(now < since + bound - 2 * TICK_S)  # between the two, both are correct
+        if kind == "message":
             since = now if since is None else since
         else:
-            since, bound = now if kind == "answered" else None, BOUND_S
-    fired_at = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert (due is None) == (fired_at is None)
+            since, bound = now if kind == "frame" else None, BOUND_S
+    fired_at_s = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert (due is None) == (fired_at_s is None)
     if due is not None:
-        assert due - 1e-6 <= fired_at <= due + TICK_S + 1e-6
+        assert due - 1e-6 <= fired_at_s <= due + TICK_S + 1e-6

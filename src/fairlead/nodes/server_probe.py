@@ -29,7 +29,7 @@ THIS_SERVER = "it is this server itself"
 logger = structlog.get_logger("fairlead.node")
 
 
-class Answer(NamedTuple):
+class ProbeAnswer(NamedTuple):
     """The response to a request of a probe."""
 
     status: int
@@ -126,11 +126,11 @@ class ServerProbe:
         self.is_this_server = is_this_server
         return HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES and not is_this_server
 
-    async def _get(self, path: str) -> Answer:
+    async def _get(self, path: str) -> ProbeAnswer:
         async with self._upstream.exchange("GET", path) as response:
             self.has_answered = True
             max_bytes = HEALTH_BYTES if path == "/health" else LISTING_BYTES
-            return Answer(response.head.status, await response.read_all(max_bytes))
+            return ProbeAnswer(response.head.status, await response.read_all(max_bytes))
 
 
 _decode_health = msgspec.json.Decoder(_Health).decode
@@ -138,13 +138,13 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 _decode_running = msgspec.json.Decoder(list[_Running]).decode
 
 
-def instance_of(answer: Answer) -> str | None:
+def instance_of(answer: ProbeAnswer) -> str | None:
     """Return the instance in the response of `GET /health`; None if there is none."""
     health = decoded(_decode_health, answer.body) if answer.status == HTTPStatus.OK else None
     return None if health is None else health.instance
 
 
-def models_of(answer: Answer) -> frozenset[str] | None:
+def models_of(answer: ProbeAnswer) -> frozenset[str] | None:
     """Return the first `MODELS_AT_MOST` models of `GET /v1/models`; None if the response is not a list.
 
     Names that are too long or not printable are left out.
@@ -157,7 +157,7 @@ def models_of(answer: Answer) -> frozenset[str] | None:
     return frozenset(islice(usable, MODELS_AT_MOST))
 
 
-def load_of(answer: Answer) -> ReportedLoad | None:
+def load_of(answer: ProbeAnswer) -> ReportedLoad | None:
     """Return the load from a Fairlead's `GET /running`; None if the response is malformed or impossible."""
     running = decoded(_decode_running, answer.body) if answer.status == HTTPStatus.OK else None
     if not running:
