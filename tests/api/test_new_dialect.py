@@ -167,7 +167,7 @@ async def test_new_dialect_ends_a_stream_with_its_own_error(client):
 async def test_new_dialect_ends_a_relayed_stream_with_its_own_error(client):
     client.gateway.script = lambda job: [[Delta(0, raw=[b'{"piece":"Hello"}\n'])], NodeFailed("gone")]
     reply = await client.post(PATH, {"model": "remote", "text": "hello"})
-    assert not reply.whole
+    assert not reply.is_complete
     assert [json.loads(line) for line in reply.body.splitlines()] == [
         {"piece": "Hello"},
         {"fault": "gone", "field": None},

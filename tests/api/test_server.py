@@ -172,7 +172,7 @@ async def test_a_stream_for_http_1_0_ends_with_the_connection():
     apps = Apps()
     apps.go.set()
     async with serving(apps) as server:
-        answer = await server.fetch(get("/drip", version="1.0"))
+        answer = await server.fetch(get("/stream_in_two_parts", version="1.0"))
     assert answer.body == b"first last"
 
 

@@ -81,14 +81,14 @@ async def test_stream_to_a_client_that_pipelines_too_much_is_ended():
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
-        await client.send(get("/drip"))
+        await client.send(get("/stream_in_two_parts"))
         await client.until(b"first")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.send_ignoring_close, get("/next") * 1_000_000)
             rest = await client.end()
             nursery.cancel_scope.cancel()
     assert not rest.endswith(b"0\r\n\r\n")
-    assert apps.requests == ["/drip"]
+    assert apps.requests == ["/stream_in_two_parts"]
 
 
 async def test_pipelined_requests_within_the_bound_are_all_served():
@@ -319,7 +319,7 @@ async def test_shutdown_closes_idle_connections_at_once_and_lets_responses_finis
         await idle.fetch(get())
         await busy.send(get("/wait"))
         await apps.waiting.wait()
-        await streaming.send(get("/drip"))
+        await streaming.send(get("/stream_in_two_parts"))
         await streaming.until(b"first")
         server.shutdown.set()
         assert await idle.end() == b""
@@ -335,7 +335,7 @@ async def test_shutdown_closes_idle_connections_at_once_and_lets_responses_finis
     assert rest.endswith(b"last\r\n0\r\n\r\n")
 
 
-@pytest.mark.parametrize("path", ["/wait", "/flood", "/drip"])
+@pytest.mark.parametrize("path", ["/wait", "/flood", "/stream_in_two_parts"])
 async def test_shutdown_ends_although_an_app_waits_or_a_client_never_reads(path):
     apps = Apps()
     limits = Limits(drain_s=0.2, stall_s=3600)
@@ -355,7 +355,7 @@ async def test_cancelling_the_listener_ends_all_of_its_tasks():
     before = trio.lowlevel.current_statistics().tasks_living
     async with serving(apps, drained=False) as server:
         clients = [await server.connect() for _ in range(3)]
-        for client, path in zip(clients, ["/wait", "/flood", "/drip"], strict=True):
+        for client, path in zip(clients, ["/wait", "/flood", "/stream_in_two_parts"], strict=True):
             await client.send(get(path))
         await apps.waiting.wait()
     assert before == trio.lowlevel.current_statistics().tasks_living

@@ -8,8 +8,8 @@ from hostile_client.spoiling import spoiled
 REQUESTS = (
     get(),
     get("/echo?query=1", "Connection: close"),
-    get("/drip"),
-    get("/drip", version="1.0"),
+    get("/stream_in_two_parts"),
+    get("/stream_in_two_parts", version="1.0"),
     get("/wait"),
     get("/flood"),
     get("/fail"),
