@@ -191,7 +191,7 @@ def hello_world(job: Job) -> list[Step]:
 
 @dataclass
 class Reply:
-    """A response received over ASGI. `pieces`: the body as it was sent. `is_complete`: it was not cut off."""
+    """A response received over ASGI. `pieces`: the body as it was sent. `is_complete`: it has its end."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)

@@ -121,7 +121,7 @@ class CrashingNode:
             if self._holders:
                 self._problems.append(f"evicted: node {self.id} works")
             self.is_up = False
-            self._go_down([None])
+            self._start_over([None])
 
     def drop(self) -> None:
         """Fail all jobs, as a broken network does, without going down."""
@@ -195,10 +195,10 @@ class CrashingNode:
     def _strike(self, future: list[str | None]) -> None:
         if self._back.is_set():
             self.deaths += 1
-            self._go_down(future)
+            self._start_over(future)
             self._go_down()
 
-    def _go_down(self, future: list[str | None]) -> None:
+    def _start_over(self, future: list[str | None]) -> None:
         self._future = future
         self._struck.set()  # no task waits for it while the node comes up
         back = self._back
