@@ -51,10 +51,8 @@ cdef class FairQueue:
     """
 
     cdef Queue queue
-    cdef dict rows  # tenant -> its row, for tenants that wait or are remembered
-    cdef dict weights
-    cdef int64_t capacity, slack, popped, discarded, refused, displaced
-    cdef int32_t bypass
+    cdef dict rows, weights  # tenant -> its row, if it waits or is remembered; tenant -> its weight, if not 1
+    cdef int64_t capacity, bypass, slack, popped, discarded, refused, displaced
 
     def __cinit__(
         self, *, capacity: int, fairness: str = "roundRobin", min_share: float = 0.0, bypass: int = 8, slack: int = 2
@@ -109,7 +107,8 @@ cdef class FairQueue:
         for other in range(CLASSES - 1, own_priority - 1, -1):
             line = line_longest(&self.queue, other)
             if line != NULL and (other > own_priority or line.length >= own + self.slack):
-                entry = entry_beside(&self.queue, line.first, True)
+                last_unlink(&self.queue)
+                entry = self.queue.entries[line.first].link.previous
                 handle = handle_of(&self.queue, entry)
                 self.remove(entry, &self.displaced)
                 return handle
@@ -244,11 +243,9 @@ cdef class FairQueue:
 
     def __sizeof__(self) -> int:
         cdef size_t entries = self.queue.entries_capacity * (sizeof(Entry) + sizeof(Load))
-        cdef size_t tenants = self.queue.tenants_capacity * (sizeof(Tenant) + self.queue.nodes_size)
-        return object.__sizeof__(self) + entries + tenants
+        return object.__sizeof__(self) + entries + self.queue.tenants_capacity * (sizeof(Tenant) + self.queue.nodes_size)
 
-    # Steps that can fail come first: checks, memory and Python objects, and only then the links. No foreign code
-    # runs in between, because tenants are exactly str or int.
+    # What can fail comes before the links change. Nothing foreign runs in between: tenants are exactly str or int.
 
     cdef enter(self, tenant, cost, priority, size, bint retried):
         cdef int32_t row = self.known(tenant)
@@ -268,7 +265,6 @@ cdef class FairQueue:
         # order, so it is copied as far as it is likely to be needed, then further; handles are validated again.
         cdef Py_ssize_t limit = 4
         cdef int32_t entry, passed
-        cdef bint fitting
         head, handles, tried = None, None, set()
         while handles is None or len(handles) == limit:
             limit *= 8
@@ -278,7 +274,7 @@ cdef class FairQueue:
                     continue
                 tried.add(handle)
                 answer = fits(handle)
-                fitting = answer
+                fitting = bool(answer)
                 entry, passed = entry_of(&self.queue, handle), entry_of(&self.queue, head)
                 if answer is None or entry == NONE:
                     continue

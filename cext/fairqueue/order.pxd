@@ -22,6 +22,7 @@ cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priori
     cdef Entry *entry = &queue.entries[added]
     cdef Tenant *tenant = &queue.tenants[row]
     cdef List *entries
+    last_unlink(queue)
     queue.free_entry = entry.place
     entry.generation += 1
     entry.place = (row * 2 + retried) * CLASSES + priority
@@ -33,7 +34,6 @@ cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priori
         if not is_in_line(tenant):
             tenant.lift, tenant.counter = level(queue), counter_of(queue, tenant)
         turn_join(queue, row, priority)
-    unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), added)
     if entries.length > 0:
         link(&queue.entries.link, sizeof(Entry) // sizeof(Link), added, entries.first)
     if entries.length == 0 or retried:
@@ -46,8 +46,9 @@ cdef inline void entry_leave(Queue *queue, int32_t row) noexcept:
     cdef List *entries = list_of(queue, entry)
     entries_count(queue, entry, -1)
     entry.generation += 1
-    if entries.length > 0 and entries.first == row:
-        entries.first = entry_beside(queue, row, False)
+    last_unlink(queue)
+    if entries.first == row:
+        entries.first = entry.link.next
     if entries.length == 0 and not is_retried(entry):
         queue.last_level = queue.tenants[tenant].counter
         turn_leave(queue, tenant, priority)
@@ -55,9 +56,10 @@ cdef inline void entry_leave(Queue *queue, int32_t row) noexcept:
         turn_join(queue, tenant, IDLE)
     if queue.classes[priority].length == 0:
         queue.classes[priority].credit = 0.0
-    if entry.generation < GENERATIONS:  # otherwise the row is never used again
-        entry.place = queue.free_entry
-        queue.free_entry = row
+    if entry.generation < GENERATIONS:
+        entry.place, queue.free_entry = queue.free_entry, row
+    else:  # the row is never used again
+        unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), row)
 
 cdef inline int32_t class_next(Queue *queue) noexcept:
     # Return the highest class that waits, or if lower ones have credit for a pop, the one with the most.
@@ -119,12 +121,13 @@ cdef inline list_append(Queue *queue, List *entries, list handles, Py_ssize_t li
     cdef int32_t row = entries.first
     while len(handles) < end:
         handles.append(handle_of(queue, row))
-        row = entry_beside(queue, row, False)
+        row = queue.entries[row].link.next
 
 cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
     # Return the first `limit` handles in the order in which `pop` tries them: first the class whose turn it is.
     cdef int32_t urgent = class_next(queue), priority, tenant, i
     handles, taken = [], []
+    last_unlink(queue)
     try:
         for i in range(-1, CLASSES):
             priority = urgent if i == -1 else i

@@ -19,11 +19,11 @@ cdef struct Link:         # in a circular list of rows
     int32_t next, previous
 
 cdef struct List:
-    int32_t first, length # the first is anything if the length is 0
+    int32_t first, length  # the first is anything if the length is 0
 
-# Its links, generation and place are all that a cancellation reads or writes. In a queue larger than the processor's
-# cache, each of the neighbors would cost a cache miss. So a canceled entry stays linked until its row is used
-# again, or the list is walked. The first of a list always waits.
+# All that a cancellation needs; cost and size are apart. In a queue larger than the processor's cache, the entry and
+# each neighbor cost a cache miss. So the last entry that left stays linked until the next joins or leaves: the
+# processor can then fetch its neighbors and the next entry at once. The first entry of a list always waits.
 cdef struct Entry:
     Link link
     uint32_t generation   # grows when the entry joins and when it leaves: odd while it waits
@@ -108,13 +108,10 @@ cdef inline int32_t entry_of(Queue *queue, handle) noexcept:
         return NONE
     return row if queue.entries[row].generation % 2 else NONE
 
-cdef inline int32_t entry_beside(Queue *queue, int32_t row, bint is_before) noexcept:
-    # Return the entry before or after a row in its list. Unlink the canceled ones in between.
-    cdef Link *own = &queue.entries[row].link
-    cdef int32_t *beside = &own.previous if is_before else &own.next
-    while queue.entries[beside[0]].generation % 2 == 0:
-        unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), beside[0])
-    return beside[0]
+cdef inline void last_unlink(Queue *queue) noexcept:
+    # Unlink the entry that left last, if it still is linked. Its row is the first free one.
+    if queue.free_entry != NONE:
+        unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), queue.free_entry)
 
 cdef inline resize(void **rows, int32_t capacity, size_t size):
     cdef void *resized = PyMem_Realloc(rows[0], capacity * size) if capacity <= ROWS_AT_MOST else NULL
