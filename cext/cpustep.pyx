@@ -11,7 +11,7 @@ from libc.stdint cimport int32_t, int64_t, uint16_t
 from libc.stdlib cimport calloc, malloc
 from libc.string cimport memcpy
 
-from cpustep.arguments cimport integer, number, read_choice, read_step
+from cpustep.arguments cimport integer, number, read_choice, read_masks, read_step
 from cpustep.declarations cimport (
     BFLOAT16, BLOCK, FLOAT32, GROUPS_AT_MOST, HEAD_AT_MOST, ROPES_AT_MOST, THREADS_AT_MOST, Choice, Kernels, Layer,
     Model, Shape, Step, Tensor, c_read_rate, check_step, choose_tokens, find_kernels, find_tensor, free_model,
@@ -56,7 +56,7 @@ def read_rate(size, threads, tries=3):
 
 
 def choose(logits, temperatures, top_k, top_p, least, numbers, tokens, highest, *, greedy_below, threads=1,
-           variant=None):
+           variant=None, masks=None, mask_rows=None):
     """Choose the next token of each row of `logits` [S, V]; write `tokens` (int64) and `highest` (float32).
 
     `logits` is float32. All other arrays have length S, else ValueError. `highest` is the row's highest
@@ -66,6 +66,9 @@ def choose(logits, temperatures, top_k, top_p, least, numbers, tokens, highest, 
     `top_k` highest (int32; 0: off), and in the nucleus with the fraction `top_p` (float64; 1: off) of the
     remaining weight. The token is where the cumulative weight, in vocabulary order, exceeds the fraction
     `numbers` (float64, 0 to 1) of the rest. Rows run on `threads` threads and are independent.
+
+    `masks` [M, ⌈V / 32⌉], uint32, has a bit for each token that may be chosen; `mask_rows` [S], int32, the
+    index of each row's mask, or −1. Other tokens count as −inf.
     """
     cdef const float[:, ::1] rows = logits
     cdef const float[::1] heat = temperatures, floors = least
@@ -78,6 +81,7 @@ def choose(logits, temperatures, top_k, top_p, least, numbers, tokens, highest, 
     cdef int failed, count = integer("threads", threads, 1, THREADS_AT_MOST)
     read_choice(&choice, rows, heat, most, shares, floors, draws, chosen, tops)
     choice.greedy_below = greedy_below
+    read_masks(&choice, masks, mask_rows)
     if choice.rows == 0:
         return
     with nogil:

@@ -93,7 +93,10 @@ def names(lines: Iterable[str]) -> set[str]:
 
 
 LOCAL_MODULES = list((ROOT / "src").rglob("*.py"))
-ALL = [*LOCAL_MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), ROOT / "setup.py"]
+# Their packages are an extra of their own, which need not be installed.
+CLIENTS = list((ROOT / "tests" / "clients").rglob("*.py"))
+TESTS = [path for path in (ROOT / "tests").rglob("*.py") if path not in CLIENTS]
+ALL = [*LOCAL_MODULES, *TESTS, *(ROOT / "bench").rglob("*.py"), ROOT / "setup.py"]
 OPTIONAL = PROJECT["optional-dependencies"]
 
 
@@ -127,6 +130,13 @@ def test_each_package_that_is_imported_is_declared_or_has_a_reason(declared, fil
         if not distributions({module}) & declared
     }
     assert missing == set()
+
+
+def test_each_package_of_the_extra_for_clients_is_imported_by_their_tests():
+    modules = {"pydantic-ai-slim": "pydantic_ai"}
+    declared = {modules.get(name, name.replace("-", "_")) for name in names(OPTIONAL["clients"])}
+    of_all_tests = {"httpx", "pytest"}
+    assert third_party(imported(CLIENTS)) - of_all_tests == declared
 
 
 def test_each_undeclared_package_with_a_reason_is_imported():

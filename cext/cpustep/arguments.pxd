@@ -1,7 +1,7 @@
 """Conversion of Python arguments to the kernel's types, with an error that names a wrong one."""
 
 from libc.math cimport isfinite
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 from cpustep.declarations cimport Choice, Shape, Step
 
@@ -36,6 +36,25 @@ cdef inline int read_choice(
         choice.temperatures, choice.top_k, choice.top_p = &temperatures[0], &top_k[0], &top_p[0]
         choice.least, choice.numbers = &least[0], &numbers[0]
         choice.tokens, choice.highest = &tokens[0], &highest[0]
+    return 0
+
+cdef inline int read_masks(Choice *choice, masks, mask_rows) except -1:
+    # The arrays must stay alive while `choice` is used.
+    cdef const uint32_t[:, ::1] bits
+    cdef const int32_t[::1] rows
+    choice.masks, choice.mask_rows = NULL, NULL
+    if masks is None or not choice.rows:
+        return 0
+    bits, rows = masks, mask_rows
+    if bits.shape[1] != (choice.vocabulary + 31) // 32:
+        raise ValueError(f"masks: {bits.shape[1]} words for {choice.vocabulary} tokens")
+    if len(rows) != choice.rows:
+        raise ValueError(f"mask_rows: {len(rows)} for {choice.rows} rows of logits")
+    for row in rows:
+        if row >= bits.shape[0]:
+            raise ValueError(f"mask_rows: {row}, of {bits.shape[0]} masks")
+    if bits.shape[0]:
+        choice.masks, choice.mask_rows = &bits[0, 0], &rows[0]
     return 0
 
 cdef inline list read_step(

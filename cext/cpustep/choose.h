@@ -9,15 +9,30 @@ enum {
     FEW = 64 /* scores that are sorted instead */
 };
 
-/* Find the highest logit of a row and its first index; NaN counts as highest. */
-static void NAME(find_highest)(const float *x, int count, float *highest, int64_t *place)
+/* Return the logits from index i on, −inf where the row's mask has no bit. `mask` NULL: all are allowed. */
+ALWAYS vf NAME(load_allowed)(const float *x, const uint32_t *mask, int i, vi lanes)
+{
+    vf v = load(x + i);
+    if (!mask) return v;
+    vi word = (vi){0} + (int32_t)(mask[i / 32] >> i % 32); /* the lanes of a vector share a word */
+    return choose(-(word >> lanes & 1), v, splat(-INFINITY));
+}
+
+ALWAYS float NAME(one_allowed)(const float *x, const uint32_t *mask, int i)
+{
+    return !mask || mask[i / 32] >> i % 32 & 1 ? x[i] : -INFINITY;
+}
+
+/* Find the highest allowed logit of a row and its first index; NaN counts as highest. */
+static void NAME(find_highest)(const float *x, const uint32_t *mask, int count, float *highest, int64_t *place)
 {
     vf best = splat(-INFINITY);
     vi where = {0}, index, odd = {0};
     for (int i = 0; i < VW; i++) index[i] = i;
+    vi lanes = index;
     int whole = count / VW * VW;
     for (int i = 0; i < whole; i += VW, index += VW) {
-        vf v = load(x + i);
+        vf v = NAME(load_allowed)(x, mask, i, lanes);
         vi more = v > best;
         best = choose(more, v, best);
         where = (more & index) | (~more & where);
@@ -33,28 +48,32 @@ static void NAME(find_highest)(const float *x, int count, float *highest, int64_
         }
     }
     for (int i = whole; i < count; i++) {
-        broken |= isnan(x[i]);
-        if (x[i] > top) {
-            top = x[i];
+        float one = NAME(one_allowed)(x, mask, i);
+        broken |= isnan(one);
+        if (one > top) {
+            top = one;
             at = i;
         }
     }
     if (broken)
-        for (at = 0; !isnan(x[at]);) at++;
-    *highest = x[at];
+        for (at = 0; !isnan(NAME(one_allowed)(x, mask, at));) at++;
+    *highest = NAME(one_allowed)(x, mask, at);
     *place = at;
 }
 
 /* Compute the scores of a row, padded to whole runs with −inf, and the maximum of each run. */
-static void NAME(take_scores)(const float *x, int count, float top, float temperature, float *scores, float *tops)
+static void NAME(take_scores)(const float *x, const uint32_t *mask, int count, float top, float temperature,
+                              float *scores, float *tops)
 {
+    vi lanes;
+    for (int i = 0; i < VW; i++) lanes[i] = i;
     vf factor = splat(1.0f / temperature), zero = {0};
     int runs = (count + RUN - 1) / RUN;
-    for (int i = count / VW * VW; i < runs * RUN; i++) scores[i] = i < count ? x[i] : -INFINITY;
+    for (int i = count / VW * VW; i < runs * RUN; i++) scores[i] = i < count ? NAME(one_allowed)(x, mask, i) : -INFINITY;
     for (int run = 0; run < runs; run++) {
         vf most = splat(-INFINITY);
         for (int i = run * RUN; i < (run + 1) * RUN; i += VW) {
-            vf v = load((i + VW <= count ? x : scores) + i);
+            vf v = i + VW <= count ? NAME(load_allowed)(x, mask, i, lanes) : load(scores + i);
             vf score = lesser(v - top, zero) * factor;
             store(scores + i, score);
             most = greater(most, score);
@@ -227,13 +246,16 @@ static void NAME(choose_row)(const Choice *choice, int row, char *scratch)
 {
     const float *x = choice->logits + row * choice->stride;
     int count = choice->vocabulary, runs = (count + RUN - 1) / RUN;
-    NAME(find_highest)(x, count, &choice->highest[row], &choice->tokens[row]);
+    const uint32_t *mask = NULL;
+    if (choice->masks && choice->mask_rows[row] >= 0)
+        mask = choice->masks + (long)choice->mask_rows[row] * ((count + 31) / 32);
+    NAME(find_highest)(x, mask, count, &choice->highest[row], &choice->tokens[row]);
     float highest = choice->highest[row], temperature = choice->temperatures[row];
     if (!(temperature >= choice->greedy_below) || !(highest > -INFINITY)) return;
     if (temperature > 1e30f) temperature = 1e30f; /* a larger one would turn −inf into NaN */
     float *scores = (float *)scratch, *room = scores + (long)runs * RUN, *tops = room + (long)runs * RUN;
     double *sums = (double *)(tops + (runs + 1) / 2 * 2);
-    NAME(take_scores)(x, count, highest < FLT_MAX ? highest : FLT_MAX, temperature, scores, tops);
+    NAME(take_scores)(x, mask, count, highest < FLT_MAX ? highest : FLT_MAX, temperature, scores, tops);
     float least = choice->least[row] > -INFINITY ? choice->least[row] : -INFINITY; /* NaN becomes −inf */
     if (choice->top_k[row] > 0 && choice->top_k[row] < count) {
         float kth = NAME(find_kth)(scores, tops, runs, choice->top_k[row], room);

@@ -174,12 +174,14 @@ typedef struct {
     long stride;
     const float *temperatures; /* below `greedy_below`: choose the highest logit */
     float greedy_below;
-    const int32_t *top_k;  /* 0 or less: off */
-    const double *top_p;   /* 1: off */
-    const float *least;    /* the logarithm of min_p */
-    const double *numbers; /* uniform random numbers, 0 to 1: a fraction of the distribution's sum */
+    const int32_t *top_k;     /* 0 or less: off */
+    const double *top_p;      /* 1: off */
+    const float *least;       /* the logarithm of min_p */
+    const double *numbers;    /* uniform random numbers, 0 to 1: a fraction of the distribution's sum */
+    const uint32_t *masks;    /* bits of the allowed tokens, rows of whole words; NULL: no row has a mask */
+    const int32_t *mask_rows; /* each row's mask; negative: all tokens are allowed */
     int64_t *tokens;
-    float *highest; /* the highest logit; NaN if one of the logits is NaN */
+    float *highest; /* the highest allowed logit; NaN if one of those is NaN */
 } Choice;
 
 enum { RUN = 128 }; /* scores that share one sum and one maximum */

@@ -1,6 +1,6 @@
 """The types and functions of cpustep.h that the module uses. The header explains them."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 
 cdef extern from "cpustep/cpustep.h" nogil:
     enum: BLOCK, HEAD_AT_MOST, GROUPS_AT_MOST, ROPES_AT_MOST, THREADS_AT_MOST
@@ -63,6 +63,8 @@ cdef extern from "cpustep/cpustep.h" nogil:
         const double *top_p
         const float *least
         const double *numbers
+        const uint32_t *masks
+        const int32_t *mask_rows
         int64_t *tokens
         float *highest
 

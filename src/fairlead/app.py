@@ -249,6 +249,7 @@ async def _read_model(model: ModelConfig, *, announcer: ServerObserver) -> TextM
             max_input_tokens=model.max_input_tokens,
             max_output_tokens=model.max_output_tokens,
             special_tokens=model.special_tokens,
+            wire_format=model.wire_format,
         )
 
     return await trio.to_thread.run_sync(read, abandon_on_cancel=True)

@@ -1,18 +1,30 @@
 """The values that are passed around: jobs on their way in, deltas on their way out. Only data."""
 
 from collections.abc import Sequence as ReadOnlySequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from fairlead.upstream_events import UpstreamReader
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 
 TEXTS_AT_ONCE = 32
 """Texts of one job that are embedded at a time, because the engine serves in order of arrival."""
+
+
+class ReasoningLimit(msgspec.Struct, frozen=True, array_like=True):
+    """A bound on the tokens of the reasoning, after which the model has to write its `end`.
+
+    `begin` and `end`: the ids of its marks. `is_open`: the prompt has the first one.
+    """
+
+    max_tokens: int
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    is_open: bool
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -23,6 +35,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     `prompt_logprobs`: the same for each token of the prompt but the first.
     `logit_bias` maps token ids to what is added to their logits. `stop_token_ids` end the sequence, as do the
     model's end-of-sequence ids, unless `ignore_eos` is set. No end is accepted before `min_tokens`.
+    `grammar`: the whole output has to match this grammar of llguidance.
     """
 
     max_tokens: int
@@ -40,6 +53,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str | None = None
+    reasoning_limit: ReasoningLimit | None = None
 
 
 class Passthrough(msgspec.Struct, frozen=True):
@@ -64,6 +79,18 @@ class Relay(msgspec.Struct, frozen=True):
     reader: UpstreamReader | None = None
 
 
+class AnswerParts(msgspec.Struct, frozen=True):
+    """Which parts the text of an answer is divided into: reasoning, content and tool calls.
+
+    `tools`: the schemas of the functions' arguments; None: calls are not parsed. `in_reasoning`: the prompt
+    has opened the reasoning. `is_named`: the request named the function to call, so a call is a normal end.
+    """
+
+    tools: dict[str, Any] | None = None
+    in_reasoning: bool = False
+    is_named: bool = False
+
+
 class Job(msgspec.Struct, frozen=True):
     """One parsed request, with its tenant.
 
@@ -78,6 +105,8 @@ class Job(msgspec.Struct, frozen=True):
     have no prompts. Then `n` counts all its choices, and `prompt_estimate` is its estimated prompt tokens.
 
     `embed`: the result for each prompt is its vector, not a continuation.
+
+    `parts`: the text is divided into parts; None: it is content as a whole.
 
     `traceparent` is the client's header of that name (W3C Trace Context), unchanged. `path` is the route's
     and `client` the client's address, for the log.
@@ -101,6 +130,7 @@ class Job(msgspec.Struct, frozen=True):
     embed: bool = False
     path: str = ""
     client: str | None = None
+    parts: AnswerParts | None = None
 
     @property
     def needs_own_node(self) -> bool:
@@ -155,8 +185,19 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     rank: int = 0
 
 
+class CallPiece(msgspec.Struct, gc=False):
+    """A piece of a tool call. The first one has the function's `name`; the others add to its `arguments`."""
+
+    number: int
+    name: str | None = None
+    arguments: str = ""
+
+
 class Delta(msgspec.Struct):
     """A piece of one choice's answer. The last one of a choice has a `finish_reason`.
+
+    `text` is content, which `reasoning` precedes and `calls` follow. `reasoning_tokens`: how many of
+    `token_ids` are of the reasoning.
 
     `text` may lag behind `token_ids`: bytes of an incomplete character and the possible beginning of a stop
     string are held back until later tokens decide them. `merge` combines deltas of one choice.
@@ -184,6 +225,9 @@ class Delta(msgspec.Struct):
     vector: bytes = b""
     prompt_logprobs: list[TokenLogprob] = []
     cached_tokens: int = 0
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    calls: list[CallPiece] = []
 
     def merge(self, later: "Delta") -> None:
         """Append a later delta of the same choice, in place."""
@@ -199,3 +243,15 @@ class Delta(msgspec.Struct):
         self.vector += later.vector
         self.prompt_logprobs += later.prompt_logprobs
         self.cached_tokens += later.cached_tokens
+        self.reasoning += later.reasoning
+        self.reasoning_tokens += later.reasoning_tokens
+        for piece in later.calls:
+            add_piece(self.calls, piece)
+
+
+def add_piece(calls: list[CallPiece], piece: CallPiece) -> None:
+    """Append a piece of a call, joined with the last one if that is of the same call."""
+    if calls and calls[-1].number == piece.number:
+        calls[-1].arguments += piece.arguments
+    else:
+        calls.append(CallPiece(piece.number, piece.name, piece.arguments))

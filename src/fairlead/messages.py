@@ -17,7 +17,7 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 _INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
-ErrorCode = Literal["engine_failed", "request_timeout"]
+ErrorCode = Literal["engine_failed", "grammar_failed", "request_timeout"]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,6 +96,12 @@ class Target:
         self.refuses(COMPLETIONS, completion(**{field: value}), field)
         self.refuses(CHAT, chat(**{field: value}), field)
 
+    def refuses_or_serves(self, **fields: Any) -> None:
+        """Check that both generating routes answer these fields, or refuse them with a 400."""
+        for path, body in ((COMPLETIONS, completion(**fields)), (CHAT, chat(**fields))):
+            answer = self.post(path, body)
+            assert answer.status_code in {200, 400}, (answer.status_code, answer.text[:300])
+
     def refuses_or_ignores(self, **fields: Any) -> None:
         """Check that these fields are refused by name or do not change the completion."""
         answer = self.post(COMPLETIONS, completion(**fields))

@@ -1,7 +1,8 @@
 """Constraints on the output that crashed a peer.
 
 An unsupported constraint is answered by a 400 that names the field: an answer without it would be wrong.
-An invalid one, such as a schema of an unknown type, remains a 400 once constraints are supported.
+So is what no server could serve, such as a schema of an unknown type. What is only costly is refused, or
+served within bounds; the canary shows that it harms no other request.
 """
 
 import pytest
@@ -36,20 +37,22 @@ def test_an_invalid_pattern_is_refused(server: Target, pattern):
 
 
 @tries("CVE-2026-55574", "CVE-2026-73556")
-def test_a_pattern_with_exponentially_many_states_is_refused(server: Target):
+def test_a_pattern_with_exponentially_many_states_is_refused_or_bounded(server: Target):
     for pattern in CATASTROPHIC:
-        server.refuses_everywhere("structured_outputs", {"regex": pattern})
+        server.refuses_or_serves(structured_outputs={"regex": pattern})
         server.refuses_everywhere("guided_regex", pattern)
 
 
 @tries("CVE-2026-2069", "CVE-2025-57809", "CVE-2026-25048", "CVE-2025-58446")
-def test_an_endless_or_huge_grammar_is_refused(server: Target):
+def test_an_endless_or_huge_grammar_is_refused_or_bounded(server: Target):
     enumeration = "root ::= " + " | ".join(f'"{number}"' for number in range(20_000))
     nested = "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000
     for grammar in ("root ::= root", "root ::= a\na ::= root", nested, enumeration):
         server.refuses_everywhere("guided_grammar", grammar)
         server.refuses_everywhere("grammar", grammar)
-        server.refuses_everywhere("structured_outputs", {"grammar": grammar})
+        server.refuses_or_serves(structured_outputs={"grammar": grammar})
+    server.refuses_everywhere("structured_outputs", {"grammar": nested})
+    server.refuses_everywhere("structured_outputs", {"grammar": enumeration})
 
 
 @tries("CVE-2026-105757")
@@ -59,13 +62,14 @@ def test_an_endless_or_huge_grammar_is_refused(server: Target):
 def test_an_empty_constraint_is_refused_or_ignored(server: Target, field):
     for empty in ("", [], {}):
         server.refuses_or_ignores(**{field: empty})
-        server.refuses_or_ignores(structured_outputs={field.removeprefix("guided_"): empty})
+        server.refuses_or_serves(structured_outputs={field.removeprefix("guided_"): empty})
 
 
 @tries("CVE-2026-52130")
 @pytest.mark.parametrize("schema", [RECURSIVE, NESTED], ids=["recursive", "nested"])
-def test_a_recursive_or_deeply_nested_schema_is_refused(server: Target, schema):
-    server.refuses_everywhere("response_format", schema_format(schema))
+def test_a_recursive_or_deeply_nested_schema_is_refused_or_bounded(server: Target, schema):
+    server.refuses_or_serves(response_format=schema_format(schema))
+    server.refuses_or_serves(structured_outputs={"json": schema})
     server.refuses_everywhere("json_schema", schema)
     server.refuses_everywhere("guided_json", schema)
 
@@ -91,10 +95,14 @@ def test_a_schema_nested_deeper_than_a_parser_allows_is_refused(server: Target):
     ids=str,
 )
 def test_a_tool_schema_is_treated_as_text_or_refused(server: Target, parameters):
-    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    assert server.post(CHAT, chat(tools=tools)).status_code in {200, 400}
-    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
-        server.refuses(CHAT, chat(tools=tools, tool_choice=choice), None)
+    for strict in (False, True):
+        function = {"name": "f", "parameters": parameters, "strict": strict}
+        tools = [{"type": "function", "function": function}]
+        for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
+            body = chat(tools=tools, tool_choice=choice)
+            assert server.post(CHAT, body).status_code in {200, 400}
+            if strict and parameters.get("type") in ("something", 7):
+                server.refuses(CHAT, body, "tools[0].function.parameters.type")
 
 
 @tries("CVE-2026-93989", "GHSA-6cxc-2vcg-w5qc", "CVE-2026-93840")

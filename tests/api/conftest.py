@@ -32,7 +32,9 @@ from fake_fleet import FakeFleet
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
-    "{% if message.tool_calls %}{{ message.tool_calls | tojson }}{% endif %}{{ '\\n' }}{% endfor %}"
+    '{% for call in message.tool_calls %}{"name": "{{ call.function.name }}", '
+    '"parameters": {{ call.function.arguments | tojson }}}{% endfor %}'
+    "{{ '\\n' }}{% endfor %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% if mood is defined %}({{ mood }}){% endif %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -57,7 +59,11 @@ Rule._compile_builder = _shared_builder  # type: ignore[method-assign, assignmen
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    directory = tmp_path_factory.mktemp("small")
+    return small_model(tmp_path_factory.mktemp("small"))
+
+
+def small_model(directory: Path, template: str = TEMPLATE) -> TextModel:
+    """Return a model with a byte-level vocabulary and this chat template, written to a directory."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -72,7 +78,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     files: dict[str, dict[str, Any]] = {
         "config": {"max_position_embeddings": 4096, "eos_token_id": 0},
         "generation_config": {"do_sample": True, "temperature": 0.7, "top_k": 20},
-        "tokenizer_config": {"chat_template": TEMPLATE, "eos_token": "<eos>"},
+        "tokenizer_config": {"chat_template": template, "eos_token": "<eos>"},
     }
     for name, content in files.items():
         (directory / f"{name}.json").write_text(json.dumps(content))

@@ -363,7 +363,7 @@ async def test_messages_of_all_roles_reach_the_template(client, model):
     assert await prompt_of(client, model, messages=messages) == (
         "<|system|>be brief\n"
         "<|user|>a\nb\n"
-        '<|assistant|>[{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}, "type": "function"}]\n'
+        '<|assistant|>{"name": "f", "parameters": {"x": 1}}\n'
         "<|tool|>2\n"
         "<|assistant|>three\n"
         "<|user|>four\n"

@@ -223,7 +223,7 @@ async def test_an_unknown_model_is_not_found(relay_client, path):
 
 @pytest.mark.parametrize("path", ALL)
 async def test_an_alias_is_resolved_to_its_model(relay_client, path):
-    body = relay_body(model="alias")
+    body = relay_body(model="away")
     await relay_client.post(path, body)
     assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.body) == ("remote", body)
 
@@ -262,7 +262,7 @@ async def test_with_several_models_a_name_is_required(relay_client):
 
 
 async def test_a_remote_model_has_an_estimate_but_cannot_be_tokenized(relay_client):
-    assert (await relay_client.get("/queue/estimate?model=alias")).status == 200
+    assert (await relay_client.get("/queue/estimate?model=away")).status == 200
     reply = await relay_client.post("/tokenize", {"model": "remote", "prompt": "hello"})
     assert (reply.status, reply.error["param"]) == (400, "model")
 

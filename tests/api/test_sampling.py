@@ -5,8 +5,8 @@ import pytest
 from fairlead.api.dialects.fields import CommonFields, SamplingParameters
 from fairlead.job import Sampling
 
-# Every dialect has its own form of these.
-IN_DIALECTS = {"max_tokens", "logprobs"}
+# Every dialect has its own form of these, or of what they are made from.
+IN_DIALECTS = {"max_tokens", "logprobs", "grammar", "reasoning_limit"}
 CHANGED = {
     "min_tokens": 2,
     "temperature": 0.5,

@@ -116,7 +116,7 @@ async def test_path_that_leads_to_no_server_is_not_found(client_of_command, path
     [
         ("lab/external/", "/"),
         ("lab/external/x", "/x"),
-        ("lab%2Ffar/x", "/x"),
+        ("lab%2Fexternal/x", "/x"),
         ("away/lab/external", "/lab/external"),
         ("away/x/", "/x/"),
         ("away/%C3%A9?q=%20", "/%C3%A9?q=%20"),

@@ -32,7 +32,7 @@ def parameters_of(rows, rng):
     return RowParameters(columns, rng.integers(0, 10_000, rows))
 
 
-def chosen(logits, row_parameters, *, variant=None, threads=1, numbers=None):
+def chosen(logits, row_parameters, *, variant=None, threads=1, numbers=None, masks=None, mask_rows=None):
     """Return the kernel's tokens and maxima. `row_parameters` has arrays by name; missing filters are off."""
     rows = len(logits)
     arrays = {
@@ -53,6 +53,8 @@ def chosen(logits, row_parameters, *, variant=None, threads=1, numbers=None):
         greedy_below=GREEDY_BELOW,
         threads=threads,
         variant=variant,
+        masks=masks,
+        mask_rows=mask_rows,
     )
     return tokens.tolist(), highest
 
@@ -119,6 +121,87 @@ def test_kernel_chooses_what_a_float64_reference_allows(variant, size, seed, spr
         sums = weights.cumsum() / weights.sum()
         before = sums[token] - weights[token] / weights.sum()
         assert before - 1e-5 <= numbers[row] <= sums[token] + 1e-5
+
+
+def masks_of(allowed):
+    """Return the kernel's masks for `allowed` [M, V], bool; the bits beyond the vocabulary are random."""
+    words = -(-allowed.shape[1] // 32)
+    bits = np.random.default_rng(words).integers(0, 2, (len(allowed), 32 * words)).astype(bool)
+    bits[:, : allowed.shape[1]] = allowed
+    return np.packbits(bits, axis=1, bitorder="little").view("<u4")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=60)
+@given(
+    size=st.sampled_from((*SIZES, 31, 33, 4099)),
+    seed=st.integers(0, 2**32),
+    share=st.sampled_from([0.001, 0.1, 0.9]),
+    broken=st.sampled_from([0.0, 0.001, 0.1]),
+    threads=st.integers(1, 3),
+)
+def test_masked_choice_equals_a_choice_from_logits_with_minus_infinity(
+    variant, size, seed, share, broken, threads
+):
+    rng = np.random.default_rng(seed)
+    rows, values = 8, [math.nan, math.inf, -math.inf]
+    logits = (rng.standard_normal((rows, size)) * 4).astype(np.float32)
+    places = rng.random((rows, size)) < broken  # allowed and forbidden ones
+    logits[places] = rng.choice(values, places.sum())
+    allowed = rng.random((4, size)) < share
+    allowed[0] = False
+    mask_rows = rng.integers(-2, 4, rows).astype(np.int32)  # any negative index: no mask
+    permitted = np.where(mask_rows[:, None] >= 0, allowed[mask_rows.clip(0)], True)
+    visible = np.where(permitted, logits, np.float32(-np.inf))
+    options = {"variant": variant, "threads": threads, "numbers": rng.random(rows)}
+    row_parameters = row_parameters_of(parameters_of(rows, rng), size)
+    expected, expected_highest = chosen(visible, row_parameters, **options)
+    tokens, highest = chosen(logits, row_parameters, **options, masks=masks_of(allowed), mask_rows=mask_rows)
+    assert expected == tokens
+    assert expected_highest.view(np.uint32).tolist() == highest.view(np.uint32).tolist()
+    usable = (visible > -np.inf).any(-1)
+    assert all(permitted[row, tokens[row]] for row in range(rows) if usable[row])
+    oracle = np.where(np.isnan(visible).any(-1), np.nan, visible.max(-1))
+    assert np.array_equal(oracle, highest, equal_nan=True)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_forbidden_nan_is_ignored_and_an_empty_mask_is_reported(variant):
+    logits = np.tile(np.arange(300, dtype=np.float32), (3, 1))
+    logits[:, 150] = math.nan
+    allowed = np.ones((2, 300), bool)
+    allowed[0, 150:] = allowed[1] = False
+    tokens, highest = chosen(
+        logits,
+        {"temperatures": [0, 1, 0]},
+        variant=variant,
+        masks=masks_of(allowed),
+        mask_rows=np.array([0, 1, -1], np.int32),
+    )
+    assert tokens[0] == highest[0] == 149
+    assert highest[1] == -math.inf
+    assert (tokens[2], math.isnan(highest[2])) == (150, True)
+
+
+def test_masks_that_do_not_fit_are_refused():
+    logits, bits, rows = np.zeros((2, 100), np.float32), np.zeros((3, 4), np.uint32), np.zeros(2, np.int32)
+    wrong = {
+        "masks: 3 words": (bits[:, :3].copy(), rows),
+        "masks: 5 words": (np.zeros((1, 5), np.uint32), rows),
+        "mask_rows: 3 for 2": (bits, np.zeros(3, np.int32)),
+        "mask_rows: 3, of 3 masks": (bits, np.array([0, 3], np.int32)),
+        "mask_rows: 0, of 0 masks": (bits[:0], rows),
+        "mask_rows: 0 for 2": (bits, None),
+        "contiguous": (bits.T.copy().T, rows),
+        "dtype": (bits.astype(np.uint64), rows),
+        "dimensions": (bits[0], rows),
+    }
+    for message, (masks, mask_rows) in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            chosen(logits, {}, masks=masks, mask_rows=mask_rows)
+    unmasked = np.full(2, -1, np.int32)
+    assert chosen(logits, {}, masks=bits[:0], mask_rows=unmasked)[0] == chosen(logits, {})[0]
+    assert chosen(logits[:0], {}, masks=bits, mask_rows=rows[:0])[0] == []
 
 
 @pytest.mark.parametrize("size", [5003, 151_936])

@@ -22,6 +22,7 @@ class FakeServer(ThreadingHTTPServer):
         self.bodies: list[dict] = []  # of the requests, in order
         self.refusing: int | None = None  # a status for every request
         self.pauses = False  # whether every answer pauses after its first piece
+        self.pauses_after = 0  # the number of the piece after which answers pause
         self.keys: set[str | None] = set()
         self.released = threading.Event()  # when set, paused answers continue
         self.json_answers: dict[str, object] = {}  # further JSON answers to GET, by path
@@ -43,7 +44,30 @@ class FakeServer(ThreadingHTTPServer):
 class _Exchange(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: FakeServer
-    refusals: ClassVar = {"refuse": 429, "break": 500}  # by the last word of the prompt
+    # By the last word of the prompt: refusals, and the parts of answers.
+    refusals: ClassVar = {"refuse": 429, "break": 500}
+    parts: ClassVar = {
+        "think": [
+            {"role": "assistant", "content": ""},
+            {"reasoning_content": "It is\nhard \x1b[2J", "reasoning": "It is\nhard \x1b[2J"},
+            {"reasoning": "to say."},
+            {"content": "Hello", "reasoning": None},
+            {"content": " there", "tool_calls": None},
+        ],
+        "call": [
+            {"reasoning_content": "I will ask."},
+            {"content": "Wait."},
+            {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "weather", "arguments": ""}}]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": "Zür'}}]},
+            {
+                "tool_calls": [
+                    {"index": 0, "function": {"arguments": 'ich", "days": [1, 2], "note": "a\\nb"}'}}
+                ]
+            },
+            {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "time", "arguments": ""}}]},
+            {"tool_calls": [{"index": 2, "id": "c", "function": {"name": "x\x1b[2J", "arguments": "no {"}}]},
+        ],
+    }
 
     def do_GET(self) -> None:
         self.server.keys.add(self.headers["Authorization"])
@@ -87,9 +111,10 @@ class _Exchange(BaseHTTPRequestHandler):
         if fault == "queue":
             self.server.released.wait()
         pieces = ["Hello", " the\x1b[2Jre"] if fault == "controls" else ["Hello", " there"]
-        for piece in pieces:
-            self._event({"choices": [{"delta": {"content": piece}} if is_chat else {"text": piece}]})
-            if fault == "hang" or self.server.pauses:
+        deltas = self.parts.get(fault) or [{"content": piece} for piece in pieces]
+        for number, delta in enumerate(deltas, 1):
+            self._event({"choices": [{"delta": delta} if is_chat else {"text": delta["content"]}]})
+            if fault == "hang" or self.server.pauses or number == self.server.pauses_after:
                 self.server.released.wait()
         if fault == "fail":
             self._event({"error": {"message": "the node\nfailed"}})

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import trio
 
 from cli.terminal import Terminal
 from fairlead.cli import main
@@ -73,6 +74,26 @@ def test_answer_after_the_timeout_is_an_error(server, tmp_path):
     assert load(server, *options).returncode == 1
     (errors,) = [level["errors"] for level in json.loads(result.read_bytes())["levels"]]
     assert sum(errors.values()) == 1
+
+
+def test_reasoning_and_tool_calls_are_output():
+    from fairlead.load.client import TimedAnswer, _EventReader
+
+    deltas = (
+        '{"reasoning_content": "a"}',
+        '{"reasoning": "b"}',
+        '{"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}',
+        '{"role": "assistant", "content": "", "tool_calls": []}',
+    )
+    answer = TimedAnswer(started_s=0.0)
+
+    async def read() -> None:
+        reader = _EventReader(answer)
+        for delta in deltas:
+            reader.feed(f'data: {{"choices": [{{"delta": {delta}}}]}}\n\n'.encode())
+
+    trio.run(read)
+    assert answer.output_tokens == 3
 
 
 def test_refusals_are_counted_by_status(server, tmp_path):

@@ -194,7 +194,8 @@ def test_valid_file_is_summarized_in_a_few_lines(folder, capsys):
     write(folder, FILE + "logToStdout: none\nnodes: [{id: big, url: 'http://a'}]")
     assert main(["config", "check", "fairlead.yaml"]) == 0
     assert capsys.readouterr().out == (
-        "fairlead.yaml is good.\n  models: qwen\n  nodes: big\n"
+        "fairlead.yaml is good.\n  models: qwen\n"
+        "  wire format of qwen: none, because the model has no chat template\n  nodes: big\n"
         "  evictions: none; all models must fit at the same time\n"
         "  address: localhost:9000\n"
         "  API keys: 1\n  without effect: logToStdout\n"
@@ -215,7 +216,20 @@ def test_valid_file_is_summarized_in_json_without_its_secrets(folder, capsys):
     assert json.loads(out) == {
         "file": "fairlead.yaml",
         "ok": True,
-        "models": [{"name": "qwen", "kind": "engine"}],
+        "models": [
+            {
+                "name": "qwen",
+                "kind": "engine",
+                "wire_format": {
+                    "name": None,
+                    "source": None,
+                    "reasoning": False,
+                    "tool_calls": False,
+                    "tools_explained": False,
+                    "note": "none, because the model has no chat template",
+                },
+            }
+        ],
         "nodes": [],
         "selectors": [],
         "swap": "keep",

@@ -91,6 +91,51 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(server):
         assert terminal.wait() == 0
 
 
+def test_reasoning_is_folded_until_it_is_asked_for(server):
+    with Terminal(["run", "--url", server.url]) as terminal:
+        terminal.expect("> ")
+        terminal.type("/thinking\n")
+        terminal.expect("The last answer has no reasoning.")
+        terminal.expect("> ")
+        terminal.type("please think\n")
+        terminal.expect("thought for 0 s (/thinking shows it)")
+        terminal.expect("Hello there")
+        terminal.expect("> ")
+        terminal.type("/thinking\n")
+        terminal.expect("\x1b[2mIt is\x1b[0m\r\n\x1b[2mhard [2Jto say.\x1b[0m\r\n")
+        terminal.expect("> ")
+        terminal.type("Again\n")
+        terminal.expect("Hello there")
+        terminal.expect("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    assert questions(server)[1][:2] == [("user", "please think"), ("assistant", "Hello there")]
+
+
+def test_end_of_the_reasoning_is_shown_while_it_grows(server):
+    server.pauses_after = 3
+    with Terminal(["run", "first", "please think", "--url", server.url]) as terminal:
+        terminal.expect("thinking")
+        terminal.expect("It is")
+        terminal.expect("hard [2Jto say.")
+        server.released.set()
+        terminal.expect("thought for ")
+        terminal.expect("Hello there")
+        assert terminal.wait() == 0
+
+
+def test_calls_are_shown_while_they_are_written_and_then_as_a_block(server):
+    server.pauses_after = 4
+    with Terminal(["run", "first", "please call", "--url", server.url]) as terminal:
+        terminal.expect("Wait.")
+        assert "\x1b[1A" not in terminal.expect("calling weather")  # no line above is erased
+        terminal.expect('{"city": "Zür')
+        server.released.set()
+        terminal.expect('call weather\r\n  city: "Zürich"\r\n')
+        terminal.expect("call x[2J\r\n  no {\r\n")
+        assert terminal.wait() == 0
+
+
 def test_ctrl_c_ends_a_single_question(server):
     with Terminal(["run", "first", "please hang", "--url", server.url]) as terminal:
         terminal.expect("Hello")

@@ -46,6 +46,22 @@ def test_the_answer_is_printed(server, capsys):
     assert server.keys == {"Bearer sk-1"}
 
 
+def test_reasoning_is_not_part_of_standard_output(server, capsys):
+    assert main(["run", "second", "please think", "--url", server.url]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("Hello there\n", "")
+
+
+def test_tool_calls_are_printed_with_each_argument_on_a_line(server, capsys):
+    assert main(["run", "second", "please call", "--url", server.url]) == 0
+    assert capsys.readouterr().out == (
+        "Wait.\n"
+        'call weather\n  city: "Zürich"\n  days: [1, 2]\n  note:\n    a\n    b\n'
+        "call time\n"
+        "call x\x1b[2J\n  no {\n"
+    )
+
+
 def test_the_first_model_is_the_default_and_a_v1_url_will_do(server, capsys):
     assert main(["run", "--prompt", "Hi", "--url", f"{server.url}/v1/"]) == 0
     assert server.bodies[0]["model"] == "first"

@@ -80,6 +80,7 @@ def test_examples_ship_with_the_package():
         ("models: {m: {path: p, slots: 0}}", "$.models.m"),
         ("models: {m: {path: p, device: tpu}}", "$.models.m"),
         ("models: {m: {path: p, slotz: 4}}", "$.models.m"),
+        ("models: {m: {path: p, wireFormat: hermez}}", "$.models.m"),
         ("nodes: [{id: n}]", "$.nodes[0]"),
         ("nodes: [{id: n, url: u, seats: none}]", "$.nodes[0].seats"),
         ("healthCheck: {interval: 0}", "$.healthCheck.interval"),

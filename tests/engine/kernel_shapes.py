@@ -51,6 +51,8 @@ def launch_everything(shapes=SHAPES):
         device_sampling.thresholds(
             torch.empty((4, 128_256), device=META), torch.empty(4, device=META), np.ones(4), np.ones(4)
         )
+    bits, mask_of = (torch.empty(size, dtype=torch.int32, device=META) for size in ((3, 4008), (4,)))
+    device_sampling.without_forbidden(torch.empty((4, 128_256), device=META), bits, mask_of)
 
 
 def launch_unpack(groups):

@@ -1,4 +1,7 @@
-"""The GPU's sampling thresholds, found by bisection, compared with the portable ones, found by sorting."""
+"""The GPU's sampling kernels, compared with the portable functions.
+
+Thresholds are found by bisection and compared with those found by sorting.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +9,9 @@ import torch
 
 from engine.interpreted import interpreted
 from fairlead.engine.device_sampling import thresholds
+from fairlead.engine.device_sampling import without_forbidden as without_forbidden_by_kernel
 from fairlead.engine.sampling import torch_sampler as draws
+from fairlead.engine.sampling.token_masks import TokenMasks, without_forbidden
 
 pytestmark = interpreted
 
@@ -53,3 +58,32 @@ def test_top_p_near_zero_accepts_only_the_likeliest_token(launches, share):
     scores = scores_of(1, 300, 2, ties=False)
     found = thresholds(scores, torch.full((1,), -torch.inf), np.array([0]), np.array([share]))
     assert sum(accepted(scores, found)[0]) == 1
+
+
+@pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 1000, 4096, 5003])
+def test_masked_logits_are_minus_infinity_where_a_mask_has_no_bit(launches, vocabulary):
+    rng = np.random.default_rng(vocabulary)
+    logits = rng.standard_normal((5, vocabulary)).astype(np.float32)
+    logits[rng.random((5, vocabulary)) < 0.1] = rng.choice([np.nan, np.inf, -np.inf])
+    mask_of = np.array([2, -1, 0, 0, 1], np.int32)
+    bits = rng.integers(0, 2**32, (3, -(-vocabulary // 32)), np.uint32)
+    bits[1] = 0
+    places = np.arange(vocabulary)
+    allowed = (bits[:, places // 32] >> (places % 32).astype(np.uint32) & 1).astype(bool)
+    expected = np.where((mask_of[:, None] < 0) | allowed[mask_of], logits, np.float32(-np.inf))
+    portable = without_forbidden(torch.from_numpy(logits), TokenMasks(bits, mask_of, {}))
+    by_kernel = without_forbidden_by_kernel(
+        torch.from_numpy(logits), torch.from_numpy(bits.view(np.int32)), torch.from_numpy(mask_of)
+    )
+    assert [name for name, *_ in launches] == ["apply_token_masks"]
+    for result in (portable, by_kernel):
+        assert np.array_equal(expected.view(np.uint32), result.numpy().view(np.uint32))
+
+
+def test_masked_logits_leave_the_given_ones_unchanged(launches):
+    logits = torch.ones((2, 40))
+    views = logits.T.contiguous().T  # not contiguous
+    none = torch.zeros((1, 2), dtype=torch.int32), torch.tensor([0, -1], dtype=torch.int32)
+    masked = without_forbidden_by_kernel(views, *none)
+    assert torch.equal(logits, torch.ones((2, 40)))
+    assert torch.equal(masked, torch.stack([torch.full((40,), -torch.inf), torch.ones(40)]))

@@ -6,6 +6,7 @@ prefix cache or overlapped. The state machines of the compiled extensions are in
 
 from collections import Counter
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ samplings = st.builds(
     ignore_eos=st.booleans(),
     min_tokens=st.integers(0, 5),
     stop_token_ids=st.lists(st.integers(0, VOCABULARY), max_size=2).map(tuple),
+    grammar=st.sampled_from([None] * 6 + ["kept", "compiled", "refused"]),
 )
 # Mostly prefixes of the same few texts, so that the prefix cache has hits.
 texts = st.sampled_from([[1, 2, 3, 4, 5, 6, 7, 8] * 6, [5] * 48, [1, 2, 3, 4, 5, 6, 7, 9] * 6])
@@ -55,6 +57,40 @@ class Submitted(NamedTuple):
     prompt: list[int]
     sampling: Sampling
     timeout_s: float | None
+
+
+class FakeCompiler:
+    """Compiles grammars when it is told to. They do not change the output."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, str] = {}
+        self.ready: dict[int, str] = {}
+
+    @property
+    def waiting(self) -> int:
+        return len(self.pending) + len(self.ready)
+
+    def submit(self, key, grammar, owner):
+        if grammar == "kept":
+            return object()
+        self.pending[key] = grammar
+        return None
+
+    def compile(self, count=None) -> None:
+        for key in list(self.pending)[:count]:
+            self.ready[key] = self.pending.pop(key)
+
+    def take_ready(self):
+        found = [(key, object() if grammar == "compiled" else grammar) for key, grammar in self.ready.items()]
+        self.ready.clear()
+        return found
+
+    def cancel(self, key) -> None:
+        self.pending.pop(key, None)
+        self.ready.pop(key, None)
+
+    def discard(self, grammar) -> None:
+        pass
 
 
 class BlindPredictor:
@@ -88,8 +124,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.slots, self.batch, self.tokens = slots, min(batch, slots), tokens
         self.windows = windows
         self.runner = FakeRunner(BLOCK_SIZE, windows=windows, overlaps=overlaps)
+        self.compiler = FakeCompiler()
         self.engine = Engine(
             self.runner,
+            compiler=self.compiler,
             slots=slots,
             max_batch=self.batch,
             max_batched_tokens=tokens,
@@ -150,6 +188,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 2.0))
     def let_time_pass(self, seconds) -> None:
         self.loop.now_s += seconds
+
+    @precondition(lambda self: self.compiler.pending)
+    @rule(count=st.integers(1, 3))
+    def compile(self, count) -> None:
+        self.compiler.compile(count)
 
     # Steps -------------------------------------------------------------------------------------------
 
@@ -263,7 +306,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def can_run(self, prompt: list[int], sampling: Sampling) -> bool:
         known = all(0 <= token_id < VOCABULARY for token_id in prompt)
-        return 0 < len(prompt) < self.longest and sampling.max_tokens > 0 and known
+        compiles = sampling.grammar != "refused"
+        return 0 < len(prompt) < self.longest and sampling.max_tokens > 0 and known and compiles
 
     # Invariants --------------------------------------------------------------------------------------
 
@@ -275,6 +319,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine._live.by_key.keys() <= self.open
         assert counts.running + counts.pending == len(self.engine._live.by_key)
         assert self.engine.idle == (not self.open and not self.under_way)
+        states = Counter(sequence.state for sequence in self.engine._live.by_key.values())
+        assert self.compiler.waiting == states[SequenceStatus.COMPILING]
         for sequence in self.engine._live.by_key.values():
             assert sequence.preemptions <= MOST_PREEMPTIONS
             assert (sequence.state is SequenceStatus.PROCESSING) == (sequence.handle != 0)
@@ -301,6 +347,7 @@ class EngineMachine(RuleBasedStateMachine):
         steps = 0
         while self.open or self.under_way:
             steps += 1
+            self.compiler.compile()
             assert steps < 200 + len(self.submitted) * 12 * LONGEST, "a livelock"
             self.run_steps(1)
             if self.under_way and not self.engine._live.by_key:
@@ -418,6 +465,19 @@ def aborts_without_freeing(self, key):
     self.by_key.pop(key, None)
 
 
+def ends_without_cancelling_its_grammar(self, sequence, final, *, keep=True):
+    compiler, self._compiler = self._compiler, mock.Mock()
+    end(self, sequence, final, keep=keep)
+    self._compiler = compiler
+
+
+def ends_before_its_grammar_is_refused(self, sequence, reason):
+    if self._compiler.waiting:
+        self.cancel(sequence.key)
+        return Output(sequence.key, [], finish_reason="stop")
+    return fail(self, sequence, reason)
+
+
 class _Unfreeable:
     def __init__(self, slots):
         self._slots = slots
@@ -435,7 +495,7 @@ preempt, schedule_chunk, fill_step = (
     StepScheduler._schedule_chunk,
     StepScheduler._fill_step,
 )
-remove, fail = RunningSequences.remove, LiveSequences.fail
+remove, fail, end = RunningSequences.remove, LiveSequences.fail, LiveSequences._end
 
 MUTANTS = [
     (Memory, "free", never_frees_blocks),
@@ -452,6 +512,8 @@ MUTANTS = [
     (RunningSequences, "remove", keeps_the_slot),
     (LiveSequences, "end_overdue", ignores_the_clock),
     (LiveSequences, "fail", fails_without_a_report),
+    (LiveSequences, "fail", ends_before_its_grammar_is_refused),
+    (LiveSequences, "_end", ends_without_cancelling_its_grammar),
     (LiveSequences, "complete", continues_after_its_end),
     (LiveSequences, "cancel", aborts_without_freeing),
 ]

@@ -10,6 +10,15 @@ ENDS = {SequenceStatus.COMPLETED, SequenceStatus.TIMEOUT, SequenceStatus.FAILED,
 # The state transitions that the requirements allow, repeated here by hand.
 ALLOWED = {
     *(
+        (SequenceStatus.COMPILING, state)
+        for state in (
+            SequenceStatus.PENDING,
+            SequenceStatus.FAILED,
+            SequenceStatus.TIMEOUT,
+            SequenceStatus.CANCELLED,
+        )
+    ),
+    *(
         (SequenceStatus.PENDING, state)
         for state in (
             SequenceStatus.PROCESSING,
@@ -24,6 +33,8 @@ ALLOWED = {
 
 
 def sequence_in(state: SequenceStatus) -> Sequence:
+    if state is SequenceStatus.COMPILING:
+        return Sequence(SequenceState(1, [5, 6], max_tokens=4), state=state)
     sequence = Sequence(SequenceState(1, [5, 6], max_tokens=4))
     if state in {SequenceStatus.PROCESSING, SequenceStatus.COMPLETED}:
         sequence.become(SequenceStatus.PROCESSING)

@@ -114,7 +114,7 @@ def _wrap(points: FaultPoints) -> None:
     points.wrap(LivenessProbe, "stopped", "pulse")
     points.wrap(trio.lowlevel.FdStream, "receive_some", "read log")
     points.wrap(trio.lowlevel.FdStream, "aclose", "close pipe")
-    points.wrap(process.CommandProcess, "_keep", "log line")
+    points.wrap(process.CommandProcess, "_record_line", "log line")
     points.wrap(managed_model, "memory_of", "measure")
     for name in ("wait", "kill"):
         points.wrap(SimulatedProcess, name, name)

@@ -37,8 +37,8 @@ MUTANTS = {
         lambda _node, _error: None,
     ),
     "connections are not given back": (
-        "fairlead.http.client.Upstream._release",
-        lambda _upstream, _connection: None,
+        "fairlead.http.idle_connections.IdleConnections.put",
+        lambda _idle, _connection: None,
     ),
     "kept connections outlive their pool": ("fairlead.http.client.Upstream.close", lambda _upstream: None),
     "a node gets more jobs than it has seats": ("simulation.faults.CONFIGURED_SEATS", 5),

@@ -132,7 +132,7 @@ RELOAD = (
     Mutant(
         "fairlead.tenancy.quotas:Quotas.change",
         "self._by_key = {name: earlier.get(name) or Quota(name[1]) for name in names}",
-        "self._by_key = known or {name: Quota(name[1]) for name in names}",
+        "self._by_key = earlier or {name: Quota(name[1]) for name in names}",
         "reload",
         f"{_KEY}.concurrent",
     ),

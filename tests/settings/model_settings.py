@@ -109,6 +109,15 @@ async def control_tokens_in_prompts_are_parsed(server: Served) -> None:
     assert lengths[1] - lengths[0] == 10, lengths
 
 
+@setting("models.ENGINE.wireFormat", model(wireFormat="llama-3"))
+async def tools_are_explained_in_no_other_format_than_json(server: Served) -> None:
+    """The demonstration model's template ignores tools, and its own format is json."""
+    chat = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    answers = [await server.fetch("/tokenize", chat | tools) for tools in ({}, {"tools": [tool]})]
+    assert answers[0].document["count"] == answers[1].document["count"]
+
+
 @setting("models.ENGINE.watchdog", model(watchdog=3))
 async def stuck_model_is_restarted(server: Served) -> None:
     server.engine.is_stuck = True

@@ -122,6 +122,11 @@ SPEC_TRANSITIONS = {
     (SequenceStatus.PENDING, SequenceStatus.CANCELLED),
     (SequenceStatus.PENDING, SequenceStatus.TIMEOUT),
     (SequenceStatus.PENDING, SequenceStatus.FAILED),
+    # A sequence with a grammar waits for it before it is pending.
+    (SequenceStatus.COMPILING, SequenceStatus.PENDING),
+    (SequenceStatus.COMPILING, SequenceStatus.FAILED),
+    (SequenceStatus.COMPILING, SequenceStatus.TIMEOUT),
+    (SequenceStatus.COMPILING, SequenceStatus.CANCELLED),
 }
 
 

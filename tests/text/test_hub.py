@@ -53,14 +53,14 @@ def hub():
         yield hub
 
 
-def find(name, hub, cache, **environment):
+def find(name, hub, cache, script=SCRIPT, **environment):
     """Find the model in a new process: the library reads its environment only once."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     variables |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1"}
     variables |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
     variables |= {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(
-        [sys.executable, "-c", SCRIPT, name],
+        [sys.executable, "-c", script, name],
         env=variables | environment,
         capture_output=True,
         text=True,
@@ -94,6 +94,17 @@ def test_offline_only_downloaded_models_are_found(hub, tmp_path):
     outcome, message, _ = find("org/other", hub, tmp_path, HF_HUB_OFFLINE="1")
     assert outcome == "failed"
     assert message.startswith("org/other: not in the cache")
+    assert not hub.requests
+
+
+def test_downloaded_model_is_found_without_a_request(hub, tmp_path):
+    script = "import sys; from fairlead.text.hub import find_local; print(f'[\"{find_local(sys.argv[1])}\"]')"
+    assert find("org/model", hub, tmp_path, script) == ["None"]
+    _, path, _ = find("org/model", hub, tmp_path)
+    hub.requests.clear()
+    assert find("org/model", hub, tmp_path, script) == [path]
+    assert find(path, hub, tmp_path, script) == [path]
+    assert find("no name of a model", hub, tmp_path, script) == ["None"]
     assert not hub.requests
 
 

@@ -69,6 +69,13 @@ def test_limit_is_that_of_the_model_unless_a_smaller_one_is_set(directory, confi
     assert expected == load(directory, max_model_len=requested).max_model_len
 
 
+def test_configured_wire_format_is_used_and_an_unknown_one_refused(directory):
+    format_of = load(directory, wire_format="llama-3").answer_format
+    assert (format_of.wire_format.name, format_of.detected.source) == ("llama-3", "configuration")
+    with pytest.raises(ConfigError, match="wireFormat: there is no wire format llama; known are"):
+        load(directory, wire_format="llama")
+
+
 @pytest.mark.parametrize("config", [{"max_position_embeddings": 32}, {"text_config": {"n_positions": 32}}])
 def test_limit_above_that_of_the_model_is_a_configuration_error(directory, config):
     write(directory, "config.json", config)

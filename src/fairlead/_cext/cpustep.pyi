@@ -23,6 +23,8 @@ def choose(
     greedy_below: float,
     threads: int = 1,
     variant: str | None = None,
+    masks: _Array | None = None,
+    mask_rows: _Array | None = None,
 ) -> None: ...
 def read_rate(size: int, threads: int, tries: int = 3) -> float: ...
 

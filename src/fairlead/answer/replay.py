@@ -10,7 +10,7 @@ from fairlead.answer.reported import excerpt
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError, NodeFailed
 from fairlead.http.server_sent_events import split_events
-from fairlead.job import Delta
+from fairlead.job import CallPiece, Delta, add_piece
 from fairlead.upstream_events import UpstreamReader
 
 # Characters of each text that the message about a difference shows.
@@ -94,10 +94,12 @@ class _Mismatch(Exception):
 class _RecordedChoice:
     """What was put of one choice. `recent`: the last bytes with text, and those since."""
 
-    __slots__ = ("finished", "logprobs", "recent", "texts", "token_ids")
+    __slots__ = ("calls", "finished", "logprobs", "reasoning", "recent", "texts", "token_ids")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[CallPiece] = []
         self.token_ids: list[int] = []
         self.logprobs = 0
         self.finished = False
@@ -106,6 +108,10 @@ class _RecordedChoice:
     def add(self, delta: Delta) -> None:
         if delta.text:
             self.texts.append(delta.text)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        for piece in delta.calls:
+            add_piece(self.calls, piece)
         if delta.token_ids:
             self.token_ids += delta.token_ids
             self.logprobs += len(delta.logprobs)
@@ -117,24 +123,51 @@ class _RecordedChoice:
             self.finished = True
 
 
+class _SentText:
+    """A text that was sent, and how much of it was repeated."""
+
+    def __init__(self, sent: str) -> None:
+        self.sent = sent
+        self._at = 0
+
+    @property
+    def is_repeated(self) -> bool:
+        return self._at == len(self.sent)
+
+    def following(self, text: str) -> tuple[str, bool]:
+        """Return the part of the text that was not sent yet, and whether the rest was sent before."""
+        left = self.sent[self._at :]
+        if not left or not text:
+            return text, False
+        length = min(len(left), len(text))
+        if left[:length] != text[:length]:
+            received, sent = (excerpt(part[:length], SHOWN_LENGTH) for part in (text, left))
+            raise _Mismatch(f"received {received!r} instead of {sent!r}")
+        self._at += length
+        return text[length:], True
+
+
 class _ReplayedChoice:
     """What has to be repeated of one choice, and how much of it has been."""
 
     def __init__(self, recorded: _RecordedChoice, reader: UpstreamReader | None) -> None:
         self._reader = reader
-        self._text = "".join(recorded.texts)
+        self._text = _SentText("".join(recorded.texts))
+        self._reasoning = _SentText("".join(recorded.reasoning))
+        self._calls = {call.number: _SentText(call.arguments) for call in recorded.calls}
         self._token_ids = list(recorded.token_ids)
         self._logprobs = recorded.logprobs
         self._finished = recorded.finished
         self._was_relayed = recorded.recent is not None
         self._is_relayed = False
         self._silent = _silent_at_end(recorded.recent or [], reader)
-        self._text_at = 0
         self._tokens_at = 0
 
     def generated(self, delta: Delta) -> Delta | None:
         """Return the new part of an engine's delta; None if nothing is new. Raises `_Mismatch`."""
         text, is_repeated = self._new_text(delta.text)
+        reasoning, _ = self._reasoning.following(delta.reasoning)
+        calls = [new for piece in delta.calls if (new := self._new_piece(piece)) is not None]
         token_ids = self._new_tokens(delta.token_ids)
         logprobs = delta.logprobs[min(self._logprobs, len(delta.logprobs)) :]
         self._logprobs -= len(delta.logprobs) - len(logprobs)
@@ -145,9 +178,19 @@ class _ReplayedChoice:
             self._check_end(0 if self._is_relayed else len(self._token_ids))
             if self._finished:
                 return None
-        if not (text or token_ids or delta.finish_reason):
+        if not (text or reasoning or calls or token_ids or delta.finish_reason):
             return None
-        return Delta(delta.index, text, token_ids, logprobs, delta.finish_reason, delta.stop_reason)
+        return Delta(
+            delta.index,
+            text,
+            token_ids,
+            logprobs,
+            delta.finish_reason,
+            delta.stop_reason,
+            reasoning=reasoning,
+            reasoning_tokens=min(delta.reasoning_tokens, len(token_ids)),
+            calls=calls,
+        )
 
     def relayed(self, delta: Delta) -> Delta | None:
         """Return the new part of another server's events; None if nothing is new. Raises `_Mismatch`."""
@@ -180,10 +223,10 @@ class _ReplayedChoice:
         """Return an event, or the new end of it, and its text; None if it was sent before."""
         assert self._reader is not None
         event = self._reader.read_event(raw)
-        if self._was_relayed and (not event.is_known or not self._text):
+        if self._was_relayed and (not event.is_known or not self._text.sent):
             raise _Mismatch("what was sent cannot be compared")
         if not event.text:
-            if self._text_at < len(self._text) or self._finished:
+            if not self._text.is_repeated or self._finished:
                 if event.finished:
                     self._check_end()
                 return None
@@ -205,17 +248,17 @@ class _ReplayedChoice:
 
     def _new_text(self, text: str) -> tuple[str, bool]:
         """Return the part of the text that was not sent yet, and whether the rest was sent before."""
-        left = self._text[self._text_at :]
-        if not left or not text:
-            if text and self._finished:
-                raise _Mismatch("it continues after its end")
-            return text, False
-        length = min(len(left), len(text))
-        if left[:length] != text[:length]:
-            received, sent = (excerpt(part[:length], SHOWN_LENGTH) for part in (text, left))
-            raise _Mismatch(f"received {received!r} instead of {sent!r}")
-        self._text_at += length
-        return text[length:], True
+        if text and self._finished and self._text.is_repeated:
+            raise _Mismatch("it continues after its end")
+        return self._text.following(text)
+
+    def _new_piece(self, piece: CallPiece) -> CallPiece | None:
+        """Return the part of a call's piece that was not sent yet, None if all of it was."""
+        sent = self._calls.get(piece.number)
+        if sent is None:
+            return piece
+        arguments, _ = sent.following(piece.arguments)
+        return CallPiece(piece.number, None, arguments) if arguments else None
 
     def _new_tokens(self, token_ids: list[int]) -> list[int]:
         left = self._token_ids[self._tokens_at : self._tokens_at + len(token_ids)]
@@ -225,7 +268,7 @@ class _ReplayedChoice:
         return token_ids[len(left) :]
 
     def _check_end(self, tokens: int = 0) -> None:
-        if self._text_at < len(self._text) or self._tokens_at < tokens:
+        if not self._text.is_repeated or self._tokens_at < tokens:
             raise _Mismatch("it ended earlier")
 
 

@@ -8,6 +8,8 @@ body, and whether it is valid, is left to the server that answers it.
 import time
 from collections.abc import Sequence as ReadOnlySequence
 
+import msgspec
+
 from fairlead.answer.relay import rewritten
 from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.body import invalid_field
@@ -27,8 +29,9 @@ from fairlead.api.loading import loading_progress
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
+from fairlead.api.structuring import GrammarCheck, check_combinations, structure_of
 from fairlead.errors import FairleadError, quoted
-from fairlead.job import Delta, Job, Relay, Sampling
+from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
 from fairlead.text.model import TextModel
 
 # The assumed length of an answer without a limit in its request: the other server's limit is unknown.
@@ -41,6 +44,7 @@ class GenerationPipeline:
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs
         self._services = jobs.services
+        self._grammars = GrammarCheck()
 
     async def respond(self, request: Request, dialect: RelayDialect) -> Response:
         """Return the response: whole, or a stream from its first delta on. Raises a `FairleadError`."""
@@ -81,9 +85,9 @@ class GenerationPipeline:
         texts: tuple[str, ...] = ()
         if generation.echo:
             texts = await self._jobs.offload.encode(request, _decoded, model, generation.prompts)
-        sampling = Sampling(max_tokens=1, temperature=0)
+        sampling, parts = Sampling(max_tokens=1, temperature=0), None
         if not generation.embed:
-            sampling = sampling_of(generation, model, prompts)
+            sampling, parts = await self._sampling(request, generation, model, prompts)
         streams = bool(envelope.stream) and dialect.streams
         job = self._jobs.job(
             request,
@@ -97,8 +101,32 @@ class GenerationPipeline:
             stream=streams,
             relay=_relay(dialect, body, streams) if self._services.fleet.is_relayed(name) else None,
             embed=generation.embed,
+            parts=parts,
         )
         return job, AnswerContext(job, model, int(time.time()), generation.options, texts)
+
+    async def _sampling(
+        self,
+        request: Request,
+        generation: GenerationRequest,
+        model: TextModel,
+        prompts: tuple[ReadOnlySequence[int], ...],
+    ) -> tuple[Sampling, AnswerParts | None]:
+        """Return the sampling parameters, with the grammar of the answer, and the parts of its text."""
+        sampling = sampling_of(generation, model, prompts)
+        if generation.answer is None and not generation.is_chat:
+            return sampling, None
+        offload = self._jobs.offload
+        structure = await offload.encode(request, structure_of, generation, model, prompts[0])
+        grammar = structure.grammar
+        check_combinations(generation, grammar)
+        if grammar is not None and not self._grammars.has_passed(grammar):
+            await offload.in_thread(request, self._grammars.check, grammar, structure.grammar_field)
+        if grammar is not None or structure.reasoning_limit is not None:
+            sampling = msgspec.structs.replace(
+                sampling, grammar=grammar, reasoning_limit=structure.reasoning_limit
+            )
+        return sampling, structure.parts
 
     def _find(self, request: Request, body: bytes, envelope: Envelope) -> tuple[bytes, str]:
         """Return the body, and the canonical name of its model. Raises as `ModelAccess.find` does.

@@ -32,7 +32,7 @@ from fairlead.config import Limits
 from fairlead.errors import Cancelled, FairleadError, NoNode, RequestTimeout, quoted
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
-from fairlead.job import Delta, Job, Relay, Sampling
+from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
 from fairlead.tenancy.access import flag_of, owner_of, priority_of, tenant_of
 from fairlead.tenancy.quotas import Charge, Quotas
 
@@ -92,6 +92,7 @@ class JobService:
         relay: Relay | None = None,
         prompt_estimate: int = 0,
         embed: bool = False,
+        parts: AnswerParts | None = None,
     ) -> Job:
         """Return the job for the request; `prefix` begins its id.
 
@@ -118,6 +119,7 @@ class JobService:
             embed=embed,
             path=request.path[:LOGGED_LENGTH],
             client=request.address,
+            parts=parts,
         )
 
     # Running its job ---------------------------------------------------------------------------------

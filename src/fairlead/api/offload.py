@@ -78,6 +78,10 @@ class Offload:
             return encode(*arguments)
         return await self._encoding.run(tenant_so_far(request), encode, *arguments)
 
+    async def in_thread(self, request: Request, function: Callable[..., Encoded], *arguments: Any) -> Encoded:
+        """Call a function that takes milliseconds whatever the size, in a thread, by tenants' turns."""
+        return await self._encoding.run(tenant_so_far(request), function, *arguments)
+
     async def write(self, request: Request, write: Callable[..., bytes], *arguments: Any) -> bytes:
         """Call a function that writes a long response, in a thread, by turns. Raises as `in_turn` does."""
         return await self._writing.run(tenant_so_far(request), write, *arguments)

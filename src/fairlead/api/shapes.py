@@ -31,21 +31,48 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """`reasoning_tokens`: tokens of the answers that are reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts; a prompt counts once however many answers it gets."""
+    """Token counts; a prompt counts once however many answers it gets.
+
+    `completion_tokens_details` are of answers that are divided into their parts.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The name of a function, and its arguments as JSON in a string."""
+
+    name: str
+    arguments: str
+
+
+class GeneratedCall(msgspec.Struct, frozen=True):
+    """A tool call that the model generated."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class AssistantText(msgspec.Struct, frozen=True):
-    """The message that the model generated."""
+    """The message that the model generated. `content` is null if it has only calls."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[GeneratedCall] | None = None
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

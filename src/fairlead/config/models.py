@@ -21,9 +21,11 @@ from fairlead.config.spelling import (
     refuse_faults,
     spelled,
 )
+from fairlead.structured import formats
 
 ModelKind = Literal["engine", "command"]
 SpecialTokens = Literal["text", "parse"]
+ConfiguredFormat = Annotated[str | dict[str, Any] | None, Meta(extra={"choices": formats.NAMES})]
 ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
 HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
@@ -87,6 +89,10 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
     and begin one of another role. The template's own are always parsed, and so are `<think>`, `<tool_call>`
     and others that appear in answers. Raw prompts are parsed unless a request says otherwise.
     """
+    wire_format: ConfiguredFormat = None
+    """How its answers mark reasoning and tool calls: a known format or, in a file, a record in the vocabulary
+    of Hugging Face's response_template. Default: its own response_template, or else the known format that
+    its chat template uses; if that has no tool calls, json, which a system message explains."""
     kv_cache: KvCacheConfig = KvCacheConfig()
     gpu_memory: Annotated[float, Meta(gt=0)] | None = None
     """Its budget of GPU memory, for weights and cache together: a fraction of the total up to 1, such as 0.9,
@@ -113,6 +119,11 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
         """Yield faults of settings that contradict each other."""
         if not re.fullmatch(DEVICE, self.device):
             yield Fault(("device",), "must be auto, cpu, cuda or cuda:N")
+        if self.wire_format is not None:
+            try:
+                formats.configured(self.wire_format)
+            except ValueError as error:
+                yield Fault(("wireFormat",), str(error))
         if self.slots is not None and self.max_batch is not None and self.max_batch > self.slots:
             yield Fault(("maxBatch",), f"must be at most slots, which is {self.slots}")
         if self.gpu_memory is not None and self.device == "cpu":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -142,7 +142,10 @@ Names = Annotated[tuple[str, ...], _text("A list, or names with commas between t
 
 @dataclass(frozen=True)
 class Shape:
-    """A parsed type hint: `kind` without `None` and `Meta`; `item` is the shape of a collection's items."""
+    """A parsed type hint: `kind` without `None` and `Meta`; `item` is the shape of a collection's items.
+
+    A `kind` that is a union of several has no `item`.
+    """
 
     kind: Any
     optional: bool
@@ -152,6 +155,16 @@ class Shape:
     def meta(self, name: str) -> Any:
         """Return the value of this name in the `extra` of the metas, or None."""
         return next((meta.extra[name] for meta in self.metas if meta.extra and name in meta.extra), None)
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The values that it may have; of a union, those of its texts. Empty: any value of the kind."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else self.meta("choices") or ()
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The kinds of a union; else only `kind`."""
+        return get_args(self.kind) if get_origin(self.kind) in (Union, UnionType) else (self.kind,)
 
 
 class Setting(NamedTuple):
@@ -183,6 +196,7 @@ def shape_of(hint: Any) -> Shape:
         if len(kinds) == 1:
             inner = shape_of(kinds[0])
             return Shape(inner.kind, True, metas + inner.metas, inner.item)
+        hint = Union[tuple(kinds)]  # noqa: UP007  of kinds that are not known before
     arguments = get_args(hint) if get_origin(hint) in (tuple, dict) else ()
     item = shape_of(arguments[0] if get_origin(hint) is tuple else arguments[1]) if arguments else None
     return Shape(hint, optional, metas, item)

@@ -7,7 +7,7 @@ fault and does not report in which entry of a mapping it was.
 import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_origin
 
 import msgspec
 
@@ -110,13 +110,14 @@ class Conversion:
         if kind is tuple and isinstance(raw, list) and shape.item is not None:
             items = self._items(shape.item, dict(enumerate(raw)), path)
             return _WRONG if items is _WRONG else tuple(items.values())
-        return self._leaf(shape.kind, raw, path)
+        return self._leaf(shape, raw, path)
 
     def _items(self, shape: Shape, raw: Mapping[Any, Any], path: KeyPath) -> Any:
         converted = {key: self._value(shape, value, (*path, key)) for key, value in raw.items()}
         return _WRONG if any(value is _WRONG for value in converted.values()) else converted
 
-    def _leaf(self, kind: Any, raw: Any, path: KeyPath) -> Any:
+    def _leaf(self, shape: Shape, raw: Any, path: KeyPath) -> Any:
+        kind = shape.kind
         if kind is Any:
             return raw
         if kind is str and isinstance(raw, int | float):
@@ -127,8 +128,10 @@ class Conversion:
             return msgspec.convert(raw, kind, strict=True, dec_hook=_path)
         except msgspec.ValidationError:
             if get_origin(kind) is Literal:
-                return self._fault(path, f"must be one of {', '.join(get_args(kind))}")
-            expected = _WORDS.get(get_origin(kind) or kind, "something else")
+                return self._fault(path, f"must be one of {', '.join(shape.choices)}")
+            expected = " or ".join(
+                _WORDS.get(get_origin(one) or one, "something else") for one in shape.kinds
+            )
             return self._fault(path, f"must be {expected}, not {_WORDS.get(type(raw), 'that')}")
 
     def _written(self, raw: float, path: KeyPath) -> str:

@@ -22,6 +22,7 @@ from fairlead.config.spelling import (
     read_names,
     read_time,
     settings_of,
+    shape_of,
 )
 from fairlead.configfile.llama_swap import WITHOUT_EFFECT
 from fairlead.configfile.macros import DEFAULT_PROXY
@@ -102,8 +103,8 @@ class _Types:
 
     def _forms(self, shape: Shape) -> list[Schema]:
         """Return the alternative schemas of a value of this shape."""
-        forms = self._accepted(shape) or [self._plain(shape)]
-        if shape.kind in (int, float, bool) or get_origin(shape.kind) is Literal:
+        forms = self._accepted(shape) or [self._plain(kind, shape) for kind in shape.kinds]
+        if shape.kind in (int, float, bool) or shape.choices:
             forms.append(_USE)
         if shape.optional:
             forms.append({"type": "null"})
@@ -120,20 +121,20 @@ class _Types:
             pairs = {"type": "array", "items": {"type": "string", "pattern": "^[^=]+="}}
             return [pairs, {"type": "object", "additionalProperties": _TEXT}]
         if read is read_key:
-            return [_TEXT, self._plain(shape)]
+            return [_TEXT, self._plain(shape.kind, shape)]
         assert read is None, f"no schema for the values of {read}"
         return []
 
-    def _plain(self, shape: Shape) -> Schema:
-        kind = get_origin(shape.kind) or shape.kind
-        if kind is Literal:
-            return {"enum": list(get_args(shape.kind))}
-        if kind is tuple:
-            assert shape.item is not None
-            return {"type": "array", "items": self._one(shape.item)}
-        if kind is dict:
-            assert shape.item is not None
-            return {"type": "object", "additionalProperties": self._one(shape.item)}
+    def _plain(self, hint: Any, shape: Shape) -> Schema:
+        """Return the schema of one of the shape's kinds."""
+        kind = get_origin(hint) or hint
+        if kind is Literal or (kind is str and shape.choices):
+            return {"enum": list(shape.choices)}
+        if kind in (tuple, dict):
+            item = self._one(shape.item or shape_of(get_args(hint)[-1]))
+            if kind is tuple:
+                return {"type": "array", "items": item}
+            return {"type": "object", "additionalProperties": item}
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             return self.reference(kind)
         return dict(_PLAIN[kind]) | _bounds(shape)

@@ -1,7 +1,7 @@
 """Generates Markdown tables of all settings, one for each struct, from its docstrings. Pure."""
 
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_origin
 
 import msgspec
 
@@ -91,6 +91,7 @@ def _default(kind: type, field: msgspec.structs.FieldInfo, shape: Shape) -> str:
 
 def _text(shape: Shape, text: str) -> str:
     """Return the text for a table cell, with the choices of the setting, if any."""
-    choices = get_args(shape.kind) if get_origin(shape.kind) is Literal else ()
-    description = f"{text} One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else text
-    return description.replace("|", "\\|")
+    choices = ", ".join(f"`{choice}`" for choice in shape.choices)
+    if choices:
+        text += f" One of {choices}." if len(shape.kinds) == 1 else f" Known: {choices}."
+    return text.replace("|", "\\|")

@@ -8,23 +8,25 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairlead.config import ConfigError
 from fairlead.console.announcer import DEFAULT_URL, report_error
-from fairlead.console.client import Client, Message, NoServerError, Queued, ServerError
+from fairlead.console.client import Client, Message, NoServerError, ServerError
 from fairlead.console.own_server import own_server
 from fairlead.text.hub import gguf_advice, is_gguf
+
+if TYPE_CHECKING:
+    from fairlead.console.answer_view import AnswerView
 
 # Names of models as served here, on the Hugging Face hub, in Ollama, and as files.
 _MODEL_NAME = re.compile(r"[\w.:/@+~-]+", re.ASCII)
 HELP = """\
-/clear  clear the conversation
-/help   show this
-/bye    end, as does Ctrl-D
-Ctrl-C  stop the answer"""
-
-# A model's output must not move the cursor, change the window's title or type for the user.
-_CONTROLS = dict.fromkeys({*range(32), *range(0x7F, 0xA0)} - {ord("\n"), ord("\t")})
+/clear     clear the conversation
+/thinking  show the reasoning of the last answer
+/help      show this
+/bye       end, as does Ctrl-D
+Ctrl-C     stop the answer"""
 
 
 def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str | None) -> int:
@@ -49,7 +51,7 @@ def chat(*, model: str | None, prompt: str | None, url: str | None, api_key: str
                 _check_prompt(prompt)
             if prompt is None:
                 return _Conversation(client, name).run()
-            _show_answer(client, name, [Message("user", _valid(prompt))], answer=[])
+            _show_answer(client, name, [Message("user", _valid(prompt))])
             return 0
     except ServerError as error:
         report_error(str(error))
@@ -117,6 +119,7 @@ class _Conversation:
         self._client = client
         self._model = model
         self._history: list[Message] = []
+        self._reasoning = ""  # of the last answer
 
     def run(self) -> int:
         """Run the conversation; return the exit code."""
@@ -146,6 +149,8 @@ class _Conversation:
             case "/clear":
                 self._history.clear()
                 print("The conversation has been cleared.")
+            case "/thinking":
+                self._show_reasoning()
             case _ if line.startswith("/"):
                 print(f"There is no {line.split(maxsplit=1)[0]}. /help shows the commands.")
             case _:
@@ -153,31 +158,35 @@ class _Conversation:
 
     def _ask(self, question: Message) -> None:
         """Send a question; add it and the answer to the history. Of a stopped answer, add the shown part."""
-        answer: list[str] = []
+        from fairlead.console.answer_view import AnswerView
+
+        view = AnswerView(hint=" (/thinking shows it)")
         try:
-            _show_answer(self._client, self._model, [*self._history, question], answer)
+            _show_answer(self._client, self._model, [*self._history, question], view)
         except KeyboardInterrupt:
             print("\n(stopped)")
-        if answer:
-            self._history += question, Message("assistant", "".join(answer))
+        self._reasoning = view.reasoning
+        if view.text:
+            self._history += question, Message("assistant", view.text)
+
+    def _show_reasoning(self) -> None:
+        from fairlead.console.answer_view import dimmed
+
+        if self._reasoning:
+            dimmed(self._reasoning)
+        else:
+            print("The last answer has no reasoning.")
 
 
-def _show_answer(client: Client, model: str, messages: Sequence[Message], answer: list[str]) -> None:
-    """Write the answer to standard output as it arrives, and append its pieces to `answer`."""
-    from rich.console import Console
+def _show_answer(
+    client: Client, model: str, messages: Sequence[Message], view: "AnswerView | None" = None
+) -> None:
+    """Show the answer as it arrives."""
+    from fairlead.console.answer_view import AnswerView
 
-    controls = _CONTROLS if sys.stdout.isatty() else {}
-    waiting = Console(stderr=True).status("waiting for the answer")
-    with waiting, client.answer(model, messages) as pieces:
+    with view or AnswerView() as shown, client.answer(model, messages) as pieces:
         for piece in pieces:
-            if isinstance(piece, Queued):
-                waiting.update(f"waiting: {piece.position} in the queue, about {piece.wait_s} s")
-                continue
-            waiting.stop()
-            answer.append(piece)
-            sys.stdout.write(piece.translate(controls))
-            sys.stdout.flush()
-    print()
+            shown.add(piece)
 
 
 def _valid(text: str) -> str:

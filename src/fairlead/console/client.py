@@ -51,12 +51,54 @@ class Queued(msgspec.Struct, frozen=True):
     wait_s: int
 
 
+class ReasoningPiece(msgspec.Struct, frozen=True):
+    """A piece of the reasoning before the text."""
+
+    text: str
+
+
+class ToolCallPiece(msgspec.Struct):
+    """A piece of the tool call with this `index`: its name, which comes first, or more of its arguments."""
+
+    index: int
+    name: str
+    arguments: str
+
+
+Piece = str | ReasoningPiece | ToolCallPiece
+"""A piece of an answer: its text, its reasoning or a tool call."""
+
+
 class _Error(msgspec.Struct, frozen=True):
     message: str
 
 
+class _Function(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct, frozen=True):
+    index: int = 0
+    function: _Function = _Function()
+
+
 class _Delta(msgspec.Struct, frozen=True):
+    """`reasoning` is another name of `reasoning_content`; a server may send both."""
+
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the pieces that are not empty, in the order of an answer."""
+        if reasoning := self.reasoning_content or self.reasoning:
+            yield ReasoningPiece(reasoning)
+        if self.content:
+            yield self.content
+        for call in self.tool_calls or ():
+            yield ToolCallPiece(call.index, call.function.name or "", call.function.arguments or "")
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -145,8 +187,8 @@ class Client:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
-    def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[str | Queued]]:
-        """Request an answer; yield an iterator over its text as it arrives. Exiting early cancels it."""
+    def answer(self, model: str, messages: Sequence[Message]) -> Iterator[Iterator[Piece | Queued]]:
+        """Request an answer; yield an iterator over its pieces as they arrive. Exiting early cancels it."""
         body = {"model": model, "messages": messages, "stream": True}
         with self._request("POST", "/v1/chat/completions", msgspec.json.encode(body)) as response:
             yield _pieces(_events(response))
@@ -187,7 +229,7 @@ def _events(response: httpx.Response) -> Iterator[bytes]:
         raise ServerError(f"the server sent {error}") from None
 
 
-def _pieces(events: Iterator[bytes]) -> Iterator[str | Queued]:
+def _pieces(events: Iterator[bytes]) -> Iterator[Piece | Queued]:
     """Read an answer's events. Raises `ServerError` if they end without [DONE]."""
     for event in events:
         for comment in event_comments(event):
@@ -205,7 +247,8 @@ def _pieces(events: Iterator[bytes]) -> Iterator[str | Queued]:
             raise ServerError(f"the server sent an event that is not part of an answer: {shown}") from None
         if chunk.error is not None:
             raise ServerError(_message(chunk.error))
-        yield from (choice.delta.content for choice in chunk.choices if choice.delta.content)
+        for choice in chunk.choices:
+            yield from choice.delta.pieces()
     raise ServerError("the server ended the answer before its end")
 
 

@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from fairlead.config import CommandConfig, Config
 from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap, NamedSwap, SwapConfig
 from fairlead.configfile import ConfigFileError, Reading, read_config
@@ -116,8 +118,15 @@ def print_schema() -> None:
 
 
 def _summary(config: Config) -> dict[str, object]:
+    from fairlead.console.wire_formats import formats_of
+
+    formats = formats_of(config)
     return {
-        "models": [{"name": model.name, "kind": model.kind} for model in config.models],
+        "models": [
+            {"name": model.name, "kind": model.kind}
+            | ({"wire_format": asdict(formats[model.name])} if model.name in formats else {})
+            for model in config.models
+        ],
         "nodes": [node.id for node in config.nodes],
         "selectors": list(config.selectors),
         "swap": str(config.swap.__struct_config__.tag),
@@ -128,12 +137,15 @@ def _summary(config: Config) -> dict[str, object]:
 
 
 def _lines(file: Path, reading: Reading) -> list[str]:
+    from fairlead.console.wire_formats import formats_of
+
     config = reading.config
     models = ", ".join(model.name for model in config.models) or "none"
     nodes = ", ".join(node.id for node in config.nodes) or "none"
     return [
         f"{file} is good.",
         f"  models: {models}",
+        *(f"  wire format of {model}: {found}" for model, found in formats_of(config).items()),
         f"  nodes: {nodes}",
         *([f"  selectors: {', '.join(config.selectors)}"] if config.selectors else []),
         f"  evictions: {_evictions(config.swap)}",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from cyclopts import Parameter, validators
@@ -44,7 +44,8 @@ class SettingOption(NamedTuple):
             checks += [validators.Number(lt=float("inf")), no_nan]
         if shape.kind in (int, float):
             checks += [validators.Number(gt=meta.gt, gte=meta.ge, lte=meta.le) for meta in shape.metas]
-        return Annotated[shape.kind | None, Parameter(validator=checks, **variable)]
+        kind = Literal[shape.choices] if shape.choices else shape.kind
+        return Annotated[kind | None, Parameter(validator=checks, **variable)]
 
     @property
     def help(self) -> str:

@@ -176,6 +176,27 @@ def activate_gate(
     tl.store(activated + token * SIZE + i, result.to(activated.dtype.element_ty), mask=inside)
 
 
+@triton.jit(do_not_specialize=["words", "vocabulary"])
+def apply_token_masks(
+    logits,  # [S, V] float32
+    bits,  # [M, words] int32
+    words,
+    mask_of,  # [S]
+    allowed,  # [S, V]
+    vocabulary,  # V
+    TILE: tl.constexpr,
+):
+    """Program (s, p): copy tile p of row s, with −inf for each token without a bit in the row's mask."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = i < vocabulary
+    x = tl.load(logits + row * vocabulary + i, mask=inside, other=0.0)
+    mask = tl.load(mask_of + row).to(tl.int64)
+    word = tl.load(bits + tl.maximum(mask, 0) * words + i // 32, mask=inside, other=0)
+    x = tl.where((mask < 0) | (((word >> (i % 32)) & 1) == 1), x, float("-inf"))
+    tl.store(allowed + row * vocabulary + i, x, mask=inside)
+
+
 @triton.jit
 def find_thresholds(
     scores,  # [R, V] float32, none above 0

@@ -1,4 +1,4 @@
-"""The thresholds of top_k and top_p on a GPU, without a sort and without waiting for the device."""
+"""Token masks and the thresholds of top_k and top_p on a GPU, without a sort or waiting for the device."""
 
 import numpy as np
 import torch
@@ -34,7 +34,31 @@ def thresholds(scores: Tensor, least: Tensor, top_k: np.ndarray, top_p: np.ndarr
     return found
 
 
+def without_forbidden(logits: Tensor, bits: Tensor, mask_of: Tensor) -> Tensor:
+    """Return `logits` [S, V], float32, with −inf where a row's mask has no bit.
+
+    `bits` [M, ⌈V / 32⌉] and `mask_of` [S], both int32; a negative index: the row has no mask.
+    """
+    logits = logits.contiguous()
+    allowed = torch.empty_like(logits)
+    rows, vocabulary = logits.shape
+    kernels.apply_token_masks[(rows, -(-vocabulary // _TILE))](
+        logits,
+        bits,
+        bits.stride(0),
+        mask_of,
+        allowed,
+        vocabulary,
+        TILE=_TILE,
+        num_warps=8,
+        enable_fp_fusion=True,
+    )
+    return allowed
+
+
 def warm(vocabulary: int, device: torch.device) -> None:
-    """Compile the kernels of `thresholds`."""
+    """Compile the kernels of `thresholds` and `without_forbidden`."""
     least = torch.full((1,), float("-inf"), device=device)
     thresholds(torch.zeros((1, vocabulary), device=device), least, np.ones(1), np.full(1, 0.5))
+    words = torch.zeros((1, -(-vocabulary // 32)), dtype=torch.int32, device=device)
+    without_forbidden(torch.zeros((1, vocabulary), device=device), words, words[0, :1])

@@ -19,13 +19,16 @@ from fairlead.engine.memory import Memory, longest
 from fairlead.engine.output_details import NO_DETAILS, step_details
 from fairlead.engine.request_validator import Prompt, RequestValidator
 from fairlead.engine.scheduler import StepScheduler
-from fairlead.engine.sequence import Sequence
+from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.engine.step import Outcome, Runner, SampledTokens
 from fairlead.job import Sampling
 from fairlead.messages import EngineStatistics, Output
+from fairlead.structured.compiler import GrammarCompiler
 
 # The batch's parameters of a prompt to embed: it ends where its first token would be chosen.
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
+# While nothing but grammars is under way, this is how often they are looked at.
+COMPILING_POLL_S = 0.0005
 # Bound on the logits of scored prompts that are in memory at once.
 SCORED_BYTES = 32 * 1024 * 1024
 
@@ -47,7 +50,8 @@ class Engine:
     With `embeds`, a sequence is only a prompt and ends with its vector (`SampledTokens.vectors`). All its
     tokens are computed, in chunks that do not depend on the rest of the batch; so neither does the vector.
 
-    `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths. A step is in
+    `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths; `compiler`
+    compiles grammars, None: sequences with one are refused. A step is in
     flight between `plan` and its `commit` or `fail`: one, or two where the runner overlaps.
     """
 
@@ -75,6 +79,7 @@ class Engine:
         hash_key: bytes | None = None,
         predictor: Predictor | None = None,
         embeds: bool = False,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
         blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
         self._validator = RequestValidator(
@@ -119,7 +124,8 @@ class Engine:
         self._steps_at_once = 2 if runner.overlaps else 1
         self._vocab_size = vocab_size
         self._embeds = embeds
-        self._live = LiveSequences(self._scheduler)
+        self._compiler = compiler
+        self._live = LiveSequences(self._scheduler, compiler)
         self._trimming = CacheTrimming(self._memory, cleanup_interval_s)
         self._under_way: list[Step] = []  # the oldest first
         self._steps = 0
@@ -156,15 +162,19 @@ class Engine:
         try:
             if embed != self._embeds:
                 raise ValueError(f"this model makes {'vectors, no text' if self._embeds else 'no vectors'}")
+            if sampling.grammar is not None and self._compiler is None:
+                raise ValueError("this model cannot be constrained by a grammar")
             tokens = self._validator.accept(key, prompt, ONE_TOKEN if embed else sampling)
         except (ValueError, TypeError, OverflowError) as error:
             self._live.refuse(key, str(error))
             return
         is_scored = sampling.prompt_logprobs is not None and not embed
         hashes = None if is_scored else self._memory.new_hashes(salt)
-        sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes)
+        grammar = None if embed else sampling.grammar
+        state = SequenceStatus.PENDING if grammar is None else SequenceStatus.COMPILING
+        sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes, state=state)
         sequence.scored = 1 if is_scored else None
-        self._live.add(sequence)
+        self._live.add(sequence, grammar=grammar, owner=salt)
 
     def abort(self, key: int) -> None:
         """End a sequence without any output for it. One that has ended is ignored.
@@ -188,7 +198,10 @@ class Engine:
 
         An idle engine still has to trim its cache once, when that is due.
         """
-        return self._trimming.wait_s(now_s) if self.idle else 0.0
+        if self.idle:
+            return self._trimming.wait_s(now_s)
+        only_compiles = len(self._live) == self._live.compiling and not self._under_way
+        return COMPILING_POLL_S if only_compiles else 0.0
 
     def trim_if_due(self, now_s: float) -> TrimmedCache | None:
         """Trim the cache of an idle engine, if that is due."""
@@ -199,7 +212,7 @@ class Engine:
         scheduler, pool = self._scheduler, self._memory.pools[0]
         return EngineStatistics(
             running=scheduler.running,
-            pending=scheduler.pending,
+            pending=scheduler.pending + self._live.compiling,
             slots_free=scheduler.slots_free,
             blocks_free=pool.available,
             blocks_total=pool.total,
@@ -222,6 +235,7 @@ class Engine:
         Also ends sequences that are out of time and trims the cache if that is due.
         """
         assert len(self._under_way) < self._steps_at_once
+        self._live.queue_compiled()
         self._live.end_overdue(now_s)
         self._trimming.trim_if_due(now_s)
         step = self._scheduler.plan()

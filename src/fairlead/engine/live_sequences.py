@@ -1,10 +1,15 @@
 """The sequences that were submitted and have not ended, and how they end. Knows no step and no batch."""
 
+from collections.abc import Hashable
+
+from llguidance import LLMatcher
+
 from fairlead.engine.deadlines import Deadlines
 from fairlead.engine.output_details import OutputDetails
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.messages import Output
+from fairlead.structured.compiler import GrammarCompiler
 
 STOPPED = 1  # the reason in `Committed.finished`; any other means the length limit
 
@@ -12,12 +17,14 @@ STOPPED = 1  # the reason in `Committed.finished`; any other means the length li
 class LiveSequences:
     """Owns the sequences by key, their time limits, and the outputs that are reported without a step.
 
-    A sequence that ends here is removed from `scheduler` at once.
+    A sequence that ends here is removed from `scheduler` at once. One with a grammar is queued there when
+    `compiler` has compiled it.
     """
 
-    def __init__(self, scheduler: StepScheduler) -> None:
+    def __init__(self, scheduler: StepScheduler, compiler: GrammarCompiler | None = None) -> None:
         self.by_key: dict[int, Sequence] = {}
         self._scheduler = scheduler
+        self._compiler = compiler
         self._early_outputs: dict[int, Output] = {}  # refusals and timeouts, for the next outcome
         self._untimed: list[Sequence] = []  # since the last plan; their time limits begin with the next one
         self._deadlines = Deadlines()
@@ -28,12 +35,33 @@ class LiveSequences:
     def __contains__(self, key: int) -> bool:
         return key in self.by_key or key in self._early_outputs
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
+    @property
+    def compiling(self) -> int:
+        """Sequences that wait for their grammar."""
+        return 0 if self._compiler is None else self._compiler.waiting
+
+    def add(self, sequence: Sequence, *, grammar: str | None = None, owner: Hashable = None) -> None:
+        """Queue a new sequence, now or once its grammar is compiled, which is kept for `owner`."""
         self.by_key[sequence.key] = sequence
-        self._scheduler.submit(sequence)
         if sequence.timeout_s is not None:
             self._untimed.append(sequence)
+        if grammar is None:
+            self._scheduler.submit(sequence)
+            return
+        assert self._compiler is not None
+        matcher = self._compiler.submit(sequence.key, grammar, owner)
+        if matcher is not None:
+            self._queue_constrained(sequence, matcher)
+
+    def queue_compiled(self) -> None:
+        """Queue the sequences whose grammars are compiled; end those whose are refused."""
+        for key, result in self._compiler.take_ready() if self._compiler is not None else ():
+            sequence = self.by_key[key]
+            if isinstance(result, str):
+                sequence.tokens.sampling.constraint.error = result
+                self._early_outputs[key] = self.fail(sequence, f"the grammar is refused: {result}")
+            else:
+                self._queue_constrained(sequence, result)
 
     def refuse(self, key: int, reason: str) -> None:
         """Report that a sequence can never run."""
@@ -86,15 +114,29 @@ class LiveSequences:
     def fail(self, sequence: Sequence, reason: str) -> Output:
         """Fail a sequence. Its blocks are not cached, because they may contain the cause of the failure."""
         self._end(sequence, SequenceStatus.FAILED, keep=False)
-        return Output(sequence.key, [], error=reason)
+        constraint = sequence.tokens.sampling.constraint
+        if self._compiler is None or constraint is None or constraint.error is None:
+            return Output(sequence.key, [], error=reason)
+        self._compiler.discard(constraint.grammar)
+        return Output(sequence.key, [], error=reason, code="grammar_failed")
 
     def _time_out(self, sequence: Sequence) -> Output:
         self._end(sequence, SequenceStatus.TIMEOUT)
         reason = f"the request took longer than {sequence.timeout_s:g} s"
         return Output(sequence.key, [], error=reason, code="request_timeout")
 
+    def _queue_constrained(self, sequence: Sequence, matcher: LLMatcher) -> None:
+        sequence.tokens.sampling.constraint.matcher = matcher
+        sequence.become(SequenceStatus.PENDING)
+        self._scheduler.submit(sequence)
+
     def _end(self, sequence: Sequence, final: SequenceStatus, *, keep: bool = True) -> None:
+        is_queued = sequence.state is not SequenceStatus.COMPILING
         sequence.become(final)
         del self.by_key[sequence.key]
+        if not is_queued:
+            assert self._compiler is not None
+            self._compiler.cancel(sequence.key)
+            return
         self._scheduler.remove(sequence, keep=keep)
         self._scheduler.cached.pop(sequence.key, None)

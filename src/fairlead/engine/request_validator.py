@@ -10,6 +10,7 @@ import numpy.typing as npt
 from fairlead._cext.inputbatch import SequenceState
 from fairlead.engine.sampling import parameters
 from fairlead.job import Sampling
+from fairlead.structured.constraint import Constraint
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -46,6 +47,9 @@ class RequestValidator:
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=self._draw_seed())
         encoded = parameters.TABLE.encode(sampling)
+        if sampling.grammar is not None or sampling.reasoning_limit is not None:
+            constraint = Constraint(limit=sampling.reasoning_limit, grammar=sampling.grammar)
+            encoded = encoded._replace(constraint=constraint)
         if sampling.logit_bias and not all(map(self._is_token, sampling.logit_bias)):
             raise ValueError(f"logit_bias names a token id outside 0…{self._vocab_size - 1}")
         max_tokens = min(sampling.max_tokens, self.longest - len(token_ids), self._most_output)

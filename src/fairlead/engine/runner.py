@@ -47,6 +47,7 @@ class ModelRunner:
         self._eos_token_ids = eos_token_ids
         self._sampler: Sampler | None = None
         self._latest: Tensor | None = None  # tokens chosen by the previous step
+        self._previous: PendingSamples | None = None
         self._stage = forward.stage if isinstance(forward, StagedForward) else self._read
 
     @torch.inference_mode()
@@ -64,9 +65,12 @@ class ModelRunner:
         if step.samples < len(last):  # else every token is the last one of its row
             last = last.index_select(0, upload(inputs.sample_tokens, forward.device))
         slots = np.asarray(step.sample_slots)
-        rows = SampledRows(slots, inputs.sequence_lengths[inputs.sample_rows], last)
-        samples = self._sampler_of(batch).sample(logits, rows, processes_logits=step.processes_logits)
-        self._latest = samples.tokens
+        sampler = self._sampler_of(batch)
+        sampler.update_state()
+        last_ids = self._last_ids(step, inputs) if sampler.constrains else None
+        rows = SampledRows(slots, inputs.sequence_lengths[inputs.sample_rows], last, last_ids)
+        samples = sampler.sample(logits, rows, processes_logits=step.processes_logits)
+        self._latest, self._previous = samples.tokens, samples
         return LaunchedStep(samples, out_of_vocabulary_rows(batch, slots, forward.vocab_size), scores)
 
     def release(self, blocks: Sequence[Sequence[int]]) -> None:
@@ -82,6 +86,16 @@ class ModelRunner:
     def _read(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
         inputs = Inputs.read(step, batch, self.forward.device)
         return self._resolved(inputs, np.asarray(step.input_ids), latest)
+
+    def _last_ids(self, step: Step, inputs: Inputs) -> np.ndarray:
+        """Return the last token of each sampled row. Waits for the previous step, not for this one."""
+        last: np.ndarray = np.asarray(step.input_ids)[inputs.query_starts[inputs.sample_rows + 1] - 1]
+        late = last < 0
+        if late.any():
+            assert self._previous is not None
+            last = last.copy()
+            last[late] = self._previous.wait_for_tokens()[-1 - last[late]]
+        return last
 
     def _resolved(self, inputs: Inputs, token_ids: np.ndarray, latest: Tensor | None) -> Inputs:
         """Replace unknown tokens by those that the previous step chose, which stay on the device.

@@ -11,8 +11,13 @@ _SLOT_BITS = 0xFFFF_FFFF
 
 
 class SequenceStatus(StrEnum):
-    """A sequence's state: PENDING is queued for a slot and blocks, PROCESSING has both, others are final."""
+    """A sequence's state.
 
+    COMPILING waits for its grammar, PENDING is queued for a slot and blocks, PROCESSING has both; the others
+    are final.
+    """
+
+    COMPILING = "compiling"
     PENDING = "pending"
     PROCESSING = "processing"
     COMPLETED = "completed"
@@ -23,6 +28,10 @@ class SequenceStatus(StrEnum):
 
 TRANSITIONS: frozenset[tuple[SequenceStatus, SequenceStatus]] = frozenset(
     {
+        (SequenceStatus.COMPILING, SequenceStatus.PENDING),
+        (SequenceStatus.COMPILING, SequenceStatus.FAILED),
+        (SequenceStatus.COMPILING, SequenceStatus.TIMEOUT),
+        (SequenceStatus.COMPILING, SequenceStatus.CANCELLED),
         (SequenceStatus.PENDING, SequenceStatus.PROCESSING),
         (SequenceStatus.PENDING, SequenceStatus.FAILED),
         (SequenceStatus.PENDING, SequenceStatus.TIMEOUT),
@@ -73,6 +82,7 @@ class Sequence:
         priority: int = 1,
         timeout_s: float | None = None,
         hashes: BlockHashes | None = None,
+        state: SequenceStatus = SequenceStatus.PENDING,
     ) -> None:
         self.tokens = tokens
         self.key = tokens.key
@@ -86,7 +96,7 @@ class Sequence:
         self.preemptions = 0
         self.evicted_tokens = 0
         self.scored: int | None = None
-        self._state = SequenceStatus.PENDING
+        self._state = state
 
     @property
     def state(self) -> SequenceStatus:

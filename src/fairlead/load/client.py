@@ -62,7 +62,7 @@ class ReportedUsage(msgspec.Struct):
 
 
 class TimedAnswer(msgspec.Struct):
-    """One request's times on Trio's clock: when it was sent, when each piece of text arrived, when it ended.
+    """One request's times on Trio's clock: when it was sent, when each piece arrived, when it ended.
 
     `usage` None: the server did not report it, and each piece counts as a token. `error` None: success.
     """
@@ -80,7 +80,16 @@ class TimedAnswer(msgspec.Struct):
 
 
 class _Delta(msgspec.Struct):
+    """`reasoning` is another name of `reasoning_content`. Calls are only counted, not read."""
+
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[msgspec.Raw] | None = None
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
 
 
 class _Choice(msgspec.Struct):
@@ -152,5 +161,5 @@ class _EventReader:
         if chunk.usage is not None:
             self._answer.usage = chunk.usage
         self._done |= any(choice.finish_reason for choice in chunk.choices)  # not every server sends [DONE]
-        if any(choice.text or (choice.delta and choice.delta.content) for choice in chunk.choices):
+        if any(choice.text or (choice.delta and choice.delta.has_output) for choice in chunk.choices):
             self._answer.pieces_s.append(trio.current_time())

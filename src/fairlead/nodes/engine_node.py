@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import structlog
@@ -14,7 +15,7 @@ from fairlead.answer.sequence import NodeSequence
 from fairlead.answer.sink import Sink
 from fairlead.config import HealthConfig, ModelConfig
 from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
-from fairlead.job import Job
+from fairlead.job import AnswerParts, Job
 from fairlead.messages import EngineStatistics, Ready, WorkerSpec
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import GpuUse, NodeReport
@@ -232,6 +233,16 @@ class EngineNode:
         # A hash: its length does not depend on the tenant's name.
         return hashlib.blake2b(job.tenant.encode(errors="surrogatepass"), digest_size=16).digest()
 
+    def _parsing(self, parts: AnswerParts | None) -> dict[str, Any]:
+        """Return the arguments of `ChoiceText` that divide the text into its parts."""
+        if parts is None or (answer_format := self._model.answer_format) is None:
+            return {}
+        return {
+            "parser": answer_format.parser(parts),
+            "shown_ids": answer_format.mark_ids,
+            "is_named": parts.is_named,
+        }
+
     def _choice(self, job: Job, index: int) -> ChoiceText:
         return ChoiceText(
             self._model.tokenizer,
@@ -239,6 +250,7 @@ class EngineNode:
             index,
             eos_token_ids=self._model.eos_token_ids,
             context=job.prompts[index // job.n],
+            **self._parsing(job.parts),
         )
 
 

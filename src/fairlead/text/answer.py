@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from fairlead.job import Delta, FinishReason, TokenLogprob
+from fairlead.job import CallPiece, Delta, FinishReason, TokenLogprob, add_piece
 from fairlead.messages import Output
+from fairlead.structured.parser import AnswerParser
+from fairlead.structured.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
 from fairlead.text.detokenizer import Detokenizer
 from fairlead.text.stops import StopStrings
 from fairlead.text.tokenizer import Tokenizer
@@ -13,10 +15,21 @@ class ChoiceText:
     """Converts the outputs of one sequence to the deltas of choice `index`.
 
     `eos_token_ids` are the model's own; only other stop tokens are reported as `stop_reason`. `context` has
-    the ids that the text continues, as in `Detokenizer`.
+    the ids that the text continues, as in `Detokenizer`. `parser` divides the text into its parts, whose
+    marks may be the special tokens `shown_ids`; None: all of it is content. With `is_named`, a call is
+    reported as a normal end.
     """
 
-    __slots__ = ("_detokenizer", "_ended", "_eos_token_ids", "_index", "_prompt_logprobs", "_stops")
+    __slots__ = (
+        "_detokenizer",
+        "_ended",
+        "_eos_token_ids",
+        "_index",
+        "_is_named",
+        "_parser",
+        "_prompt_logprobs",
+        "_stops",
+    )
 
     def __init__(
         self,
@@ -26,13 +39,18 @@ class ChoiceText:
         *,
         eos_token_ids: frozenset[int] = frozenset(),
         context: Sequence[int] = (),
+        parser: AnswerParser | None = None,
+        shown_ids: frozenset[int] = frozenset(),
+        is_named: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, context=context)
+        self._detokenizer = Detokenizer(tokenizer, context=context, shown_ids=shown_ids)
         self._stops = StopStrings(stops)
         self._index = index
         self._eos_token_ids = eos_token_ids
         self._ended = False
         self._prompt_logprobs: list[TokenLogprob] = []
+        self._parser = parser
+        self._is_named = is_named
 
     @property
     def ended(self) -> bool:
@@ -50,13 +68,13 @@ class ChoiceText:
             return None
         shown = output.token_ids if output.stop_token is None else output.token_ids[:-1]
         text = self._detokenizer.push(shown)
-        if output.finish_reason is not None:
+        is_last = output.finish_reason is not None
+        if is_last:
             text += self._detokenizer.flush()
-        text, hit = self._stops.push(text)
         # Copies: deltas are merged in place.
         delta = Delta(
             self._index,
-            text,
+            "",
             [*output.token_ids],
             [*output.logprobs],
             vector=output.vector,
@@ -64,6 +82,7 @@ class ChoiceText:
             cached_tokens=output.cached_tokens,
         )
         self._prompt_logprobs = []
+        hit = self._add(delta, text, is_last=is_last)
         if hit is not None:
             self._end(delta, "stop", hit)
         elif output.finish_reason is not None:
@@ -75,13 +94,46 @@ class ChoiceText:
         """Return the delta of an output that is a single token: a fast path for the usual case."""
         if self._ended:
             return None
-        text, hit = self._stops.push(self._detokenizer.push((token_id,)))
-        delta = Delta(self._index, text, [token_id])
+        delta = Delta(self._index, "", [token_id])
+        hit = self._add(delta, self._detokenizer.push((token_id,)), is_last=False)
         if hit is not None:
             self._end(delta, "stop", hit)
         return delta
 
+    def _add(self, delta: Delta, text: str, *, is_last: bool) -> str | None:
+        """Add a text to its parts of the delta; return the stop string that ends the answer, if one does."""
+        parser = self._parser
+        if parser is None:
+            delta.text, hit = self._stops.push(text)
+            return hit
+        pieces = parser.push(text)
+        if is_last:
+            pieces += parser.finish()
+        if parser.is_reasoning or any(isinstance(piece, Reasoning) for piece in pieces):
+            delta.reasoning_tokens = len(delta.token_ids)
+        return self._add_pieces(delta, pieces)
+
+    def _add_pieces(self, delta: Delta, pieces: list[Piece]) -> str | None:
+        for piece in pieces:
+            match piece:
+                case Reasoning(text):
+                    delta.reasoning += text
+                case Content(text):
+                    # Content before a call is complete: no stop string can continue in it.
+                    shown, hit = self._stops.push(text)
+                    delta.text += shown
+                    if hit is not None:
+                        return hit
+                case CallBegin(number, name):
+                    delta.text += self._stops.flush()
+                    add_piece(delta.calls, CallPiece(number, name))
+                case CallArguments(number, text):
+                    add_piece(delta.calls, CallPiece(number, None, text))
+        return None
+
     def _end(self, delta: Delta, finish_reason: FinishReason, stop_reason: str | int | None) -> None:
+        if finish_reason == "stop" and self._parser is not None and self._parser.calls and not self._is_named:
+            finish_reason = "tool_calls"
         delta.finish_reason = finish_reason
         delta.stop_reason = stop_reason
         self._ended = True

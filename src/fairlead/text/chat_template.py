@@ -53,6 +53,8 @@ class ChatTemplate:
         self.literals = frozenset(_literals(source)) | frozenset(_literals(tool_source or ""))
         self._accepts_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._accepts_strings = self._shows(_PROBE) or not self._accepts_parts
+        # Some templates concatenate the arguments of calls, and fail for objects.
+        self._wants_written_arguments = not self._shows_call({"a": _PROBE}) and self._shows_call(_PROBE)
 
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate | None":
@@ -132,7 +134,8 @@ class ChatTemplate:
         """Return the message as the template expects it: content in its form, arguments as objects."""
         prepared = {**message, "content": self._content(message.get("content"))}
         if calls := message.get("tool_calls"):
-            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+            prepare = _with_written_arguments if self._wants_written_arguments else _with_parsed_arguments
+            prepared["tool_calls"] = [prepare(call) for call in calls]
         return prepared
 
     def _content(self, content: Any) -> Any:
@@ -145,13 +148,24 @@ class ChatTemplate:
 
     def _shows(self, content: Any) -> bool:
         """Return whether the template renders the probe's text without the notation around it."""
+        text = self._probed([{"role": "user", "content": content}])
+        return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+
+    def _shows_call(self, arguments: Any) -> bool:
+        """Return whether the template renders a call with these arguments."""
+        # Mistral's templates accept ids of nine letters only.
+        call = {"id": "probecall", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return _PROBE in self._probed(
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        )
+
+    def _probed(self, messages: list[Message]) -> str:
+        """Return the rendered messages; empty if the template does not accept them."""
         names = {**self._special_tokens, "add_generation_prompt": True, "tools": None, "documents": None}
         try:
-            pieces = self._template.generate(names, messages=[{"role": "user", "content": content}])
-            text = _bounded_text(pieces)
+            return _bounded_text(self._template.generate(names, messages=messages))
         except Exception:  # noqa: BLE001 — any error means that it does not accept this form
-            return False
-        return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+            return ""
 
 
 def _candidates(directory: Path) -> Iterator[tuple[Path, Templates | None]]:
@@ -225,6 +239,15 @@ def _with_parsed_arguments(call: Any) -> Any:
             except (ValueError, RecursionError):
                 return call  # invalid JSON that the model has generated: the template gets it as text
             return {**call, "function": {**function, "arguments": arguments}}
+        case _:
+            return call
+
+
+def _with_written_arguments(call: Any) -> Any:
+    """Return the tool call with its arguments as JSON text."""
+    match call:
+        case {"function": {"arguments": dict(arguments)} as function}:
+            return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
         case _:
             return call
 

@@ -20,13 +20,18 @@ class Detokenizer:
     """Decodes one sequence's ids, in a few microseconds per token, however long the sequence is.
 
     `context`: the ids that the text continues (a prompt), so that a first " word" keeps its space with
-    decoders that remove it at the beginning of a text.
+    decoders that remove it at the beginning of a text. `shown_ids`: special tokens that are text here.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        context: Sequence[int] = (),
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        skipped = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
         self._stream: _Bytes | _Window = (
             _Bytes(tokenizer, skipped) if tokenizer.byte_level else _Window(tokenizer, skipped, context)
         )

@@ -5,7 +5,7 @@ Defines the fields that the package reads, not their use.
 
 import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,6 +34,7 @@ class TokenizerConfig(msgspec.Struct):
     """The fields read from tokenizer_config.json and special_tokens_map.json."""
 
     chat_template: Templates | None = None
+    response_template: Any = None  # checked by `structured.wire_format`
     bos_token: str | AddedToken | None = None
     eos_token: str | AddedToken | None = None
     unk_token: str | AddedToken | None = None

@@ -69,6 +69,30 @@ def find_model(model: str | os.PathLike[str], report: Report = lambda _: None) -
     return _fetch(named["name"], named["revision"], report)
 
 
+def find_local(model: str | os.PathLike[str]) -> Path | None:
+    """Return the directory that `find_model` would find without a network, or None."""
+    path = Path(model)
+    if path.is_dir():
+        return path.resolve()
+    named = _ID.fullmatch(os.fspath(model))
+    if path.exists() or named is None:
+        return None
+    import huggingface_hub  # slow to import
+    from huggingface_hub import errors
+
+    try:
+        found = huggingface_hub.snapshot_download(
+            named["name"],
+            revision=named["revision"],
+            allow_patterns=_ALLOW_PATTERNS,
+            ignore_patterns=_IGNORE_PATTERNS,
+            local_files_only=True,
+        )
+    except (errors.LocalEntryNotFoundError, errors.HFValidationError):
+        return None
+    return Path(found)
+
+
 def is_hub_id(model: str) -> bool:
     """Return whether this may be the name of a model on a hub: `org/name`, `org/name@revision`."""
     return _ID.fullmatch(model) is not None

@@ -12,6 +12,8 @@ import msgspec
 
 from fairlead.config import ConfigError, SpecialTokens
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
+from fairlead.structured.instructions import explained
+from fairlead.text.answer_format import AnswerFormat
 from fairlead.text.chat_template import ChatTemplate, Message
 from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.embedding import EmbeddingSettings, read_embedding
@@ -54,6 +56,7 @@ class TextModel:
     max_output_tokens: int | None = None
     embedding: EmbeddingSettings | None = None
     special_tokens: SpecialTokens = "text"
+    answer_format: AnswerFormat | None = None
     _control: ControlTokens = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,10 +74,12 @@ class TextModel:
         max_input_tokens: int | None = None,
         max_output_tokens: int | None = None,
         special_tokens: SpecialTokens = "text",
+        wire_format: str | Mapping[str, Any] | None = None,
     ) -> "TextModel":
         """Read a model's directory. Raises `LoadFailed`, which names the invalid file.
 
-        `max_model_len` lowers the model's limit. Raises `ConfigError` if it is above that.
+        `max_model_len` lowers the model's limit. Raises `ConfigError` if it is above that, or if there is no
+        such `wire_format`: the name of a known one, or a record of `structured.wire_format`.
         """
         if not path.is_dir():
             raise LoadFailed(f"{path} is not a directory")
@@ -83,12 +88,18 @@ class TextModel:
         generation_path = path / "generation_config.json"
         generation = read_json(generation_path, _Generation) if generation_path.exists() else _Generation()
         tokenizer = Tokenizer.load(path)
+        chat_template = ChatTemplate.load(path)
+        eos_token_ids = _eos_token_ids(path, config, generation, tokenizer)
+        try:
+            answer_format = AnswerFormat.find(path, chat_template, tokenizer, eos_token_ids, wire_format)
+        except ValueError as error:
+            raise ConfigError(f"wireFormat: {error}") from error
         return cls(
             name=name,
             path=path,
             tokenizer=tokenizer,
-            chat_template=ChatTemplate.load(path),
-            eos_token_ids=_eos_token_ids(path, config, generation, tokenizer),
+            chat_template=chat_template,
+            eos_token_ids=eos_token_ids,
             max_model_len=_max_model_len(config_path, config, max_model_len),
             defaults=generation.defaults(),
             created=int(config_path.stat().st_mtime),
@@ -96,6 +107,7 @@ class TextModel:
             max_output_tokens=max_output_tokens,
             embedding=read_embedding(path),
             special_tokens=special_tokens,
+            answer_format=answer_format,
         )
 
     @property
@@ -163,6 +175,8 @@ class TextModel:
         """
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
+        if self.answer_format is not None and self.answer_format.detected.explains_tools:
+            messages, tools = explained(messages, tools or ()), None
         variables = variables or {}
         if reserved := _RESERVED_VARIABLES & variables.keys():
             raise InvalidRequest(f"{min(reserved)} cannot be set", param="chat_template_kwargs")

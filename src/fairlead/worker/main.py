@@ -16,6 +16,7 @@ import stat
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairlead import messages
@@ -25,6 +26,7 @@ from fairlead.errors import LoadFailed
 if TYPE_CHECKING:
     from fairlead.engine.engine import Engine
     from fairlead.engine.loading import LoadedModel
+    from fairlead.structured.compiler import GrammarCompiler
 
 READ_BYTES = 1 << 20
 PARENT_PIPE = 0  # stdin, into which nothing is written
@@ -108,14 +110,43 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
         return 1
     from fairlead.worker.loop import Loop
 
-    loop = Loop(_engine(model, spec), model.runner, channel)
+    compiler = None if model.embeds else _compiler(model, spec)
+    loop = Loop(_engine(model, spec, compiler), model.runner, channel)
     channel.write(_ready(model))
     for message in received:
         loop.execute(message)
     loop.run()  # until `ParentGone`
 
 
-def _engine(model: "LoadedModel", spec: messages.WorkerSpec) -> "Engine":
+def _compiler(model: "LoadedModel", spec: messages.WorkerSpec) -> "GrammarCompiler | None":
+    """Return the compiler of grammars; None without a tokenizer that we read, or a token that ends answers.
+
+    llguidance holds the GIL for seconds while it reads a vocabulary of 150,000 tokens. A thread would stop
+    every stream as long, so this is part of the load.
+    """
+    from fairlead.structured.compiler import GrammarCompiler
+    from fairlead.structured.vocabulary import token_vocabulary
+    from fairlead.text.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.load(Path(spec.path))
+    except LoadFailed:
+        return None
+    ends = [token_id for token_id in model.eos_token_ids if 0 <= token_id < model.vocab_size]
+    if not ends:
+        return None
+    vocabulary = token_vocabulary(
+        tokenizer.token_bytes,
+        vocab_size=model.vocab_size,
+        special_ids=tokenizer.special_ids,
+        eos_token_ids=ends,
+    )
+    return GrammarCompiler(vocabulary)
+
+
+def _engine(
+    model: "LoadedModel", spec: messages.WorkerSpec, compiler: "GrammarCompiler | None" = None
+) -> "Engine":
     from fairlead.engine.engine import Engine
 
     return Engine(
@@ -137,6 +168,7 @@ def _engine(model: "LoadedModel", spec: messages.WorkerSpec) -> "Engine":
         first_in_first_out=spec.eviction_policy == "fifo",
         draw_seed=_draw_seed,
         embeds=model.embeds,
+        compiler=compiler,
     )
 
 

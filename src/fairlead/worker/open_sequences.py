@@ -7,7 +7,7 @@ from typing import Protocol
 import trio
 
 from fairlead import messages
-from fairlead.errors import EngineFailed, FairleadError, NodeFailed, RequestTimeout
+from fairlead.errors import EngineFailed, FairleadError, InvalidRequest, NodeFailed, RequestTimeout
 from fairlead.supervision import PASSING, FailureBoundary, described, log_failure
 
 # Delivering a step to 500 sequences takes several milliseconds. Other tasks can run at these intervals.
@@ -83,6 +83,8 @@ class OpenSequences:
                 self._drop(output.key, receiver, error)
         elif output.code == "request_timeout":
             _fail(receiver, RequestTimeout(output.error))
+        elif output.code == "grammar_failed":  # of the client, or made of its schemas
+            _fail(receiver, InvalidRequest(output.error))
         else:
             _fail(receiver, EngineFailed(output.error))
 

@@ -1,9 +1,9 @@
 // The chat: one question at a time, its position in the queue, and the streamed answer. Stopping an answer
 // disconnects, which frees its place in the queue or its seat at once.
 
+import { AnswerParts } from "./answer.js";
 import { element, setText } from "./element.js";
 import { askForKey } from "./key.js";
-import { elementsOf } from "./markdown.js";
 import { Refusal, server } from "./server.js";
 import { eventsOf } from "./sse.js";
 import { count, hasText, percent, translate, time, wait } from "./words.js";
@@ -26,17 +26,17 @@ let current = null;
 // One answer ------------------------------------------------------------------------------------------
 
 class Turn {
-  /** The line of an answer in the transcript: its text so far, and its state. */
+  /** The line of an answer in the transcript: its parts so far, and its state. */
   constructor(model) {
     this.model = model;
-    this.text = "";
+    this.parts = new AnswerParts();
+    this.hasRole = false;
     this.begun = false; // the response has begun
     this.began = performance.now();
     this.first = null;
     this.usage = null;
-    this.body = element("div", { class: "text" });
     this.note = element("p", { class: "note" });
-    this.line = element("li", { class: "turn running" }, element("h3", {}, model), this.body, this.note);
+    this.line = element("li", { class: "turn running" }, element("h3", {}, model), this.parts.body, this.note);
     this.announced = -Infinity;
     this.place = null;
     setText(this.note, translate("sending"));
@@ -77,36 +77,45 @@ class Turn {
     clearInterval(this.clock);
   }
 
-  add(text) {
-    if (!text) return;
-    if (this.first === null) {
+  get text() {
+    return this.parts.text;
+  }
+
+  /** Add a delta. Reasoning before the role is not the model's: with it, servers report that they load it. */
+  add(delta) {
+    this.hasRole ||= Boolean(delta.role);
+    if (!this.parts.add(delta)) return;
+    if (this.first === null && (this.hasRole || !this.parts.isThinking)) {
       this.first = performance.now();
       this.leaveQueue();
       setText(this.note, translate("answering"));
     }
-    this.text += text;
     this.frame ??= requestAnimationFrame(() => this.draw());
   }
 
   draw() {
     this.frame = undefined;
-    following(() => this.body.replaceChildren(...elementsOf(this.text)));
+    this.note.hidden = this.first !== null && this.parts.isThinking; // the reasoning shows the state
+    following(() => this.parts.draw());
   }
 
   /** End the turn: draw the answer, then show the outcome and announce it. */
   end(words, { problem = false } = {}) {
     this.leaveQueue();
     cancelAnimationFrame(this.frame);
+    this.parts.end();
     this.draw();
+    this.note.hidden = false;
     this.line.classList.remove("running");
     this.note.classList.toggle("problem", problem);
     setText(this.note, words);
-    status.textContent = problem || !this.text ? words : `${this.text.slice(0, ANNOUNCED_CHARS)}\n${words}`;
+    const spoken = problem ? "" : this.parts.spoken.slice(0, ANNOUNCED_CHARS);
+    status.textContent = spoken ? `${spoken}\n${words}` : words;
   }
 
   summary(finish) {
     const now = performance.now();
-    if (!this.text) return translate("empty");
+    if (this.parts.isEmpty) return translate("empty");
     const tokens = this.usage?.completion_tokens;
     if (tokens === undefined || this.first === null) return "";
     const words = translate("done", {
@@ -180,7 +189,7 @@ async function answer(model, asked, turn, signal) {
     if (chunk.error) throw new Refusal(0, chunk.error);
     turn.usage = chunk.usage ?? turn.usage;
     const choice = chunk.choices?.[0];
-    turn.add(choice?.delta?.content ?? "");
+    turn.add(choice?.delta ?? {});
     finish = choice?.finish_reason ?? finish;
   }
   throw new Refusal(0, { message: translate("broken") });

@@ -18,6 +18,7 @@ from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import FairleadError, NodeRefused
 from fairlead.http.server_sent_events import encode_comment, encode_event
 from fairlead.job import Delta, Job
+from fairlead.structured.request import AnswerSpec
 from fairlead.text.model import TextModel
 from fairlead.upstream_events import UpstreamReader
 
@@ -36,6 +37,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them; or
     `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
     With `embed` it returns a vector for each prompt, shortened to `dimensions`.
+
+    `answer`: the form of the answer; None: any text. `is_chat`: its text is divided into reasoning, content
+    and calls. `reasoning_tokens`: the most that the reasoning may have; None: no limit.
 
     `max_tokens`, None: no limit but the model's. `logprobs` None: none; k: each token's, and those of the k
     likeliest ones; `prompt_logprobs`: the same for the prompt. `echo`: the answers begin with the prompts.
@@ -57,6 +61,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False
     embed: bool = False
     dimensions: int | None = None
+    answer: AnswerSpec | None = None
+    is_chat: bool = False
+    reasoning_tokens: int | None = None
     options: Any = None
 
 

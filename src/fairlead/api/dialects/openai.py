@@ -1,12 +1,15 @@
 """What OpenAI's dialects share: fields of bodies and their checks, errors, and members of answers."""
 
+from hashlib import blake2b
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from fairlead.api.body import invalid_field
+from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.api.dialects.fields import PositiveCount, SamplingParameters, StopString
+from fairlead.api.dialects.openai_structured import ResponseFormat, StructuredOutputs
 from fairlead.errors import FairleadError
 from fairlead.job import Delta, Job
 
@@ -32,12 +35,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """The required form of the text; further fields depend on the type."""
-
-    type: str
-
-
 class Generation(SamplingParameters, frozen=True, kw_only=True):
     """The fields that chat completions and completions share."""
 
@@ -46,12 +43,11 @@ class Generation(SamplingParameters, frozen=True, kw_only=True):
     max_tokens: PositiveCount | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 def check_generation(body: Generation) -> None:
     """Raise `InvalidRequest` for options that are not served."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise invalid_field("response_format", "only the type 'text' is served")
     if body.stream_options is not None and not body.stream:
         raise invalid_field("stream_options", "only makes sense with stream: true")
     if body.prompt_logprobs is not None and body.stream:
@@ -101,14 +97,29 @@ def full_message(error: FairleadError) -> str:
 # Answers -------------------------------------------------------------------------------------------
 
 
-def usage(job: Job, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+def usage(job: Job, completion_tokens: int, cached_tokens: int, reasoning_tokens: int = 0) -> dict[str, Any]:
     """Return the token counts; a prompt counts once however many answers it gets."""
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": job.prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if job.parts is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return counts
+
+
+def call_id(context: AnswerContext, choice: int, number: int) -> str:
+    """Return the id of a tool call: the same whenever the job is run again.
+
+    Mistral's chat templates refuse ids which do not have nine letters or digits.
+    """
+    name = f"{context.job.id}/{choice}/{number}".encode()
+    digest = blake2b(name, digest_size=12).hexdigest()
+    answer_format = context.model.answer_format
+    is_short = answer_format is not None and answer_format.wire_format.name.startswith("mistral")
+    return digest[:9] if is_short else f"call_{digest}"
 
 
 def cached_tokens(job: Job, deltas: list[Delta]) -> int:
@@ -126,8 +137,9 @@ def completion_response(
 ) -> dict[str, Any]:
     """Return a whole answer: its choices, and the token counts of `answers`."""
     completion_tokens = sum(len(answer.token_ids) for answer in answers)
+    reasoning_tokens = sum(answer.reasoning_tokens for answer in answers)
     return {
         **identity(job, kind, created),
         "choices": choices,
-        "usage": usage(job, completion_tokens, cached_tokens(job, answers)),
+        "usage": usage(job, completion_tokens, cached_tokens(job, answers), reasoning_tokens),
     }

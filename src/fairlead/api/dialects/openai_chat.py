@@ -1,16 +1,24 @@
 """OpenAI's chat completions: `POST /v1/chat/completions`."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from fairlead.api import shapes
 from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
-from fairlead.api.dialects.fields import Envelope, PositiveCount, TemplateVariables, TopLogprobs
+from fairlead.api.dialects.fields import (
+    MAX_INT32,
+    Envelope,
+    PositiveCount,
+    TemplateVariables,
+    TopLogprobs,
+)
 from fairlead.api.dialects.openai import (
     Generation,
     OpenAIErrors,
+    call_id,
     check_generation,
     completion_response,
     encode,
@@ -21,6 +29,7 @@ from fairlead.api.dialects.openai_chunks import Chunks
 from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.dialects.openai_logprobs import chat_logprobs, prompt_logprobs
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
+from fairlead.api.dialects.openai_structured import ToolChoice, answer_spec
 from fairlead.api.dialects.unserved import CHAT, capturing, refuse_unserved
 from fairlead.config import Limits
 from fairlead.http.server_sent_events import encode_event
@@ -45,7 +54,10 @@ class ChatCompletionRequest(Generation, frozen=True, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
 
 
 _parse = BodyParser(capturing(ChatCompletionRequest, CHAT))
@@ -80,12 +92,20 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         check_generation(request)
         if request.top_logprobs and not request.logprobs:
             raise invalid_field("top_logprobs", "needs logprobs: true")
-        if request.tool_choice not in (None, "none", "auto"):
-            raise invalid_field("tool_choice", "only 'none' and 'auto' are served")
+        budget = request.thinking_token_budget
         return GenerationRequest(
             messages=template_messages(request.messages),
             tools=None if request.tool_choice == "none" else template_tools(request.tools),
-            template_variables=request.chat_template_kwargs,
+            template_variables=_template_variables(request),
+            is_chat=True,
+            answer=answer_spec(
+                request.response_format,
+                request.structured_outputs,
+                request.tools,
+                request.tool_choice,
+                parallel=request.parallel_tool_calls is not False,
+            ),
+            reasoning_tokens=None if budget == -1 else budget,
             sampling=request,
             max_tokens=request.max_completion_tokens or request.max_tokens,
             stop=stop_strings(request),
@@ -102,7 +122,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         choices = [
             {
                 "index": delta.index,
-                "message": {"role": "assistant", "content": delta.text, "refusal": None},
+                "message": _message(context, delta),
                 # Encoded for each choice: one call for all of them would hold the GIL too long.
                 "logprobs": (
                     msgspec.Raw(encode(chat_logprobs(tokenizer, delta.logprobs))) if has_logprobs else None
@@ -123,6 +143,33 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         return ChatChunks(context, self.error_event)
 
 
+def _template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
+    """Return the variables of the chat template, with the effort under the names that templates read."""
+    effort = request.reasoning_effort
+    if effort is None:
+        return request.chat_template_kwargs
+    named = {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
+    return named | (request.chat_template_kwargs or {})
+
+
+def _message(context: AnswerContext, delta: Delta) -> dict[str, Any]:
+    """Return the message of a choice; without content if it is only a call."""
+    content = None if delta.calls and not delta.text else delta.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if delta.reasoning:
+        message["reasoning_content"] = delta.reasoning
+    if delta.calls:
+        message["tool_calls"] = [
+            {
+                "id": call_id(context, delta.index, call.number),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in delta.calls
+        ]
+    return message
+
+
 class ChatChunks(Chunks):
     """The chunks of a chat completion. The first of a choice has the role, the last an empty `delta`."""
 
@@ -132,6 +179,22 @@ class ChatChunks(Chunks):
 
     def _beginning(self, delta: Delta) -> bytes:
         return self._head + b'{"index":%d,"delta":{"role":"assistant","content":""' % delta.index + self._tail
+
+    def _parts(self, delta: Delta) -> bytes:
+        members: list[dict[str, Any]] = [{"reasoning_content": delta.reasoning}] if delta.reasoning else []
+        if delta.text:
+            members.append({"content": delta.text})
+        for piece in delta.calls:
+            index = piece.number
+            if piece.name is not None:
+                identified = {"index": index, "id": call_id(self._context, delta.index, index)}
+                function = {"name": piece.name, "arguments": ""}
+                members.append({"tool_calls": [{**identified, "type": "function", "function": function}]})
+            if piece.arguments:
+                function = {"arguments": piece.arguments}
+                members.append({"tool_calls": [{"index": index, "function": function}]})
+        head = self._head + b'{"index":%d,"delta":' % delta.index
+        return b"".join([head + encode(one)[:-1] + self._tail for one in members])
 
     def _last(self, delta: Delta) -> bytes:
         content = b""

@@ -31,13 +31,14 @@ class Chunks(ABC):
         self.fail = fail
         job = context.job
         options = context.options or StreamOptions()
+        self._context = context
         self._job = job
         self._tokenizer = context.model.tokenizer
         self._include_usage = bool(options.include_usage)
         self._continuous_usage = self._include_usage and bool(options.continuous_usage_stats)
         self._detailed = self._continuous_usage or job.sampling.logprobs is not None
         self._begun = [False] * job.sequences
-        self._completion_tokens = self._cached_tokens = 0
+        self._completion_tokens = self._cached_tokens = self._reasoning_tokens = 0
         self._head = b"data: " + encode(identity(job, self.kind, context.created))[:-1] + b',"choices":['
         self._heads = [self._head + b'{"index":%d,' % index + self.opening for index in range(job.sequences)]
         no_usage = b',"usage":null' if self._include_usage else b""
@@ -49,11 +50,22 @@ class Chunks(ABC):
         for delta in deltas:
             index = delta.index
             self._completion_tokens += len(delta.token_ids)
+            self._reasoning_tokens += delta.reasoning_tokens
             if delta.cached_tokens:
                 self._cached_tokens += cached_tokens(self._job, [delta])
             if not self._begun[index]:
                 self._begun[index] = True
                 events.append(self._beginning(delta))
+            if delta.reasoning or delta.calls:
+                events.append(self._parts(delta))
+                delta = Delta(  # noqa: PLW2901  what is left of it
+                    index,
+                    "",
+                    delta.token_ids,
+                    delta.logprobs,
+                    delta.finish_reason,
+                    delta.stop_reason,
+                )
             if delta.finish_reason is not None:
                 events.append(self._last(delta))
             elif self._detailed and delta.token_ids:
@@ -89,11 +101,15 @@ class Chunks(ABC):
         return b',"usage":' + (self._usage() if self._continuous_usage else b"null")
 
     def _usage(self) -> bytes:
-        return encode(usage(self._job, self._completion_tokens, self._cached_tokens))
+        return encode(usage(self._job, self._completion_tokens, self._cached_tokens, self._reasoning_tokens))
 
     @abstractmethod
     def _beginning(self, delta: Delta) -> bytes:
         """Return the event before a choice's first delta, which is `delta`; empty if there is none."""
+
+    def _parts(self, delta: Delta) -> bytes:
+        """Return the events for a delta's reasoning, text and calls, which only chats have."""
+        raise AssertionError(delta)
 
     @abstractmethod
     def _logprobs(self, delta: Delta) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from fairlead.api.dialects.openai import (
 from fairlead.api.dialects.openai_chunks import Chunks
 from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.dialects.openai_logprobs import Scored, completion_logprobs, prompt_logprobs
+from fairlead.api.dialects.openai_structured import answer_spec
 from fairlead.api.dialects.unserved import COMPLETION, capturing, refuse_unserved
 from fairlead.config import Limits, SpecialTokens
 from fairlead.errors import FairleadError
@@ -125,6 +126,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
             logprobs=request.logprobs,
             prompt_logprobs=max((count for count in listed if count is not None), default=None),
             echo=echo,
+            answer=answer_spec(request.response_format, request.structured_outputs),
             options=CompletionOptions(
                 request.stream_options,
                 lists_prompt=request.prompt_logprobs is not None,

@@ -60,6 +60,8 @@ class AssistantMessage(_Message, frozen=True, tag="assistant"):
 
     content: Content | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ToolMessage(_Message, frozen=True, tag="tool"):
@@ -114,6 +116,10 @@ def _template_message(message: Message, index: int) -> dict[str, Any]:
     written = {"role": "system" if role == "developer" else role, **_given(message)}
     if isinstance(message.content, list):
         written["content"] = [_template_part(part, index, at) for at, part in enumerate(message.content)]
+    if isinstance(message, AssistantMessage):
+        reasoning = message.reasoning_content or message.reasoning
+        if reasoning is not None:  # templates read one of the two
+            written["reasoning_content"] = written["reasoning"] = reasoning
     if isinstance(message, AssistantMessage) and message.tool_calls:
         written["tool_calls"] = [
             {**_given(call), "function": _given(call.function)} for call in message.tool_calls

@@ -36,7 +36,6 @@ Fields = Mapping[str, Unserved]
 
 # Constraints on the generated text.
 _CONSTRAINTS: Fields = {
-    "structured_outputs": _EMPTY_OBJECT,
     "structural_tag": _ANY,
     "guided_json": _ANY,
     "guided_json_object": _FALSE,
@@ -124,7 +123,7 @@ _MESSAGES: Fields = {
 }
 
 CHAT: Fields = {
-    **COMPLETION,
+    **{name: field for name, field in COMPLETION.items() if name != "thinking_token_budget"},
     **_MESSAGES,
     "add_special_tokens": _FALSE,
     "add_generation_prompt": _TRUE,
@@ -134,9 +133,9 @@ CHAT: Fields = {
     "suffix": _EMPTY_TEXT,
     "functions": Unserved(([],), "tools"),
     "function_call": Unserved(("none", "auto"), "tool_choice"),
-    "parallel_tool_calls": _TRUE,
     "include_reasoning": _TRUE,
-    "reasoning_format": Unserved(("none", "auto")),
+    "reasoning_format": Unserved(("auto", "deepseek")),
+    "separate_reasoning": _TRUE,
     "modalities": Unserved((["text"],)),
     "audio": _ANY,
     "prediction": _ANY,
@@ -189,9 +188,9 @@ _HARMLESS = {
         " verbose"
     ),
     "is a hint at the length of the reasoning or the answer, which any answer satisfies": (
-        "reasoning_effort reasoning verbosity"
+        "reasoning verbosity"
     ),
-    "chooses where reasoning is shown; here it is part of the text": "separate_reasoning stream_reasoning",
+    "concerns in how large pieces reasoning is streamed": "stream_reasoning",
 }
 IGNORED = {name: reason for reason, names in _HARMLESS.items() for name in names.split()}
 

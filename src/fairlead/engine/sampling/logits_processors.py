@@ -26,12 +26,13 @@ class SampledRows(NamedTuple):
     """The S rows of a step that sample.
 
     `positions` are those of the tokens to choose. `latest`, int32 on the device: the tokens before them,
-    which may not be committed yet.
+    which may not be committed yet. `last_ids`: the same as an array, where the step has constrained rows.
     """
 
     slots: np.ndarray
     positions: np.ndarray
     latest: Tensor
+    last_ids: np.ndarray | None = None
 
     def indices(self, slots: Collection[int]) -> np.ndarray:
         """Return the indices of the rows whose slot is among `slots`."""

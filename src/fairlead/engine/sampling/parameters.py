@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from fairlead._cext.inputbatch import SequenceState
-from fairlead.job import Sampling
+from fairlead.job import ReasoningLimit, Sampling
+from fairlead.structured.constraint import Constraint
 
 INT32_MAX = 2**31 - 1
 _SEED_BITS = 0xFFFF_FFFF_FFFF_FFFF
@@ -23,15 +24,16 @@ _FORMATS = {
     np.dtype(dtype).str: letter for dtype, letter in ((np.float32, "f"), (np.int32, "i"), (np.uint64, "Q"))
 }
 
-Use = Literal["batch", "logits", "draw", "report"]
+Use = Literal["batch", "logits", "constraint", "draw", "report"]
 
 
 class SamplingParameter(msgspec.Struct, frozen=True):
     """A field of `Sampling`.
 
-    `use`: what reads it: the batch, to find a sequence's end; a logits processor; the samplers, to draw a
-    token; or the report of log-probabilities. `off` is the value without effect. Numbers outside `minimum` …
-    `maximum` are refused; None: no bound. `dtype` is that of its column; None: it has none.
+    `use`: what reads it: the batch, to find a sequence's end; a logits processor; the constraint of a
+    sequence; the samplers, to draw a token; or the report of log-probabilities. `off` is the value without
+    effect. Numbers outside `minimum` … `maximum` are refused; None: no bound. `dtype` is that of its column;
+    None: it has none.
     """
 
     name: str
@@ -76,16 +78,22 @@ PARAMETERS: tuple[SamplingParameter, ...] = (
     _Parameter("logit_bias", dict[int, float], {}, "logits", {}),
     _Parameter("logprobs", int | None, None, "report", None, 0, INT32_MAX, np.int32),
     _Parameter("prompt_logprobs", int | None, None, "report", None, 0, INT32_MAX),
+    _Parameter("grammar", str | None, None, "constraint", None),
+    _Parameter("reasoning_limit", ReasoningLimit | None, None, "constraint", None),
 )
 
 
 class SequenceSampling(NamedTuple):
-    """One sequence's parameters, its `row` of the columns, and the bits of those `in_effect` (not off)."""
+    """One sequence's parameters, its `row` of the columns, and the bits of those `in_effect` (not off).
+
+    `constraint`, with a grammar or a limit of the reasoning: which tokens may come next.
+    """
 
     parameters: Sampling
     row: bytes
     in_effect: int
     processes_logits: bool
+    constraint: Constraint | None = None
 
 
 class ParameterTable:

@@ -19,6 +19,7 @@ from fairlead.engine.inputs import upload
 from fairlead.engine.sampling import logits_processors
 from fairlead.engine.sampling.logits_processors import SampledRows
 from fairlead.engine.sampling.parameters import BatchUpdate, SamplingColumns
+from fairlead.engine.sampling.token_masks import ConstrainedSequences, TokenMasks, without_forbidden
 from fairlead.engine.sampling.torch_sampler import (
     GREEDY_BELOW,
     RowParameters,
@@ -48,6 +49,7 @@ class Sampler:
             processor(self.columns, vocab_size, eos_token_ids)
             for processor in logits_processors.LOGITS_PROCESSORS
         ]
+        self._constrained = ConstrainedSequences(vocab_size)
         self._always = any(processor.always for processor in self._processors)
         self._version = 0  # of the batch, at the latest update
 
@@ -59,8 +61,14 @@ class Sampler:
         self._version = changes.version
         update = BatchUpdate(changes.removed, [(slot, self.batch.state(slot)) for slot in changes.added])
         self.columns.update_state(update)
+        self._constrained.update_state(update)
         for processor in self._processors:
             processor.update_state(update)
+
+    @property
+    def constrains(self) -> bool:
+        """Whether any sequence in the batch has a constraint; `update_state` comes first."""
+        return len(self._constrained) > 0
 
     def process(self, logits: Tensor, rows: SampledRows) -> Tensor:
         """Return `logits` [S, V], float32, as the logits processors change them; the given ones are kept."""
@@ -82,31 +90,45 @@ class Sampler:
         self.update_state()
         logits = logits.float()
         processed = self.process(logits, rows) if processes_logits or self._always else logits
-        return choose(logits, processed, self.parameters(rows))
+        return choose(logits, processed, self.parameters(rows), self._constrained.masks(rows))
 
 
 class PendingSamples:
     """Choices that the device may still be computing; `wait` fetches them.
 
-    `tokens` [S], int64, stay on the device: the next step may begin with them.
+    `tokens` [S], int64, stay on the device: the next step may begin with them. `explained`: why rows have no
+    token left, where that is known.
     """
 
-    def __init__(self, tokens: Tensor, highest: Tensor, logprobs: "_Logprobs | None") -> None:
+    def __init__(
+        self,
+        tokens: Tensor,
+        highest: Tensor,
+        logprobs: "_Logprobs | None",
+        explained: dict[int, str] | None = None,
+    ) -> None:
         self.tokens = tokens
         self._logprobs = logprobs
+        self._explained = explained or {}
         arriving = [tokens.int(), highest, *(logprobs.columns if logprobs else ())]
         # Queued now, after this step and before the next one; `wait` waits for this step's event only.
         self._arriving = [column.to("cpu", non_blocking=True) for column in arriving]
         self._arrived = torch.cuda.current_stream(tokens.device).record_event() if tokens.is_cuda else None
 
-    def wait(self) -> SampledTokens:
-        """Return one id per row. NaN among the logits, or no token left to choose, is that row's error."""
+    def wait_for_tokens(self) -> np.ndarray:
+        """Return the chosen ids [S] as soon as the device has them."""
         if self._arrived is not None:
             self._arrived.synchronize()
+        ids: np.ndarray = self._arriving[0].numpy()
+        return ids
+
+    def wait(self) -> SampledTokens:
+        """Return one id per row. NaN among the logits, or no token left to choose, is that row's error."""
+        self.wait_for_tokens()
         tokens, highest, *columns = (column.numpy() for column in self._arriving)
         failed = np.flatnonzero(~(highest > -np.inf))
         tokens[failed] = -1
-        errors = {row: _explain(highest[row]) for row in failed.tolist()}
+        errors = {row: self._explained.get(row) or _explain(highest[row]) for row in failed.tolist()}
         logprobs = self._logprobs.read(columns) if self._logprobs else {}
         for row in errors:
             logprobs.pop(row, None)
@@ -133,16 +155,24 @@ class _Logprobs(msgspec.Struct, frozen=True):
         return found
 
 
-def choose(logits: Tensor, processed: Tensor, parameters: RowParameters) -> PendingSamples:
-    """Choose a token of each row of `processed` [S, V]; log-probabilities are those of `logits`."""
+def choose(
+    logits: Tensor, processed: Tensor, parameters: RowParameters, masks: TokenMasks | None = None
+) -> PendingSamples:
+    """Choose a token of each row of `processed` [S, V] within `masks`; log-probabilities are of `logits`."""
     if not len(logits):  # a step of unfinished prompts only
         return PendingSamples(logits.new_empty(0, dtype=torch.int64), logits.new_empty(0), None)
-    by = choose_compiled if processed.device.type == "cpu" else choose_by_torch
-    tokens, highest = by(processed, parameters)
-    return PendingSamples(tokens, highest, _logprobs(logits, tokens, parameters.get("logprobs")))
+    if processed.device.type == "cpu":
+        tokens, highest = choose_compiled(processed, parameters, masks)
+    else:
+        allowed = processed if masks is None else without_forbidden(processed, masks)
+        tokens, highest = choose_by_torch(allowed, parameters)
+    logprobs = _logprobs(logits, tokens, parameters.get("logprobs"))
+    return PendingSamples(tokens, highest, logprobs, None if masks is None else masks.errors)
 
 
-def choose_compiled(logits: Tensor, parameters: RowParameters) -> tuple[Tensor, Tensor]:
+def choose_compiled(
+    logits: Tensor, parameters: RowParameters, masks: TokenMasks | None = None
+) -> tuple[Tensor, Tensor]:
     """Choose as `choose_by_torch` does, except for rounding; `logits` are on a CPU."""
     rows, vocabulary = logits.shape
     tokens, highest = np.empty(rows, np.int64), np.empty(rows, np.float32)
@@ -168,6 +198,8 @@ def choose_compiled(logits: Tensor, parameters: RowParameters) -> tuple[Tensor, 
         highest,
         greedy_below=GREEDY_BELOW,
         threads=min(torch.get_num_threads(), THREADS_AT_MOST),
+        masks=None if masks is None else masks.bits,
+        mask_rows=None if masks is None else masks.rows,
     )
     return torch.from_numpy(tokens), torch.from_numpy(highest)
 

@@ -1,0 +1,107 @@
+"""The tokens that constrained sequences may choose, as bits beside the logits.
+
+A mask is applied where a token is chosen: in the CPU's kernel by testing bits, elsewhere by a kernel that
+writes −inf. Min-tokens, biases and stop ids act on the logits, and so cannot allow what a mask forbids.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fairlead._cext.inputbatch import SequenceState
+from fairlead.engine.devices import runs_our_kernels
+from fairlead.engine.inputs import upload
+from fairlead.engine.sampling.logits_processors import SampledRows, keep_by_slot
+from fairlead.engine.sampling.parameters import BatchUpdate
+from fairlead.structured.constraint import Constraint
+from fairlead.structured.filling import MaskFilling
+
+WORD_BITS = 32
+
+
+class TokenMasks(NamedTuple):
+    """The masks of a step. `bits` [M, ⌈V / 32⌉], uint32: a bit for each token that may be chosen.
+
+    `rows` [S], int32: the index of each row's mask, −1 if all tokens may be chosen. `errors`: why a row has
+    no token left, by row.
+    """
+
+    bits: np.ndarray
+    rows: np.ndarray
+    errors: dict[int, str]
+
+
+class ConstrainedSequences:
+    """The sequences in the batch that have a constraint. `vocab_size`: the width of the logits."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = -(-vocab_size // WORD_BITS)
+        self._by_slot: dict[int, tuple[SequenceState, Constraint]] = {}
+        self._bits = np.zeros((0, self._words), np.uint32)
+        self._filling = MaskFilling()
+
+    def __len__(self) -> int:
+        return len(self._by_slot)
+
+    def update_state(self, update: BatchUpdate) -> None:
+        """Note which sequences joined and left the batch."""
+        keep_by_slot(self._by_slot, update, _constrained)
+
+    def masks(self, rows: SampledRows) -> TokenMasks | None:
+        """Return the masks of a step's rows, after the tokens before them; None if no row has one."""
+        found: list[tuple[int, Constraint, list[int]]] = []
+        for row in rows.indices(self._by_slot).tolist() if self._by_slot else ():
+            state, constraint = self._by_slot[int(rows.slots[row])]
+            tokens = _new_tokens(state, constraint, rows, row)
+            if constraint.matcher is None:
+                constraint.consume(tokens)
+                tokens = []
+            if not constraint.is_free:
+                found.append((row, constraint, tokens))
+        if not found:
+            return None
+        constrained, constraints, tokens_of = zip(*found, strict=True)
+        if len(found) > len(self._bits):
+            self._bits = np.zeros((2 * len(found), self._words), np.uint32)
+        bits = self._filling.fill(constraints, tokens_of, self._bits[: len(found)])
+        if bits.base is not self._bits:  # a thread still writes to the others
+            self._bits = bits
+        mask_of = np.full(len(rows.slots), -1, np.int32)
+        mask_of[list(constrained)] = np.arange(len(found))
+        errors = {
+            row: f"the answer cannot go on within its grammar: {constraint.error}"
+            for row, constraint, _ in found
+            if constraint.error is not None
+        }
+        return TokenMasks(bits, mask_of, errors)
+
+
+def without_forbidden(logits: Tensor, masks: TokenMasks) -> Tensor:
+    """Return `logits` [S, V], float32, with −inf for the tokens that may not be chosen; for any device."""
+    bits = upload(masks.bits.view(np.int32), logits.device)
+    mask_of = upload(masks.rows, logits.device)
+    if runs_our_kernels(logits.device):
+        from fairlead.engine import device_sampling  # which needs Triton
+
+        return device_sampling.without_forbidden(logits, bits, mask_of)
+    places = torch.arange(WORD_BITS, device=logits.device)
+    allowed = (bits[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[1]]
+    allowed_of = torch.where(mask_of[:, None] >= 0, allowed[mask_of.clamp(min=0).long()], True)
+    return logits.masked_fill(~allowed_of, float("-inf"))
+
+
+def _constrained(state: SequenceState) -> tuple[SequenceState, Constraint] | None:
+    constraint: Constraint | None = state.sampling.constraint
+    return None if constraint is None else (state, constraint)
+
+
+def _new_tokens(state: SequenceState, constraint: Constraint, rows: SampledRows, row: int) -> list[int]:
+    """Return the tokens of the answer that the constraint has not consumed, up to the one to choose."""
+    begin, end = state.prompt_length + constraint.consumed, int(rows.positions[row])
+    tokens = state.tokens_view()[begin:end].tolist()
+    if begin + len(tokens) < end:  # the last one is of a step that is not committed yet
+        assert rows.last_ids is not None
+        tokens.append(int(rows.last_ids[row]))
+    return tokens

@@ -1,0 +1,110 @@
+"""One sequence's constraint: which tokens may come next."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from fairlead.job import ReasoningLimit
+
+WORD_BITS = 32
+_ALL = 0xFFFF_FFFF
+
+
+def error_of(matcher: LLMatcher) -> str:
+    """Return why a matcher cannot go on; empty if it can."""
+    return matcher.get_error().removesuffix("<non-verbose/>").strip()
+
+
+class Constraint:
+    """A grammar's matcher, a limit of the reasoning, or both. `grammar`: the matcher's.
+
+    `consumed`: how many tokens of the answer they have consumed.
+    It belongs to the sequence, not to its slot: a sequence that is preempted keeps it. The matcher may be set
+    later than the rest, when its grammar is compiled.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher | None = None,
+        limit: ReasoningLimit | None = None,
+        grammar: str | None = None,
+    ) -> None:
+        self.matcher = matcher
+        self.grammar = grammar
+        self._reasoning = None if limit is None else _Reasoning(limit)
+        self.consumed = 0
+        self.error: str | None = None
+        """Why it cannot go on; None if it can."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether any token may come next."""
+        forced = None if self._reasoning is None else self._reasoning.forced
+        return self.matcher is None and forced is None and self.error is None
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """Advance by tokens of the answer, an end-of-sequence token included. Other tokens are an error."""
+        self.consumed += len(token_ids)
+        if self._reasoning is not None:
+            for token_id in token_ids:
+                self._reasoning.consume(token_id)
+        if self.matcher is None or self.error is not None:
+            return
+        if any(token_id < 0 for token_id in token_ids):  # which llguidance raises for
+            self.error = "a token of the answer is missing"
+        elif not self.matcher.consume_tokens(list(token_ids)):
+            self.error = error_of(self.matcher) or "the answer violates its grammar"
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Write the bits of the tokens that may come next to `mask`, a row of uint32; none after an error.
+
+        The end of the reasoning is forced where the grammar allows it: not within a character.
+        """
+        if self.matcher is None:
+            mask[:] = _ALL
+        elif self.error is None:
+            self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if self.matcher.is_error():
+                self.error = error_of(self.matcher)
+        if self.error is not None:
+            mask[:] = 0
+            return
+        forced = None if self._reasoning is None else self._reasoning.forced
+        if forced is not None and int(mask[forced // WORD_BITS]) >> forced % WORD_BITS & 1:
+            mask[:] = 0
+            mask[forced // WORD_BITS] = 1 << forced % WORD_BITS
+
+
+class _Reasoning:
+    """How far the reasoning is. `forced`: the only token that may come next, if it has used up its limit."""
+
+    def __init__(self, limit: ReasoningLimit) -> None:
+        self._limit = limit
+        self._is_open = limit.is_open
+        self._is_over = False
+        self._tokens = 0
+        self._matched = 0  # ids of the next mark, at the end of what was consumed
+        self.forced: int | None = None
+        self._force()
+
+    def consume(self, token_id: int) -> None:
+        if self._is_over:
+            return
+        mark = self._limit.end if self._is_open else self._limit.begin
+        self._matched = _matched(mark, self._matched, token_id)
+        if self._is_open:
+            self._tokens += 1
+        if self._matched == len(mark):
+            self._is_over, self._is_open, self._matched = self._is_open, not self._is_open, 0
+        self._force()
+
+    def _force(self) -> None:
+        used_up = self._is_open and not self._is_over and self._tokens >= self._limit.max_tokens
+        self.forced = self._limit.end[self._matched] if used_up else None
+
+
+def _matched(mark: tuple[int, ...], matched: int, token_id: int) -> int:
+    """Return how many ids of a mark are at the end of a text, after another token."""
+    tail = (*mark[:matched], token_id)
+    return next(count for count in range(len(tail), -1, -1) if tail[len(tail) - count :] == mark[:count])

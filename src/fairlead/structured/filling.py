@@ -1,0 +1,138 @@
+"""Fills masks in a thread, so that a grammar whose mask takes too long ends its own sequence, not the step.
+
+The limits of llguidance bound a mask to some hundred milliseconds for hostile grammars. A lower bound on its
+items would also refuse common schemas: with 30 optional properties, a mask takes 1 ms and over 12,000 items.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from queue import SimpleQueue
+
+import numpy as np
+
+from fairlead.structured.constraint import Constraint
+
+MASK_LIMIT_S = 0.2
+"""CPU time that one mask may take. With 20 ms, a busy processor refused a schema of four fields."""
+
+
+class _Fill:
+    """Masks to fill. `index`: of the one that is filled now; `lock` guards it and `is_abandoned`."""
+
+    def __init__(
+        self, constraints: Sequence[Constraint], tokens: Sequence[list[int]], bits: np.ndarray, begin: int
+    ) -> None:
+        self.constraints = constraints
+        self.tokens = tokens
+        self.bits = bits
+        self.index = begin
+        self.lock = threading.Lock()
+        self.is_abandoned = False
+        self.error: BaseException | None = None
+        self.done = threading.Event()
+
+    def run(self) -> bool:
+        """Fill the masks; return whether that was not abandoned."""
+        try:
+            for index in range(self.index, len(self.constraints)):
+                with self.lock:
+                    if self.is_abandoned:
+                        return False
+                    self.index = index
+                self.constraints[index].consume(self.tokens[index])
+                self.constraints[index].fill(self.bits[index])
+        except BaseException as error:  # noqa: BLE001  raised in the thread that waits
+            self.error = error
+        self.done.set()
+        return not self.is_abandoned
+
+    def abandon(self, index: int) -> bool:
+        """Return whether the mask `index` is still filled; if so, no later one will be."""
+        with self.lock:
+            self.is_abandoned = self.index == index and not self.done.is_set()
+        return self.is_abandoned
+
+
+class _Filler(threading.Thread):
+    """Executes one fill after another, until one is abandoned or None is received."""
+
+    def __init__(self) -> None:
+        super().__init__(name="masks", daemon=True)
+        self.fills: SimpleQueue[_Fill | None] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        while (fill := self.fills.get()) is not None and fill.run():
+            del fill
+
+    def cpu_s(self) -> float:
+        """Return the thread's CPU time; where that is not known, the time of the clock."""
+        if self.ident is None or not hasattr(time, "pthread_getcpuclockid"):
+            return time.monotonic()
+        return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
+
+
+class MaskFilling:
+    """Fills the masks of steps. `limit_s`: the CPU time that one may take."""
+
+    def __init__(self, limit_s: float = MASK_LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._reason = f"a token took longer than {limit_s * 1000:g} ms to find"
+        self._filler: _Filler | None = None
+        self._abandoned: dict[str, _Filler] = {}  # by grammar
+
+    def fill(
+        self, constraints: Sequence[Constraint], tokens: Sequence[list[int]], bits: np.ndarray
+    ) -> np.ndarray:
+        """Let each of M constraints consume its tokens and fill a row of `bits` [M, words], uint32.
+
+        Return `bits`, or a copy. A constraint that takes too long gets an error and an empty mask. Its thread
+        is abandoned: it goes on, with the memory that it writes to, until the mask is found. So long, it
+        locks the lexer that others of the same grammar share, so they get the error, too.
+        """
+        begin = 0
+        self._abandoned = {name: one for name, one in self._abandoned.items() if one.is_alive()}
+        self._fail_abandoned(constraints)
+        while begin < len(constraints):
+            if self._filler is None:
+                self._filler = _Filler()
+            fill = _Fill(constraints, tokens, bits, begin)
+            self._filler.fills.put(fill)
+            late = self._wait(fill, self._filler)
+            if late is None:
+                if fill.error is not None:
+                    raise fill.error
+                break
+            grammar = constraints[late].grammar
+            if grammar is not None:
+                self._abandoned[grammar] = self._filler
+            self._filler = None
+            bits = bits.copy()
+            bits[late] = 0
+            constraints[late].error = self._reason
+            self._fail_abandoned(constraints[late + 1 :])
+            begin = late + 1
+        return bits
+
+    def _fail_abandoned(self, constraints: Sequence[Constraint]) -> None:
+        for constraint in constraints if self._abandoned else ():
+            if constraint.grammar in self._abandoned:
+                constraint.error = self._reason
+
+    def _wait(self, fill: _Fill, filler: _Filler) -> int | None:
+        """Return the index of a constraint that takes too long, which is abandoned; None if all are done."""
+        index, began_s = fill.index, filler.cpu_s()
+        while not fill.done.wait(self._limit_s / 2):
+            now_s = filler.cpu_s()
+            if fill.index != index:
+                index, began_s = fill.index, now_s
+            elif now_s - began_s >= self._limit_s and fill.abandon(index):
+                return index
+        return None
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._filler is not None:
+            self._filler.fills.put(None)
+            self._filler = None

@@ -1,0 +1,51 @@
+"""`fairlead config check FILE` names the wire format of each model."""
+
+import json
+
+import pytest
+
+from fairlead.cli import main
+from text.chats import CHATS
+
+CALLS = {"tool_calls": {"open": "<c>", "close": "</c>", "content": "json"}, "content": {}}
+RECORD = {"fields": {"thinking": {"open": "<r>", "close": "</r>"}, **CALLS}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "template", "line"),
+    [
+        ({}, CHATS["chatml"].template, "hermes, from its chat template"),
+        ({}, CHATS["llama_3"].template, "llama-3, from its chat template; no reasoning"),
+        (
+            {},
+            CHATS["gemma"].template,
+            "json, the default; no reasoning; tools are explained in a system message",
+        ),
+        ({"wireFormat": "mistral"}, CHATS["gemma"].template, "mistral, from wireFormat"),
+        ({"wireFormat": {"fields": CALLS}}, "", "a record, from wireFormat; no reasoning"),
+        ({"record": RECORD}, CHATS["chatml"].template, "a record, from its response_template"),
+        (
+            {"record": {"fields": {"thinking": {"open": ""}}}},
+            CHATS["chatml"].template,
+            "hermes, from its chat template; its response_template cannot be used: a mark must",
+        ),
+        ({}, "{{", "not known: "),
+        ({"path": "organization/no-such-model"}, "", "not known, because the model is not on this machine"),
+    ],
+)
+def test_wire_format_of_a_model_is_shown_with_its_source(
+    tmp_path, capsys, monkeypatch, settings, template, line
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    record = {"response_template": settings.pop("record")} if "record" in settings else {}
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, **record})
+    )
+    models = {"qwen": {"path": "small", **settings}, "x": {"cmd": "x ${PORT}"}}
+    file = tmp_path / "fairlead.yaml"
+    file.write_text(json.dumps({"models": models}))
+    assert main(["config", "check", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert f"\n  wire format of qwen: {line}" in printed
+    assert "format of x" not in printed

@@ -1,0 +1,35 @@
+"""instructor: responses as pydantic models, by a schema."""
+
+import pytest
+
+instructor = pytest.importorskip("instructor", exc_type=ImportError)
+
+from openai import OpenAI  # noqa: E402
+
+from clients.conftest import MODEL  # noqa: E402
+from clients.forms import QUESTION, Trip  # noqa: E402
+
+MESSAGES = [{"role": "user", "content": QUESTION}]
+
+
+# Its mode TOOLS does not send `strict`, so the arguments would be any object.
+def test_response_is_a_pydantic_model(base_url):
+    with OpenAI(base_url=base_url, api_key="unused", max_retries=0) as plain:
+        client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
+        answer, completion = client.chat.completions.create_with_completion(
+            model=MODEL, messages=MESSAGES, response_model=Trip, max_retries=0, temperature=1, seed=2
+        )
+    assert isinstance(answer, Trip)
+    assert completion.usage.completion_tokens > 0
+
+
+def test_partial_response_grows_until_it_is_whole(base_url):
+    with OpenAI(base_url=base_url, api_key="unused", max_retries=0) as plain:
+        client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
+        answers = list(
+            client.chat.completions.create_partial(
+                model=MODEL, messages=MESSAGES, response_model=Trip, max_retries=0, seed=2
+            )
+        )
+    assert len(answers) > 2
+    assert Trip.model_validate(answers[-1].model_dump())

@@ -1,0 +1,1 @@
+"""A package, because a benchmark has the same name."""

@@ -1,0 +1,191 @@
+"""A sequence's constraint: the tokens that its grammar and the limit of its reasoning allow."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead.job import ReasoningLimit
+from fairlead.structured.constraint import Constraint, _matched
+from fairlead.structured.vocabulary import token_vocabulary
+from structured.words import END, SPECIAL, TOKENS, VOCABULARY, WIDTH, allowed, allowed_ids, constrained, id_of
+
+MARK = (id_of("<"), id_of("/t"), id_of(">"))
+BEGIN = MARK[:1]
+
+
+def limit(most, *, begin=BEGIN, end=MARK, is_open=True):
+    return ReasoningLimit(most, begin, end, is_open)
+
+
+def consumed(constraint, *texts):
+    for text in texts:
+        constraint.consume([id_of(text)])
+    return constraint
+
+
+def test_any_tokens_that_spell_the_only_possible_text_are_allowed():
+    constraint = constrained('start: "abc" "1"')
+    assert allowed(constraint) == {b"a", b"ab", b"abc"}
+    assert allowed(consumed(constraint, "ab")) == {b"c"}
+    assert allowed(consumed(constraint, "c", "1")) == {b"<end>"}
+    assert constraint.error is None
+
+
+def test_special_tokens_and_ids_without_text_never_match_text():
+    plain = {index for index, token in enumerate(TOKENS) if token} - set(SPECIAL)
+    first_bytes_only = {id_of("é".encode()[1:])}  # no character begins so
+    assert TOKENS[SPECIAL[1]] in {TOKENS[index] for index in plain}
+    assert allowed_ids(constrained("start: /(.|\\n)*/")) == plain - first_bytes_only | {END}
+
+
+def test_characters_are_completed():
+    constraint = constrained("start: /é+/")
+    assert allowed(constraint) == {"é".encode(), "é".encode()[:1]}
+    assert allowed(consumed(constraint, "é".encode()[:1])) == {"é".encode()[1:]}
+
+
+def test_token_outside_the_grammar_is_an_error_and_nothing_is_allowed_after_it():
+    constraint = consumed(constrained('start: "a"'), "b")
+    assert constraint.error is not None
+    assert "non-verbose" not in constraint.error
+    assert allowed(constraint) == set()
+    first = constraint.error
+    consumed(constraint, "a")
+    assert constraint.error == first
+    assert constraint.consumed == 2
+
+
+@pytest.mark.parametrize("token_id", [-1, WIDTH, 2**31 - 1])
+def test_id_outside_the_vocabulary_is_an_error(token_id):
+    constraint = constrained("start: /[a-z]*/")
+    constraint.consume([token_id])
+    assert constraint.error is not None
+    assert allowed(constraint) == set()
+
+
+def test_token_after_the_end_is_an_error():
+    constraint = consumed(constrained('start: "a"'), "a", "<end>")
+    assert allowed(constraint) == set()
+    assert constraint.error is not None
+
+
+def test_grammar_without_a_possible_token_allows_none():
+    constraint = consumed(constrained('start: "a" "z"'), "a")
+    assert allowed(constraint) == set()
+
+
+def test_constraint_without_grammar_or_limit_is_free():
+    constraint = Constraint()
+    assert constraint.is_free
+    assert allowed_ids(constraint) == set(range(WIDTH))
+
+
+# The limit of the reasoning --------------------------------------------------------------------------
+
+
+def test_end_of_the_reasoning_is_forced_after_its_limit():
+    constraint = Constraint(limit=limit(2))
+    assert constraint.is_free
+    consumed(constraint, "a")
+    assert constraint.is_free
+    consumed(constraint, "b")
+    for text in ("<", "/t", ">"):
+        assert not constraint.is_free
+        assert allowed(constraint) == {text.encode()}
+        consumed(constraint, text)
+    assert constraint.is_free
+
+
+def test_limit_0_forces_the_end_at_once():
+    constraint = Constraint(limit=limit(0))
+    assert allowed(constraint) == {b"<"}
+
+
+def test_end_that_has_begun_at_the_limit_is_completed():
+    constraint = consumed(Constraint(limit=limit(2)), "a", "<")
+    assert allowed(constraint) == {b"/t"}
+
+
+def test_reasoning_that_ends_by_itself_is_not_forced():
+    constraint = consumed(Constraint(limit=limit(4)), "a", "<", "/t", ">", "b", "b", "b", "b", "b")
+    assert constraint.is_free
+
+
+def test_limit_counts_from_the_mark_that_begins_the_reasoning():
+    constraint = Constraint(limit=limit(1, begin=(id_of('"'), id_of("ab")), is_open=False))
+    consumed(constraint, "a", "a", '"', "a", '"')
+    assert constraint.is_free
+    consumed(constraint, "ab")
+    assert constraint.is_free
+    consumed(constraint, "a")
+    assert allowed(constraint) == {b"<"}
+
+
+def test_limit_0_forces_the_end_after_the_mark_that_begins():
+    constraint = consumed(Constraint(limit=limit(0, is_open=False)), "<")
+    assert allowed(constraint) == {b"<"}
+
+
+def test_only_the_first_reasoning_is_limited():
+    constraint = Constraint(limit=limit(1, end=(id_of(">"),), is_open=False))
+    consumed(constraint, "<", "a", ">", "<", "a", "a", "a")
+    assert constraint.is_free
+
+
+def test_grammar_goes_on_after_the_forced_end():
+    constraint = constrained('start: thought "1"\nthought[suffix="</t>"]: /(.|\\n)*/', limit=limit(1))
+    consumed(constraint, "a")
+    for text in ("<", "/t", ">"):
+        assert allowed(constraint) == {text.encode()}
+        consumed(constraint, text)
+    assert allowed(constraint) == {b"1"}
+    consumed(constraint, "1")
+    assert constraint.error is None
+
+
+def test_end_is_not_forced_within_a_character():
+    constraint = constrained('start: thought\nthought[suffix="</t>"]: /(.|\\n)*/', limit=limit(1))
+    consumed(constraint, "é".encode()[:1])
+    assert allowed(constraint) == {"é".encode()[1:]}
+    consumed(constraint, "é".encode()[1:])
+    assert allowed(constraint) == {b"<"}
+    assert constraint.error is None
+
+
+@given(
+    mark=st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple),
+    text=st.lists(st.integers(0, 2), max_size=20),
+)
+def test_marks_whose_ids_repeat_are_found_where_they_first_occur(mark, text):
+    matched, found = 0, None
+    for index, token_id in enumerate(text):
+        matched = _matched(mark, matched, token_id)
+        if matched == len(mark):
+            found = index + 1 - len(mark)
+            break
+    places = [place for place in range(len(text)) if tuple(text[place : place + len(mark)]) == mark]
+    assert found == (places[0] if places else None)
+
+
+# The vocabulary --------------------------------------------------------------------------------------
+
+
+def test_vocabulary_is_as_wide_as_the_logits():
+    assert VOCABULARY.vocab_size == WIDTH
+    narrow = token_vocabulary(
+        lambda token_id: TOKENS[token_id], vocab_size=6, special_ids=(*SPECIAL, 50), eos_token_ids=[END, 99]
+    )
+    assert narrow.vocab_size == 6
+    assert narrow.eos_tokens == [END]
+
+
+def test_any_end_token_ends_an_answer():
+    several = token_vocabulary(
+        lambda token_id: TOKENS[token_id], vocab_size=8, special_ids=SPECIAL, eos_token_ids=[0, 1]
+    )
+    assert several.eos_tokens == [0, 1]
+
+
+def test_model_without_an_end_token_has_no_vocabulary():
+    with pytest.raises(ValueError, match="no token that ends"):
+        token_vocabulary(lambda token_id: TOKENS[token_id], vocab_size=6, special_ids=(), eos_token_ids=[77])
