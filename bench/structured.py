@@ -1,0 +1,291 @@
+"""Measure what a schema costs: the same requests with and without one, side by side.
+
+    python bench/structured.py [--rounds 3] [--schemas 10000] [--out bench/results/structured.json]
+
+A server runs a model with the shape and the vocabulary (151,936 tokens) of Qwen2.5-0.5B and random weights,
+so every text is arbitrary, and only its grammar makes it JSON. Measured, in alternating rounds:
+
+- tokens/s of 32 streams, all under a schema of medium size, and without one;
+- the time to the first token of a single request: without a schema, with one that was used before, and with
+  a new one;
+- the longest pause of a stream beside the compilation of large schemas, and beside nothing;
+- in this process: the time of a mask, and of a compilation;
+- the memory of the demonstration model's process after 1,000 and after all different schemas.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import trio
+
+from fairlead.structured.compiler import GrammarCompiler
+from fairlead.structured.constraint import Constraint
+from fairlead.structured.grammar import JsonAnswer, answer_grammar
+from fairlead.structured.vocabulary import token_vocabulary
+from fairlead.text.tokenizer import Tokenizer
+from random_model import make
+
+STREAMS = 32
+TOKENS = 48
+PORTS = iter(range(18_400, 18_500))
+START_S = 600
+
+
+def medium_schema(marker: str = "") -> dict[str, Any]:
+    """Return a schema of medium size; another `marker` makes it another schema."""
+    address = {"street": {"type": "string"}, "zip": {"type": "string", "pattern": "^[0-9]{5}$"}}
+    properties = {
+        "name": {"type": "string", "minLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 5},
+        "address": {"type": "object", "properties": address, "required": ["street", "zip"]},
+        f"note{marker}": {"type": "string"},
+    }
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def large_schema(number: int) -> dict[str, Any]:
+    """Return a schema that takes long to compile."""
+    branches = [
+        {"type": "object", "properties": {f"p{number}_{i}": {"const": i}}, "required": [f"p{number}_{i}"]}
+        for i in range(500)
+    ]
+    return {"anyOf": branches}
+
+
+def body(schema: dict[str, Any] | None, *, seed: int, tokens: int = TOKENS) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "messages": [{"role": "user", "content": f"describe person {seed}"}],
+        "max_tokens": tokens,
+        "temperature": 1.0,
+        "seed": seed,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if schema is not None:
+        form = {"name": "answer", "strict": True, "schema": schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": form}
+    return fields
+
+
+@contextmanager
+def served(*model: str) -> Iterator[tuple[str, int]]:
+    """Serve a model; yield the URL and the id of the process."""
+    port = next(PORTS)
+    options = ["--port", str(port), "--slots", str(STREAMS)]
+    command = [sys.executable, "-m", "fairlead", "serve", *model, *options]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            give_up = time.monotonic() + START_S
+            while time.monotonic() < give_up:
+                if process.poll() is not None:
+                    raise RuntimeError("the server ended")
+                try:
+                    if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    pass
+                time.sleep(0.5)
+            yield url, process.pid
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+async def stream(client: httpx.AsyncClient, url: str, fields: dict[str, Any]) -> tuple[list[float], int]:
+    """Run one request; return the times of its events with text, and the tokens of its answer."""
+    times, tokens = [time.perf_counter()], 0
+    async with client.stream("POST", f"{url}/v1/chat/completions", json=fields) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if event.get("usage"):
+                tokens = event["usage"]["completion_tokens"]
+            if event["choices"]:
+                times.append(time.perf_counter())
+    return times, tokens
+
+
+async def throughput(client: httpx.AsyncClient, url: str, schema: dict[str, Any] | None, seed: int) -> float:
+    """Return tokens/s of all streams together."""
+    counted: list[int] = []
+
+    async def run(number: int) -> None:
+        counted.append((await stream(client, url, body(schema, seed=seed + number)))[1])
+
+    began = time.perf_counter()
+    async with trio.open_nursery() as nursery:
+        for number in range(STREAMS):
+            nursery.start_soon(run, number)
+    return sum(counted) / (time.perf_counter() - began)
+
+
+async def first_token_ms(
+    client: httpx.AsyncClient, url: str, schema: dict[str, Any] | None, seed: int
+) -> float:
+    times, _ = await stream(client, url, body(schema, seed=seed, tokens=2))
+    return 1000 * (times[1] - times[0])
+
+
+async def pause_ms(client: httpx.AsyncClient, url: str, *, compiles: bool, seed: int) -> float:
+    """Return the longest pause of one stream, in milliseconds, beside compilations or nothing."""
+    found: list[float] = []
+
+    async def canary() -> None:
+        times, _ = await stream(client, url, body(None, seed=seed, tokens=64))
+        found.extend(after - before for before, after in pairwise(times[1:]))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(canary)
+        if compiles:
+            for number in range(4):
+                nursery.start_soon(stream, client, url, body(large_schema(seed + number), seed=1, tokens=1))
+    return 1000 * max(found)
+
+
+async def measure_server(url: str, rounds: int) -> dict[str, Any]:
+    rates: dict[str, list[float]] = {"schema": [], "plain": []}
+    firsts: dict[str, list[float]] = {"plain": [], "seen": [], "new": []}
+    pauses: dict[str, list[float]] = {"alone": [], "beside compilations": []}
+    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=STREAMS + 8)) as client:
+        for schema in (None, medium_schema()):
+            await throughput(client, url, schema, 0)
+        for round_ in range(rounds):
+            rates["plain"].append(await throughput(client, url, None, 1000 * round_))
+            rates["schema"].append(await throughput(client, url, medium_schema(), 1000 * round_))
+            for number in range(7):
+                seed = 100 * round_ + number
+                firsts["plain"].append(await first_token_ms(client, url, None, seed))
+                firsts["seen"].append(await first_token_ms(client, url, medium_schema(), seed))
+                firsts["new"].append(await first_token_ms(client, url, medium_schema(f"{seed}"), seed))
+            pauses["alone"].append(await pause_ms(client, url, compiles=False, seed=10 * round_))
+            pauses["beside compilations"].append(await pause_ms(client, url, compiles=True, seed=10 * round_))
+    medians = {name: round(statistics.median(values), 2) for name, values in rates.items()}
+    return {
+        "tokens_per_s": {**medians, "ratio": round(medians["schema"] / medians["plain"], 3)},
+        "first_token_p50_ms": {name: round(statistics.median(values), 2) for name, values in firsts.items()},
+        "longest_pause_ms": {name: round(max(values), 1) for name, values in pauses.items()},
+    }
+
+
+def measure_masks(folder: Path) -> dict[str, Any]:
+    """Walk through answers at random; return the times of masks, tokens and compilations in microseconds."""
+    tokenizer = Tokenizer.load(folder)
+    size = tokenizer.vocab_size
+    began = time.perf_counter()
+    vocabulary = token_vocabulary(
+        tokenizer.token_bytes, vocab_size=size, special_ids=tokenizer.special_ids, eos_token_ids=[0]
+    )
+    built_s = time.perf_counter() - began
+    compiler = GrammarCompiler(vocabulary)
+    chance = random.Random(1)
+    mask = np.zeros(-(-size // 32), np.uint32)
+    masks, consumed, compiled = [], [], []
+    for walk in range(20):
+        began = time.perf_counter()
+        compiler.submit(walk, answer_grammar(JsonAnswer(medium_schema(str(walk)))))
+        while not (ready := compiler.take_ready()):
+            time.sleep(0.0001)
+        compiled.append(time.perf_counter() - began)
+        constraint = Constraint(ready[0][1])  # type: ignore[arg-type]  # it compiles
+        for _ in range(150):
+            began = time.perf_counter()
+            constraint.fill(mask)
+            masks.append(time.perf_counter() - began)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            token = int(chance.choice(allowed))
+            if token == 0:
+                break
+            began = time.perf_counter()
+            constraint.consume([token])
+            consumed.append(time.perf_counter() - began)
+    compiler.close()
+    return {
+        "vocabulary": size,
+        "vocabulary_built_s": round(built_s, 2),
+        "mask_us": quantiles(masks),
+        "consume_us": quantiles(consumed),
+        "compile_us": quantiles(compiled),
+    }
+
+
+def quantiles(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        name: round(1e6 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
+    }
+
+
+def resident_mb(pid: int) -> float:
+    """Return the resident memory of a process and its children, in MB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    own = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return round(own + sum(resident_mb(int(child)) for child in children), 1)
+
+
+async def measure_memory(url: str, pid: int, schemas: int) -> dict[str, float]:
+    """Use many different schemas; return the memory of all processes on the way."""
+    found: dict[str, float] = {}
+    async with httpx.AsyncClient(timeout=600) as client:
+        for first in range(0, schemas, 8):
+            async with trio.open_nursery() as nursery:
+                for number in range(first, min(first + 8, schemas)):
+                    fields = body(medium_schema(f"m{number}"), seed=number, tokens=1)
+                    nursery.start_soon(stream, client, url, fields)
+            if first + 8 in (1000, schemas):
+                found[f"after {first + 8} schemas, MB"] = resident_mb(pid)
+    return found
+
+
+def main() -> None:
+    """Run all measurements."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts")
+    parser.add_argument("--schemas", type=int, default=10_000, help="different schemas for the memory")
+    parser.add_argument("--out", type=Path, help="write the result to this file")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {"question": "what a schema costs", "machine": platform.machine()}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "model"
+        folder.mkdir()
+        make("Qwen2.5-0.5B", folder)
+        result["masks"] = measure_masks(folder)
+        with served(str(folder)) as (url, _):
+            result["served"] = trio.run(measure_server, url, arguments.rounds)
+    with served() as (url, pid):
+        result["memory"] = trio.run(measure_memory, url, pid, arguments.schemas)
+    text = json.dumps(result, indent=2)
+    print(text)
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
