@@ -29,11 +29,14 @@ class SharesMachine(RuleBasedStateMachine):
     def begin(self):
         self.shares = self.new_shares(TOTAL)
         self.account = {}
+        self.arrived = []  # the names with holdings, in order of their arrival
 
     @rule(target=holdings, name=st.sampled_from("abc"))
     def enter(self, name):
         holding = self.shares.enter(name, owner=object())
         self.account[holding] = [name, 0, False]
+        if name not in self.arrived:
+            self.arrived.append(name)
         return holding
 
     @rule(target=holdings, name=st.sampled_from("abc"), amount=amounts, kept=st.booleans())
@@ -72,12 +75,12 @@ class SharesMachine(RuleBasedStateMachine):
     @rule(holding=consumes(holdings))
     def leave(self, holding):
         self.shares.leave(holding)
-        self.account.pop(holding, None)
+        self.remove(holding)
 
     @rule(holding=holdings)
     def end_and_keep_reference(self, holding):
         self.shares.leave(holding)
-        self.account.pop(holding, None)
+        self.remove(holding)
 
     @invariant()
     def total_equals_the_sum_of_holdings(self):
@@ -87,6 +90,11 @@ class SharesMachine(RuleBasedStateMachine):
     @invariant()
     def ended_holdings_hold_no_bytes(self):
         assert all(not holding.gone for holding in self.account)
+
+    def remove(self, holding):
+        self.account.pop(holding, None)
+        present = {name for name, _, _ in self.account.values()}
+        self.arrived = [name for name in self.arrived if name in present]
 
     def expected_revocations(self, growing):
         """Revoke holdings in the model by the rules, and return them."""
@@ -98,15 +106,13 @@ class SharesMachine(RuleBasedStateMachine):
             victim = growing
             if above:
                 most = max(self.sum_of(self.account, name) for name in above)
-                largest = next(  # of several equal ones, the oldest
-                    entry[0]
-                    for entry in self.account.values()
-                    if entry[0] in above and self.sum_of(self.account, entry[0]) == most
+                largest = next(  # of several equal ones, the first to arrive
+                    name for name in self.arrived if name in above and self.sum_of(self.account, name) == most
                 )
                 victim = [
                     one for one, (name, _, kept) in self.account.items() if name == largest and not kept
                 ][-1]
-            del self.account[victim]
+            self.remove(victim)
             revoked.append(victim)
         return revoked
 
