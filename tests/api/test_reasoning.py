@@ -30,7 +30,7 @@ def thinker(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """A model whose prompts open the reasoning."""
+    """A model with a template that opens the reasoning in the prompt."""
     return small_model(tmp_path_factory.mktemp("opened"), OPENED)
 
 

@@ -82,7 +82,7 @@ def writing(model: TextModel, *texts: str, is_cut: bool = False) -> Script:
 
 
 def client_writing(model: TextModel, *texts: str, is_cut: bool = False, **services: Any) -> Client:
-    """Return a client of a server whose model answers with these texts."""
+    """Return a client of a server with a model that answers with these texts."""
     return client_of(model, gateway_script=writing(model, *texts, is_cut=is_cut), **services)
 
 

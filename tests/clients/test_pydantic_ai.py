@@ -1,4 +1,4 @@
-"""pydantic-ai: agents whose output is a pydantic model, by a tool and by a schema, and agents with tools."""
+"""pydantic-ai: agents that return a pydantic model, by a tool and by a schema, and agents with tools."""
 
 import asyncio
 from typing import Annotated

@@ -60,7 +60,7 @@ class Submitted(NamedTuple):
 
 
 class FakeCompiler:
-    """Compiles grammars when it is told to. They do not change the output."""
+    """Compiles grammars when the test calls for it. They do not change the output."""
 
     def __init__(self) -> None:
         self.pending: dict[int, str] = {}

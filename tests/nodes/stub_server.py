@@ -420,7 +420,7 @@ async def _main(options: argparse.Namespace) -> None:
             await trio.sleep(options.healthy_after)
             server.healthy = True
         await trio.sleep(options.exit_after)
-        print_line("stub ends, as it was told")
+        print_line("stub ends, as requested")
         sys.exit(3)
 
 

@@ -1,4 +1,4 @@
-"""Random JSON schemas whose values are short."""
+"""Random JSON schemas with short values."""
 
 import random
 from typing import Any

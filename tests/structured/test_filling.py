@@ -13,7 +13,7 @@ LIMIT_S = 0.005
 
 
 class Busy(Constraint):
-    """A constraint whose mask takes CPU time, until `stop` is set."""
+    """A constraint with a mask that takes CPU time until `stop` is set."""
 
     def __init__(self, *, grammar=None, busy_s=60.0, asleep_s=0.0):
         super().__init__(grammar=grammar)

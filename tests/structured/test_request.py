@@ -1,4 +1,4 @@
-"""What a request wants of its answer, and the fields of its faults."""
+"""The requested form of an answer, and the fields of its faults."""
 
 from typing import Any
 

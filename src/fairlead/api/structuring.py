@@ -1,4 +1,4 @@
-"""From the form that a request wants of its answer to the grammar, the limits and the parts of a job."""
+"""From the requested form of an answer to the grammar, the limits and the parts of a job."""
 
 from collections import OrderedDict
 from hashlib import blake2b

@@ -25,7 +25,7 @@ from fairlead.telemetry.snapshot import Overview
 
 
 class Views:
-    """The objects whose methods are the views of the routes."""
+    """The views of the routes, as methods of these objects."""
 
     def __init__(
         self, services: Services, routes: Sequence[Route], jobs: JobService, auth: RequestAuth, cors: Cors

@@ -132,7 +132,7 @@ def nodes_of_peers(
 
 
 def without_model_filter(node: N) -> N:
-    """Return a node or command whose filters do not change `model`, by which jobs are routed."""
+    """Return a node or command with filters that leave `model` as it is: jobs are routed by it."""
     filters = FiltersConfig(
         strip_params=tuple(name for name in node.filters.strip_params if name != "model"),
         set_params=_without_model(node.filters.set_params),

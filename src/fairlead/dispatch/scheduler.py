@@ -93,7 +93,7 @@ class Scheduler:
         self._tickets.charge(ticket, cost)
 
     def requeued(self, ticket: Ticket) -> None:
-        """Requeue a job whose node failed, unless its deadline has passed; another node is preferred."""
+        """Requeue a job after its node failed, unless its deadline has passed; another node is preferred."""
         ticket.failed_at = ticket.node
         self._requeue(ticket)
 

@@ -37,13 +37,13 @@ class JobEvents(Protocol):
         """End a job in whatever state, also after a disconnect; it has cost this much."""
 
     def requeued(self, ticket: Ticket) -> None:
-        """Requeue a job whose node failed: before all others of its class, for another node if one is up.
+        """Requeue a job after its node failed: before all others of its class, for another node if one is up.
 
         It is charged once and keeps its first deadline.
         """
 
     def rejected_by_node(self, ticket: Ticket) -> None:
-        """Requeue a job whose node was full after all. It counts as full until `has_room`."""
+        """Requeue a job after its node refused it as full. The node counts as full until `has_room`."""
 
     def has_room(self, node_id: str) -> None:
         """Note that a node that rejected a job may have room again."""

@@ -54,7 +54,7 @@ class LiveSequences:
             self._queue_constrained(sequence, matcher)
 
     def queue_compiled(self) -> None:
-        """Queue the sequences whose grammars are compiled; end those whose are refused."""
+        """Queue each sequence with a compiled grammar; end those with a refused one."""
         for key, result in self._compiler.take_ready() if self._compiler is not None else ():
             sequence = self.by_key[key]
             if isinstance(result, str):

@@ -12,7 +12,7 @@ from fairlead.engine.sequence import NO_HANDLE, Sequence
 
 
 class SequenceColumns(NamedTuple):
-    """What the forecast knows of some sequences, in the order of their slots."""
+    """The forecast's values of some sequences, in the order of their slots."""
 
     keys: Counts
     max_tokens: Counts

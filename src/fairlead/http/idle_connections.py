@@ -21,7 +21,7 @@ class IdleConnections:
         return len(self._connections)
 
     def put(self, connection: ClientConnection) -> None:
-        """Keep a connection whose response was read to its end, if there is space; close any other."""
+        """Keep a connection if its response was read to the end and there is space; else close it."""
         parser = connection.parser
         is_good = parser.head is not None and parser.head.keep_alive and not parser.surplus
         is_reusable = is_good and parser.is_complete and not connection.is_closed

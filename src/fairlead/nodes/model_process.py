@@ -68,7 +68,7 @@ class ProcessKind(NamedTuple):
     """A kind of process that runs a model.
 
     `reports_progress`: the progress of a load is known from its beginning. `has_group`: its processes are a
-    process group, whose memory is measured.
+    process group: the memory of that group is measured.
     """
 
     make: ProcessFactory

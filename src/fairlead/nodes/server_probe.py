@@ -80,7 +80,7 @@ class ServerReport(NamedTuple):
 class ServerProbe:
     """Probes the server at `upstream`, which is the node `node_id`.
 
-    `requests_models`: whether the server is asked for its models. A server that reports `own_instance` in its
+    `requests_models`: whether its models are requested. A server that reports `own_instance` in its
     `GET /health` is this server, by whatever address. It counts as down, because its jobs would return to us
     forever. `has_answered`: whether the latest probe got a response, even of an error.
     """

@@ -49,7 +49,7 @@ class CallGrammar:
     def calls_in_text(self, *, parallel: bool) -> str:
         """Return what a rule needs to match a text with calls."""
         if self._trigger is None:
-            # Calls begin as their content does, so a text is told apart by its first character only.
+            # A call has no mark before its content, so the first character decides between a call and a text.
             return f"({self.calls(parallel=parallel)} | {self._rules.add('text', _NO_OBJECT)})"
         text = self._rules.add("text", TEXT)
         call = self._rules.add("text_and_call", f"{self._head()} {self._content(parallel=parallel)}")

@@ -141,7 +141,7 @@ class _Objects:
 
 
 class _TaggedArguments:
-    """Each argument in a tag of its own. Values are text, or JSON where the schema wants no string."""
+    """Each argument in a tag of its own. Values are text, or JSON where the schema allows no string."""
 
     def __init__(self, name: str, tag: Elements, schema: Any) -> None:
         self._name: str | None = name
@@ -211,7 +211,7 @@ def _decoded(written: str) -> Any:
 
 
 def _json_of(text: str, kind: TagValue) -> str:
-    """Return a value as JSON; if it is none, or its schema wants a string, as a string."""
+    """Return a value as JSON; as a string if it is no JSON, or if its schema is that of a string."""
     word = _PYTHON_WORDS.get(text.strip(), text.strip())
     try:
         value = json.loads(word)

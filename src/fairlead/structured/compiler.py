@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from fairlead.structured.constraint import error_of
+from fairlead.structured.constraint import error_of, plain_error
 from fairlead.structured.filling import MASK_LIMIT_S
 
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ def grammar_fault(grammar: str) -> str | None:
     with ThreadPoolExecutor(1) as pool:
         validating = _submit(pool, LLMatcher.validate_grammar_with_warnings, grammar, limits=LIMITS)
         is_error, messages = validating.result()
-    return messages[0].removesuffix("<non-verbose/>").strip() if is_error else None
+    return plain_error(messages[0]) if is_error else None
 
 
 class GrammarCompiler:
@@ -106,7 +106,7 @@ class GrammarCompiler:
             self._kept_bytes -= len(grammar)
 
     def take_ready(self) -> list[tuple[int, LLMatcher | str]]:
-        """Return the sequences whose grammars are compiled, each with its matcher, or why it has none."""
+        """Return the sequences that need not wait any more, each with its matcher, or why it has none."""
         if not self._compiling:
             return []
         faults: dict[tuple[Hashable, str], str] = {}
@@ -152,7 +152,7 @@ def _submit(
 
 
 def _compiled(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return a matcher whose first mask was computed, which fills its lexer. Raises `GrammarRefused`."""
+    """Return a matcher after computing its first mask, which fills its lexer. Raises `GrammarRefused`."""
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         first = matcher.deep_copy()

@@ -11,9 +11,14 @@ WORD_BITS = 32
 _ALL = 0xFFFF_FFFF
 
 
+def plain_error(message: str) -> str:
+    """Return a message of llguidance without the mark that it leaves where details are off."""
+    return message.removesuffix("<non-verbose/>").strip()
+
+
 def error_of(matcher: LLMatcher) -> str:
     """Return why a matcher cannot go on; empty if it can."""
-    return matcher.get_error().removesuffix("<non-verbose/>").strip()
+    return plain_error(matcher.get_error())
 
 
 class Constraint:

@@ -124,7 +124,7 @@ class DialectGrammar:
         return f'"{{" {self._rules.add(f"{name}_members", first)}'
 
     def _map(self, name: str, value: Any) -> str:
-        """Return what matches an object with any keys, whose values are of the schema `value`."""
+        """Return what matches an object with any keys and with values of the schema `value`."""
         if value is False:
             return '"{" "}"'
         if value is True or value == {}:

@@ -14,7 +14,7 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+
 
 
 class DialectArguments:
-    """The arguments of one call, whose name is in its opening mark."""
+    """The arguments of one call; its opening mark has the name."""
 
     def __init__(self, name: str, dialect: JsonDialect) -> None:
         self._name: str | None = name

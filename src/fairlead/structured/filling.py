@@ -1,4 +1,4 @@
-"""Fills masks in a thread, so that a grammar whose mask takes too long ends its own sequence, not the step.
+"""Fills masks in a thread, so that a mask which takes too long ends its own sequence, not the step.
 
 The limits of llguidance bound a mask to some hundred milliseconds for hostile grammars. A lower bound on its
 items would also refuse common schemas: with 30 optional properties, a mask takes 1 ms and over 12,000 items.

@@ -1,4 +1,4 @@
-"""Tools for models whose chat templates ignore them: explained in a system message, in the format `json`."""
+"""Explains tools in a system message, in the format `json`, where a chat template ignores them."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a request wants its answer to be: in the terms of no dialect, and as the grammar of the answer."""
+"""The requested form of an answer: in the terms of no dialect, and as the grammar of the answer."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -7,7 +7,7 @@ from llguidance import TokenizerWrapper as Wrapper
 
 
 class _Source:
-    """What llguidance asks for. Text is tokenized only for messages about errors, byte by byte."""
+    """The interface that llguidance needs. Text is tokenized only for messages about errors, byte by byte."""
 
     bos_token_id = None
 

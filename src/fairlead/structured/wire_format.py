@@ -115,7 +115,7 @@ def read(name: str, record: Any) -> WireFormat:
 
 
 def _has_beginning(mark: Elements) -> bool:
-    """Return whether a call in a text can be told apart: by a text of its mark, or by its first character."""
+    """Return whether a call can be found in a text: by a text of its mark, or by its first character."""
     return pattern.ends_ahead(mark) or pattern.split_at_literal(mark) is not None
 
 

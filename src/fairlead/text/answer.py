@@ -15,7 +15,7 @@ class ChoiceText:
     """Converts the outputs of one sequence to the deltas of choice `index`.
 
     `eos_token_ids` are the model's own; only other stop tokens are reported as `stop_reason`. `context` has
-    the ids that the text continues, as in `Detokenizer`. `parser` divides the text into its parts, whose
+    the ids that the text continues, as in `Detokenizer`. `parser` divides the text into its parts, and their
     marks may be the special tokens `shown_ids`; None: all of it is content. With `is_named`, a call is
     reported as a normal end.
     """

@@ -1,4 +1,4 @@
-"""A model's child process, as the parent sees it: its lifetime and its sequences.
+"""The parent's end of a model's child process: its lifetime and its sequences.
 
 A `Worker` is one run of one child: `run` starts the child, ends with it, and kills it when it is stuck.
 Submitting and aborting are synchronous. A step's outputs are delivered to the sequences' receivers in one

@@ -15,10 +15,8 @@ from fairlead.engine.devices import runs_our_kernels
 from fairlead.engine.inputs import upload
 from fairlead.engine.sampling.logits_processors import SampledRows, keep_by_slot
 from fairlead.engine.sampling.parameters import BatchUpdate
-from fairlead.structured.constraint import Constraint
+from fairlead.structured.constraint import WORD_BITS, Constraint
 from fairlead.structured.filling import MaskFilling
-
-WORD_BITS = 32
 
 
 class TokenMasks(NamedTuple):
