@@ -22,19 +22,41 @@ GREEDY = LONG | {"temperature": 0}
 SEEDED = LONG | {"temperature": 1.5, "seed": 7}
 RANDOM = LONG | {"temperature": 1.5}
 CONTEXT = 200_000
+# 150 numbers take hundreds of tokens, so that the child is killed or stopped before the end.
+NUMBERS = {
+    "type": "object",
+    "properties": {
+        "numbers": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 100, "maximum": 999},
+            "minItems": 150,
+            "maxItems": 150,
+        }
+    },
+    "required": ["numbers"],
+    "additionalProperties": False,
+}
+CONSTRAINED = {"model": "fairlead-demo", "max_tokens": 20_000, "temperature": 1, "seed": 7}
+CALLS = {
+    "messages": [{"role": "user", "content": "Count from 1 to 150."}],
+    "tools": [{"type": "function", "function": {"name": "add", "parameters": NUMBERS, "strict": True}}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
 ENDLESS = {"max_tokens": 20_000}  # takes minutes, so that it cannot end before the child is killed or stopped
 
 
 class Stream:
     """Reads a streamed answer. Calls `on_text` when its first event arrives."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str = "/v1/completions") -> None:
+        self.path = path
         self.lines: list[str] = []
         self.is_whole = False
 
     def read(self, server: RealServer, body: dict[str, Any], on_text=lambda: None) -> "Stream":
         options = {"json": body | {"stream": True}, "timeout": TIMEOUT_S}
-        with httpx.stream("POST", f"{server.url}/v1/completions", **options) as response:
+        with httpx.stream("POST", f"{server.url}{self.path}", **options) as response:
             assert response.status_code == 200, response.read()
             try:
                 for line in response.iter_lines():
@@ -54,6 +76,13 @@ class Stream:
     def text(self, index: int = 0) -> str:
         choices = [choice for event in self.events for choice in event.get("choices", ())]
         return "".join(choice["text"] for choice in choices if choice["index"] == index)
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the calls in a chat, joined."""
+        deltas = [choice["delta"] for event in self.events for choice in event["choices"]]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        return "".join(call["function"]["arguments"] for call in calls)
 
 
 @pytest.fixture(
@@ -109,6 +138,29 @@ def test_a_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(
     killed = Stream().read(server, body, lambda: kill_during(server, kill_engine))
     assert killed.lines[-1] == "data: [DONE]"
     assert expected.text() == killed.text()
+    assert not any(server.wait_until_at_rest().values())
+
+
+@pytest.mark.parametrize("kill_engine", [signal.SIGKILL], indirect=True, ids=["killed"])
+def test_constrained_text_resumes_where_it_stopped(server: RealServer, kill_engine):
+    body = CONSTRAINED | {"prompt": "Count", "structured_outputs": {"json": NUMBERS}}
+    expected = Stream().read(server, body)
+    killed = Stream().read(server, body, lambda: kill_during(server, kill_engine))
+    assert killed.lines[-1] == "data: [DONE]"
+    assert expected.text() == killed.text()
+    assert len(json.loads(killed.text())["numbers"]) == 150
+    assert not any(server.wait_until_at_rest().values())
+
+
+@pytest.mark.parametrize("kill_engine", [signal.SIGKILL], indirect=True, ids=["killed"])
+def test_constrained_call_resumes_where_it_stopped(server: RealServer, kill_engine):
+    body = CONSTRAINED | CALLS
+    expected = Stream("/v1/chat/completions").read(server, body)
+    stream = Stream("/v1/chat/completions")
+    killed = stream.read(server, body, lambda: kill_during(server, kill_engine))
+    assert killed.lines[-1] == "data: [DONE]"
+    assert expected.arguments == killed.arguments
+    assert len(json.loads(killed.arguments)["numbers"]) == 150
     assert not any(server.wait_until_at_rest().values())
 
 

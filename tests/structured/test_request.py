@@ -17,7 +17,7 @@ STRICT = {
 
 
 def tool(name: str = "f", parameters: Any = STRICT, *, is_strict: bool = True, index: int = 0) -> ToolSpec:
-    return ToolSpec(name, parameters, is_strict, f"tools[{index}]")
+    return ToolSpec(name, parameters, is_strict, f"tools[{index}].function.parameters")
 
 
 def accepts(spec: AnswerSpec, text: str) -> bool:

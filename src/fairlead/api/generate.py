@@ -6,7 +6,9 @@ body, and whether it is valid, is left to the server that answers it.
 """
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlySequence
+from typing import Any
 
 import msgspec
 
@@ -46,10 +48,19 @@ class GenerationPipeline:
         self._services = jobs.services
         self._grammars = GrammarCheck()
 
-    async def respond(self, request: Request, dialect: RelayDialect) -> Response:
-        """Return the response: whole, or a stream from its first delta on. Raises a `FairleadError`."""
+    async def respond(
+        self, request: Request, dialect: RelayDialect, *, adapt: Callable[[Any], RelayDialect] | None = None
+    ) -> Response:
+        """Return the response: whole, or a stream from its first delta on. Raises a `FairleadError`.
+
+        `adapt` returns the dialect for a request, from its envelope, where it depends on the state of others.
+        """
         # This frame exists as long as the job, which needs neither the body nor what was decoded from it.
-        job, context = await self._prepare(request, dialect)
+        body, envelope = await self._jobs.take(request, dialect.read_envelope)
+        if adapt is not None:
+            dialect = adapt(envelope)
+        job, context = await self._prepare(request, dialect, body, envelope)
+        del body, envelope
         writer = None
         if context is not None and job.stream:
             assert isinstance(dialect, StreamingDialect)
@@ -68,9 +79,10 @@ class GenerationPipeline:
             body = dialect.write_response(context, deltas)
         return json_response(body, headers=headers)
 
-    async def _prepare(self, request: Request, dialect: RelayDialect) -> tuple[Job, AnswerContext | None]:
+    async def _prepare(
+        self, request: Request, dialect: RelayDialect, body: bytes, envelope: Envelope
+    ) -> tuple[Job, AnswerContext | None]:
         """Return the request's job, and the context of our engine's answer; None if it is only relayed."""
-        body, envelope = await self._jobs.take(request, dialect.read_envelope)
         request.user = envelope.user or envelope.safety_identifier
         body, name = self._find(request, body, envelope)
         model = self._services.models.get(name)
@@ -88,7 +100,7 @@ class GenerationPipeline:
         sampling, parts = Sampling(max_tokens=1, temperature=0), None
         if not generation.embed:
             sampling, parts = await self._sampling(request, generation, model, prompts)
-        streams = bool(envelope.stream) and dialect.streams
+        streams = envelope.wants_stream and dialect.streams
         job = self._jobs.job(
             request,
             envelope,
@@ -181,7 +193,7 @@ class GenerationPipeline:
     def _relayed_job(
         self, request: Request, dialect: RelayDialect, model: str, body: bytes, envelope: Envelope
     ) -> Job:
-        streams = bool(envelope.stream) and dialect.streams
+        streams = envelope.wants_stream and dialect.streams
         self._check_choices(envelope.choices, "n")
         return self._jobs.job(
             request,

@@ -35,7 +35,7 @@ class FaultyRequest(ValueError):
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A function that the model may call. `parameters`: the schema of its arguments; `field`: where it is."""
+    """A function that the model may call. `parameters`: its arguments' schema, at `field` of the body."""
 
     name: str
     parameters: Mapping[str, Any] | None
@@ -64,7 +64,7 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
         left = MAX_GRAMMAR_BYTES
         schemas = [(self.answer.schema, self.answer_field)] if isinstance(self.answer, JsonAnswer) else []
         schemas += [
-            (tool.parameters, f"{tool.field}.function.parameters")
+            (tool.parameters, tool.field)
             for tool in self.tools
             if tool.is_strict and tool.parameters is not None
         ]

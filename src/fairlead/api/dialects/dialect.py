@@ -70,14 +70,21 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerContext(NamedTuple):
     """What the writers of an answer need. `created`: its time, in seconds since 1970.
 
-    `options` are the request's. `prompt_texts`: the texts of the prompts, if the request has `echo`.
+    `options` are the request's. `prompt_texts`: the texts of the prompts, if the request has `echo`. `model`
+    is None if only other servers have it; then the answer was translated from their dialect.
     """
 
     job: Job
-    model: TextModel
+    model: TextModel | None
     created: int
     options: Any = None
     prompt_texts: tuple[str, ...] = ()
+
+    @property
+    def own_model(self) -> TextModel:
+        """The model, for dialects whose answers are never translated."""
+        assert self.model is not None
+        return self.model
 
 
 class StreamWriter(Protocol):
@@ -185,6 +192,20 @@ class Dialect(RelayDialect):
     @abstractmethod
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the body of a response; `deltas` has one per choice, in order."""
+
+
+class CountingDialect(RelayDialect):
+    """A dialect of requests for the number of tokens of a prompt, which is not a job."""
+
+    streams = False
+
+    @abstractmethod
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """Return the request in a body, as `Dialect.decode` does."""
+
+    @abstractmethod
+    def write_count(self, tokens: int) -> bytes:
+        """Return the body of a response."""
 
 
 class StreamingDialect(Dialect):

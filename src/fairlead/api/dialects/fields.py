@@ -61,6 +61,11 @@ class Envelope(CommonFields, frozen=True, kw_only=True):
     seed: int | None = None
 
     @property
+    def wants_stream(self) -> bool:
+        """Whether the client requests a stream."""
+        return bool(self.stream)
+
+    @property
     def choices(self) -> int:
         """The number of choices in the answer, as far as it distinguishes them."""
         return 1

@@ -117,7 +117,7 @@ def call_id(context: AnswerContext, choice: int, number: int) -> str:
     """
     name = f"{context.job.id}/{choice}/{number}".encode()
     digest = blake2b(name, digest_size=12).hexdigest()
-    answer_format = context.model.answer_format
+    answer_format = context.model.answer_format if context.model is not None else None
     is_short = answer_format is not None and answer_format.wire_format.name.startswith("mistral")
     return digest[:9] if is_short else f"call_{digest}"
 

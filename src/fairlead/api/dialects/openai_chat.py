@@ -117,7 +117,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """See `Dialect`."""
-        job, tokenizer = context.job, context.model.tokenizer
+        job, tokenizer = context.job, context.own_model.tokenizer
         has_logprobs = job.sampling.logprobs is not None
         choices = [
             {

@@ -33,7 +33,7 @@ class Chunks(ABC):
         options = context.options or StreamOptions()
         self._context = context
         self._job = job
-        self._tokenizer = context.model.tokenizer
+        self._tokenizer = context.own_model.tokenizer
         self._include_usage = bool(options.include_usage)
         self._continuous_usage = self._include_usage and bool(options.continuous_usage_stats)
         self._detailed = self._continuous_usage or job.sampling.logprobs is not None

@@ -136,7 +136,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """See `Dialect`."""
-        job, tokenizer, texts = context.job, context.model.tokenizer, context.prompt_texts
+        job, tokenizer, texts = context.job, context.own_model.tokenizer, context.prompt_texts
         has_logprobs = job.sampling.logprobs is not None
         deltas = context.options.shown(deltas)
         choices = []

@@ -65,7 +65,7 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """Return the vectors in the order of their texts."""
-        settings, job = context.model.embedding, context.job
+        settings, job = context.own_model.embedding, context.job
         assert settings is not None
         dimensions, encoding_format = context.options
         data: list[dict[str, Any]] = []

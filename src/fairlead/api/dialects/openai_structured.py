@@ -199,7 +199,12 @@ def _object_schema(schema: Schema | str) -> dict[str, Any]:
 
 def _tool_specs(tools: Sequence[Tool]) -> tuple[ToolSpec, ...]:
     specs = [
-        ToolSpec(tool.function.name, tool.function.parameters, bool(tool.function.strict), f"tools[{index}]")
+        ToolSpec(
+            tool.function.name,
+            tool.function.parameters,
+            bool(tool.function.strict),
+            f"tools[{index}].function.parameters",
+        )
         for index, tool in enumerate(tools)
     ]
     seen: set[str] = set()
