@@ -106,7 +106,8 @@ class Job(msgspec.Struct, frozen=True):
 
     `embed`: the result for each prompt is its vector, not a continuation.
 
-    `parts`: the text is divided into parts; None: it is content as a whole.
+    `parts`: the text is divided into parts; None: it is content as a whole. `grammar_field`: the field of the
+    request that the grammar of `sampling` is of, for errors.
 
     `traceparent` is the client's header of that name (W3C Trace Context), unchanged. `path` is the route's
     and `client` the client's address, for the log.
@@ -131,6 +132,7 @@ class Job(msgspec.Struct, frozen=True):
     path: str = ""
     client: str | None = None
     parts: AnswerParts | None = None
+    grammar_field: str = ""
 
     @property
     def needs_own_node(self) -> bool:

@@ -31,9 +31,9 @@ from fairlead.api.loading import loading_progress
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
-from fairlead.api.structuring import GrammarCheck, check_combinations, structure_of
+from fairlead.api.structuring import GrammarCheck, Structure, check_combinations, structure_of
 from fairlead.errors import FairleadError, quoted
-from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
+from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.text.model import TextModel
 
 # The assumed length of an answer without a limit in its request: the other server's limit is unknown.
@@ -97,9 +97,9 @@ class GenerationPipeline:
         texts: tuple[str, ...] = ()
         if generation.echo:
             texts = await self._jobs.offload.encode(request, _decoded, model, generation.prompts)
-        sampling, parts = Sampling(max_tokens=1, temperature=0), None
+        sampling, structure = Sampling(max_tokens=1, temperature=0), Structure()
         if not generation.embed:
-            sampling, parts = await self._sampling(request, generation, model, prompts)
+            sampling, structure = await self._sampling(request, generation, model, prompts)
         streams = envelope.wants_stream and dialect.streams
         job = self._jobs.job(
             request,
@@ -113,7 +113,8 @@ class GenerationPipeline:
             stream=streams,
             relay=_relay(dialect, body, streams) if self._services.fleet.is_relayed(name) else None,
             embed=generation.embed,
-            parts=parts,
+            parts=structure.parts,
+            grammar_field=structure.grammar_field,
         )
         return job, AnswerContext(job, model, int(time.time()), generation.options, texts)
 
@@ -123,11 +124,11 @@ class GenerationPipeline:
         generation: GenerationRequest,
         model: TextModel,
         prompts: tuple[ReadOnlySequence[int], ...],
-    ) -> tuple[Sampling, AnswerParts | None]:
-        """Return the sampling parameters, with the grammar of the answer, and the parts of its text."""
+    ) -> tuple[Sampling, Structure]:
+        """Return the sampling parameters, with the grammar of the answer, and its structure."""
         sampling = sampling_of(generation, model, prompts)
         if generation.answer is None and not generation.is_chat:
-            return sampling, None
+            return sampling, Structure()
         offload = self._jobs.offload
         structure = await offload.encode(request, structure_of, generation, model, prompts[0])
         grammar = structure.grammar
@@ -138,7 +139,7 @@ class GenerationPipeline:
             sampling = msgspec.structs.replace(
                 sampling, grammar=grammar, reasoning_limit=structure.reasoning_limit
             )
-        return sampling, structure.parts
+        return sampling, structure
 
     def _find(self, request: Request, body: bytes, envelope: Envelope) -> tuple[bytes, str]:
         """Return the body, and the canonical name of its model. Raises as `ModelAccess.find` does.

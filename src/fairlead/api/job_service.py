@@ -93,6 +93,7 @@ class JobService:
         prompt_estimate: int = 0,
         embed: bool = False,
         parts: AnswerParts | None = None,
+        grammar_field: str = "",
     ) -> Job:
         """Return the job for the request; `prefix` begins its id.
 
@@ -120,6 +121,7 @@ class JobService:
             path=request.path[:LOGGED_LENGTH],
             client=request.address,
             parts=parts,
+            grammar_field=grammar_field,
         )
 
     # Running its job ---------------------------------------------------------------------------------
