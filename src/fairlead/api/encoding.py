@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as ReadOnlySequence
 
 from fairlead.api.body import too_many_tokens
-from fairlead.api.dialects.dialect import Prompt
+from fairlead.api.dialects.dialect import GenerationRequest, Prompt
 from fairlead.config import Limits, SpecialTokens
 from fairlead.text.model import TextModel
 
@@ -34,6 +34,17 @@ def encode_prompts(
             raise too_many_tokens(tokens, param, limits)
         encoded.append(packed(ids))
     return tuple(encoded)
+
+
+def encode_conversation(model: TextModel, request: GenerationRequest) -> list[int]:
+    """Return the token ids of a request's chat. Raises `InvalidRequest`."""
+    assert request.messages is not None
+    return model.encode_chat(
+        request.messages,
+        tools=request.tools,
+        variables=request.template_variables,
+        continuation=request.continuation,
+    )
 
 
 def packed(ids: ReadOnlySequence[int]) -> ReadOnlySequence[int]:

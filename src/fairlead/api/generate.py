@@ -18,6 +18,7 @@ from fairlead.api.body import invalid_field
 from fairlead.api.dialects.dialect import (
     AnswerContext,
     AnswerWriter,
+    CountingDialect,
     Dialect,
     GenerationRequest,
     Prompt,
@@ -25,13 +26,14 @@ from fairlead.api.dialects.dialect import (
     StreamingDialect,
 )
 from fairlead.api.dialects.fields import MAX_INT32, Envelope
-from fairlead.api.encoding import encode_prompts
+from fairlead.api.encoding import encode_conversation, encode_prompts
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
 from fairlead.api.structuring import GrammarCheck, Structure, check_combinations, structure_of
+from fairlead.api.tokenize import count_tokens
 from fairlead.errors import FairleadError, quoted
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.text.model import TextModel
@@ -59,6 +61,11 @@ class GenerationPipeline:
         body, envelope = await self._jobs.take(request, dialect.read_envelope)
         if adapt is not None:
             dialect = adapt(envelope)
+        request.user = envelope.user or envelope.safety_identifier
+        if isinstance(dialect, CountingDialect):
+            model = self._jobs.models.known_text(request, envelope.model)
+            if model is not None:
+                return await count_tokens(self._jobs, request, dialect, body, model)
         job, context = await self._prepare(request, dialect, body, envelope)
         del body, envelope
         writer = None
@@ -83,7 +90,6 @@ class GenerationPipeline:
         self, request: Request, dialect: RelayDialect, body: bytes, envelope: Envelope
     ) -> tuple[Job, AnswerContext | None]:
         """Return the request's job, and the context of our engine's answer; None if it is only relayed."""
-        request.user = envelope.user or envelope.safety_identifier
         body, name = self._find(request, body, envelope)
         model = self._services.models.get(name)
         if model is None:
@@ -173,14 +179,7 @@ class GenerationPipeline:
         """Return the prompts' token ids. Raises as `Offload.encode` does."""
         encode = self._jobs.offload.encode
         if generation.messages is not None:
-            chat = await encode(
-                request,
-                model.encode_chat,
-                generation.messages,
-                tools=generation.tools,
-                variables=generation.template_variables,
-            )
-            return (chat,)
+            return (await encode(request, encode_conversation, model, generation),)
         return await encode(
             request,
             encode_prompts,

@@ -70,10 +70,8 @@ _GENERATION = _group(
         "Create a response in OpenAI's Responses API. For relayed models only.",
         is_versionless=True,
     ),
-    dialect_route(MessagesDialect(), "Create a message in Anthropic's API. For relayed models only."),
-    dialect_route(
-        CountTokensDialect(), "Count the tokens of a message in Anthropic's API. For relayed models only."
-    ),
+    dialect_route(MessagesDialect(), "Create a message in Anthropic's API."),
+    dialect_route(CountTokensDialect(), "Count the tokens of a message's prompt in Anthropic's API."),
     _post(
         path="/v1/requests/{request_id}/cancel",
         view=QueueRoutes.cancel,

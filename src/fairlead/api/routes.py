@@ -84,14 +84,15 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._authenticator = Authenticator(services.config.api_keys)
         self._cors = Cors(services.config.cors.origins)
         self._paths = Paths(route.path for route in routes)
+        self._error_formats = ErrorFormats(dialects_of(routes))
         self._auth = RequestAuth(
             self._authenticator,
             self._jobs.quotas,
             OriginPolicy(services.config.host, services.config.allowed_hosts),
             self._cors,
             paths=tuple(dict.fromkeys(route.path for route in routes)),
+            id_headers=lambda path: self._error_formats.of(path).request_id_headers,
         )
-        self._error_formats = ErrorFormats(dialects_of(routes))
         self._permissions: dict[str, Permission] = {}
         self._add_routes(Views(services, routes, self._jobs, self._auth, self._cors), routes)
         self.before_request(self._enter)

@@ -166,12 +166,14 @@ class TextModel:
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        continuation: str = "",
     ) -> list[int]:
         """Return a chat's ids. Raises `InvalidRequest` as `encode_prompt`.
 
-        `variables` are further variables of the template. The template writes the special tokens, so none
-        are added. Those that a client spells in messages, tools or variables remain text, unless
-        `special_tokens` of the model is "parse".
+        `variables` are further variables of the template. `continuation` is the beginning of the answer,
+        refused if the template begins the answer with its reasoning. The template writes the special tokens,
+        so none are added. Those that a client spells remain text, unless `special_tokens` of the model is
+        "parse".
         """
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
@@ -188,6 +190,8 @@ class TextModel:
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
+        if continuation:
+            text += self._continuation(text, continuation)
         self._check_may_fit(text, "messages")
         ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=is_text, param="messages")
         self.check_prompt(ids, param="messages")
@@ -203,6 +207,13 @@ class TextModel:
             raise InvalidRequest(
                 f"token ids of this model are 0...{self.tokenizer.vocab_size - 1}", param=param
             )
+
+    def _continuation(self, text: str, continuation: str) -> str:
+        """Return the beginning of an answer as it follows a rendered chat. Raises `InvalidRequest`."""
+        if self.answer_format is not None and self.answer_format.opens_reasoning(text):
+            reason = "the model's chat template begins an answer with reasoning, which cannot be skipped here"
+            raise InvalidRequest(f"messages: {reason}; disable it to give the beginning", param="messages")
+        return self._control.broken(continuation) if self.special_tokens == "text" else continuation
 
     def _check_may_fit(self, text: str, param: str) -> None:
         if not self.tokenizer.may_fit(text, self.longest_prompt):

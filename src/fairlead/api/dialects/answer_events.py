@@ -62,10 +62,14 @@ class AnswerEvents:
         self._cached_tokens += delta.cached_tokens
         if delta.reasoning:
             yield Reasoning(delta.reasoning)
+        # The rest of an open call precedes a text that the delta has, because that ends the call.
+        rest = [piece for piece in delta.calls if piece.number == self._open_call]
+        for piece in rest:
+            yield from self._of_call(piece)
         if delta.text:
             yield from self._end_of_call()
             yield Content(delta.text)
-        for piece in delta.calls:
+        for piece in delta.calls[len(rest) :]:
             yield from self._of_call(piece)
         if delta.finish_reason is not None:
             yield from self._end_of_call()

@@ -25,6 +25,7 @@ from fairlead.upstream_events import UpstreamReader
 EVENTS = "text/event-stream"
 # The interval of comments in a stream that has no answer yet.
 COMMENT_INTERVAL_S = 5.0
+REQUEST_ID_HEADERS = ("X-Request-Id",)
 
 Prompt = str | list[int]
 
@@ -34,7 +35,8 @@ _encode = msgspec.json.Encoder().encode
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to one of our own models, in the terms of no dialect.
 
-    It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them; or
+    It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them, and after
+    those `continuation`, which is the beginning of the answer and not repeated in it; or
     `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
     With `embed` it returns a vector for each prompt, shortened to `dimensions`.
 
@@ -49,6 +51,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     template_variables: dict[str, Any] | None = None
+    continuation: str = ""
     prompts: ReadOnlySequence[Prompt] = ()
     prompts_field: str = "prompt"
     special_tokens: SpecialTokens = "parse"
@@ -155,7 +158,8 @@ class RelayDialect(ABC):
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
     request may ask for a stream, of type `stream_type`. Until the answer begins, the stream has
     `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none.
-    `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents.
+    `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents. Every response
+    has the request's id in `request_id_headers`.
     """
 
     path: ClassVar[str]
@@ -168,6 +172,7 @@ class RelayDialect(ABC):
     reader: ClassVar[UpstreamReader]
     waiting_events: ClassVar[WaitingEvents] = WaitingComments()
     reasoning_events: ClassVar[ReasoningEvents | None] = None
+    request_id_headers: ClassVar[tuple[str, ...]] = REQUEST_ID_HEADERS
 
     @abstractmethod
     def error_body(self, error: FairleadError) -> bytes:

@@ -142,6 +142,18 @@ CHAT: Fields = {
     "web_search_options": _ANY,
 }
 
+MESSAGES: Fields = {
+    **_CONSTRAINTS,
+    **_SAMPLING,
+    **_PROMPT,
+    "n": _ONE,
+    "stop": Unserved(("", []), "stop_sequences"),
+    "response_format": Unserved((), "output_config.format"),
+    "structured_outputs": Unserved((), "output_config.format"),
+    "container": _ANY,
+    "mcp_servers": _EMPTY_LIST,
+}
+
 EMBEDDING: Fields = {
     "messages": Unserved((), "input"),
     "prompt_embeds": _ANY,
