@@ -16,6 +16,8 @@ from fairlead.config import ApiKey
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus, NodeStatus
 
+MESSAGE = {"messages": [{"role": "user", "content": "hello"}]}
+
 
 @pytest.fixture(scope="module")
 def document() -> dict:
@@ -59,6 +61,7 @@ def test_the_document_has_each_field_of_a_request(document):
         ("/v1/chat/completions", unserved.CHAT),
         ("/v1/completions", unserved.COMPLETION),
         ("/v1/embeddings", unserved.EMBEDDING),
+        ("/v1/messages", unserved.MESSAGES),
         ("/tokenize", unserved.TOKENIZE),
     ],
 )
@@ -79,6 +82,8 @@ def test_all_error_statuses_are_described(document):
     [
         ("/v1/chat/completions", shapes.ChatCompletion, {"messages": [{"role": "user", "content": "hello"}]}),
         ("/v1/completions", shapes.TextCompletion, {"prompt": "hello", "n": 2}),
+        ("/v1/messages", shapes.AnthropicMessage, MESSAGE | {"max_tokens": 9}),
+        ("/v1/messages/count_tokens", shapes.CountedTokens, MESSAGE),
         ("/tokenize", shapes.Tokenized, {"prompt": "hello", "return_token_strs": True}),
         ("/detokenize", shapes.Detokenized, {"tokens": [10]}),
         ("/v1/completions", shapes.ErrorAnswer, {"prompt": 7}),

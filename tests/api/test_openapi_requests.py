@@ -35,7 +35,7 @@ COMPONENTS = DOCUMENT["components"]["schemas"]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 NEVER_ENDS = "/events"
 UPSTREAM = "/upstream/{upstream_path}"
-RELAYED = ("/responses", "/messages", "/messages/count_tokens")
+RELAYED = ("/responses",)
 OPERATIONS = [
     (method.upper(), path)
     for path, methods in DOCUMENT["paths"].items()
@@ -47,6 +47,8 @@ GOOD = {
     "/chat/completions": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/completions": {"model": "small", "prompt": "hello"},
     "/embeddings": {"model": "small", "input": ["hello"]},
+    "/messages": {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
+    "/messages/count_tokens": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/tokenize": {"model": "small", "prompt": "hello", "messages": None, "special_tokens": None},
     "/detokenize": {"model": "small", "tokens": [10]},
     "/nodes": {"id": "big", "url": "http://big:8000"},

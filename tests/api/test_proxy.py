@@ -16,6 +16,7 @@ from api.far_away import (
     MESSAGES,
     RELAYED_ONLY,
     STREAMING,
+    WITHOUT_CHOICES,
     complete_response,
     event_stream,
     relay_body,
@@ -122,7 +123,7 @@ async def test_each_prompt_of_a_text_completion_has_its_choices(relay_client, fi
     assert choices == relay_client.gateway.job.sequences
 
 
-@pytest.mark.parametrize("path", RELAYED_ONLY)
+@pytest.mark.parametrize("path", WITHOUT_CHOICES)
 async def test_n_is_ignored_where_there_are_no_choices(relay_client, path):
     await relay_client.post(path, relay_body(n=5, prompt=["one", "two"]))
     assert relay_client.gateway.job.sequences == 1

@@ -7,6 +7,7 @@ import pytest
 
 from api.conftest import client_of
 from fairlead.api.dialects import unserved
+from fairlead.api.dialects.anthropic_requests import CreateMessageRequest
 from fairlead.api.dialects.openai_chat import ChatCompletionRequest
 from fairlead.api.dialects.openai_completions import CompletionRequest
 from fairlead.api.dialects.openai_embeddings import EmbeddingRequest
@@ -16,14 +17,18 @@ from fairlead.text.embedding import EmbeddingSettings
 from fake_fleet import FakeFleet
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+ANTHROPIC = "/v1/messages"
 MESSAGES = [{"role": "user", "content": "hello"}]
 # By path: a minimal valid body, the fields that are refused, and the type of the fields that are served.
 ROUTES = {
     CHAT: ({"messages": MESSAGES}, unserved.CHAT, ChatCompletionRequest),
     COMPLETIONS: ({"prompt": "hello"}, unserved.COMPLETION, CompletionRequest),
     EMBEDDINGS: ({"input": "hello"}, unserved.EMBEDDING, EmbeddingRequest),
+    ANTHROPIC: ({"messages": MESSAGES, "max_tokens": 9}, unserved.MESSAGES, CreateMessageRequest),
     "/tokenize": ({"messages": MESSAGES}, unserved.TOKENIZE, TokenizeRequest),
 }
+# By path: the fields that it serves and others ignore.
+SERVED_HERE = {ANTHROPIC: {"metadata"}}
 FIELDS = [(path, name) for path, (_, fields, _) in ROUTES.items() for name in fields]
 # Values that clients send. All other fields get an object, which turns no field off.
 EXAMPLES = {
@@ -49,6 +54,7 @@ EXAMPLES = {
     "parallel_tool_calls": False,
     "modalities": ["text", "audio"],
     "mirostat": 1,
+    "n": 2,
     "documents": [{"text": "a"}],
 }
 
@@ -115,7 +121,7 @@ async def test_only_the_exact_value_is_accepted_as_off(clients, chat, name, valu
 @pytest.mark.parametrize("path", ROUTES)
 async def test_fields_without_effect_and_unknown_fields_are_ignored(clients, path):
     body, _, _ = ROUTES[path]
-    known = dict.fromkeys(unserved.IGNORED, "anything")
+    known = dict.fromkeys(unserved.IGNORED.keys() - SERVED_HERE.get(path, set()), "anything")
     reply = await clients[path].post(path, body | known | {"never_heard_of": [1]})
     assert reply.status == 200, reply.body
     clients[path].gateway.jobs.clear()
@@ -125,7 +131,8 @@ async def test_fields_without_effect_and_unknown_fields_are_ignored(clients, pat
 def test_a_field_is_served_refused_or_ignored_and_never_two_of_these(path):
     _, fields, request = ROUTES[path]
     assert not fields.keys() & unserved.IGNORED.keys()
-    assert not set(request.__struct_fields__) & (fields.keys() | unserved.IGNORED.keys())
+    ignored = unserved.IGNORED.keys() - SERVED_HERE.get(path, set())
+    assert not set(request.__struct_fields__) & (fields.keys() | ignored)
 
 
 async def test_a_relayed_request_keeps_all_of_its_fields(relay_client):
