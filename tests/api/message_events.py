@@ -1,10 +1,21 @@
-"""Reads the events of Anthropic's streams as its clients do, and checks the rules that those rely on."""
+"""Reads the events of Anthropic's streams as its clients do, and checks the rules that those rely on.
+
+Where Anthropic's package is installed, its models read every event, too, strictly.
+"""
 
 import json
 from typing import Any
 
+try:
+    from anthropic.types import RawMessageStreamEvent
+    from anthropic.types.shared import ErrorResponse
+    from pydantic import TypeAdapter
+except ImportError:
+    MODELS: dict[str, Any] = {}
+else:
+    MODELS = {"error": TypeAdapter(ErrorResponse), "others": TypeAdapter(RawMessageStreamEvent)}
+
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-NOT_TYPED = ("event", "index")
 # The types of deltas, and the members of their blocks that they extend.
 DELTAS = {
     "text_delta": ("text", "text"),
@@ -29,6 +40,9 @@ def events_of(body: bytes) -> list[dict[str, Any]]:
         name, data = block.decode().split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
+        if MODELS and event["type"] != "ping":
+            kind = "error" if event["type"] == "error" else "others"
+            MODELS[kind].validate_json(data.removeprefix("data: "), strict=True)
         events.append(event)
     return events
 

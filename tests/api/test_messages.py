@@ -10,6 +10,8 @@ import trio.testing
 from api.conftest import client_of, small_model
 from api.message_events import PATH, events_of, read, without_ids
 from api.written_answers import CHAT, HERMES, MISTRAL, call, client_writing, tool
+from fairlead.api.dialects.anthropic_messages import MessagesDialect
+from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.config import ApiKey, QueueConfig
 from fairlead.errors import (
     Draining,
@@ -20,7 +22,7 @@ from fairlead.errors import (
     QueueFull,
     QueueTimeout,
 )
-from fairlead.job import CallPiece, Delta
+from fairlead.job import CallPiece, Delta, Job, Sampling
 
 THOUGHT = "<think>\nIt is easy.\n</think>\n\n"
 OSLO = '{"city": "Oslo", "days": 3}'
@@ -222,6 +224,27 @@ async def test_answer_and_usage_are_those_of_a_chat(hermes):
     thinking, text, used = message.json["content"]
     assert (thinking["thinking"], text["text"]) == (said["reasoning_content"], said["content"])
     assert used["input"] == json.loads(said["tool_calls"][0]["function"]["arguments"])
+
+
+async def test_answer_of_another_server_is_written_without_our_model():
+    job = Job("msg-1", "a", "remote", (), Sampling(9), prompt_estimate=5)
+    context = AnswerContext(job, None, 0)
+    piece, rest = CallPiece(0, "weather", '{"a": '), CallPiece(0, None, "1}")
+    deltas = [
+        Delta(0, "Hello", reasoning="I", relayed_tokens=2),
+        Delta(0, calls=[piece], relayed_tokens=1),
+        Delta(0, calls=[rest], relayed_tokens=1),
+        Delta(0, finish_reason="tool_calls", relayed_tokens=-1),
+    ]
+    writer = MessagesDialect().stream_writer(context)
+    message, _ = read(events_of(b"".join(writer.write([delta]) for delta in deltas) + writer.end()))
+    assert writer.end() == b""
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
+    assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("tool_use", 3)
+    for delta in deltas[1:]:
+        deltas[0].merge(delta)
+    whole = json.loads(MessagesDialect().write_response(context, deltas[:1]))
+    assert without_ids(whole) == without_ids(message)
 
 
 # Waiting and errors --------------------------------------------------------------------------------
