@@ -1,4 +1,4 @@
-"""Compare the engine's admission rule with an oracle that knows all output lengths, when memory is short.
+"""Compare the engine's admission rule with an oracle that has all output lengths, when memory is short.
 
     python bench/admission.py [--seeds 4] [--steps 6000] [--json bench/results/admission.json]
 

@@ -438,7 +438,7 @@ GOAL = 8.0  # times as fast as the reference, at every churn from 64 slots up
 
 
 def goals(results: dict[tuple[int, float], dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Compare the results with what ARCHITECTURE.md promises."""
+    """Compare the results with the figures in ARCHITECTURE.md."""
     ratios = [
         by_peer[Reference.label]["step_us"] / by_peer[Kernel.label]["step_us"]
         for (slots, _), by_peer in results.items()

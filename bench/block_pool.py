@@ -2,19 +2,19 @@
 
     python bench/block_pool.py [--rounds 7] [--json bench/results/block_pool.json]
 
-Reported are nanoseconds per block for: allocating 32 blocks at a time; freeing them; finding a prefix of 128
-blocks with known hashes; hashing and finding such a prefix; and the life of a request under memory pressure
-(allocate four blocks, hash and index them, keep them, which evicts four others). Each is measured with 100,
-1,000, 10,000 and 100,000 kept requests of four blocks. The pool has room for the largest number, except for
-lives, where it is full. For the slot map: nanoseconds to bind and free a slot.
+It reports the nanoseconds per block for: allocating 32 blocks at a time; freeing them; finding a prefix of
+128 blocks with known hashes; hashing and finding such a prefix; and the life of a request under memory
+pressure (allocate four blocks, hash and index them, keep them, which evicts four others). Each is measured
+with 100, 1,000, 10,000 and 100,000 kept requests of four blocks. The pool has room for the largest number,
+except for lives, where it is full. For the slot map: nanoseconds to bind and free a slot.
 
 The linked pool is built like vLLM's. A block is an object. The free blocks, including kept ones, form a
-doubly linked list whose front is evicted first. A dict maps hash and group to a block, or to several blocks
-with the same content. A lookup is one call per block, which checks every group. Hashes are keyed and have 128
-bits, like the kernel's. The lean pool has no objects, links, groups or calls: a list of free ids, a dict and
-a deque of requests. It uses Python's fastest hash, which has 64 bits and no key.
+doubly linked list, which is evicted from the front. A dict maps hash and group to a block, or to several
+blocks with the same content. A lookup is one call per block, which checks every group. Hashes are keyed and
+have 128 bits, like the kernel's. The lean pool has no objects, links, groups or calls: a list of free ids, a
+dict and a deque of requests. It uses Python's fastest hash, which has 64 bits and no key.
 
-Every round measures all peers in turn. Reported are the medians of the rounds and their ratios, compared with
+Every round measures all peers in turn. It reports the medians of the rounds and their ratios, compared with
 `GOALS`. Lookups of random requests and lives separate the cost of the data structure from the cost of memory:
 100,000 kept requests occupy tens of megabytes, so every peer has a cache miss for each of their blocks.
 """

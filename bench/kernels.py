@@ -2,11 +2,11 @@
 
     python bench/kernels.py [--rounds 9] [--json bench/results/kernels.json]
 
-100, 10,000, 100,000 and 1,000,000 entries of 100 tenants wait. Reported are nanoseconds for a push and a pop
-together, and for cancelling an entry in the middle (with a million entries, only for peers that do so without
-a search). Each peer runs in a loop of its own, without a common interface. The two heaps keep the order of
-arrival and do not alternate between tenants. Every round measures all peers in turn; the medians of the
-rounds and their ratios are reported.
+100, 10,000, 100,000 and 1,000,000 entries of 100 tenants wait. It reports the nanoseconds for a push and a
+pop together, and for cancelling an entry in the middle (with a million entries, only for peers that do so
+without a search). Each peer runs in a loop of its own, without a common interface. The two heaps keep the
+order of arrival and do not alternate between tenants. Every round measures all peers in turn; the medians of
+the rounds and their ratios are reported.
 
 Cancelling is measured in four ways:
 

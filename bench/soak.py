@@ -140,7 +140,7 @@ def _log(file: Path) -> list[dict[str, object]]:
         try:
             events.append(json.loads(line))
         except ValueError:
-            events.append({"event": "a line that is no JSON", "level": "critical", "line": line})
+            events.append({"event": "a line that is not JSON", "level": "critical", "line": line})
     return events
 
 

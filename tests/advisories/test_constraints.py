@@ -1,8 +1,8 @@
 """Constraints on the output that crashed a peer.
 
 An unsupported constraint is answered by a 400 that names the field: an answer without it would be wrong.
-So is what no server could serve, such as a schema of an unknown type. What is only costly is refused, or
-served within bounds; the canary shows that it harms no other request.
+A constraint that no server could serve, such as a schema of an unknown type, is refused in the same way. A
+costly one is refused, or served within bounds; the canary shows that it harms no other request.
 """
 
 import pytest

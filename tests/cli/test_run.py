@@ -96,7 +96,7 @@ def test_an_address_without_a_scheme_is_bad_usage(capsys):
         ("please refuse", "no: 429"),
         ("please break", "no: 500"),
         ("please fail", "the node failed"),
-        ("please cut", "the server ended the answer before its end"),
+        ("please cut", "the server closed the stream before the end of the answer"),
     ],
 )
 def test_a_servers_error_is_one_line_and_exit_code_1(server, capsys, prompt, message):
@@ -117,7 +117,7 @@ def test_unreachable_address_is_an_error(unreachable_url, capsys):
 def test_name_that_is_no_directory_needs_a_server(own_app, unreachable_url, capsys):
     assert main(["run", "no-such-directory", "Hi"]) == 1
     assert (
-        f"no server answers at {unreachable_url}, and no-such-directory is no directory"
+        f"no server answers at {unreachable_url}, and no-such-directory is not a directory"
         in capsys.readouterr().err
     )
 

@@ -28,7 +28,7 @@ def test_a_request_beyond_the_byte_bound_is_refused_and_ordinary_ones_wait():
     for ticket in (running, small, later):
         subject.leave(ticket)
     (again,) = submit(subject, sized(10**6))
-    assert again is effects.granted[-1], "who need not wait may be of any size"
+    assert again is effects.granted[-1], "a request with a free seat may be of any size"
 
 
 @given(

@@ -34,8 +34,7 @@ class History:
 
 
 class CrashingNode:
-    """Answers from its own task, as the engine does. At any step it can die, swap its model, turn jobs away
-    or drop them.
+    """Answers from its own task, like the engine. Can die, swap its model, reject or drop jobs at any step.
 
     Checks what a node can see: no job in two places or attempted too often, no more jobs at once than seats,
     no job for another model, no eviction while it works. Aborted work ends at once; `working` counts work

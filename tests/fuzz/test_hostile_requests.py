@@ -34,7 +34,7 @@ OUR_BUGS = re.compile(r"Traceback|\[(?:error|critical)|unexpected error|request 
 
 KEPT = {
     "a path that Quart normalizes": ("POST", post(b"{}", "//v1/completions")),
-    "a method in small letters": ("GET", get().replace(b"GET", b"head")),
+    "a method in lower case": ("GET", get().replace(b"GET", b"head")),
     "a host that DNS could not have": ("GET", get("/queue").replace(b"test", b"x" * 300)),
 }
 

@@ -38,7 +38,7 @@ def test_last_match_of_the_pattern_is_the_progress(pattern, text, expected):
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("[", "is no regular expression: unterminated character set at position 0"),
+        ("[", "is not a regular expression: unterminated character set at position 0"),
         (r"\d+%", "must have one group or two, not 0"),
         (r"(\d)(\d)(\d)", "must have one group or two, not 3"),
     ],

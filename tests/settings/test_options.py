@@ -174,7 +174,7 @@ def _read_by(part: ast.AST) -> Iterator[str]:
         case _:
             return
     for each in named:
-        assert isinstance(each, ast.Constant), f"the name is no literal: {ast.unparse(part)}"
+        assert isinstance(each, ast.Constant), f"the name is not a literal: {ast.unparse(part)}"
         yield each.value
 
 

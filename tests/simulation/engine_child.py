@@ -229,7 +229,7 @@ class EngineChild:
         await trio.sleep_forever()
 
     def _with_unknown_sequences(self, message: messages.ToParent) -> messages.ToParent:
-        """Add output of sequences that the parent does not know."""
+        """Add output of sequences that the parent does not have."""
         if not isinstance(message, messages.StepOutputs):
             return message
         keys = message.keys + struct.pack("<q", 1 << 40)

@@ -344,7 +344,7 @@ async def test_criterion_5_the_totals_are_those_of_this_moment(autojump_clock, n
 
 
 async def finished(server: SimulatedServer, *tenants: str, **body: object) -> list[Reply]:
-    """Send one request per tenant with `come`, and wait for all replies."""
+    """Send one request per tenant in order, and wait for all replies."""
     replies = await server.send_in_order(*tenants, **body)
     with trio.fail_after(1000):
         while len(replies) < len(tenants):  # noqa: ASYNC110  # the clock is virtual

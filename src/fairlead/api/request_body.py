@@ -47,8 +47,8 @@ class IncomingBody:
         """Return the whole body, once. Count it for the tenant.
 
         Raises `BodyTooLarge` as soon as more than `limits.body_bytes` is announced or received, `BodyTimeout`
-        after `limits.body_timeout_s`, `BodiesFull`, and `InvalidRequest` for a compressed body. The listener
-        closes a connection whose body was not read to its end, after the response.
+        after `limits.body_timeout_s`, `BodiesFull`, and `InvalidRequest` for a compressed body. If a body was
+        not read to its end, the listener closes the connection after the response.
         """
         check_encoding(self._headers.get("Content-Encoding", ""))
         announced = self._headers.get("Content-Length", "")

@@ -245,9 +245,9 @@ class Fleet:
             log_failure("progress not reported", boundary.failure, model=model)
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Start a task whose failure ends neither its siblings nor the fleet."""
+        """Start a task. Its failure ends neither its siblings nor the fleet."""
         assert self._nursery is not None, "the fleet runs"
-        # In an empty context: its log lines must not refer to the job whose request started it.
+        # In an empty context: its log lines must not refer to the job that started it.
         name = task.__qualname__
         Context().run(partial(self._nursery.start_soon, name=name), contain, name, task, *arguments)
 

@@ -211,7 +211,7 @@ def _decoded(written: str) -> Any:
 
 
 def _json_of(text: str, kind: TagValue) -> str:
-    """Return a value as JSON; as a string if it is no JSON, or if its schema is that of a string."""
+    """Return a value as JSON; as a string if it is not JSON, or if its schema is that of a string."""
     word = _PYTHON_WORDS.get(text.strip(), text.strip())
     try:
         value = json.loads(word)
