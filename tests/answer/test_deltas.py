@@ -13,7 +13,7 @@ from fairlead.job import Delta
 pieces = st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.lists(st.integers(0, 9), max_size=2)))
 
 
-async def test_a_slow_reader_gets_fewer_larger_deltas():
+async def test_slow_reader_gets_fewer_larger_deltas():
     deltas = Deltas(1)
     for text in "abc":
         deltas.put(Delta(0, text=text, token_ids=[1]))

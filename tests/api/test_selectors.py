@@ -81,14 +81,14 @@ async def test_every_route_has_selectors_and_the_server_gets_its_models_name(cli
     assert request | {"model": "b"} == json.loads(world.jobs[-1].relay.body)
 
 
-async def test_a_target_may_be_an_alias_and_is_requested_by_it(client_with):
+async def test_target_may_be_an_alias_and_is_requested_by_it(client_with):
     # An alias may have parameters of its own.
     world = SelectorServer(client_with, p=SelectorConfig("pin", ("slow",)))
     assert await world.node_of_answer("p") == "c"
     assert json.loads(world.jobs[-1].relay.body)["model"] == "slow"
 
 
-async def test_a_response_of_an_engines_model_has_its_own_name(client_with, chat):
+async def test_response_of_an_engines_model_has_its_own_name(client_with, chat):
     world = SelectorServer(client_with, p=SelectorConfig("pin", ("tiny",)))
     world.client.gateway.script = client_with().gateway.script
     reply = await world.client.post(CHAT, chat(model="p"))
@@ -104,13 +104,13 @@ async def test_loadable_model_is_preferred_to_one_on_an_unresponsive_node(client
     assert [await world.node_of_answer(name) for name in "ws"] == ["b", "b"]
 
 
-async def test_an_engines_model_that_is_being_removed_is_skipped(client_with):
+async def test_engines_model_that_is_being_removed_is_skipped(client_with):
     world = SelectorServer(client_with, p=SelectorConfig("pin", ("old", "b")))
     world.fleet.statuses.append(ModelStatus(model="old", kind="engine", node="engine:old", state="ready"))
     assert await world.node_of_answer("p") == "b"
 
 
-async def test_a_selector_without_served_targets_is_not_found(client_with):
+async def test_selector_without_served_targets_is_not_found(client_with):
     world = SelectorServer(client_with, none=SelectorConfig("warm", ("gone", "nobody")))
     reply = await world.client.post(CHAT, relay_body(model="none"))
     assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
@@ -146,7 +146,7 @@ async def test_jobs_spill_over_while_others_run_and_return_when_these_have_ended
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnect_while_waiting_frees_a_place(client_with, stream, autojump_clock):
+async def test_disconnect_while_waiting_frees_a_place(client_with, stream, autojump_clock):
     world = SelectorServer(client_with, s=SPILL)
     world.client.gateway.wait_s = 100.0
     left = [trio.Event() for _ in range(3)]
@@ -171,7 +171,7 @@ async def test_a_disconnect_while_waiting_frees_a_place(client_with, stream, aut
 
 
 @pytest.mark.parametrize("body", [{"n": 1000}, {"stream": True, "n": 1000}])
-async def test_a_request_that_is_refused_after_its_choice_takes_no_place(client_with, body):
+async def test_request_that_is_refused_after_its_choice_takes_no_place(client_with, body):
     world = SelectorServer(client_with, s=SPILL)
     for _ in range(5):
         assert (await world.client.post(CHAT, relay_body(model="s", **body))).status == 400
@@ -182,7 +182,7 @@ async def test_a_request_that_is_refused_after_its_choice_takes_no_place(client_
     assert [await world.node_of_answer("s") for _ in range(3)] == ["b"] * 3
 
 
-async def test_a_stream_holds_its_place_to_its_end(client_with):
+async def test_stream_holds_its_place_to_its_end(client_with):
     world = SelectorServer(client_with, s=SPILL)
     world.client.gateway.script = lambda job: [*event_stream(job)[:2], None]
     left = trio.Event()
@@ -228,7 +228,7 @@ SOME = ApiKey("sk-some", models=("slow",))
 NONE = ApiKey("sk-none", models=("d",))
 
 
-async def test_a_key_for_a_selector_may_use_its_targets_through_it_only(client_with):
+async def test_key_for_a_selector_may_use_its_targets_through_it_only(client_with):
     world = SelectorServer(client_with, ALL_OF_IT, SOME, NONE, p=PIN)
     assert await world.node_of_answer("p", ALL_OF_IT) == "b"
     assert await world.node_of_answer("b", ALL_OF_IT) == (403, "forbidden")
@@ -300,7 +300,7 @@ async def test_estimate_and_tokens_are_those_of_the_model_that_a_job_would_get(c
     assert (await world.client.post("/tokenize", tokens | {"model": "remote"})).status == 400
 
 
-async def test_an_estimate_or_a_lookup_takes_no_place(client_with):
+async def test_estimate_or_a_lookup_takes_no_place(client_with):
     world = SelectorServer(client_with, s=SPILL)
     for _ in range(5):
         assert (await world.client.get("/queue/estimate?model=s")).status == 200
@@ -309,7 +309,7 @@ async def test_an_estimate_or_a_lookup_takes_no_place(client_with):
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
-async def test_a_selector_is_neither_loaded_nor_unloaded(client_with, path):
+async def test_selector_is_neither_loaded_nor_unloaded(client_with, path):
     world = SelectorServer(client_with, p=PIN)
     reply = await world.client.post(path, {"model": "p"})
     assert (reply.status, reply.error["param"]) == (400, "model")

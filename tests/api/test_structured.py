@@ -51,7 +51,7 @@ def vocabulary(model):
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("fields", "allowed", "other"), CONSTRAINTS, ids=str)
-async def test_a_constraint_becomes_the_grammar_of_the_job(
+async def test_constraint_becomes_the_grammar_of_the_job(
     client, model, vocabulary, path, fields, allowed, other
 ):
     reply = await client.post(path, BODIES[path] | fields)

@@ -405,13 +405,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not any(node.free > 0 for node in taking - {self.failed_at.get(ticket)} or taking)
 
     @invariant()
-    def a_node_makes_room_only_while_a_job_starves(self) -> None:
+    def node_makes_room_only_while_a_job_starves(self) -> None:
         if any(node.draining for node in self.subject._nodes.values()):
             waiting = self.tickets(TicketState.QUEUED)
             assert any(request.starved for request in self.loads) or any(ticket.starved for ticket in waiting)
 
     @invariant()
-    def a_waited_for_swap_starts_when_no_job_runs(self) -> None:
+    def waited_for_swap_starts_when_no_job_runs(self) -> None:
         swapped = {name for name in self.seats if name.startswith("swap")}
         working = any(node.busy for name, node in self.subject._nodes.items() if name in swapped)
         waiting = {
@@ -423,12 +423,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.loading or self.leaving
 
     @invariant()
-    def a_load_request_ends_when_its_model_is_loaded(self) -> None:
+    def load_request_ends_when_its_model_is_loaded(self) -> None:
         for request in self.loads:
             assert f"swap {request.model}" not in self.seats or request.model in self.leaving
 
     @invariant()
-    def a_ticket_has_one_end(self) -> None:
+    def ticket_has_one_end(self) -> None:
         assert len(self.effects.granted) == sum(ticket.attempts for ticket in self.order)
         for ticket in self.effects.refused:
             assert ticket.state is TicketState.DONE

@@ -73,7 +73,7 @@ async def test_jobs_that_never_had_a_seat_or_lost_it_do_not_change_the_estimate(
     assert subject.mean.mean_service_s == 1.0
 
 
-async def test_a_job_costs_nothing_before_its_first_delta():
+async def test_job_costs_nothing_before_its_first_delta():
     subject, to = estimator()
     waiter = come(subject, to, job(prompt=3).job)
     waiter.generated = lambda: 5
@@ -101,7 +101,7 @@ async def test_estimates_of_refusals_are_kept_for_a_bounded_number_of_models():
         assert len(subject._refusal_estimates) <= MAX_MODELS
 
 
-async def test_a_refusal_that_has_an_estimate_keeps_it_and_its_position():
+async def test_refusal_that_has_an_estimate_keeps_it_and_its_position():
     subject, to = estimator()
     come(subject, to, job().job)
     come(subject, to, job().job)
@@ -134,9 +134,7 @@ def begin(to: Scheduler, waiter: Waiter) -> None:
     to.first_delta(waiter.ticket)
 
 
-async def test_the_first_in_line_waits_at_least_for_the_rest_of_a_job_however_many_run(
-    autojump_clock, estimate
-):
+async def test_first_in_line_waits_at_least_for_the_rest_of_a_job_however_many_run(autojump_clock, estimate):
     subject, to = estimator(3, estimate=estimate)
     await taught(subject, to)
     for _ in range(3):
@@ -164,7 +162,7 @@ async def test_seats_and_jobs_of_another_model_change_no_estimate(autojump_clock
         assert predicted.estimated_wait_s == wait_s, model
 
 
-async def test_a_job_that_waits_for_memory_waits_at_least_for_the_rest_of_the_running_job(
+async def test_job_that_waits_for_memory_waits_at_least_for_the_rest_of_the_running_job(
     autojump_clock, estimate
 ):
     subject, to = estimator(8, estimate=estimate, cache_tokens=20)

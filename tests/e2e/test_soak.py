@@ -138,7 +138,7 @@ def test_only_requests_to_a_killed_model_may_fail(answer, outcome, tmp_path: Pat
         (b'data: {"choices": []}\n\ndata: ' + error("engine_failed") + b"\n\n", "refused"),
     ],
 )
-def test_a_stream_is_a_success_only_with_its_end(body, outcome, tmp_path: Path):
+def test_stream_is_a_success_only_with_its_end(body, outcome, tmp_path: Path):
     tenants = Tenants(World(tmp_path), LoadReport(), 0)
     answer = Answer(200, body, "whole")
     assert outcome == tenants._outcome(answer, "steady", is_stream=True, began_s=0.0)

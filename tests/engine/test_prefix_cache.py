@@ -91,7 +91,7 @@ def test_cached_prefix_is_kept_while_usage_is_below_the_threshold():
     assert computed(tested, 9, [*SYSTEM, 5]) == 1
 
 
-def test_the_least_recently_used_requests_go_when_the_threshold_is_passed():
+def test_least_recently_used_requests_go_when_the_threshold_is_passed():
     tested = loop(blocks=100)
     computed(tested, 1, SYSTEM)
     computed(tested, 2, text(2, 320))

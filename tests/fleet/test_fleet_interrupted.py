@@ -152,7 +152,7 @@ async def test_removed_node_does_not_affect_the_first_load(moment):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(moment):
+async def test_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(moment):
     async with loading(moment) as opened:
         opened.dispatcher.scheduler.drain()
         await is_over(opened)

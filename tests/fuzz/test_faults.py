@@ -196,7 +196,7 @@ async def test_storms_of_cut_stalled_dripping_and_reset_connections_leave_nothin
         *((kind, "to the client") for kind in ("cut", "half-close", "reset", "stall")),
     ],
 )
-async def test_a_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kind: Kind, way: Way):
+async def test_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kind: Kind, way: Way):
     content = request("A", stream=True)
     world = ServerWorld()
     for node in world.nodes:
