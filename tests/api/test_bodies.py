@@ -10,7 +10,7 @@ import trio
 from quart import request
 from quart_trio import QuartTrio
 
-from api import far_away
+from api import remote_responses
 from api.conftest import client_of
 from api.raw_http import get, post, serving, until
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
@@ -227,7 +227,7 @@ async def test_relayed_job_holds_its_body_to_its_end(model):
     client = client_of(
         model,
         fleet=FakeFleet(["small"], ["remote"]),
-        gateway_script=lambda job: [None, *far_away.complete_response(job)],
+        gateway_script=lambda job: [None, *remote_responses.complete_response(job)],
     )
     shares = client.app.generation_routes._body_memory
     body = padded(1000, model="remote")

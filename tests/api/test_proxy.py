@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from api.far_away import (
+from api.remote_responses import (
     ALL,
     ANSWER,
     CHAT,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from api.far_away import ANSWER, CHAT, COMPLETIONS, EVENTS, complete_response, event_stream
+from api.remote_responses import ANSWER, CHAT, COMPLETIONS, EVENTS, complete_response, event_stream
 from fairlead.config import QueueConfig
 from fairlead.job import Delta
 from fake_fleet import FakeFleet

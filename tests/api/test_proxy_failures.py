@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from api.far_away import ALL, CHAT, EVENTS, MESSAGES, event_stream, relay_body
+from api.remote_responses import ALL, CHAT, EVENTS, MESSAGES, event_stream, relay_body
 from fairlead.config import ApiKey
 from fairlead.errors import NodeFailed, NodeRefused, QueueFull, RequestTimeout
 from fairlead.job import Delta

@@ -211,7 +211,7 @@ def test_entries_in_use_count_but_are_not_trimmed(kind):
     assert setting.counts() == (80, 0, 20)
 
 
-def test_trim_keeps_a_request_whose_eviction_frees_no_block(kind):
+def test_trim_keeps_a_request_if_its_eviction_frees_no_block(kind):
     """Evicting a kept request would free nothing while a sequence uses all its blocks."""
     setting = PoolDriver(kind, blocks=2, threshold=0.5)
     blocks = setting.run_and_retire(1, [1, 2, 3, 4])

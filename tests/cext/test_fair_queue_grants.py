@@ -154,7 +154,7 @@ def test_fits_is_called_tenant_by_tenant_in_order_of_arrival(new_queue):
 
 
 @both
-def test_turn_is_used_by_the_tenant_whose_entry_left(new_queue):
+def test_turn_is_used_by_the_tenant_of_the_entry_that_left(new_queue):
     queue = new_queue(capacity=9)
     names = push_all(queue, "ABCABC")
     assert names[queue.pop(lambda handle: names[handle] == "B" or None)] == "B"

@@ -114,7 +114,7 @@ def test_unreachable_address_is_an_error(unreachable_url, capsys):
     assert capsys.readouterr().err == f"fairlead: no server answers at {unreachable_url}\n"
 
 
-def test_name_that_is_no_directory_needs_a_server(own_app, unreachable_url, capsys):
+def test_name_that_is_not_a_directory_needs_a_server(own_app, unreachable_url, capsys):
     assert main(["run", "no-such-directory", "Hi"]) == 1
     assert (
         f"no server answers at {unreachable_url}, and no-such-directory is not a directory"

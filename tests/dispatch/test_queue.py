@@ -66,7 +66,7 @@ def test_newcomer_displaces_a_job_of_the_longest_list_only_if_that_makes_room():
     assert subject.is_full
     assert subject.displace(job("A").job) is None
     subject.requeue(back := job("C"))
-    assert subject.displace(job("B").job) is None, "one less would still be no room"
+    assert subject.displace(job("B").job) is None, "one job less would not make enough room"
     subject.remove(back)
     assert theirs[-1] is subject.displace(job("B").job)
     assert theirs[:-1] == list(subject)

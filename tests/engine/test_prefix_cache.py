@@ -110,7 +110,7 @@ def test_cached_tokens_never_exceed_max_entries_between_cleanups():
         kept.append(tested.engine.statistics().cached_tokens)
     assert kept[:3] == [320, 640, 960]
     assert 0 < max(kept) <= 1000
-    assert computed(tested, 99, [*text(11, 320), 5]) == 1, "what was used last is kept"
+    assert computed(tested, 99, [*text(11, 320), 5]) == 1, "the most recently used request is kept"
 
 
 def test_requests_with_different_salts_never_share_blocks():

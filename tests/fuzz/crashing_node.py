@@ -142,10 +142,10 @@ class CrashingNode:
         history = self._histories[job.id]
         if not self.is_up:
             history.fail()
-            raise NodeFailed("the node is away")
+            raise NodeFailed("the node is down")
         if self._is_full:
             self._is_full = False
-            raise NodeFull("still no room")
+            raise NodeFull("the node is full")
         work, holders = trio.CancelScope(), self._holders
         self._check(job, history)
         holders[job.id] = into, work

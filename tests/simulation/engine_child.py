@@ -222,7 +222,7 @@ class EngineChild:
             await self._end.send(data[: len(data) // 2])
             self._process.exit_with(KILLED)
         elif fate == "exit":
-            self._process.print("RuntimeError: the fake device is on fire")
+            self._process.print("RuntimeError: the fake device failed")
             self._process.exit_with(1)
         else:
             self._process.exit_with(KILLED)

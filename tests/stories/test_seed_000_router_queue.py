@@ -64,9 +64,7 @@ async def test_story_1_answer_to_a_queued_request_has_a_header(autojump_clock, n
 # Story 2: a full queue -----------------------------------------------------------------------------
 
 
-async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come_back(
-    autojump_clock, nursery
-):
+async def test_story_2_hundred_and_first_waiter_gets_429_with_retry_after(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=50))
     await server.send_in_order(*101 * "A")
     assert (await server.queue())["waiting"] == 100
@@ -271,7 +269,7 @@ async def test_edge_jobs_waiting_for_a_stopped_model_without_another_node_fail_a
     assert refused.error["message"] == "m was unloaded while the request waited for it"
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     await trio.sleep(21)
-    assert replies[1].status == 200, "what it ran is finished"
+    assert replies[1].status == 200, "its running job is finished"
 
 
 async def test_edge_stopping_server_finishes_running_jobs_and_refuses_waiting_and_new_ones(

@@ -372,12 +372,12 @@ async def test_cancellation_ends_the_child_and_fails_open_sequences_once():
 async def test_child_that_ignores_sigterm_is_killed(mock_clock):
     tested = scripted("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("deaf", flush=True)
+        print("SIGTERM is ignored", flush=True)
         time.sleep(600)
     """)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tested.run)
-        while "deaf" not in tested._log:
+        while "SIGTERM is ignored" not in tested._log:
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
