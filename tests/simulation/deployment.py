@@ -61,7 +61,7 @@ class Deployment:
 
 def draw_deployment(seed: int) -> Deployment:
     """Return the seed's deployment."""
-    random = Random(f"deployment {seed}")
+    random = Random(f"world {seed}")
     engines = [name for name in ENGINES if random.random() < 0.75] or ["alpha"]
     commands = [name for name in COMMANDS if random.random() < 0.35]
     far = [node for node in NODES if random.random() < 0.5]
