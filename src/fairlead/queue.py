@@ -121,7 +121,7 @@ class RequestQueue(Generic[Item]):
                     with self._lock:
                         self._stop_waiting(woken.set)
             if not in_time:
-                raise TimeoutError(f"no request came within {timeout_s:g} s")
+                raise TimeoutError(f"no request arrived within {timeout_s:g} s")
 
     async def receive(self) -> Item:
         """Remove and return the next item; wait for one in this Trio task.

@@ -138,7 +138,7 @@ class IncomingBody:
 def check_encoding(encoding: str) -> None:
     """Raise `InvalidRequest` unless this `Content-Encoding` means that the body is not encoded."""
     if encoding.strip().lower() not in {"", "identity"}:
-        raise InvalidRequest(f"the body must not be encoded, not as {encoding!r}", param="Content-Encoding")
+        raise InvalidRequest(f"the body must not be encoded, but is {encoding!r}", param="Content-Encoding")
 
 
 async def _raise(error: FairleadError) -> None:

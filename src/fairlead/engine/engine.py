@@ -27,7 +27,7 @@ from fairlead.structured.compiler import GrammarCompiler
 
 # The batch's parameters of a prompt to embed: it ends where its first token would be chosen.
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
-# While nothing but grammars is under way, this is how often they are looked at.
+# How often grammars are checked while nothing else is under way.
 COMPILING_POLL_S = 0.0005
 # Bound on the logits of scored prompts that are in memory at once.
 SCORED_BYTES = 32 * 1024 * 1024
@@ -48,11 +48,12 @@ class Engine:
     from constructing prompts with colliding block hashes.
 
     With `embeds`, a sequence is only a prompt and ends with its vector (`SampledTokens.vectors`). All its
-    tokens are computed, in chunks that do not depend on the rest of the batch; so neither does the vector.
+    tokens are computed, in chunks that do not depend on the rest of the batch, so that its vector does not
+    either.
 
     `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths; `compiler`
-    compiles grammars, None: sequences with one are refused. A step is in
-    flight between `plan` and its `commit` or `fail`: one, or two where the runner overlaps.
+    compiles grammars, None: sequences with one are refused. A step is in flight between `plan` and its
+    `commit` or `fail`: one, or two where the runner overlaps.
     """
 
     def __init__(

@@ -182,7 +182,7 @@ class Fleet:
     async def add_node(self, config: NodeConfig) -> None:
         """Add a remote node; return after its first probe, whether that succeeded or not.
 
-        Raises `InvalidRequest` if its id is taken, or if it is this very server.
+        Raises `InvalidRequest` if its id is taken, or if it is this server itself.
         """
         if config.id in self._remote or self._is_local(config.id):
             raise InvalidRequest(f"id: there is a node {config.id} already", param="id")

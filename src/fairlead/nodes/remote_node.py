@@ -80,7 +80,7 @@ class RemoteNode:
 
     @property
     def is_this_server(self) -> bool:
-        """Whether the latest probe has found that it is this very server."""
+        """Whether the latest probe has found that it is this server itself."""
         return self._server.is_this_server
 
     async def run(self) -> None:
@@ -126,8 +126,7 @@ class RemoteNode:
             problem=self._problem(),
         )
 
-    # For callers with newer information than a probe
-    # -----------------------------------------------------------
+    # For callers with newer information than a probe --------------------------------------------------
 
     def came_up(self) -> None:
         """Note that the server is up: it gets work from now on."""

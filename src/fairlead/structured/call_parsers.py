@@ -26,7 +26,7 @@ class CallParser(Protocol):
 def call_parser(syntax: CallSyntax, name: str, schema: Any) -> CallParser:
     """Return the parser of a call, or of several.
 
-    `name`: what the opening mark has, if it has one. `schema` is that of the arguments, if it is known.
+    `name`: the name in the opening mark, if it has one. `schema` is that of the arguments, if it is known.
     """
     if syntax.content == "xml-inline":
         return _TaggedArguments(name, syntax.tag, schema)

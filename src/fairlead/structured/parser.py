@@ -1,6 +1,6 @@
 """Divides the text of an answer into its pieces while it arrives.
 
-Text is returned as soon as no continuation can make it part of a mark. What begins like a call but is none
+Text is returned as soon as no continuation can make it part of a mark. What begins like a call but is not one
 is returned as content, unless its name was returned already.
 """
 
