@@ -24,7 +24,7 @@ RULES: dict[str, Callable[[Lengths], Predictor] | None] = {
     "predicted peak": None,
     "oracle": Oracle,
     "worst case": WorstCase,
-    "whoever fits now": Now,
+    "each that fits now": Now,
 }
 GOALS = {"of_the_oracle": 0.95, "preemptions": 25.0, "recomputed": 0.015}
 

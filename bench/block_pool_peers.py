@@ -208,7 +208,7 @@ class LinkedPool:
     def found_count(self, found: tuple[list[Block], ...]) -> int:
         return len(found[0])
 
-    def live(self, key: int, tokens: "array[int]", count: int) -> None:  # noqa: ARG002  (this pool does not know requests)
+    def live(self, key: int, tokens: "array[int]", count: int) -> None:  # noqa: ARG002  (this pool has no requests)
         blocks = self.take(count)
         for block, content in zip(blocks, self.hashes(tokens), strict=True):
             block.key = self.key(content, self.groups[0])
@@ -277,7 +277,7 @@ class LeanPool:
     def found_count(self, found: list[int]) -> int:
         return len(found)
 
-    def live(self, key: int, tokens: "array[int]", count: int) -> None:  # noqa: ARG002  (this pool does not know requests)
+    def live(self, key: int, tokens: "array[int]", count: int) -> None:  # noqa: ARG002  (this pool has no requests)
         blocks = self.take(count)
         contents, references = self.contents, self.references
         for block, content in zip(blocks, self.hashes(tokens), strict=True):

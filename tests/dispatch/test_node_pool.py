@@ -22,7 +22,7 @@ def test_job_fits_where_a_seat_and_its_memory_are_free():
     subject = pool(one=limits(1, cache_tokens=10))
     large = job(tokens=50)
     assert subject.fits(job(model="another")) is None
-    assert subject.fits(large), "alone, whatever was let in fits"
+    assert subject.fits(large), "an admitted job always fits alone"
     subject.assign(large)
     assert subject.fits(job()) is None
     subject["one"].limits = limits(2, cache_tokens=10)
@@ -135,6 +135,6 @@ def test_node_that_a_swap_loads_is_local_and_a_remote_node_is_not():
     assert [subject["near"]] == subject.local()
     assert subject["near"] is subject.local_with("m")
     assert [subject["far"], subject["near"]] == subject.with_model("m")
-    assert [subject["near"]] == subject.free_for(job().job), "nothing to pass on"
+    assert [subject["near"]] == subject.free_for(job().job), "a job without a body cannot be relayed"
     subject.remove("near")
     assert subject.local_with("m") is None

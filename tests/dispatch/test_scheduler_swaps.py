@@ -264,7 +264,7 @@ def test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown():
     failed, working, starving = submit(subject, job(model="x"), job(model="x"), job(model="y"))
     subject.starved(starving)
     subject.requeued(failed)
-    assert TicketState.QUEUED is failed.state, "its node makes room"
+    assert TicketState.QUEUED is failed.state, "its node unloads the model for another"
     subject.drain()
     assert starving in effects.refused
     assert [failed.state, working.state] == [TicketState.GRANTED] * 2

@@ -39,7 +39,7 @@ class Strike(NamedTuple):
     """An event that is injected before this step.
 
     A client disconnects, or its job is cancelled by request id. A node dies, swaps its model, fails its next
-    load, drops its jobs or turns jobs away. Or the clock jumps, as on a busy or a suspended machine.
+    load, drops its jobs or rejects jobs. Or the clock jumps, as on a busy or a suspended machine.
     `target` is the name of the client or the node, or the number of seconds.
     """
 
