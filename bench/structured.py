@@ -3,7 +3,7 @@
     python bench/structured.py [--rounds 3] [--schemas 10000] [--out bench/results/structured.json]
 
 A server runs a model with the shape and the vocabulary (151,936 tokens) of Qwen2.5-0.5B and random weights,
-so every text is arbitrary, and only its grammar makes it JSON. Measured, in alternating rounds:
+so every text is arbitrary, and only its grammar makes it JSON. It measures, in alternating rounds:
 
 - tokens/s of 32 streams, all under a schema of medium size, and without one;
 - the time to the first token of a single request: without a schema, with one that was used before, and with

@@ -118,7 +118,7 @@ def test_priorities_are_checked_against_the_configured_classes():
     ("classes", "expected"),
     [(("one",), "one"), (("high", "low"), "low"), (("high", "normal", "low"), "normal")],
 )
-def test_the_default_class_is_the_middle_one(classes, expected):
+def test_default_class_is_the_middle_one(classes, expected):
     assert expected == classes[QueueConfig(classes=classes).default_class]
 
 

@@ -97,7 +97,7 @@ class Job(msgspec.Struct, frozen=True):
     `prompts` are token ids; prompt p's n sequences are choices p·n … p·n+n−1. `stop` strings end a
     sequence and are not part of its text. `model` is the canonical name (aliases are resolved).
 
-    `request_id` is the client's name for it; no two jobs in flight share one. `owner` identifies its API key
+    `request_id` is the client's id for it; no two jobs in flight share one. `owner` identifies its API key
     without revealing it, and is empty where there are no keys; only the owner may cancel the job. `priority`
     is an index into `queue.classes`, where 0 is served first. `no_queue`: refuse it rather than queue it.
 

@@ -70,7 +70,7 @@ async def test_backpressure_ends_when_all_is_read_or_the_stream_has_ended(monkey
     assert deltas.backpressure() is None
 
 
-async def test_tapped_deltas_cause_no_backpressure(monkeypatch):
+async def test_deltas_accepted_by_on_delta_cause_no_backpressure(monkeypatch):
     monkeypatch.setattr(module, "UNREAD_BYTES", 10)
     deltas = Deltas(1)
     async with trio.open_nursery() as nursery:

@@ -24,11 +24,11 @@ def document() -> dict:
     return json.loads(msgspec.json.encode(openapi.document(ROUTES)))
 
 
-def test_the_document_is_openapi(document):
+def test_document_is_openapi(document):
     validate(document)
 
 
-async def test_the_document_has_every_route_and_no_other(client, document):
+async def test_document_has_every_route_and_no_other(client, document):
     routes = set()
     for rule in client.app.url_map.iter_rules():
         routes |= {(method.lower(), _plain(rule.rule)) for method in rule.methods - {"HEAD", "OPTIONS"}}
@@ -42,14 +42,14 @@ def _plain(rule: str) -> str:
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
 
 
-async def test_the_document_is_served_and_needs_a_key_if_keys_are_configured(client_with):
+async def test_document_is_served_and_needs_a_key_if_keys_are_configured(client_with):
     client = client_with(ApiKey("sk-1"))
     assert (await client.get("/openapi.json")).status == 401
     reply = await client.get("/openapi.json", headers={"Authorization": "Bearer sk-1"})
     assert (reply.headers["content-type"], reply.json["openapi"]) == ("application/json", "3.1.0")
 
 
-def test_the_document_has_each_field_of_a_request(document):
+def test_document_has_each_field_of_a_request(document):
     for kind in (ChatCompletionRequest, CompletionRequest, schemas.AddNodeRequest):
         described = document["components"]["schemas"][kind.__name__]["properties"]
         assert set(kind.__struct_fields__) == set(described)
@@ -98,7 +98,7 @@ def test_all_error_statuses_are_described(document):
         ("/version", shapes.Version, None),
     ],
 )
-async def test_a_response_has_exactly_the_described_members(client, path, kind, body):
+async def test_response_has_exactly_the_described_members(client, path, kind, body):
     reply = await (client.get(path) if body is None else client.post(path, {"model": "small", **body}))
     read = msgspec.json.decode(reply.body, type=kind)
     written = json.loads(msgspec.json.encode(read))

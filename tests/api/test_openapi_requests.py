@@ -17,7 +17,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api import far_away
+from api import remote_responses
 from api.conftest import client_of, hello_world
 from api.schema_values import ANYTHING, Values, invalidated
 from api.test_embeddings import script as embedded
@@ -65,7 +65,7 @@ def script(job):
         return hello_world(job)
     if job.relay.passthrough is not None:
         return answered(b"one", headers={"content-type": "*/*"})(job)
-    return far_away.event_stream(job) if job.relay.stream else far_away.complete_response(job)
+    return remote_responses.event_stream(job) if job.relay.stream else remote_responses.complete_response(job)
 
 
 def values_for(path: str) -> Values:

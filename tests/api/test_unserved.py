@@ -72,7 +72,7 @@ def clients(model):
 
 
 @pytest.mark.parametrize(("path", "name"), FIELDS)
-async def test_a_field_that_is_not_served_is_refused_by_name(clients, path, name):
+async def test_field_that_is_not_served_is_refused_by_name(clients, path, name):
     body, fields, _ = ROUTES[path]
     reply = await clients[path].post(path, body | {name: EXAMPLES.get(name, {"on": True})})
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", name)
@@ -128,20 +128,20 @@ async def test_fields_without_effect_and_unknown_fields_are_ignored(clients, pat
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_field_is_served_refused_or_ignored_and_never_two_of_these(path):
+def test_field_is_served_refused_or_ignored_and_never_two_of_these(path):
     _, fields, request = ROUTES[path]
     assert not fields.keys() & unserved.IGNORED.keys()
     ignored = unserved.IGNORED.keys() - SERVED_HERE.get(path, set())
     assert not set(request.__struct_fields__) & (fields.keys() | ignored)
 
 
-async def test_a_relayed_request_keeps_all_of_its_fields(relay_client):
+async def test_relayed_request_keeps_all_of_its_fields(relay_client):
     body = {"model": "remote", "messages": MESSAGES, **dict.fromkeys(unserved.CHAT, "on")}
     assert (await relay_client.post(CHAT, body)).status == 200
     assert json.loads(relay_client.gateway.job.relay.body) == body
 
 
-async def test_a_field_that_our_engine_lacks_is_refused_even_if_another_server_has_it(client_with):
+async def test_field_that_our_engine_lacks_is_refused_even_if_another_server_has_it(client_with):
     both = FakeFleet(["small"], ["small"])
     client = client_with(fleet=both)
     reply = await client.post(CHAT, {"model": "small", "messages": MESSAGES, "guided_json": {}})
@@ -191,7 +191,7 @@ async def test_special_tokens_must_be_text_or_parse(client, value):
         assert (reply.status, reply.error["param"]) == (400, "special_tokens")
 
 
-async def test_a_models_setting_allows_control_tokens_in_chats(model):
+async def test_models_setting_allows_control_tokens_in_chats(model):
     client = client_of(replace(model, special_tokens="parse"))
     await client.post(CHAT, {"messages": [{"role": "user", "content": "<eos>"}]})
     assert 0 in client.gateway.job.prompts[0]

@@ -132,7 +132,7 @@ async def concurrent_jobs_of_a_node_are_limited(server: Served) -> None:
 
 
 @setting("nodes[].id", node(id="named"), alternative="other")
-async def a_node_has_this_name(server: Served) -> None:
+async def node_has_this_name(server: Served) -> None:
     assert "named" in [node["id"] for node in await server.get_json("/nodes")]
 
 

@@ -5,7 +5,8 @@ the channel never holds more than one job's answer. Writing cannot block, so one
 step.
 
 A waiting reader may register `on_delta`, a function that is called with each delta when it is put. If it
-accepts the delta, the reader is not woken. So a token is cheap: waking a task costs more than sending one.
+accepts the delta, the reader is not woken. This makes a token cheap: waking a task costs more than sending a
+token.
 
 The channel outlives the attempt that writes to it. It can be restarted as long as nothing was read. For an
 answer that can be repeated it keeps what was put, to recognize a repetition.
@@ -55,7 +56,7 @@ class Deltas:
     # The node's side: synchronous -------------------------------------------------------------------
 
     def put(self, delta: Delta) -> None:
-        """Add a piece of the answer. It is dropped after the end, which the node may not know of yet."""
+        """Add a piece of the answer. After the end it is dropped: the node may still send some."""
         if self._ended.is_set():
             return
         # Not below 0: a correction may refer to events that a repetition had split differently.

@@ -1,4 +1,4 @@
-"""A second attempt at an answer whose beginning the client has received.
+"""A second attempt at an answer that the client has received in part.
 
 `RecordingSink` records what was put into a sink. `ReplaySink` takes another node's answer, checks that it
 repeats the recorded one, and forwards what follows. The engine's output is compared by its tokens, relayed
@@ -148,7 +148,7 @@ class _SentText:
 
 
 class _ReplayedChoice:
-    """What has to be repeated of one choice, and how much of it has been."""
+    """The part of one choice that has to be repeated, and how much of it was repeated."""
 
     def __init__(self, recorded: _RecordedChoice, reader: UpstreamReader | None) -> None:
         self._reader = reader

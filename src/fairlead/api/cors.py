@@ -26,7 +26,7 @@ _NAMES = re.compile(rf"{_NAME}(?:[ \t]*,[ \t]*{_NAME})*", re.ASCII)
 
 
 class Cors:
-    """The origins whose pages may use the API: `*` stands for all. There are none by default."""
+    """The origins of pages that may use the API: `*` stands for all. There are none by default."""
 
     def __init__(self, origins: Iterable[str] = ()) -> None:
         self._origins = frozenset(origins)

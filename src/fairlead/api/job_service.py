@@ -1,7 +1,7 @@
 """What the routes share: reading a body, and running jobs.
 
-Request ids: a job has the `X-Request-Id` of its request, for its own client, for `cancel` and in the log. An
-id that a job in flight has already gets a suffix, which the response's header includes.
+Request ids: a job has the `X-Request-Id` of its request, for its own client, for `cancel` and in the log. If
+another job in flight has the id, a suffix is appended, which the response's header includes.
 """
 
 from collections.abc import Callable
@@ -232,10 +232,10 @@ def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Return whether a job without an answer costs nothing.
+    """Return whether a job without an answer is not charged.
 
-    A job that ran until its timeout costs, and so does one that its client cancelled: otherwise clients could
-    have prompts computed for free.
+    A job that ran until its timeout is charged, and also one that its client cancelled. Otherwise clients
+    could have prompts computed without a charge.
     """
     return isinstance(error, FairleadError) and not isinstance(error, RequestTimeout | Cancelled)
 

@@ -33,10 +33,10 @@ from fairlead.tenancy.access import Authenticator
 
 
 class Match:
-    """The route of a request, or why there is none: found once, and then used in place of Quart's adapter."""
+    """The route of a request, or the reason why it has none; used instead of Quart's adapter."""
 
     def __init__(self, url_map: Map, scope: Any, *, has_path: bool) -> None:
-        # Quart's own adapter also reads `Host`, and fails if DNS could not have it.
+        # Quart's own adapter also reads `Host`, and fails for names that DNS does not allow.
         self._adapter = url_map.bind("localhost", default_method=scope["method"], path_info=scope["path"])
         self.error: werkzeug.HTTPException | None = None if has_path else werkzeug.NotFound()
         self.rule: Any = None
@@ -64,7 +64,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     """Quart with the rules of the route table, our own exchange and request. Holds nothing to be closed.
 
     With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart. A flood
-    of them would cost more in Quart, which has all rules in any case.
+    of them would cost more in Quart. Quart has the rules of all routes in any case.
     """
 
     asgi_http_class = Exchange

@@ -112,7 +112,7 @@ class MatrixSwap(msgspec.Struct, frozen=True, tag="matrix"):
 
 
 class LruSwap(msgspec.Struct, frozen=True, tag="lru", rename=spelled):
-    """Eviction of the least recently used models, above these limits. Not in llama-swap."""
+    """Eviction of the least recently used models, above these limits. llama-swap has no such policy."""
 
     max_loaded: AtLeastOne | None = None
     """Maximum number of models that are loaded at the same time."""

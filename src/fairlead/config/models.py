@@ -242,7 +242,7 @@ def _faults_of_pattern(pattern: str) -> Iterator[Fault]:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        yield Fault(("progressPattern",), f"is no regular expression: {error}")
+        yield Fault(("progressPattern",), f"is not a regular expression: {error}")
         return
     if groups not in (1, 2):
         yield Fault(("progressPattern",), f"must have one group or two, not {groups}")

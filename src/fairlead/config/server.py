@@ -126,7 +126,7 @@ class UpstreamConfig(msgspec.Struct, frozen=True, rename=spelled):
             try:
                 re.compile(pattern)
             except re.error as error:
-                yield Fault(("ignorePaths", index), f"is no regular expression: {error}")
+                yield Fault(("ignorePaths", index), f"is not a regular expression: {error}")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):

@@ -1,7 +1,7 @@
 """Runs steps of texts to embed; each ends with its vector. Loaded in place of `runner.ModelRunner`.
 
 Owns the sums of texts with tokens in several steps. Chooses no tokens: an id in its results only means
-that the text has ended. Knows neither the queue nor the wire protocol.
+that the text has ended. Independent of the queue and the wire protocol.
 """
 
 from collections.abc import Sequence

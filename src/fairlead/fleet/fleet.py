@@ -182,7 +182,7 @@ class Fleet:
     async def add_node(self, config: NodeConfig) -> None:
         """Add a remote node; return after its first probe, whether that succeeded or not.
 
-        Raises `InvalidRequest` if its id is taken, or if it is this very server.
+        Raises `InvalidRequest` if its id is taken, or if it is this server itself.
         """
         if config.id in self._remote or self._is_local(config.id):
             raise InvalidRequest(f"id: there is a node {config.id} already", param="id")
@@ -245,9 +245,9 @@ class Fleet:
             log_failure("progress not reported", boundary.failure, model=model)
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Start a task whose failure ends neither its siblings nor the fleet."""
+        """Start a task. Its failure ends neither its siblings nor the fleet."""
         assert self._nursery is not None, "the fleet runs"
-        # In an empty context: its log lines must not refer to the job whose request started it.
+        # In an empty context: its log lines must not refer to the job that started it.
         name = task.__qualname__
         Context().run(partial(self._nursery.start_soon, name=name), contain, name, task, *arguments)
 

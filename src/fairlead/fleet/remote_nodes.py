@@ -44,7 +44,7 @@ class RemoteEntry:
         return self._node.models
 
     async def is_this_server(self) -> bool:
-        """Return whether it is this very server; wait for the first probe to know."""
+        """Return whether it is this server itself; wait for the first probe."""
         await self._node.was_probed.wait()
         return self._node.is_this_server
 
@@ -221,7 +221,7 @@ class RemoteNodes:
         return next((status for status in found if status.state == "ready"), found[0] if found else None)
 
     def _withdraw(self, node: RemoteEntry) -> trio.Event:
-        """Drain a node for good; return an event that is set when it has no jobs."""
+        """Drain a node permanently; return an event that is set when it has no jobs."""
         node.is_withdrawn = True
         drained = node.drain()
         self._fail_waiting(node)

@@ -1,7 +1,7 @@
 """Loads a model from a directory of Hugging Face's layout into memory.
 
-Promises that every tensor of the model was in the checkpoint, with the right shape, and that every tensor of
-the checkpoint is in the model. Anything else is a `LoadFailed` that names the file and the key or tensor.
+Guarantees that every tensor of the model was in the checkpoint, with the right shape, and that every tensor
+of the checkpoint is in the model. Anything else is a `LoadFailed` that names the file and the key or tensor.
 Runs nothing from the directory and unpickles nothing.
 """
 
@@ -89,8 +89,9 @@ def read_source(
 ) -> WeightSource:
     """Read all but the weights of the model in `directory`.
 
-    A model that can make neither text nor embeddings is a `LoadFailed`; with `needs_head`, one that cannot
-    make text is. `dtype`: a name of `DTYPES`, or "auto" for the checkpoint's own if the device computes it.
+    Raises `LoadFailed` for a model that makes neither text nor embeddings and, with `needs_head`, for one
+    that makes no text. `dtype`: a name of `DTYPES`, or "auto" for the checkpoint's own if the device computes
+    it.
     """
     if not directory.is_dir():
         raise LoadFailed(f"{directory}: no such directory")

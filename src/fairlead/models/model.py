@@ -31,4 +31,4 @@ class Model(Protocol):
         """Return each token's final state, for embeddings, which a head would project: [T, C] → [T, C]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the next-token logits: [T, C] → [T, V]. Not for a model without a head."""
+        """Return the next-token logits: [T, C] → [T, V]. The model must have a head."""

@@ -1,6 +1,6 @@
 """Pools the states of tokens into one vector per text, as the model's `sentence-transformers` files define.
 
-Reads `modules.json` and the configurations it names; knows no network and no cache.
+Reads `modules.json` and the configurations it names. Independent of the network and the cache.
 
 T tokens of the texts of a step, R rows (each a run of one text's tokens), C channels.
 """

@@ -37,7 +37,7 @@ logger = structlog.get_logger("fairlead.node")
 class RemoteNode:
     """Relays jobs to the server at `upstream`.
 
-    `names` maps the models it is used for to its own names of them. None: it is asked for its models, and the
+    `names` maps the models it is used for to its own names of them. None: its models are queried, and the
     names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
     `relay`. `evictable` is as in `NodeLimits`, `own_instance` as in `ServerProbe`.
@@ -80,7 +80,7 @@ class RemoteNode:
 
     @property
     def is_this_server(self) -> bool:
-        """Whether the latest probe has found that it is this very server."""
+        """Whether the latest probe has found that it is this server itself."""
         return self._server.is_this_server
 
     async def run(self) -> None:
@@ -126,7 +126,7 @@ class RemoteNode:
             problem=self._problem(),
         )
 
-    # For callers that know more than a probe -----------------------------------------------------------
+    # For callers with newer information than a probe --------------------------------------------------
 
     def came_up(self) -> None:
         """Note that the server is up: it gets work from now on."""

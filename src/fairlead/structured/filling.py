@@ -74,7 +74,7 @@ class _Fill:
             constraint.error = f"its tokens took longer than {SLOW_ANSWER_S:g} s to find"
 
     def abandon(self, index: int) -> bool:
-        """Return whether the mask `index` is still filled; if so, no later one will be."""
+        """Return whether the mask `index` is still being filled; if so, no later one will be."""
         with self.lock:
             self.is_abandoned = self.index == index and not self.done.is_set()
         return self.is_abandoned
@@ -114,8 +114,8 @@ class MaskFilling:
         """Let each of M constraints consume its tokens and fill a row of `bits` [M, words], uint32.
 
         Return `bits`, or a copy. A constraint that takes too long gets an error and an empty mask. Its thread
-        is abandoned: it goes on, with the memory that it writes to, until the mask is found. So long, it
-        locks the lexer that others of the same grammar share, so they get the error, too.
+        is abandoned: it goes on, with the memory that it writes to, until the mask is found. Until then it
+        locks the lexer that others of the same grammar share, so these get the error, too.
         """
         begin, slow_s = 0, 0.0
         self._abandoned = {name: one for name, one in self._abandoned.items() if one.is_alive()}

@@ -61,7 +61,7 @@ class AnswerFormat:
         return self.detected.wire_format
 
     def reasoning_at_the_end(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ReasoningState:
-        """Return what a prompt has of the reasoning of its answer."""
+        """Return the state of the reasoning at the end of a prompt."""
         end = tokenizer.decode(prompt[-_PROMPT_END_TOKENS:], skip_special_tokens=False)
         return reasoning_state(self.wire_format.reasoning, end)
 

@@ -21,8 +21,8 @@ _SEPARATORS = ("", "\u200b", " ")
 def control_tokens(tokenizer: tokenizers.Tokenizer, named: Collection[str] = ()) -> dict[str, int]:
     """Return the spelling and the id of each token that only a template may write.
 
-    These are the added tokens that are marked as special, that are `named`, or that are spelled <|...|>. Not
-    `<think>` or `<tool_call>`: clients get these in answers and send them back in their history.
+    These are the added tokens that are marked as special, that are `named`, or that are spelled <|...|>.
+    `<think>` and `<tool_call>` are not among them: clients get these in answers and send them back.
     """
     return {
         token.content: token_id
