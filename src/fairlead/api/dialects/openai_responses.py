@@ -54,5 +54,6 @@ class ResponsesReader(TypedReader[ResponsesEvent]):
 class ResponsesDialect(OpenAIErrors, RelayDialect):
     """Responses."""
 
+    name = "responses"
     path = "/v1/responses"
     reader = ResponsesReader()
