@@ -32,7 +32,7 @@ from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
 from fairlead.api.structuring import GrammarCheck, check_combinations, structure_of
-from fairlead.errors import FairleadError, quoted
+from fairlead.errors import FairleadError, InvalidRequest, quoted
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
 from fairlead.text.model import TextModel
 
@@ -172,13 +172,18 @@ class GenerationPipeline:
         """Return the prompts' token ids. Raises as `Offload.encode` does."""
         encode = self._jobs.offload.encode
         if generation.messages is not None:
-            chat = await encode(
-                request,
-                model.encode_chat,
-                generation.messages,
-                tools=generation.tools,
-                variables=generation.template_variables,
-            )
+            try:
+                chat = await encode(
+                    request,
+                    model.encode_chat,
+                    generation.messages,
+                    tools=generation.tools,
+                    variables=generation.template_variables,
+                )
+            except InvalidRequest as error:
+                if error.param == "messages":
+                    error.param = generation.messages_field
+                raise
             return (chat,)
         return await encode(
             request,

@@ -67,7 +67,7 @@ _GENERATION = _group(
     dialect_route(EmbeddingDialect(), "Compute the embeddings of texts.", is_versionless=True),
     dialect_route(
         ResponsesDialect(),
-        "Create a response in OpenAI's Responses API. For relayed models only.",
+        "Create a response in OpenAI's Responses API.",
         is_versionless=True,
     ),
     dialect_route(MessagesDialect(), "Create a message in Anthropic's API. For relayed models only."),

@@ -36,7 +36,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them; or
     `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
-    With `embed` it returns a vector for each prompt, shortened to `dimensions`.
+    With `embed` it returns a vector for each prompt, shortened to `dimensions`. `messages_field`: the
+    field of the body that the messages are from.
 
     `answer`: the form of the answer; None: any text. `is_chat`: its text is divided into reasoning, content
     and calls. `reasoning_tokens`: the most that the reasoning may have; None: no limit.
@@ -47,6 +48,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     messages: list[dict[str, Any]] | None = None
+    messages_field: str = "messages"
     tools: list[dict[str, Any]] | None = None
     template_variables: dict[str, Any] | None = None
     prompts: ReadOnlySequence[Prompt] = ()

@@ -1,0 +1,277 @@
+"""Answers in OpenAI's Responses API: the response object, and the events of its stream.
+
+An answer is a list of items: reasoning, messages and function calls. In a stream they come one at a time, and
+the object of the last event has all of them.
+"""
+
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Literal, NamedTuple
+
+from fairlead.api.dialects.answer_events import AnswerEnd, AnswerEvent, AnswerEvents, CallEnd, TokenUsage
+from fairlead.api.dialects.dialect import AnswerContext
+from fairlead.api.dialects.openai import call_id, encode, full_message
+from fairlead.api.dialects.openai_logprobs import chat_logprobs
+from fairlead.errors import FairleadError
+from fairlead.http.server_sent_events import encode_event
+from fairlead.job import Delta, TokenLogprob
+from fairlead.structured.pieces import CallArguments, CallBegin, Content, Reasoning
+
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+Item = dict[str, Any]
+
+
+class ResponseOptions(NamedTuple):
+    """The members of the response object that repeat the request."""
+
+    echo: dict[str, Any]
+
+
+def response_object(
+    context: AnswerContext,
+    status: Status,
+    *,
+    output: Sequence[Item] = (),
+    usage: TokenUsage | None = None,
+    error: FairleadError | None = None,
+    completed_at: int | None = None,
+) -> dict[str, Any]:
+    """Return the response object. Pure. `completed_at`, in seconds since 1970, is of a complete answer."""
+    job = context.job
+    return {
+        "id": job.id,
+        "object": "response",
+        "created_at": context.created,
+        "completed_at": completed_at,
+        "status": status,
+        "error": None if error is None else _error(error),
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "model": job.model,
+        "output": list(output),
+        "temperature": job.sampling.temperature,
+        "top_p": job.sampling.top_p,
+        **context.options.echo,
+        "usage": None if usage is None else _usage(usage),
+    }
+
+
+def _usage(usage: TokenUsage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _error(error: FairleadError) -> dict[str, Any]:
+    """Return an error as a member of a response. OpenAI's types allow few codes, so `type` has ours."""
+    code = "server_error"
+    if error.status == 429:
+        code = "rate_limit_exceeded"
+    elif error.status == 400:
+        code = "invalid_prompt"
+    return {"code": code, "message": full_message(error), "param": error.param, "type": error.code}
+
+
+class _OpenItem:
+    """The item that is being written: its object as it was added, and its text so far."""
+
+    def __init__(self, index: int, item: Item, content: Item | None, delta: str) -> None:
+        self.index = index
+        self.item = item
+        self.content = content
+        self.pieces: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
+        place = {"item_id": item["id"], "output_index": index}
+        self.place = place if content is None else {**place, "content_index": 0}
+        # Only the text and the number differ from event to event, and there is one for every token.
+        kind = f"response.{delta}.delta"
+        members = encode({"type": kind, **self.place})[:-1]
+        self.head = f"event: {kind}\ndata: ".encode() + members + b',"delta":'
+
+    def part(self, text: str) -> Item | None:
+        """Return the content part with this text; None for a call, which has none."""
+        if self.content is None:
+            return None
+        return {**self.content, "text": text} | ({"logprobs": self.logprobs} if self.is_message else {})
+
+    @property
+    def is_message(self) -> bool:
+        return bool(self.item["type"] == "message")
+
+    def ended(self, status: str) -> Item:
+        """Return the item as it is now."""
+        text = "".join(self.pieces)
+        filled = {"arguments": text} if self.content is None else {"content": [self.part(text)]}
+        return {**self.item, **filled, "status": status}
+
+
+_REASONING = {"type": "reasoning_text", "text": ""}
+_OUTPUT_TEXT = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+
+
+class ResponseEvents:
+    """A writer of deltas as typed events. One object per answer, which also makes the response object."""
+
+    def __init__(self, context: AnswerContext) -> None:
+        self._context = context
+        self._answer = AnswerEvents(context.job)
+        self._has_logprobs = context.job.sampling.logprobs is not None and context.model is not None
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text was not written yet
+        self._output: list[Item] = []
+        self._open: _OpenItem | None = None
+        self._sequence = 0
+        self._has_begun = self._is_cut = self._has_ended = False
+
+    def response(self) -> dict[str, Any]:
+        """Return the response object of a complete answer."""
+        status: Status = "incomplete" if self._is_cut else "completed"
+        completed_at = None if self._is_cut else int(time.time())
+        return response_object(
+            self._context, status, output=self._output, usage=self._answer.usage, completed_at=completed_at
+        )
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        """See `StreamWriter`."""
+        events = [self._beginning()]
+        for delta in deltas:
+            if self._has_logprobs:
+                self._logprobs += delta.logprobs[delta.reasoning_tokens :]
+            events += [self._write(event) for event in self._answer.of((delta,))]
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        """See `StreamWriter`."""
+        if self._has_ended:
+            return b""
+        self._has_ended = True
+        response = self.response()
+        return self._beginning() + self._event(f"response.{response['status']}", response=response)
+
+    def fail(self, error: FairleadError) -> bytes:
+        """See `StreamWriter`. The response keeps what was written."""
+        self._has_ended = True
+        beginning = self._beginning()
+        output = [*self._output, self._open.ended("incomplete")] if self._open is not None else self._output
+        response = response_object(
+            self._context, "failed", output=output, usage=self._answer.usage, error=error
+        )
+        return beginning + self._event("response.failed", response=response)
+
+    def skip_beginnings(self) -> None:
+        """See `AnswerWriter`."""
+        self._has_begun = True
+
+    # Events --------------------------------------------------------------------------------------------
+
+    def _event(self, kind: str, **members: Any) -> bytes:
+        data = encode({"type": kind, **members, "sequence_number": self._sequence})
+        self._sequence += 1
+        return encode_event(data, name=kind)
+
+    def _beginning(self) -> bytes:
+        if self._has_begun:
+            return b""
+        self._has_begun = True
+        response = response_object(self._context, "in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def _write(self, event: AnswerEvent) -> bytes:
+        match event:
+            case Reasoning(text):
+                return self._add_text("reasoning", text)
+            case Content(text):
+                return self._add_text("message", text)
+            case CallBegin(number, name):
+                call = {"call_id": call_id(self._context, 0, number), "name": name, "arguments": ""}
+                closed = self._close("completed")
+                return closed + self._begin("function_call", call, None, "function_call_arguments")
+            case CallArguments(_, text):
+                assert self._open is not None
+                return self._delta(self._open, text)
+            case CallEnd():
+                return b""  # the next event ends it: only the end of the answer tells if it was cut
+            case AnswerEnd(reason):
+                return self._finish(is_cut=reason == "length")
+
+    def _add_text(self, kind: Literal["reasoning", "message"], text: str) -> bytes:
+        begin = b""
+        if self._open is None or self._open.item["type"] != kind:
+            begin = self._begin_text(kind)
+        assert self._open is not None
+        return begin + self._delta(self._open, text)
+
+    def _begin_text(self, kind: Literal["reasoning", "message"]) -> bytes:
+        closed = self._close("completed")
+        if kind == "reasoning":
+            return closed + self._begin(kind, {"summary": [], "content": []}, _REASONING, "reasoning_text")
+        members = {"role": "assistant", "content": []}
+        return closed + self._begin(kind, members, _OUTPUT_TEXT, "output_text")
+
+    def _begin(self, kind: str, members: Item, content: Item | None, delta: str) -> bytes:
+        index = len(self._output)
+        item = {"id": self._item_id(kind, index), "type": kind, "status": "in_progress", **members}
+        self._open = _OpenItem(index, item, content, delta)
+        added = self._event("response.output_item.added", output_index=index, item=item)
+        if content is None:
+            return added
+        return added + self._event("response.content_part.added", **self._open.place, part=content)
+
+    def _item_id(self, kind: str, index: int) -> str:
+        """Return the id of an item: the same whenever the job is run again."""
+        digest = blake2b(f"{self._context.job.id}/{index}".encode(), digest_size=16).hexdigest()
+        return f"{_ID_PREFIXES[kind]}_{digest}"
+
+    def _delta(self, item: _OpenItem, text: str) -> bytes:
+        item.pieces.append(text)
+        tail = b""
+        if item.is_message:
+            tail = b',"logprobs":' + (encode(self._listed(item)) if self._logprobs else b"[]")
+        event = item.head + encode(text) + tail + b',"sequence_number":%d}\n\n' % self._sequence
+        self._sequence += 1
+        return event
+
+    def _listed(self, item: _OpenItem) -> list[dict[str, Any]]:
+        """Return the log-probabilities of the tokens of a text, which the item keeps."""
+        listed: list[dict[str, Any]] = chat_logprobs(self._context.own_model.tokenizer, self._logprobs)[
+            "content"
+        ]
+        self._logprobs = []
+        item.logprobs += listed
+        return listed
+
+    def _close(self, status: str) -> bytes:
+        """Return the events that end the open item, if there is one."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        events = self._delta(item, "") if item.is_message and self._logprobs else b""
+        text = "".join(item.pieces)
+        if item.content is None:
+            kind = "response.function_call_arguments.done"
+            events += self._event(kind, **item.place, name=item.item["name"], arguments=text)
+        else:
+            logprobs = {"logprobs": item.logprobs} if item.is_message else {}
+            kind = f"response.{item.content['type']}.done"
+            events += self._event(kind, **item.place, text=text, **logprobs)
+            events += self._event("response.content_part.done", **item.place, part=item.part(text))
+        ended = item.ended(status)
+        self._output.append(ended)
+        return events + self._event("response.output_item.done", output_index=item.index, item=ended)
+
+    def _finish(self, *, is_cut: bool) -> bytes:
+        """Return the events that end the last item. An answer has a message, if an empty one, or a call."""
+        self._is_cut = is_cut
+        status = "incomplete" if is_cut else "completed"
+        is_reasoning = self._open is not None and self._open.item["type"] == "reasoning"
+        if self._open is not None and (is_cut or not is_reasoning):
+            return self._close(status)
+        return self._begin_text("message") + self._close(status)
+
+
+_ID_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
