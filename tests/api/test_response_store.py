@@ -1,4 +1,4 @@
-"""The rules of `ResponseStore` by example, a state machine with a plain model, and mutants that it catches."""
+"""The rules of `ResponseStore` by example, a state machine with a model, and mutants that it catches."""
 
 import gc
 

@@ -124,7 +124,7 @@ class ResponseEvents:
         self._output: list[Item] = []
         self._open: _OpenItem | None = None
         self._sequence = 0
-        self._has_begun = self._is_cut = self._has_ended = False
+        self._has_begun = self._is_queued = self._is_cut = self._has_ended = False
 
     def response(self) -> dict[str, Any]:
         """Return the response object of a complete answer."""
@@ -133,6 +133,13 @@ class ResponseEvents:
         return response_object(
             self._context, status, output=self._output, usage=self._answer.usage, completed_at=completed_at
         )
+
+    def queue(self) -> bytes:
+        """Return the first events of a response that is created before its answer begins."""
+        self._is_queued = True
+        response = response_object(self._context, "queued")
+        created = self._event("response.created", response=response)
+        return created + self._event("response.queued", response=response)
 
     def write(self, deltas: list[Delta]) -> bytes:
         """See `StreamWriter`."""
@@ -151,13 +158,13 @@ class ResponseEvents:
         response = self.response()
         return self._beginning() + self._event(f"response.{response['status']}", response=response)
 
-    def fail(self, error: FairleadError) -> bytes:
-        """See `StreamWriter`. The response keeps what was written."""
+    def fail(self, error: FairleadError, status: Literal["failed", "cancelled"] = "failed") -> bytes:
+        """See `StreamWriter`. The response keeps what was written. OpenAI has no event for cancelled ones."""
         self._has_ended = True
         beginning = self._beginning()
         output = [*self._output, self._open.ended("incomplete")] if self._open is not None else self._output
         response = response_object(
-            self._context, "failed", output=output, usage=self._answer.usage, error=error
+            self._context, status, output=output, usage=self._answer.usage, error=error
         )
         return beginning + self._event("response.failed", response=response)
 
@@ -177,9 +184,8 @@ class ResponseEvents:
             return b""
         self._has_begun = True
         response = response_object(self._context, "in_progress")
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        created = b"" if self._is_queued else self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
     def _write(self, event: AnswerEvent) -> bytes:
         match event:

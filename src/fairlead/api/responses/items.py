@@ -12,7 +12,6 @@ from fairlead.errors import PreviousResponseNotFound, quoted
 
 Item = dict[str, Any]
 
-MAX_LISTED = 100
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
 
@@ -104,7 +103,12 @@ def _listed(response: StoredResponse) -> Iterator[Item]:
     for index, item in enumerate(_items(response.input)):
         kind = item.get("type") or "message"
         digest = blake2b(f"{response.id}/input/{index}".encode(), digest_size=16).hexdigest()
-        listed = {"id": f"{_PREFIXES.get(kind, 'item')}_{digest}", "status": "completed", **item, "type": kind}
+        listed = {
+            "id": f"{_PREFIXES.get(kind, 'item')}_{digest}",
+            "status": "completed",
+            **item,
+            "type": kind,
+        }
         listed["id"] = item.get("id") or listed["id"]
         if kind == "message" and isinstance(item.get("content"), str):
             if item.get("role") == "assistant":

@@ -1,16 +1,16 @@
-"""What a response that is kept adds to its dialect: its object is also given to the store."""
+"""Kept responses of clients that wait for them: the object of a stream is that of its last event."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
-from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest
+from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.api.dialects.openai_responses import ResponsesDialect
 from fairlead.api.dialects.openai_responses_events import ResponseEvents
-from fairlead.config import Limits
 from fairlead.errors import FairleadError
-from fairlead.job import Delta
+
+Keep = Callable[[bytes], None]
 
 _DATA = b"\ndata: "
 
@@ -28,26 +28,28 @@ def document_of(events: bytes) -> bytes:
 
 
 class KeepingDialect(ResponsesDialect):
-    """The dialect of one request. `keep` gets the response object when a stream of it ends."""
+    """The dialect of one answer. `keep` gets the response object at the end of its stream."""
 
-    def __init__(self, keep: Callable[[bytes], None], history: Sequence[dict[str, Any]] = ()) -> None:
-        super().__init__(history=history)
+    def __init__(self, keep: Keep) -> None:
+        super().__init__(is_stored=True)
         self._keep = keep
 
-    def stream_writer(self, context: AnswerContext) -> "KeepingEvents":
+    def stream_writer(self, context: AnswerContext) -> ResponseEvents:
         """See `StreamingDialect`."""
-        return KeepingEvents(context, self._keep)
+        return _KeepingEvents(context, self._keep)
 
 
-class KeepingEvents(ResponseEvents):
-    """A writer of a stream whose last event has the response object to keep."""
-
-    def __init__(self, context: AnswerContext, keep: Callable[[bytes], None]) -> None:
+class _KeepingEvents(ResponseEvents):
+    def __init__(self, context: AnswerContext, keep: Keep) -> None:
         super().__init__(context)
         self._keep = keep
 
     def end(self) -> bytes:
-        """See `StreamWriter`."""
         events = super().end()
+        self._keep(document_of(events))
+        return events
+
+    def fail(self, error: FairleadError, status: Literal["failed", "cancelled"] = "failed") -> bytes:
+        events = super().fail(error, status)
         self._keep(document_of(events))
         return events

@@ -25,7 +25,8 @@ class StoredResponse:
     """One response. Only `ResponseStore` changes it.
 
     `input` is the request's in JSON: a text, or a list of items. `previous` is the id of the response that it
-    continues. `on_removed` is called when it is removed before its end.
+    continues. `is_background`: it does not end with its request. `keeps_events`: they can be read again.
+    `on_removed` is called when it is removed before its end.
 
     `document`: the response object in JSON; empty as long as nobody may find the response. `events`: whole
     server-sent events, each at the index of its sequence number. `has_ended`: nothing more will change.
@@ -37,6 +38,8 @@ class StoredResponse:
     tenant: str
     input: bytes = b""
     previous: str | None = None
+    is_background: bool = False
+    keeps_events: bool = False
     on_removed: Callable[[], None] = lambda: None
     document: bytes = b""
     events: list[bytes] = field(default_factory=list)
