@@ -35,7 +35,7 @@ COMPONENTS = DOCUMENT["components"]["schemas"]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 NEVER_ENDS = "/events"
 UPSTREAM = "/upstream/{upstream_path}"
-RELAYED = ("/responses", "/messages", "/messages/count_tokens")
+RELAYED = ("/messages", "/messages/count_tokens")
 OPERATIONS = [
     (method.upper(), path)
     for path, methods in DOCUMENT["paths"].items()
@@ -47,6 +47,7 @@ GOOD = {
     "/chat/completions": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/completions": {"model": "small", "prompt": "hello"},
     "/embeddings": {"model": "small", "input": ["hello"]},
+    "/responses": {"model": "small", "input": "hello"},
     "/tokenize": {"model": "small", "prompt": "hello", "messages": None, "special_tokens": None},
     "/detokenize": {"model": "small", "tokens": [10]},
     "/nodes": {"id": "big", "url": "http://big:8000"},

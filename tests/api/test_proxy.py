@@ -20,7 +20,7 @@ from api.far_away import (
     event_stream,
     relay_body,
 )
-from fairlead.api.generate import USUAL_TOKENS
+from fairlead.api.relays import USUAL_TOKENS
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.job import Delta
 from fake_fleet import FakeFleet

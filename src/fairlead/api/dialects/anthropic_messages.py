@@ -51,6 +51,7 @@ class MessagesReader(TypedReader[MessagesEvent]):
 class MessagesDialect(RelayDialect):
     """Messages."""
 
+    name = "messages"
     path = "/v1/messages"
     reader = MessagesReader()
 

@@ -13,7 +13,7 @@ import msgspec
 from fairlead.api.body import BodyParser
 from fairlead.api.dialects.fields import Envelope, SamplingParameters
 from fairlead.api.dialects.unserved import Fields
-from fairlead.config import Limits, SpecialTokens
+from fairlead.config import DialectName, Limits, SpecialTokens
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import FairleadError, NodeRefused
 from fairlead.http.server_sent_events import encode_comment, encode_event
@@ -154,12 +154,16 @@ class RelayedBody(msgspec.Struct, frozen=True):
 class RelayDialect(ABC):
     """A dialect for requests that are relayed: to a node that serves the same `path`, in the same bytes.
 
+    `name` is what the configuration calls it and those that servers have together with it. Where a node does
+    not speak it, a request that can be decoded is translated.
+
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
     request may ask for a stream, of type `stream_type`. Until the answer begins, the stream has
     `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none.
     `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents.
     """
 
+    name: ClassVar[DialectName] = "openai"
     path: ClassVar[str]
     body_type: ClassVar[Any] = RelayedBody
     answer_type: ClassVar[Any] = Any

@@ -159,6 +159,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
     they were sent and answered. `is_stored`: the response is kept, and can be read later.
     """
 
+    name = "responses"
     path = "/v1/responses"
     body_type = ResponsesRequest
     answer_type = ResponseObject
@@ -252,4 +253,9 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
             "top_logprobs": request.top_logprobs or 0,
             "truncation": "disabled",
             "user": request.user,
+            **{
+                name: value
+                for name in ("temperature", "top_p")
+                if (value := getattr(request, name)) is not None
+            },
         }
