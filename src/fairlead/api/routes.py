@@ -142,7 +142,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         @self.while_serving  # type: ignore[untyped-decorator]  # quart_trio has no types
         async def run_tasks() -> AsyncIterator[None]:
             self.nursery.start_soon(views.events.record_history)
-            self.nursery.start_soon(views.responses.background.run)
+            await self.nursery.start(views.responses.background.run)
             yield
             views.events.stop()
             views.responses.background.stop()

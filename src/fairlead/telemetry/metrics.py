@@ -32,7 +32,6 @@ class KeptResponses(NamedTuple):
     size: int = 0
 
 
-
 SERVER: tuple[Row[Snapshot], ...] = (
     Gauge("fairlead_ready", "1 if no job would wait for a model to be loaded.", lambda now: now.ready),
     Gauge("fairlead_queue_waiting_jobs", "Jobs that wait for a seat.", lambda now: now.queue.waiting),

@@ -46,10 +46,11 @@ class BackgroundRuns:
     def __len__(self) -> int:
         return len(self._runs)
 
-    async def run(self) -> None:
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run what is opened until `stop`. Meanwhile remove expired responses, which nobody may ask for."""
         with self._scope:
             async with trio.open_nursery() as self._nursery:
+                task_status.started()
                 while True:
                     self._store.expire(trio.current_time())
                     await trio.sleep(EXPIRE_INTERVAL_S)
