@@ -56,8 +56,14 @@ class GenerationPipeline:
         body, envelope = await self._jobs.take(request, dialect.read_envelope)
         if adapt is not None:
             dialect = adapt(envelope)
-        job, context = await self._prepare(request, dialect, body, envelope)
+        job, context = await self.prepare(request, dialect, body, envelope)
         del body, envelope
+        return await self.answer(request, dialect, job, context)
+
+    async def answer(
+        self, request: Request, dialect: RelayDialect, job: Job, context: AnswerContext | None
+    ) -> Response:
+        """Run a job that was prepared, and return the response as `respond` does."""
         writer = None
         if context is not None and job.stream:
             assert isinstance(dialect, StreamingDialect)
@@ -76,7 +82,7 @@ class GenerationPipeline:
             body = dialect.write_response(context, deltas)
         return json_response(body, headers=headers)
 
-    async def _prepare(
+    async def prepare(
         self, request: Request, dialect: RelayDialect, body: bytes, envelope: Envelope
     ) -> tuple[Job, AnswerContext | None]:
         """Return the request's job, and the context of an answer that the dialect writes.

@@ -30,7 +30,7 @@ from fairlead.config.models import (
     demonstration_model,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
-from fairlead.config.server import Config, Limits, QueueConfig, ServerConfig, UpstreamConfig
+from fairlead.config.server import Config, Limits, QueueConfig, ResponsesConfig, ServerConfig, UpstreamConfig
 from fairlead.config.spelling import ConfigError, Fault
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "NamedSwap",
     "NodeConfig",
     "QueueConfig",
+    "ResponsesConfig",
     "SelectorConfig",
     "SelectorSettings",
     "ServerConfig",
