@@ -214,7 +214,7 @@ def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
         max_tokens=job.sampling.max_tokens,
         is_embedding=job.embed,
         prefixes=prefix_hashes(prompt) if with_prefixes else (),
-        body_bytes=None if relay is None else len(relay.body),
+        body_bytes=None if relay is None else relay.size,
         must_be_relayed=relay is not None and not job.prompts,
         needs_own_node=job.needs_own_node,
     )

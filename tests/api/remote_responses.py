@@ -8,7 +8,6 @@ from fairlead.job import Delta, Job
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 WITHOUT_CHOICES = (RESPONSES, MESSAGES, COUNT_TOKENS)
-RELAYED_ONLY = (RESPONSES,)
 ALL = (CHAT, COMPLETIONS, *WITHOUT_CHOICES)
 STREAMING = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 

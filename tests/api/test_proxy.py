@@ -14,14 +14,13 @@ from api.remote_responses import (
     EVENTS,
     KIND,
     MESSAGES,
-    RELAYED_ONLY,
     STREAMING,
     WITHOUT_CHOICES,
     complete_response,
     event_stream,
     relay_body,
 )
-from fairlead.api.generate import USUAL_TOKENS
+from fairlead.api.relays import USUAL_TOKENS
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.job import Delta
 from fake_fleet import FakeFleet
@@ -227,14 +226,6 @@ async def test_alias_is_resolved_to_its_model(relay_client, path):
     body = relay_body(model="away")
     await relay_client.post(path, body)
     assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.body) == ("remote", body)
-
-
-@pytest.mark.parametrize("path", RELAYED_ONLY)
-@pytest.mark.parametrize("name", ["small", "tiny"])
-async def test_local_models_are_refused_on_routes_for_relayed_models(relay_client, path, name):
-    reply = await relay_client.post(path, relay_body(model=name))
-    assert (reply.status, reply.json["error"]["param"]) == (400, "model")
-    assert f"'small' is not served under {path}" in reply.json["error"]["message"]
 
 
 async def test_key_may_use_its_models_by_any_name(client_with):

@@ -127,14 +127,14 @@ class JobService:
     # Running its job ---------------------------------------------------------------------------------
 
     async def collect(self, request: Request, job: Job) -> tuple[list[Delta], dict[str, str]]:
-        """Run the job to its end. Return one delta per choice, and the response headers about its wait.
+        """Run the job to its end. Return one delta per choice, and the response headers about the answer.
 
         Raises a `FairleadError`.
         """
         job, charge, pending = self._admit(request, job)
         await self._serve(job, charge, pending)
         answer = await pending.get()
-        return await _collect(answer.deltas, job.sequences), waiting_headers(answer)
+        return await _collect(answer.deltas, job.sequences), answer_headers(answer)
 
     async def stream(
         self,
@@ -157,7 +157,7 @@ class JobService:
         waiting = partial(self.services.gateway.waiting, job.request_id)
         body = EventStream(pending, dialect, writer, waiting, loading)
         if pending.is_available:
-            return stream_response(body, waiting_headers(await pending.get()))
+            return stream_response(body, answer_headers(await pending.get()))
         now = waiting()
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
         return stream_response(body, headers)
@@ -221,9 +221,11 @@ async def _collect(deltas: Deltas, choices: int) -> list[Delta]:
     return merged
 
 
-def waiting_headers(answer: Answer) -> dict[str, str]:
-    """Return the response headers about a job's wait; none for a job that did not wait."""
-    return _headers(answer.estimated_wait_s, answer.queue_position, answer.estimated_wait_p90_s)
+def answer_headers(answer: Answer) -> dict[str, str]:
+    """Return the response headers about a job's wait, if it did wait, and about a translated answer."""
+    headers = _headers(answer.estimated_wait_s, answer.queue_position, answer.estimated_wait_p90_s)
+    translated_from = answer.deltas.translated_from
+    return headers if translated_from is None else {**headers, "X-Fairlead-Translated": translated_from}
 
 
 def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -> dict[str, str]:

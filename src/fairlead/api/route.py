@@ -42,7 +42,7 @@ class Route:
     """What is served under a method and a path.
 
     `path` has parameters in braces, which may contain slashes. `view` is a method of one of the objects in
-    `Views`; None for a route with a `dialect`, which `generate` serves. `tag` groups the operations in the
+    `Views`; without one, `generate` serves the route's `dialect`. `tag` groups the operations in the
     documents; a route without one is not documented. `is_direct`: our own listener calls the view without
     Quart. `is_versionless`: the route is also served without `/v1`.
 

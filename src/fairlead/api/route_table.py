@@ -18,6 +18,7 @@ from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.dialects.openai_completions import CompletionDialect
 from fairlead.api.dialects.openai_embeddings import EmbeddingDialect
 from fairlead.api.dialects.openai_responses import ResponsesDialect
+from fairlead.api.dialects.openai_responses_shapes import ResponseObject
 from fairlead.api.dialects.unserved import TOKENIZE
 from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
@@ -25,6 +26,7 @@ from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
 from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
+from fairlead.api.responses.routes import ResponseRoutes
 from fairlead.api.route import EVENTS, VERSION, Permission, Route
 from fairlead.api.tokenize import DescribedTokenizeRequest, DetokenizeRequest, Tokens
 from fairlead.api.upstream import METHODS, UpstreamRoute
@@ -65,10 +67,53 @@ _GENERATION = _group(
     dialect_route(ChatDialect(), "Generate the next message of a chat.", is_versionless=True),
     dialect_route(CompletionDialect(), "Complete a text.", is_versionless=True),
     dialect_route(EmbeddingDialect(), "Compute the embeddings of texts.", is_versionless=True),
-    dialect_route(
-        ResponsesDialect(),
-        "Create a response in OpenAI's Responses API. For relayed models only.",
+    replace(
+        dialect_route(
+            ResponsesDialect(), "Create a response in OpenAI's Responses API.", is_versionless=True
+        ),
+        view=ResponseRoutes.create,
+    ),
+    _get(
+        path="/v1/responses/{response_id}",
+        view=ResponseRoutes.retrieve,
         is_versionless=True,
+        summary="Return a kept response of the same key, as it is now.",
+        answer=ResponseObject,
+        errors=(400, 404),
+        query={
+            "stream": "true: the events of a response that was created with `background` and `stream`.",
+            "starting_after": "The sequence number of the last event that the client has. Default: none.",
+        },
+    ),
+    Route(
+        method="DELETE",
+        path="/v1/responses/{response_id}",
+        view=ResponseRoutes.delete,
+        is_versionless=True,
+        summary="Remove a kept response of the same key. One in progress is cancelled.",
+        answer=shapes.DeletedResponse,
+        errors=(404,),
+    ),
+    _post(
+        path="/v1/responses/{response_id}/cancel",
+        view=ResponseRoutes.cancel_response,
+        is_versionless=True,
+        summary="Cancel a response of the same key that was created with `background`, and return it.",
+        answer=ResponseObject,
+        errors=(400, 404),
+    ),
+    _get(
+        path="/v1/responses/{response_id}/input_items",
+        view=ResponseRoutes.input_items,
+        is_versionless=True,
+        summary="List the input of a kept response of the same key, without that of earlier ones.",
+        answer=shapes.InputItemList,
+        errors=(400, 404),
+        query={
+            "after": "The id of the item before the first one to return.",
+            "limit": "Maximum number of items, 1 to 100. Default: 20.",
+            "order": "asc, or desc: the last one first. Default: desc.",
+        },
     ),
     dialect_route(MessagesDialect(), "Create a message in Anthropic's API."),
     dialect_route(CountTokensDialect(), "Count the tokens of a message's prompt in Anthropic's API."),

@@ -127,7 +127,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._authenticator.change(api_keys)
 
     def _add_routes(self, views: Views, routes: Sequence[Route]) -> None:
-        """Add a rule for each route. Record the dashboard's history while the application is served."""
+        """Add a rule for each route. Run the views' own tasks while the application is served."""
         direct: dict[str, View] = {}
         for route in routes:
             endpoint, view = f"{route.method} {route.path}", views.of(route)
@@ -141,10 +141,12 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         )
 
         @self.while_serving  # type: ignore[untyped-decorator]  # quart_trio has no types
-        async def record_history() -> AsyncIterator[None]:
+        async def run_tasks() -> AsyncIterator[None]:
             self.nursery.start_soon(views.events.record_history)
+            await self.nursery.start(views.responses.background.run)
             yield
             views.events.stop()
+            views.responses.background.stop()
 
     async def _enter(self) -> QuartResponse | None:
         """Check a request before routing errors are raised, because they show which routes exist."""

@@ -265,6 +265,24 @@ class CancelledRequest(msgspec.Struct, frozen=True):
     status: Literal["cancelled"]
 
 
+class DeletedResponse(msgspec.Struct, frozen=True):
+    """A response that is no longer kept."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class InputItemList(msgspec.Struct, frozen=True):
+    """Items of a response's input. `has_more`: there are more after `last_id`."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class RemovedNode(msgspec.Struct, frozen=True):
     """A node that was removed."""
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.dialect import CountingDialect
-from fairlead.api.dialects.fields import TemplateVariables, TokenId
+from fairlead.api.dialects.fields import Envelope, TemplateVariables, TokenId
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
 from fairlead.api.dialects.unserved import TOKENIZE, capturing, refuse_unserved
 from fairlead.api.encoding import encode_conversation
@@ -104,9 +104,15 @@ class Tokens:
 
 
 async def count_tokens(
-    jobs: JobService, request: Request, dialect: CountingDialect, body: bytes, model: TextModel
+    jobs: JobService,
+    request: Request,
+    dialect: CountingDialect,
+    body: bytes,
+    envelope: Envelope,
+    model: TextModel,
 ) -> Response:
     """Return the number of tokens of a prompt in any dialect, with which a job would have that prompt."""
+    request.user = envelope.user or envelope.safety_identifier
     generation = await jobs.offload.decode(request, body, dialect.decode)
     model.check_purpose(embed=False)
     estimate = request.body_bytes // USUAL_CHARS_PER_TOKEN

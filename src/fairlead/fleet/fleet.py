@@ -145,6 +145,12 @@ class Fleet:
         config = self.catalog.models.get(model)
         return (config is not None and config.is_relayed) or self._remote.has(model)
 
+    def speaks(self, model: str, dialect: str) -> bool:
+        """Return whether all servers that jobs for the model may be relayed to speak the dialect."""
+        config = self.catalog.models.get(model)
+        local = config is None or not config.is_relayed or dialect in config.dialects
+        return local and self._remote.speak(model, dialect)
+
     def output(self, model: str) -> ProcessOutput:
         """Return what the processes of a local model have printed.
 

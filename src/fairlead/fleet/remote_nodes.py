@@ -43,6 +43,10 @@ class RemoteEntry:
         """The models that it has, as last reported; it may be down now."""
         return self._node.models
 
+    def speaks(self, dialect: str) -> bool:
+        """Return whether it speaks a dialect, as far as is known."""
+        return self._node.dialects is None or dialect in self._node.dialects
+
     async def is_this_server(self) -> bool:
         """Return whether it is this server itself; wait for the first probe."""
         await self._node.was_probed.wait()
@@ -161,6 +165,10 @@ class RemoteNodes:
     def offers(self, model: str) -> bool:
         """Return whether one of them has the model and may get jobs, now or when it is up again."""
         return any(model in node.models and not node.is_withdrawn for node in self._nodes.values())
+
+    def speak(self, model: str, dialect: str) -> bool:
+        """Return whether all that have the model speak the dialect."""
+        return all(node.speaks(dialect) for node in self._nodes.values() if model in node.models)
 
     def add(self, config: NodeConfig, health: HealthConfig) -> None:
         """Add a node to the fleet. Its id must be free."""

@@ -60,7 +60,10 @@ class AnswerEvents:
         self._completion_tokens += len(delta.token_ids) + delta.relayed_tokens
         self._reasoning_tokens += delta.reasoning_tokens
         self._cached_tokens += delta.cached_tokens
+        if delta.translation is not None and delta.translation.prompt_tokens is not None:
+            self._prompt_tokens = delta.translation.prompt_tokens
         if delta.reasoning:
+            yield from self._end_of_call()
             yield Reasoning(delta.reasoning)
         # The rest of an open call precedes a text that the delta has, because that ends the call.
         rest = [piece for piece in delta.calls if piece.number == self._open_call]

@@ -72,6 +72,7 @@ class MessagesReader(TypedReader[MessagesEvent]):
 class AnthropicDialect(RelayDialect):
     """What Anthropic's dialects share: the envelope and errors."""
 
+    name = "messages"
     read_envelope = EnvelopeParser(MessagesEnvelope)
     reader = MessagesReader()
     request_id_headers = ("X-Request-Id", "request-id")

@@ -6,14 +6,14 @@ this package, and give it a row in the route table. A `RelayDialect` is for mode
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as ReadOnlySequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from fairlead.api.body import BodyParser
 from fairlead.api.dialects.fields import Envelope, SamplingParameters
 from fairlead.api.dialects.unserved import Fields
-from fairlead.config import Limits, SpecialTokens
+from fairlead.config import DialectName, Limits, SpecialTokens
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import FairleadError, NodeRefused
 from fairlead.http.server_sent_events import encode_comment, encode_event
@@ -38,7 +38,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them, and after
     those `continuation`, which is the beginning of the answer and not repeated in it; or
     `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
-    With `embed` it returns a vector for each prompt, shortened to `dimensions`.
+    With `embed` it returns a vector for each prompt, shortened to `dimensions`. `messages_field`: the
+    field of the body that the messages are from.
 
     `answer`: the form of the answer; None: any text. `is_chat`: its text is divided into reasoning, content
     and calls. `reasoning_tokens`: the most that the reasoning may have; None: no limit.
@@ -49,6 +50,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     messages: list[dict[str, Any]] | None = None
+    messages_field: str = "messages"
     tools: list[dict[str, Any]] | None = None
     template_variables: dict[str, Any] | None = None
     continuation: str = ""
@@ -110,6 +112,14 @@ class AnswerWriter(StreamWriter, Protocol):
         """Skip the beginnings of all choices: another server has written them already."""
 
 
+@runtime_checkable
+class RelayFollower(Protocol):
+    """An `AnswerWriter` whose events depend on those that another server has written before."""
+
+    def follow(self, delta: Delta) -> None:
+        """Read a piece of another server, which the client has received."""
+
+
 class WaitingEvents(Protocol):
     """The events of a stream that has no answer yet."""
 
@@ -155,6 +165,9 @@ class RelayedBody(msgspec.Struct, frozen=True):
 class RelayDialect(ABC):
     """A dialect for requests that are relayed: to a node that serves the same `path`, in the same bytes.
 
+    `name` is what the configuration calls it and those that servers have together with it. Where a node does
+    not speak it, a request that can be decoded is translated.
+
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
     request may ask for a stream, of type `stream_type`. Until the answer begins, the stream has
     `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none.
@@ -162,6 +175,7 @@ class RelayDialect(ABC):
     has the request's id in `request_id_headers`.
     """
 
+    name: ClassVar[DialectName] = "openai"
     path: ClassVar[str]
     body_type: ClassVar[Any] = RelayedBody
     answer_type: ClassVar[Any] = Any

@@ -88,7 +88,7 @@ class EventReader(ABC, Generic[Shape]):
         if shape is None:
             return UNKNOWN
         if is_given(shape.error) or shape.type == "error":
-            return UpstreamEvent(error=_reason(shape.error if is_given(shape.error) else shape.message))
+            return UpstreamEvent(error=error_reason(shape.error if is_given(shape.error) else shape.message))
         return self._event(shape)
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
@@ -97,7 +97,7 @@ class EventReader(ABC, Generic[Shape]):
         if shape is None:
             raise ValueError("no JSON object")
         if is_given(shape.error) and not len(shape.content):
-            return UpstreamAnswer(error=_reason(shape.error))
+            return UpstreamAnswer(error=error_reason(shape.error))
         return UpstreamAnswer(generated_tokens(shape.usage), len(shape.content))
 
     def without_beginning(self, event: bytes, text: str) -> bytes:
@@ -167,7 +167,7 @@ def objects(members: Any) -> list[dict[str, Any]]:
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
 
 
-def _reason(error: msgspec.Raw) -> str:
+def error_reason(error: msgspec.Raw) -> str:
     """Return the message of an error, or the beginning of the error if it has none."""
     reason = decoded(_decode_reason, error)
     text = decoded(_decode_text, error) if reason is None else reason.message

@@ -28,6 +28,9 @@ _TYPES = {
 }
 
 
+StopStringList = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+
+
 class StreamOptions(msgspec.Struct, frozen=True):
     """`include_usage`: a last chunk with the counts; `continuous_usage_stats`: counts in every chunk."""
 
@@ -41,7 +44,7 @@ class Generation(SamplingParameters, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None
     max_tokens: PositiveCount | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: StopStringList | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -54,9 +57,9 @@ def check_generation(body: Generation) -> None:
         raise invalid_field("prompt_logprobs", "is not served with stream: true")
 
 
-def stop_strings(body: Generation) -> tuple[str, ...]:
+def stop_strings(stop: StopStringList | None) -> tuple[str, ...]:
     """Return the stop strings, from either form."""
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def prompts_of(field: str, prompts: str | list[Any], *, empty: str) -> list[str | list[int]]:

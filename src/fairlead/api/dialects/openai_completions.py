@@ -121,7 +121,7 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
             special_tokens=request.special_tokens or "parse",
             sampling=request,
             max_tokens=request.max_tokens,
-            stop=stop_strings(request),
+            stop=stop_strings(request.stop),
             n=request.n or 1,
             logprobs=request.logprobs,
             prompt_logprobs=max((count for count in listed if count is not None), default=None),

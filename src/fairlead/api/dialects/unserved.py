@@ -154,6 +154,25 @@ MESSAGES: Fields = {
     "mcp_servers": _EMPTY_LIST,
 }
 
+RESPONSES: Fields = {
+    **CHAT,
+    "background_options": _EMPTY_OBJECT,
+    "context_management": _EMPTY_LIST,
+    "conversation": _ANY,
+    "image": _ANY,
+    "logprobs": Unserved((False,), "include"),
+    "max_completion_tokens": Unserved((), "max_output_tokens"),
+    "max_tokens": Unserved((), "max_output_tokens"),
+    "messages": Unserved((), "input"),
+    "n": _ONE,
+    "n_cmpl": _ONE,
+    "n_predict": Unserved((-1,), "max_output_tokens"),
+    "n_probs": Unserved((0,), "include"),
+    "prompt": _ANY,
+    "reasoning_effort": Unserved((), "reasoning.effort"),
+    "response_format": Unserved((), "text.format"),
+}
+
 EMBEDDING: Fields = {
     "messages": Unserved((), "input"),
     "prompt_embeds": _ANY,
