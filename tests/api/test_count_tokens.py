@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from api.conftest import client_of, small_model
-from api.far_away import complete_response
 from api.message_events import COUNT, PATH
+from api.remote_responses import complete_response
 from api.written_answers import HERMES
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.text.embedding import EmbeddingSettings

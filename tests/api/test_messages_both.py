@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from api.far_away import ANSWER, complete_response
 from api.message_events import PATH, events_of, read
+from api.remote_responses import ANSWER, complete_response
 from fairlead.errors import NodeFailed
 from fairlead.job import Delta
 from fake_fleet import FakeFleet

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from api.conftest import client_of, small_model
-from api.far_away import complete_response
 from api.message_events import COUNT, PATH
+from api.remote_responses import complete_response
 from api.written_answers import CHAT, HERMES, OPENED, accepts, call, client_writing, tool, vocabulary_of
 from fairlead.config import ApiKey
 from fake_fleet import FakeFleet
