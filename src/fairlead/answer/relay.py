@@ -4,6 +4,7 @@ The body of a response is relayed byte for byte; none of its headers is. A respo
 than the API's is the node's failure: a proxy's login page must not leave our origin as a success.
 """
 
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Any
 
@@ -34,13 +35,12 @@ from fairlead.errors import (
 from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.response_parser import ResponseHead
 from fairlead.job import Delta, Job, Relay
-from fairlead.upstream_events import UpstreamReader
+from fairlead.upstream_events import EVENTS, UpstreamReader
 
 ERROR_BYTES = 1024 * 1024
 RETRY_AFTER_AT_MOST_S = 60
 
 JSON = "application/json"
-EVENTS = "text/event-stream"
 
 # Sent by a gateway in front of a dead server; a single request may cause any other 5xx.
 GATEWAY_ERRORS = frozenset(
@@ -113,11 +113,12 @@ async def relay(
     body = rewritten(request.body, model, filters)
     # The server logs and traces it under the client's ids, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
-    kind = EVENTS if request.stream else JSON
+    stream_type = request.reader.stream_type
+    kind = stream_type if request.stream else JSON
     async with upstream.exchange("POST", request.path, body, accept=kind, headers=headers) as response:
         if response.head.status >= HTTPStatus.BAD_REQUEST:
             raise await _refusal(upstream.name, response)
-        _check(upstream.name, response.head, kind)
+        _check(upstream.name, response.head, kind, {JSON, EVENTS, stream_type})
         if request.stream:
             stream = RelayedStream(upstream.name, job, request.reader, sink, event_bytes=answer_bytes)
             await stream.run(response)
@@ -127,10 +128,10 @@ async def relay(
                 sink.put(Delta(index, finish_reason="stop"))
 
 
-def _check(name: str, head: ResponseHead, kind: str) -> None:
+def _check(name: str, head: ResponseHead, kind: str, kinds: Collection[str]) -> None:
     """Raise `UpstreamFailed` unless the response is a success of the media type that was requested.
 
-    Raise `RelayFailed`, which does not count against the node, for the other type of the API: a request may
+    Raise `RelayFailed`, which does not count against the node, for another type of the API: a request may
     cause that.
     """
     if head.status != HTTPStatus.OK:
@@ -140,7 +141,7 @@ def _check(name: str, head: ResponseHead, kind: str) -> None:
     if head.content_type == kind:
         return
     problem = f"{name} answered with {excerpt(head.content_type) or 'no content type'} instead of {kind}"
-    raise RelayFailed(problem) if head.content_type in (JSON, EVENTS) else UpstreamFailed(problem)
+    raise RelayFailed(problem) if head.content_type in kinds else UpstreamFailed(problem)
 
 
 def _is_encoded(head: ResponseHead) -> bool:

@@ -12,7 +12,6 @@ from fairlead.answer.reported import generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.errors import NodeFailed
 from fairlead.http.client import UpstreamFailed, UpstreamResponse
-from fairlead.http.server_sent_events import EventSplitter, split_events
 from fairlead.job import Delta, FinishReason, Job
 from fairlead.upstream_events import UpstreamEvent, UpstreamReader
 
@@ -78,7 +77,7 @@ class RelayedStream:
 
     async def run(self, response: UpstreamResponse) -> None:
         """Put the whole stream into the sink. Raises `RelayFailed` or `UpstreamFailed`."""
-        splitter = EventSplitter(self._event_bytes)
+        splitter = self._reader.splitter(self._event_bytes)
         read_bytes = 0
         while not self._is_complete and (data := await response.read()):
             read_bytes += len(data)
@@ -87,7 +86,7 @@ class RelayedStream:
             try:
                 events = splitter.feed(data)
                 if not self._put_plain(events):
-                    await self._read_all(split_events(events))
+                    await self._read_all(self._reader.split(events))
             except OverflowError as error:
                 raise RelayFailed(f"{self._name} sent {error}") from error
             finally:

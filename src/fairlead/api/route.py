@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from fairlead.api import shapes
 from fairlead.api.dialects.dialect import RelayDialect
 from fairlead.api.dialects.unserved import Fields
 from fairlead.api.request import Request, Response
@@ -42,14 +43,14 @@ class Route:
     """What is served under a method and a path.
 
     `path` has parameters in braces, which may contain slashes. `view` is a method of one of the objects in
-    `Views`; None for a route with a `dialect`, which `generate` serves. `tag` groups the operations in the
+    `Views`; without one, `generate` serves the route's `dialect`. `tag` groups the operations in the
     documents; a route without one is not documented. `is_direct`: our own listener calls the view without
     Quart. `is_versionless`: the route is also served without `/v1`.
 
-    `body` and `answer` are types; `media` is the response's, if not JSON. `errors`: statuses besides those
-    that follow from `body` and `permission`. `states`: error statuses whose response has the same form as a
-    successful one. `refused_fields`: fields of other servers that models of our engine refuse. `query`: the
-    query's parameters, with their descriptions.
+    `body`, `answer` and `error`, the body of an error, are types; `media` is the response's, if not JSON.
+    `errors`: statuses besides those that follow from `body` and `permission`. `states`: error statuses whose
+    response has the same form as a successful one. `refused_fields`: fields of other servers that models of
+    our engine refuse. `query`: the query's parameters, with their descriptions.
     """
 
     method: str
@@ -63,6 +64,7 @@ class Route:
     summary: str = ""
     body: Any = None
     answer: Any = None
+    error: Any = shapes.ErrorAnswer
     status: int = 200
     media: str = JSON
     errors: tuple[int, ...] = ()

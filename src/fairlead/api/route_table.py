@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairlead.api import schemas, shapes
+from fairlead.api import ollama_shapes, schemas, shapes
 from fairlead.api.admin import Admin
 from fairlead.api.dashboard.pages import Dashboard
 from fairlead.api.dialects.anthropic_messages import CountTokensDialect, MessagesDialect
@@ -23,6 +23,7 @@ from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
 from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
+from fairlead.api.ollama import CHAT, EMBED, EMBEDDINGS, GENERATE, OllamaRoutes, ShowModelRequest
 from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
 from fairlead.api.route import EVENTS, VERSION, Permission, Route
@@ -130,6 +131,57 @@ _MODELS = _group(
         )
         for method in METHODS
     ),
+)
+
+_OLLAMA = tuple(
+    replace(route, error=ollama_shapes.OllamaError)
+    for route in _group(
+        "ollama",
+        replace(dialect_route(CHAT, "Generate the next message of a chat."), view=OllamaRoutes.chat),
+        replace(dialect_route(GENERATE, "Generate a text."), view=OllamaRoutes.generate),
+        replace(dialect_route(EMBED, "Compute the embeddings of texts."), view=OllamaRoutes.embed),
+        replace(dialect_route(EMBEDDINGS, "Compute the embedding of a text."), view=OllamaRoutes.embeddings),
+        _get(
+            path="/api/tags",
+            view=OllamaRoutes.tags,
+            summary="List the models that the key may use.",
+            answer=ollama_shapes.OllamaModels,
+        ),
+        _get(
+            path="/api/ps",
+            view=OllamaRoutes.ps,
+            summary="List the loaded models that the key may use.",
+            answer=ollama_shapes.OllamaRunningModels,
+        ),
+        _post(
+            path="/api/show",
+            view=OllamaRoutes.show,
+            summary="Describe a model, by its name or an alias.",
+            body=ShowModelRequest,
+            answer=ollama_shapes.OllamaShown,
+            errors=(404,),
+        ),
+        _get(
+            path="/api/version",
+            view=OllamaRoutes.ollama_version,
+            summary="Return the version of Ollama whose API this is.",
+            answer=shapes.Version,
+        ),
+        *(
+            Route(
+                method=method,
+                path=f"/api/{path}",
+                view=OllamaRoutes.not_served,
+                summary="Not served: the configuration has the models.",
+                answer=ollama_shapes.OllamaError,
+                status=501,
+            )
+            for method, path in (
+                *(("POST", name) for name in ("pull", "push", "create", "copy", "blobs/{digest}")),
+                ("DELETE", "delete"),
+            )
+        ),
+    )
 )
 
 _QUEUE = _group(
@@ -272,7 +324,7 @@ def _without_version(routes: tuple[Route, ...]) -> Iterator[Route]:
             yield replace(route, path=route.path.removeprefix(VERSION), summary=summary, refused_fields=None)
 
 
-_WITH_VERSION = (*_GENERATION, *_MODELS, *_QUEUE, *_FLEET, *_SERVER, _DASHBOARD_FILES)
+_WITH_VERSION = (*_GENERATION, *_OLLAMA, *_MODELS, *_QUEUE, *_FLEET, *_SERVER, _DASHBOARD_FILES)
 ROUTES = (*_WITH_VERSION, *_without_version(_WITH_VERSION))
 
 

@@ -12,6 +12,7 @@ from fairlead.api.generate import GenerationPipeline
 from fairlead.api.job_service import JobService
 from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
+from fairlead.api.ollama import OllamaRoutes
 from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
 from fairlead.api.request import View
@@ -48,13 +49,14 @@ class Views:
             Admin(services),
             Metrics(services, overview, auth.refusals),
             OpenApi(routes),
+            OllamaRoutes(jobs, self._pipeline, auth),
             Dashboard(),
             self.events,
         )
 
     def of(self, route: Route) -> View:
         """Return the view of a route."""
-        if route.dialect is not None:
+        if route.dialect is not None and route.view is None:
             return partial(self._pipeline.respond, dialect=route.dialect)
         assert route.view is not None
         name = route.view.__name__

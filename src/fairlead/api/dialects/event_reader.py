@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from fairlead.answer.reported import EXCERPT_LENGTH, decoded, excerpt, is_given, token_count
-from fairlead.http.server_sent_events import event_data
-from fairlead.upstream_events import UpstreamAnswer, UpstreamEvent
+from fairlead.http.server_sent_events import EventSplitter, event_data, split_events
+from fairlead.upstream_events import EVENTS, Splitter, UpstreamAnswer, UpstreamEvent
 
 ABSENT = msgspec.Raw()
 NOTHING = UpstreamEvent(is_beginning=True)
@@ -60,6 +60,7 @@ class EventReader(ABC, Generic[Shape]):
 
     shape: ClassVar[type[Any]]
     response_shape: ClassVar[type[ResponseShape]] = ResponseShape
+    stream_type: ClassVar[str] = EVENTS
 
     def __init__(self) -> None:
         self._decode_event = msgspec.json.Decoder(self.shape).decode
@@ -72,6 +73,14 @@ class EventReader(ABC, Generic[Shape]):
     @abstractmethod
     def _texts(self, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the members of an event that have text: the object and the member's name."""
+
+    def splitter(self, event_bytes: int) -> Splitter:
+        """See `UpstreamReader`."""
+        return EventSplitter(event_bytes)
+
+    def split(self, events: bytes) -> list[bytes]:
+        """See `UpstreamReader`."""
+        return split_events(events)
 
     def read_plain(self, events: bytes) -> tuple[int, list[str]] | None:  # noqa: ARG002  # of the interface
         """See `UpstreamReader`."""
@@ -88,7 +97,7 @@ class EventReader(ABC, Generic[Shape]):
         if shape is None:
             return UNKNOWN
         if is_given(shape.error) or shape.type == "error":
-            return UpstreamEvent(error=_reason(shape.error if is_given(shape.error) else shape.message))
+            return UpstreamEvent(error=error_reason(shape.error if is_given(shape.error) else shape.message))
         return self._event(shape)
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
@@ -97,7 +106,7 @@ class EventReader(ABC, Generic[Shape]):
         if shape is None:
             raise ValueError("no JSON object")
         if is_given(shape.error) and not len(shape.content):
-            return UpstreamAnswer(error=_reason(shape.error))
+            return UpstreamAnswer(error=error_reason(shape.error))
         return UpstreamAnswer(generated_tokens(shape.usage), len(shape.content))
 
     def without_beginning(self, event: bytes, text: str) -> bytes:
@@ -167,7 +176,7 @@ def objects(members: Any) -> list[dict[str, Any]]:
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
 
 
-def _reason(error: msgspec.Raw) -> str:
+def error_reason(error: msgspec.Raw) -> str:
     """Return the message of an error, or the beginning of the error if it has none."""
     reason = decoded(_decode_reason, error)
     text = decoded(_decode_text, error) if reason is None else reason.message
