@@ -125,7 +125,7 @@ class RelayedStream:
         if not event.text:
             self._check_silence()
         if not self._has_begun and event.is_beginning:
-            if b"data:" in raw:  # no comment: those only keep a connection open
+            if b"data:" in raw or event.index is not None:  # comments only keep a connection open
                 self._buffer(raw, self._beginning)
             return
         self._has_begun = True

@@ -103,8 +103,10 @@ class LineReader(EventReader[LineShape]):
             raise ValueError("a line that cannot be written anew") from error
 
     def _event(self, shape: LineShape) -> UpstreamEvent:
-        message = decoded(_decode_message, shape.message) if is_given(shape.message) else None
-        text = _text(message or LineMessage()) + (shape.thinking or "") + (shape.response or "")
+        message = decoded(_decode_message, shape.message) if is_given(shape.message) else LineMessage()
+        if message is None:
+            return UNKNOWN
+        text = _text(message) + (shape.thinking or "") + (shape.response or "")
         if not shape.done:
             return UpstreamEvent(0, text, is_beginning=not text)
         finished = "length" if shape.done_reason == "length" else "stop"
