@@ -79,7 +79,7 @@ def _routes(api: Schema) -> str:
     rows: dict[str, dict[tuple[str, str], list[str]]] = {}
     for method, path, operation in _operations(api):
         cells = f"{_escaped(operation['summary'])} | {_body(operation)} | {_answer(operation)}"
-        errors = ", ".join(status for status in operation["responses"] if status >= "400")
+        errors = ", ".join(sorted(status for status in operation["responses"] if status >= "400"))
         row = (path, f"{cells} | {errors}")  # methods of a path with equal cells share a row
         rows.setdefault(operation["tags"][0], {}).setdefault(row, []).append(method.upper())
     lines = []

@@ -181,7 +181,7 @@ class OllamaRoutes:
             entries.append(
                 entry
                 | {
-                    "size": status.memory_bytes,
+                    "size": status.memory_bytes or entry["size"],  # measured some time after the load
                     "expires_at": _written(_after(self._fleet.expires_in_s(status.model))),
                     "size_vram": self._fleet.gpu_bytes(status.model),
                     "context_length": 0 if text is None else text.max_model_len,

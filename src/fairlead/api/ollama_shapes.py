@@ -113,7 +113,10 @@ class OllamaModels(msgspec.Struct, frozen=True):
 
 
 class OllamaRunningModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A loaded model. `size` is the memory that it takes; `expires_at` is far away if it stays loaded."""
+    """A loaded model. `size` is the memory that it takes, and soon after the load that of its files.
+
+    `expires_at` is far away if it stays loaded.
+    """
 
     name: str
     model: str

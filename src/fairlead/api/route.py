@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -14,6 +14,7 @@ from fairlead.api.request import Request, Response
 JSON = "application/json"
 EVENTS = "text/event-stream"
 VERSION = "/v1"
+ERRORS_OF_JOBS = (400, 404, 408, 409, 413, 429, 500, 502, 503, 504)
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
@@ -93,3 +94,25 @@ class Route:
         if self.permission not in KEYLESS:
             statuses.add(401)
         return sorted(statuses)
+
+
+def group(tag: str, *routes: Route) -> tuple[Route, ...]:
+    """Return routes that are documented under a tag."""
+    return tuple(replace(route, tag=tag) for route in routes)
+
+
+def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool = False) -> Route:
+    """Return the route of a dialect."""
+    return Route(
+        method="POST",
+        path=dialect.path,
+        dialect=dialect,
+        is_direct=True,
+        is_versionless=is_versionless,
+        tag="generate",
+        summary=summary,
+        body=dialect.body_type,
+        answer=dialect.answer_type,
+        errors=ERRORS_OF_JOBS,
+        refused_fields=dialect.refused_fields,
+    )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fairlead.api import ollama_shapes, schemas, shapes
+from fairlead.api import schemas, shapes
 from fairlead.api.admin import Admin
 from fairlead.api.dashboard.pages import Dashboard
 from fairlead.api.dialects.anthropic_messages import CountTokensDialect, MessagesDialect
@@ -23,45 +23,21 @@ from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
 from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
-from fairlead.api.ollama import CHAT, EMBED, EMBEDDINGS, GENERATE, OllamaRoutes, ShowModelRequest
+from fairlead.api.ollama_table import OLLAMA_ROUTES
 from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
-from fairlead.api.route import EVENTS, VERSION, Permission, Route
+from fairlead.api.route import ERRORS_OF_JOBS, EVENTS, VERSION, Permission, Route, dialect_route, group
 from fairlead.api.tokenize import DescribedTokenizeRequest, DetokenizeRequest, Tokens
 from fairlead.api.upstream import METHODS, UpstreamRoute
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus, NodeStatus
 
-_OF_JOBS = (400, 404, 408, 409, 413, 429, 500, 502, 503, 504)
-
 _get = partial(Route, method="GET")
 _post = partial(Route, method="POST")
 
 
-def _group(tag: str, *routes: Route) -> tuple[Route, ...]:
-    """Return routes that are documented under a tag."""
-    return tuple(replace(route, tag=tag) for route in routes)
-
-
-def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool = False) -> Route:
-    """Return the route of a dialect."""
-    return Route(
-        method="POST",
-        path=dialect.path,
-        dialect=dialect,
-        is_direct=True,
-        is_versionless=is_versionless,
-        tag="generate",
-        summary=summary,
-        body=dialect.body_type,
-        answer=dialect.answer_type,
-        errors=_OF_JOBS,
-        refused_fields=dialect.refused_fields,
-    )
-
-
-_GENERATION = _group(
+_GENERATION = group(
     "generate",
     dialect_route(ChatDialect(), "Generate the next message of a chat.", is_versionless=True),
     dialect_route(CompletionDialect(), "Complete a text.", is_versionless=True),
@@ -84,7 +60,7 @@ _GENERATION = _group(
     ),
 )
 
-_MODELS = _group(
+_MODELS = group(
     "models",
     _get(
         path="/v1/models",
@@ -127,64 +103,13 @@ _MODELS = _group(
             view=UpstreamRoute.relay,
             summary="Relay any request to a command's own server: the model's name, then the path there.",
             media="*/*",
-            errors=_OF_JOBS,
+            errors=ERRORS_OF_JOBS,
         )
         for method in METHODS
     ),
 )
 
-_OLLAMA = tuple(
-    replace(route, error=ollama_shapes.OllamaError)
-    for route in _group(
-        "ollama",
-        replace(dialect_route(CHAT, "Generate the next message of a chat."), view=OllamaRoutes.chat),
-        replace(dialect_route(GENERATE, "Generate a text."), view=OllamaRoutes.generate),
-        replace(dialect_route(EMBED, "Compute the embeddings of texts."), view=OllamaRoutes.embed),
-        replace(dialect_route(EMBEDDINGS, "Compute the embedding of a text."), view=OllamaRoutes.embeddings),
-        _get(
-            path="/api/tags",
-            view=OllamaRoutes.tags,
-            summary="List the models that the key may use.",
-            answer=ollama_shapes.OllamaModels,
-        ),
-        _get(
-            path="/api/ps",
-            view=OllamaRoutes.ps,
-            summary="List the loaded models that the key may use.",
-            answer=ollama_shapes.OllamaRunningModels,
-        ),
-        _post(
-            path="/api/show",
-            view=OllamaRoutes.show,
-            summary="Describe a model, by its name or an alias.",
-            body=ShowModelRequest,
-            answer=ollama_shapes.OllamaShown,
-            errors=(404,),
-        ),
-        _get(
-            path="/api/version",
-            view=OllamaRoutes.ollama_version,
-            summary="Return the version of Ollama whose API this is.",
-            answer=shapes.Version,
-        ),
-        *(
-            Route(
-                method=method,
-                path=f"/api/{path}",
-                view=OllamaRoutes.not_served,
-                summary="Not served: the configuration has the models.",
-                answer=ollama_shapes.OllamaError,
-                status=501,
-            )
-            for method, path in (
-                *(("POST", name) for name in ("pull", "push", "create", "copy", "blobs/{digest}")),
-                ("DELETE", "delete"),
-            )
-        ),
-    )
-)
-
-_QUEUE = _group(
+_QUEUE = group(
     "queue",
     _get(
         path="/queue", view=QueueRoutes.queue, summary="Return the queue's totals.", answer=DispatchStatistics
@@ -199,7 +124,7 @@ _QUEUE = _group(
     ),
 )
 
-_FLEET = _group(
+_FLEET = group(
     "fleet",
     _get(
         path="/running",
@@ -271,7 +196,7 @@ _FLEET = _group(
     ),
 )
 
-_SERVER = _group(
+_SERVER = group(
     "server",
     _get(
         path="/health",
@@ -324,7 +249,7 @@ def _without_version(routes: tuple[Route, ...]) -> Iterator[Route]:
             yield replace(route, path=route.path.removeprefix(VERSION), summary=summary, refused_fields=None)
 
 
-_WITH_VERSION = (*_GENERATION, *_OLLAMA, *_MODELS, *_QUEUE, *_FLEET, *_SERVER, _DASHBOARD_FILES)
+_WITH_VERSION = (*_GENERATION, *OLLAMA_ROUTES, *_MODELS, *_QUEUE, *_FLEET, *_SERVER, _DASHBOARD_FILES)
 ROUTES = (*_WITH_VERSION, *_without_version(_WITH_VERSION))
 
 

@@ -134,13 +134,11 @@ class Fleet:
 
     def expires_in_s(self, model: str) -> float:
         """Return the time until a loaded local model is unloaded if it gets no job; infinite: no limit."""
-        is_busy = bool(self._local[model].status().busy)
-        return self._dispatcher.models.expires_in_s(model, is_busy=is_busy)
+        return self._dispatcher.models.expires_in_s(model, is_busy=bool(self._local[model].status().busy))
 
     def gpu_bytes(self, model: str) -> int:
         """Return the GPU memory that a local model takes; 0 if it is on none."""
-        gpu = self._local[model].gpu
-        return 0 if gpu is None else gpu.taken_bytes
+        return gpu.taken_bytes if (gpu := self._local[model].gpu) is not None else 0
 
     def has(self, model: str) -> bool:
         """Return whether a node has the model or could load it."""
@@ -190,10 +188,7 @@ class Fleet:
             await instance.ended.wait()
 
     def keep(self, model: str, ttl_s: float) -> None:
-        """Keep a local model loaded for this time without a job, until it is unloaded.
-
-        Infinite: without limit; 0: unload it when its jobs, and those that wait for it, are finished.
-        """
+        """Keep a local model loaded for this time without a job; see `ModelLifecycle.keep`."""
         if model in self.catalog.models:
             self._dispatcher.models.keep(model, ttl_s)
 

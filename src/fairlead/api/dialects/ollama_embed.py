@@ -2,7 +2,7 @@
 
 import math
 import struct
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -57,8 +57,8 @@ class EmbedDialect(OllamaErrors, Dialect):
     """Embeddings, scaled to length 1. Their `options` are the number of dimensions, None for all."""
 
     path = "/api/embed"
-    body_type = EmbedRequest
-    answer_type = shapes.OllamaEmbeddings
+    body_type: ClassVar[Any] = EmbedRequest
+    answer_type: ClassVar[Any] = shapes.OllamaEmbeddings
     job_prefix = "embed"
     read_envelope = BodyParser(OllamaEnvelope)
     reader = LineReader()

@@ -1,7 +1,7 @@
 """The fields of Ollama's requests, with their ranges, and what they mean for a generation request."""
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -213,7 +213,7 @@ def parser_of(request: type[Request], refused: Fields) -> BodyParser[Request]:
     kind = msgspec.defstruct(
         request.__name__, [("options", options | None, None)], bases=(request,), frozen=True, kw_only=True
     )
-    return BodyParser(capturing(kind, refused) if refused else kind)
+    return BodyParser(cast("type[Request]", capturing(kind, refused) if refused else kind))
 
 
 def check_served(request: OllamaRequest, refused: Fields) -> None:
