@@ -10,11 +10,13 @@ from api.conftest import client_of, small_model
 from api.ollama_lines import CHAT, ENDING, checked, lines_of, merged
 from api.written_answers import CHAT as OPENAI
 from api.written_answers import HERMES, MISTRAL, OPENED, call, client_writing, tool
+from fairlead.api.dialects.dialect import AnswerContext, AnswerTimes
 from fairlead.api.dialects.ollama_chat import OllamaChatDialect
-from fairlead.api.ollama_shapes import OllamaChatAnswer
+from fairlead.api.dialects.ollama_writer import OllamaAnswer
+from fairlead.api.ollama_shapes import OllamaChatAnswer, OllamaText
 from fairlead.config import ApiKey, Limits, QueueConfig
 from fairlead.errors import NodeFailed, QueueFull, QueueTimeout
-from fairlead.job import Delta, TokenLogprob
+from fairlead.job import CallPiece, Delta, Job, Relay, Sampling, TokenLogprob
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 OSLO = '{"city": "Oslo", "days": 3}'
@@ -243,6 +245,29 @@ async def test_log_probabilities_are_listed_with_their_tokens(model):
     listed = [entry for line in lines for entry in line.get("logprobs", ())]
     assert [entry["logprob"] for entry in listed] == [-0.5, -0.5]
     assert [len(entry["top_logprobs"]) for entry in listed] == [2, 2]
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_answer_that_was_translated_from_another_dialect_needs_no_model(is_chat):
+    job = Job(
+        "chat-1", "A", "remote", (), Sampling(max_tokens=9), relay=Relay(CHAT, b"{}"), prompt_estimate=5
+    )
+    calls = [CallPiece(0, "f", '{"a":'), CallPiece(0, None, " 1}")]
+    deltas = [
+        Delta(0, reasoning="Hm.", relayed_tokens=2, reasoning_tokens=2),
+        Delta(0, "Hello", relayed_tokens=1, calls=calls if is_chat else []),
+        Delta(0, relayed_tokens=1, finish_reason="stop"),
+        Delta(0, relayed_tokens=3),
+    ]
+    kind = OllamaChatAnswer if is_chat else OllamaText
+    whole = checked(OllamaAnswer(AnswerContext(job, None, 0), chat=is_chat).whole(deltas[:3]), kind)
+    writer = OllamaAnswer(AnswerContext(job, None, 0, times=AnswerTimes()), chat=is_chat)
+    lines = b"".join([*(writer.write([delta]) for delta in deltas), writer.end()]).splitlines()
+    *_, end = (checked(line, kind) for line in lines)
+    assert (whole["eval_count"], end["eval_count"], end["prompt_eval_count"]) == (4, 7, 5)
+    message = whole["message"] if is_chat else whole
+    assert message["thinking"] == "Hm."
+    assert (message["content"] if is_chat else message["response"]) == "Hello"
 
 
 # Options ----------------------------------------------------------------------------------------------

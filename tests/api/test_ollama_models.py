@@ -118,6 +118,7 @@ async def test_show_describes_a_model(stored, named):
     assert shown.details.family == "llama"
     assert shown.model_info == {
         "general.architecture": "llama",
+        "general.basename": "small",
         "general.parameter_count": 300_007,
         "llama.context_length": 4096,
         "llama.embedding_length": 64,

@@ -18,7 +18,7 @@ from api.test_embeddings import WIDTH, script
 from api.written_answers import HERMES, call, client_writing
 from clients.conftest import MODEL
 from clients.forms import QUESTION, Trip
-from e2e.real_server import RealServer
+from e2e.real_server import RealServer, until
 from fairlead.text.embedding import EmbeddingSettings
 
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -176,6 +176,9 @@ def test_model_is_unloaded_and_loaded_by_requests_without_content(client):
     assert client.generate(MODEL, keep_alive=-1).done_reason == "load"
     (kept,) = client.ps().models
     assert kept.expires_at > running.expires_at
+    assert client.generate(MODEL, QUESTION, options=SHORT, keep_alive=0).response
+    until(lambda: not client.ps().models)
+    assert client.generate(MODEL, QUESTION, options=SHORT, keep_alive=-1).response
 
 
 # Errors -----------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ class OllamaRoutes:
                 "parameters": parameters_of(text),
                 "template": "" if template is None else template.source,
                 "details": files.details(),
-                "model_info": files.info(text),
+                "model_info": {"general.basename": model} | files.info(text),
                 "capabilities": capabilities_of(text, self._fleet.catalog.models.get(model)),
                 "modified_at": self._modified_at(text),
             }
