@@ -38,6 +38,7 @@ class FakeFleet(Fleet):  # mypy checks the methods
     configs: Iterable[AnyModelConfig] = ()
     texts: dict[str, TextModel] = field(default_factory=dict)
     is_ready: bool = True
+    expiry_s: float = float("inf")
 
     @property
     def problems(self) -> dict[str, str]:
@@ -90,6 +91,15 @@ class FakeFleet(Fleet):  # mypy checks the methods
     @property  # created at each use, because a test may change the settings
     def catalog(self) -> "FakeCatalog":  # type: ignore[override]
         return FakeCatalog(self)
+
+    def keep(self, model: str, ttl_s: float) -> None:
+        self._record("keep", model, ttl_s)
+
+    def expires_in_s(self, model: str) -> float:
+        return self.expiry_s
+
+    def gpu_bytes(self, model: str) -> int:
+        return 0
 
     async def load(self, model: str) -> None:
         await self._change("load", model)

@@ -135,7 +135,7 @@ def test_each_package_that_is_imported_is_declared_or_has_a_reason(declared, fil
 def test_each_package_of_the_extra_for_clients_is_imported_by_their_tests():
     modules = {"pydantic-ai-slim": "pydantic_ai"}
     declared = {modules.get(name, name.replace("-", "_")) for name in names(OPTIONAL["clients"])}
-    of_all_tests = {"httpx", "pytest"}
+    of_all_tests = {"httpx", "pytest", "trio"}
     assert third_party(imported(CLIENTS)) - of_all_tests == declared
 
 

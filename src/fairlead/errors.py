@@ -117,6 +117,13 @@ class MethodNotAllowed(FairleadError):
     code = "method_not_allowed"
 
 
+class NotServed(FairleadError):
+    """Another server's route that clients know, and that this server does not have."""
+
+    status = 501
+    code = "not_served"
+
+
 class BodyTooLarge(FairleadError):
     """The body exceeds `limits.bodyBytes` or `limits.bodiesBytes`."""
 

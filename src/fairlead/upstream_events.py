@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+EVENTS = "text/event-stream"
+
 
 class UpstreamEvent(msgspec.Struct, frozen=True, gc=False):
     """The content of one event. `index` is its (first) choice, None if it has none.
@@ -101,8 +103,31 @@ class ChatReader(Protocol):
         """Return the content of a whole response."""
 
 
+class Splitter(Protocol):
+    """Splits a stream into events. Buffers an incomplete one, up to a limit."""
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether an incomplete event is buffered."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return all events that are complete now, joined. Raises `OverflowError` if one is too long."""
+
+
 class UpstreamReader(Protocol):
-    """Reads the responses of one dialect, as far as accounting needs it."""
+    """Reads the responses of one dialect, as far as accounting needs it.
+
+    `stream_type` is the media type of its streams.
+    """
+
+    @property
+    def stream_type(self) -> str: ...
+
+    def splitter(self, event_bytes: int) -> Splitter:
+        """Return a splitter of one stream, whose events may have `event_bytes`."""
+
+    def split(self, events: bytes) -> list[bytes]:
+        """Return the events in joined ones, each with its end."""
 
     def read_plain(self, events: bytes) -> tuple[int, list[str]] | None:
         """Return the choice and the text of each event, if they are only text of one choice; else None."""

@@ -15,10 +15,11 @@ from nodes.listening import CHAT, CollectedDeltas, generated, ready_node, relaye
 from nodes.stub_server import stream_events, text, whole_answer
 from upstream_readers import CHAT_READER
 
+OLLAMA = ("/api/chat", "/api/generate")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages", "/v1/responses", *OLLAMA])
 @pytest.mark.parametrize("how", ["well", "close"])
 async def test_stream_is_relayed_unchanged(path, how):
     async with stub() as server:
@@ -66,7 +67,7 @@ async def test_wait_for_a_whole_response_ends_when_the_node_goes_down():
         assert (node.status().busy, node.status().connections.busy) == (0, 0)
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings", *OLLAMA])
 @pytest.mark.parametrize("how", ["well", "close"])
 async def test_whole_response_keeps_unknown_members(path, how):
     async with stub() as server:

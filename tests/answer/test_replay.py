@@ -17,6 +17,7 @@ from nodes.stub_server import stream_events, text
 from upstream_readers import CHAT_READER, READERS
 
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"]
+PATHS += ["/api/chat", "/api/generate"]
 words = st.lists(st.text("abc ", min_size=1, max_size=4), max_size=8)
 
 
@@ -92,7 +93,7 @@ def test_relayed_answer_is_continued_whatever_its_chunks(path, chunk_words, othe
     client = retried(joined(first, sizes), joined(second, reversed(sizes)), reader)
     assert client.error is None
     assert text() == client.text()
-    assert text() == "".join(reader.read_event(event).text for event in split_events(client.raw))
+    assert text() == "".join(reader.read_event(event).text for event in reader.split(client.raw))
     assert sum(delta.finish_reason is not None for delta in client.deltas) == 1
     if chunk_words == other_chunk_words:
         assert b"".join(stream_events(path, {}, 8, chunk_words)) == client.raw

@@ -11,7 +11,8 @@ from fairlead.api.body import BodyParser
 from fairlead.api.dialects.dialect import GenerationRequest, StreamingDialect
 from fairlead.api.dialects.event_reader import EventReader, EventShape, text_members
 from fairlead.api.dialects.fields import Envelope, SamplingParameters
-from fairlead.api.route_table import ROUTES, dialect_route
+from fairlead.api.route import dialect_route
+from fairlead.api.route_table import ROUTES
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
 from fairlead.upstream_events import UpstreamEvent

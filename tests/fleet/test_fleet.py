@@ -237,6 +237,22 @@ async def test_unused_model_is_unloaded_after_its_ttl():
         assert opened.status("z").state == "ready"
 
 
+async def test_model_is_kept_as_long_as_requested_until_its_next_load():
+    async with running_fleet(engine("x", ttl_s=600.0), engine("y")) as opened:
+        await opened.run_job(question("x"))
+        assert 0 < opened.fleet.expires_in_s("x") <= 600.0
+        opened.fleet.keep("x", 0.0)
+        await opened.state("x", "stopped")
+        await opened.run_job(question("x"))
+        assert 1.0 < opened.fleet.expires_in_s("x") <= 600.0
+        await opened.run_job(question("y"))
+        assert opened.fleet.expires_in_s("y") == float("inf")
+        opened.fleet.keep("y", 0.05)
+        await opened.state("y", "stopped")
+        opened.fleet.keep("elsewhere", 0.0)  # a model that is not here
+        assert opened.fleet.gpu_bytes("x") == 0
+
+
 async def test_job_rejected_while_loading_still_starts_the_load():
     async with running_fleet(engine(), while_loading="reject") as opened:
         with pytest.raises(ModelLoading) as refused:

@@ -205,7 +205,10 @@ class _ResponseScript:
         await self.stream.send_all(answer)
 
     async def _stream(self, path: str, document: dict[str, Any]) -> None:
-        kind = "text/html" if self.how == "kind" else "text/event-stream; charset=utf-8"
+        events_type = (
+            "application/x-ndjson" if path.startswith("/api/") else "text/event-stream; charset=utf-8"
+        )
+        kind = "text/html" if self.how == "kind" else events_type
         framing = "Connection: close" if self.how == "close" else "Transfer-Encoding: chunked"
         head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{framing}\r\n\r\n".encode()
         await self.stream.send_all(head)
@@ -296,6 +299,8 @@ def stream_events(path: str, document: dict[str, Any], words: int, chunk_words: 
         return _message_events(pieces(words, chunk_words))
     if path == "/v1/responses":
         return _response_events(pieces(words, chunk_words), words)
+    if path.startswith("/api/"):
+        return _line_events(path, pieces(words, chunk_words), words)
     return _chunk_events(path, document, pieces(words, chunk_words), words)
 
 
@@ -304,6 +309,9 @@ def whole_answer(path: str, document: dict[str, Any], words: int) -> dict[str, A
     answer: dict[str, Any] = {"id": "stub", "model": document.get("model"), "unheard_of": [1, {"of": None}]}
     if path == "/v1/embeddings":
         return {**answer, "data": [{"index": 0, "embedding": [0.25, -1.0]}], "usage": {"prompt_tokens": 3}}
+    if path.startswith("/api/"):
+        ending = {"done": True, "done_reason": "stop", "eval_count": words, "prompt_eval_count": 3}
+        return {**answer, **_line_content(path, text(words)), **ending}
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
     if path == "/v1/completions":
         choice["text"] = text(words)
@@ -365,6 +373,19 @@ def _response_events(parts: list[str], words: int) -> list[bytes]:
         event("response.output_text.done", text="".join(parts)),
         event("response.completed", response={"id": "stub", "usage": {"output_tokens": words}}),
     ]
+
+
+def _line_events(path: str, parts: list[str], words: int) -> list[bytes]:
+    def line(part: str, **more: Any) -> bytes:
+        return (
+            json.dumps({"model": "stub", **_line_content(path, part), "done": False, **more}).encode() + b"\n"
+        )
+
+    return [*map(line, parts), line("", done=True, done_reason="stop", eval_count=words)]
+
+
+def _line_content(path: str, part: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": part}} if path == "/api/chat" else {"response": part}
 
 
 def _data(document: dict[str, Any]) -> bytes:

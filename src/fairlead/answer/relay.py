@@ -5,7 +5,7 @@ client's dialect, both request and response are translated instead. A response o
 than the API's is the node's failure: a proxy's login page must not leave our origin as a success.
 """
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from http import HTTPStatus
 from typing import Any
 
@@ -38,13 +38,12 @@ from fairlead.errors import (
 from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.response_parser import ResponseHead
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay
-from fairlead.upstream_events import UpstreamReader
+from fairlead.upstream_events import EVENTS, UpstreamReader
 
 ERROR_BYTES = 1024 * 1024
 RETRY_AFTER_AT_MOST_S = 60
 
 JSON = "application/json"
-EVENTS = "text/event-stream"
 
 # Sent by a gateway in front of a dead server; a single request may cause any other 5xx.
 GATEWAY_ERRORS = frozenset(
@@ -122,11 +121,12 @@ async def relay(
     body = rewritten(target.body, model, filters)
     # The server logs and traces it under the client's ids, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
-    kind = EVENTS if request.stream else JSON
+    stream_type = _stream_type(target)
+    kind = stream_type if request.stream else JSON
     async with upstream.exchange("POST", target.path, body, accept=kind, headers=headers) as response:
         if response.head.status >= HTTPStatus.BAD_REQUEST:
             raise await _refusal(upstream.name, response, is_shown=target is request)
-        _check(upstream.name, response.head, kind)
+        _check(upstream.name, response.head, kind, {JSON, EVENTS, stream_type})
         if request.stream:
             await _stream(upstream.name, job, target, sink, answer_bytes).run(response)
         else:
@@ -140,6 +140,13 @@ def _translation(name: str, request: Relay, dialects: Container[str]) -> ChatRel
     if request.chat is None or CHAT_DIALECT not in dialects:
         raise NodeRefused(f"{name} does not serve {request.path}, and this request cannot be translated")
     return request.chat
+
+
+def _stream_type(target: Relay | ChatRelay) -> str:
+    if isinstance(target, ChatRelay):
+        return EVENTS
+    assert target.reader is not None
+    return target.reader.stream_type
 
 
 def _stream(
@@ -160,10 +167,10 @@ def _deltas(name: str, job: Job, target: Relay | ChatRelay, body: bytes) -> list
     return [_relayed_response(name, job, target.reader, body), *others]
 
 
-def _check(name: str, head: ResponseHead, kind: str) -> None:
+def _check(name: str, head: ResponseHead, kind: str, kinds: Collection[str]) -> None:
     """Raise `UpstreamFailed` unless the response is a success of the media type that was requested.
 
-    Raise `RelayFailed`, which does not count against the node, for the other type of the API: a request may
+    Raise `RelayFailed`, which does not count against the node, for another type of the API: a request may
     cause that.
     """
     if head.status != HTTPStatus.OK:
@@ -173,7 +180,7 @@ def _check(name: str, head: ResponseHead, kind: str) -> None:
     if head.content_type == kind:
         return
     problem = f"{name} answered with {excerpt(head.content_type) or 'no content type'} instead of {kind}"
-    raise RelayFailed(problem) if head.content_type in (JSON, EVENTS) else UpstreamFailed(problem)
+    raise RelayFailed(problem) if head.content_type in kinds else UpstreamFailed(problem)
 
 
 def _is_encoded(head: ResponseHead) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
 from fairlead.job import Delta, FinishReason, Job
-from fairlead.upstream_events import UpstreamEvent, UpstreamReader
+from fairlead.upstream_events import Splitter, UpstreamEvent, UpstreamReader
 
 # Memory of a buffered event, besides its bytes.
 BUFFERED_EVENT_BYTES = 64
@@ -50,6 +50,12 @@ class RelayedStream(UpstreamStream):
         self._end: Delta | None = None
         self._tail: list[bytes] = []
 
+    def _splitter(self) -> Splitter:
+        return self._reader.splitter(self._event_bytes)
+
+    def _split(self, events: bytes) -> list[bytes]:
+        return self._reader.split(events)
+
     async def _take(self, events: bytes) -> None:
         try:
             if not self._put_plain(events):
@@ -78,7 +84,7 @@ class RelayedStream(UpstreamStream):
         if not event.text:
             self._check_silence()
         if not self._has_begun and event.is_beginning:
-            if b"data:" in raw:  # no comment: those only keep a connection open
+            if b"data:" in raw or event.index is not None:  # comments only keep a connection open
                 self._buffer(raw, self._beginning)
             return
         self._has_begun = True

@@ -9,7 +9,6 @@ repeated, which the caller has to check.
 from fairlead.answer.reported import excerpt
 from fairlead.answer.sink import Backpressure, Sink
 from fairlead.errors import FairleadError, NodeFailed
-from fairlead.http.server_sent_events import split_events
 from fairlead.job import CallPiece, Delta, add_piece
 from fairlead.upstream_events import UpstreamReader
 
@@ -209,7 +208,8 @@ class _ReplayedChoice:
         kept: list[bytes] = []
         texts: list[str] = []
         for raw in delta.raw:
-            for event in split_events(raw):
+            assert self._reader is not None
+            for event in self._reader.split(raw):
                 following = self._following(event)
                 if following is not None:
                     kept.append(following[0])
@@ -291,7 +291,7 @@ def _silent_at_end(recent: list[bytes], reader: UpstreamReader | None) -> int:
     """Return how many events without text follow the last one with text."""
     silent = 0
     for raw in recent:
-        for event in split_events(raw):
-            assert reader is not None
+        assert reader is not None
+        for event in reader.split(raw):
             silent = 0 if reader.read_event(event).text else silent + 1
     return silent

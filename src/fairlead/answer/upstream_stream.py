@@ -10,6 +10,7 @@ from fairlead.errors import NodeFailed
 from fairlead.http.client import UpstreamFailed, UpstreamResponse
 from fairlead.http.server_sent_events import EventSplitter, split_events
 from fairlead.job import FinishReason, Job
+from fairlead.upstream_events import Splitter
 
 STREAM_BYTES = 256 * 1024 * 1024
 # Allowed events without text, such as keep-alive comments: a fixed number, plus some for each token.
@@ -41,7 +42,7 @@ class UpstreamStream(ABC):
 
     async def run(self, response: UpstreamResponse) -> None:
         """Put the whole stream into the sink. Raises `RelayFailed` or `UpstreamFailed`."""
-        splitter = EventSplitter(self._event_bytes)
+        splitter = self._splitter()
         read_bytes = 0
         while not self._is_complete and (data := await response.read()):
             read_bytes += len(data)
@@ -59,9 +60,17 @@ class UpstreamStream(ABC):
         # Only the body's end should follow, after which the connection can be reused.
         await response.drain(AFTER_END_S)
 
+    def _splitter(self) -> Splitter:
+        """Return the splitter of the stream."""
+        return EventSplitter(self._event_bytes)
+
+    def _split(self, events: bytes) -> list[bytes]:
+        """Return the events in joined ones."""
+        return split_events(events)
+
     async def _take(self, events: bytes) -> None:
         """Put the events of one read."""
-        for number, event in enumerate(split_events(events), 1):
+        for number, event in enumerate(self._split(events), 1):
             self._read(event)
             if number % EVENTS_A_TURN == 0:
                 await trio.lowlevel.checkpoint()

@@ -12,6 +12,7 @@ import structlog
 from werkzeug import exceptions as werkzeug
 
 from fairlead.api.dialects.dialect import RelayDialect
+from fairlead.api.dialects.ollama_writer import OllamaErrors
 from fairlead.api.dialects.openai import OpenAIErrors
 from fairlead.api.request import Response, json_response
 from fairlead.errors import (
@@ -31,24 +32,29 @@ logger = structlog.get_logger("fairlead.api")
 DEFAULT_RETRY_AFTER_S = 2
 
 NO_ROUTE = "there is no such route"
+OLLAMA = "/api/"
+
+ErrorForm = RelayDialect | OpenAIErrors | OllamaErrors
 
 
 class ErrorFormats:
-    """The form of errors by path. Below a dialect's path it is that dialect's, elsewhere OpenAI's."""
+    """The form of errors by path. Below a dialect's path it is that dialect's, elsewhere OpenAI's.
+
+    Below `/api/`, it is Ollama's.
+    """
 
     def __init__(self, dialects: Iterable[RelayDialect]) -> None:
         self._dialects = sorted(dialects, key=lambda dialect: len(dialect.path), reverse=True)
         self._default = OpenAIErrors()
+        self._ollama = OllamaErrors()
 
-    def of(self, path: str) -> RelayDialect | OpenAIErrors:
+    def of(self, path: str) -> ErrorForm:
         """Return the form for a path, which may have no route."""
         found = (dialect for dialect in self._dialects if path.startswith(dialect.path))
-        return next(found, self._default)
+        return next(found, self._ollama if path.startswith(OLLAMA) else self._default)
 
 
-def error_response(
-    raised: Exception, form: RelayDialect | OpenAIErrors, public: FairleadError | None = None
-) -> Response:
+def error_response(raised: Exception, form: ErrorForm, public: FairleadError | None = None) -> Response:
     """Return the response for an exception raised while a request was handled, in the form of its path.
 
     `public` is its `public_error`, if already known: computing it may log.

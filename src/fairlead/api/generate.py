@@ -6,7 +6,7 @@ body, and whether it is valid, is left to the server that answers it, if that sp
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as ReadOnlySequence
 from typing import Any
 
@@ -16,6 +16,7 @@ from fairlead.answer.relay import rewritten
 from fairlead.api.body import invalid_field
 from fairlead.api.dialects.dialect import (
     AnswerContext,
+    AnswerTimes,
     CountingDialect,
     Dialect,
     GenerationRequest,
@@ -48,14 +49,24 @@ class GenerationPipeline:
         self._relays = Relays(jobs)
 
     async def respond(
-        self, request: Request, dialect: RelayDialect, *, adapt: Callable[[Any], RelayDialect] | None = None
+        self,
+        request: Request,
+        dialect: RelayDialect,
+        *,
+        adapt: Callable[[Any], RelayDialect] | None = None,
+        intercept: Callable[[Request, Any], Awaitable[Any]] | None = None,
     ) -> Response:
         """Return the response: whole, or a stream from its first delta on. Raises a `FairleadError`.
 
         `adapt` returns the dialect for a request, from its envelope, where it depends on the state of others.
+        `intercept` returns the envelope to use instead of the parsed one, or the response.
         """
         # This frame exists as long as the job, which needs neither the body nor what was decoded from it.
         body, envelope = await self._jobs.take(request, dialect.read_envelope)
+        if intercept is not None:
+            envelope = await intercept(request, envelope)
+            if isinstance(envelope, Response):
+                return envelope
         if adapt is not None:
             dialect = adapt(envelope)
         if isinstance(dialect, CountingDialect):
@@ -70,15 +81,15 @@ class GenerationPipeline:
         self, request: Request, dialect: RelayDialect, job: Job, context: AnswerContext | None
     ) -> Response:
         """Run a job that was prepared, and return the response as `respond` does."""
-        writer = None
+        writer, times = None, context.times if context is not None else None
         if context is not None and job.stream:
             assert isinstance(dialect, StreamingDialect)
             writer = dialect.stream_writer(context)
         if job.stream:
             loading = loading_progress(self._services, dialect, job)
             stream = RelayWriter(dialect, writer) if writer is None or job.relay is not None else writer
-            return await self._jobs.stream(request, job, dialect, stream, loading=loading)
-        deltas, headers = await self._jobs.collect(request, job)
+            return await self._jobs.stream(request, job, dialect, stream, loading=loading, times=times)
+        deltas, headers = await self._jobs.collect(request, job, times=times)
         if context is None or deltas[0].raw:
             return json_response(b"".join(deltas[0].raw), headers=headers)
         assert isinstance(dialect, Dialect)
@@ -134,7 +145,7 @@ class GenerationPipeline:
             parts=structure.parts,
             grammar_field=structure.grammar_field,
         )
-        return job, AnswerContext(job, model, int(time.time()), generation.options, texts)
+        return job, AnswerContext(job, model, int(time.time()), generation.options, texts, AnswerTimes())
 
     async def _sampling(
         self,

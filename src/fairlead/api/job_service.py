@@ -16,7 +16,7 @@ import trio
 
 from fairlead.answer.deltas import Deltas
 from fairlead.api import body as bodies
-from fairlead.api.dialects.dialect import RelayDialect, StreamWriter
+from fairlead.api.dialects.dialect import AnswerTimes, RelayDialect, StreamWriter
 from fairlead.api.dialects.fields import CommonFields
 from fairlead.api.encoding import packed
 from fairlead.api.loading import LOADING_DELAY_S, LoadingProgress
@@ -126,12 +126,14 @@ class JobService:
 
     # Running its job ---------------------------------------------------------------------------------
 
-    async def collect(self, request: Request, job: Job) -> tuple[list[Delta], dict[str, str]]:
+    async def collect(
+        self, request: Request, job: Job, *, times: AnswerTimes | None = None
+    ) -> tuple[list[Delta], dict[str, str]]:
         """Run the job to its end. Return one delta per choice, and the response headers about the answer.
 
-        Raises a `FairleadError`.
+        `times` notes the beginning of the answer. Raises a `FairleadError`.
         """
-        job, charge, pending = self._admit(request, job)
+        job, charge, pending = self._admit(request, job, times)
         await self._serve(job, charge, pending)
         answer = await pending.get()
         return await _collect(answer.deltas, job.sequences), answer_headers(answer)
@@ -144,13 +146,14 @@ class JobService:
         writer: StreamWriter,
         *,
         loading: LoadingProgress | None = None,
+        times: AnswerTimes | None = None,
     ) -> Response:
         """Start the job; return its stream at the first delta, or when `keep_alive_s` has passed.
 
         With `loading` to report, the stream begins after `LOADING_DELAY_S`. Raises a `FairleadError` until
-        then; afterwards errors are sent as events.
+        then; afterwards errors are sent as events. `times` notes the beginning of the answer.
         """
-        job, pending = self.start(request, job)
+        job, pending = self.start(request, job, times=times)
         keep_alive_s = self.services.config.queue.keep_alive_s
         with trio.move_on_after(LOADING_DELAY_S if loading else keep_alive_s or float("inf")):
             await pending.get()
@@ -162,16 +165,20 @@ class JobService:
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
         return stream_response(body, headers)
 
-    def start(self, request: Request, job: Job) -> tuple[Job, PendingAnswer]:
+    def start(
+        self, request: Request, job: Job, *, times: AnswerTimes | None = None
+    ) -> tuple[Job, PendingAnswer]:
         """Start the job in a task; the route reads the answer as it arrives.
 
         Return the job with its final request id, and its pending answer. Raises `RateLimited`.
         """
-        job, charge, pending = self._admit(request, job)
+        job, charge, pending = self._admit(request, job, times)
         request.nursery.start_soon(self._serve, job, charge, pending)
         return job, pending
 
-    def _admit(self, request: Request, job: Job) -> tuple[Job, Charge, PendingAnswer]:
+    def _admit(
+        self, request: Request, job: Job, times: AnswerTimes | None
+    ) -> tuple[Job, Charge, PendingAnswer]:
         """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
         charge = self.quotas.of(request.api_key).admit(
             prompt_tokens=job.prompt_tokens, is_estimate=not job.prompts, now_s=trio.current_time()
@@ -185,7 +192,7 @@ class JobService:
         request.is_job = True
         if job.relay is None:
             request.leave_body()
-        return job, charge, PendingAnswer()
+        return job, charge, PendingAnswer(times)
 
     async def _serve(self, job: Job, charge: Charge, pending: PendingAnswer) -> None:
         """Run one job. It is in flight, and counts against its key, until this task ends."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from fairlead.api import shapes
 from fairlead.api.dialects import unserved
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.route import JSON, KEYLESS, Route
@@ -29,6 +28,7 @@ ERRORS = {
     413: "The body is too large.",
     429: "The queue or a limit is full. Try again after `Retry-After` seconds.",
     500: "The server failed.",
+    501: "This server does not have the route.",
     502: "The node failed, or the model cannot be loaded.",
     503: "No node is available now.",
     504: "The request waited longer than `queue.timeout`.",
@@ -54,8 +54,8 @@ class OpenApi:
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the OpenAPI document of the routes that are documented."""
     documented = [route for route in routes if route.tag is not None]
-    types = [kind for route in documented for kind in (route.body, route.answer) if kind not in (None, Any)]
-    types.append(shapes.ErrorAnswer)
+    used = [kind for route in documented for kind in (route.body, route.answer, route.error)]
+    types = [kind for kind in used if kind not in (None, Any)]
     schemas, components = msgspec.json.schema_components(types, ref_template=COMPONENTS)
     schema_of = {str(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
@@ -111,10 +111,11 @@ def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         content[route.media] = {"schema": schema_of.get(str(route.answer), {})}
     if route.dialect is not None and route.dialect.streams:
         content[route.dialect.stream_type] = {}
-    responses: dict[str, Any] = {str(route.status): {"description": "Success.", "content": content}}
+    description = ERRORS.get(route.status, "Success.")
+    responses: dict[str, Any] = {str(route.status): {"description": description, "content": content}}
     for status in route.states:
         responses[str(status)] = {"description": ERRORS[status], "content": content}
-    error = {JSON: {"schema": schema_of[str(shapes.ErrorAnswer)]}}
+    error = {JSON: {"schema": schema_of[str(route.error)]}}
     for status in route.error_statuses:
         responses[str(status)] = {"description": ERRORS[status], "content": error}
     return responses

@@ -6,14 +6,16 @@ began early. Either may stop waiting at any time, which does not affect the task
 
 import trio
 
+from fairlead.api.dialects.dialect import AnswerTimes
 from fairlead.api.exchange import unwrap
 from fairlead.gateway import Answer
 
 
 class PendingAnswer(trio.TaskStatus[Answer]):
-    """An `Answer`, or the error in its place, once available."""
+    """An `Answer`, or the error in its place, once available. `times` notes when it has begun."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: AnswerTimes | None = None) -> None:
+        self._times = times
         self._answer: Answer | None = None
         self._error: BaseException | None = None
         self._arrival = trio.Event()
@@ -37,6 +39,8 @@ class PendingAnswer(trio.TaskStatus[Answer]):
         """Set the answer: `serve` calls this, as its task status."""
         assert value is not None
         assert not self.is_available
+        if self._times is not None:
+            self._times.begin(value.waited_s)
         self._answer = value
         self._arrival.set()
 

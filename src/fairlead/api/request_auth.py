@@ -77,6 +77,10 @@ class RequestAuth:
         if permission is Permission.ALL_MODELS and is_limited:
             raise Forbidden("this API key is for some models only; nodes are for all")
 
+    def check_operator(self, request: Request) -> None:
+        """Raise `Forbidden` for a request that may not use the routes for operators, by its headers."""
+        self._origins.check(request.headers, strict=True)
+
     def refused(self, request: Request, error: FairleadError) -> None:
         """Count and log a request that was refused before it became a job. The gateway accounts for jobs."""
         if request.is_job:

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
+from fairlead.api import shapes
 from fairlead.api.dialects.dialect import RelayDialect
 from fairlead.api.dialects.unserved import Fields
 from fairlead.api.request import Request, Response
@@ -13,6 +14,7 @@ from fairlead.api.request import Request, Response
 JSON = "application/json"
 EVENTS = "text/event-stream"
 VERSION = "/v1"
+ERRORS_OF_JOBS = (400, 404, 408, 409, 413, 429, 500, 502, 503, 504)
 _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
@@ -46,10 +48,10 @@ class Route:
     documents; a route without one is not documented. `is_direct`: our own listener calls the view without
     Quart. `is_versionless`: the route is also served without `/v1`.
 
-    `body` and `answer` are types; `media` is the response's, if not JSON. `errors`: statuses besides those
-    that follow from `body` and `permission`. `states`: error statuses with a response of the same form as a
-    successful one. `refused_fields`: fields of other servers that models of our engine refuse. `query`: the
-    query's parameters, with their descriptions.
+    `body`, `answer` and `error`, the body of an error, are types; `media` is the response's, if not JSON.
+    `errors`: statuses besides those that follow from `body` and `permission`. `states`: error statuses whose
+    response has the same form as a successful one. `refused_fields`: fields of other servers that models of
+    our engine refuse. `query`: the query's parameters, with their descriptions.
     """
 
     method: str
@@ -63,6 +65,7 @@ class Route:
     summary: str = ""
     body: Any = None
     answer: Any = None
+    error: Any = shapes.ErrorAnswer
     status: int = 200
     media: str = JSON
     errors: tuple[int, ...] = ()
@@ -91,3 +94,25 @@ class Route:
         if self.permission not in KEYLESS:
             statuses.add(401)
         return sorted(statuses)
+
+
+def group(tag: str, *routes: Route) -> tuple[Route, ...]:
+    """Return routes that are documented under a tag."""
+    return tuple(replace(route, tag=tag) for route in routes)
+
+
+def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool = False) -> Route:
+    """Return the route of a dialect."""
+    return Route(
+        method="POST",
+        path=dialect.path,
+        dialect=dialect,
+        is_direct=True,
+        is_versionless=is_versionless,
+        tag="generate",
+        summary=summary,
+        body=dialect.body_type,
+        answer=dialect.answer_type,
+        errors=ERRORS_OF_JOBS,
+        refused_fields=dialect.refused_fields,
+    )

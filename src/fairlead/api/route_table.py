@@ -24,45 +24,22 @@ from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
 from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
+from fairlead.api.ollama_table import OLLAMA_ROUTES
 from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
 from fairlead.api.responses.routes import ResponseRoutes
-from fairlead.api.route import EVENTS, VERSION, Permission, Route
+from fairlead.api.route import ERRORS_OF_JOBS, EVENTS, VERSION, Permission, Route, dialect_route, group
 from fairlead.api.tokenize import DescribedTokenizeRequest, DetokenizeRequest, Tokens
 from fairlead.api.upstream import METHODS, UpstreamRoute
 from fairlead.dispatch.dispatcher import DispatchStatistics
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus, NodeStatus
 
-_OF_JOBS = (400, 404, 408, 409, 413, 429, 500, 502, 503, 504)
-
 _get = partial(Route, method="GET")
 _post = partial(Route, method="POST")
 
 
-def _group(tag: str, *routes: Route) -> tuple[Route, ...]:
-    """Return routes that are documented under a tag."""
-    return tuple(replace(route, tag=tag) for route in routes)
-
-
-def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool = False) -> Route:
-    """Return the route of a dialect."""
-    return Route(
-        method="POST",
-        path=dialect.path,
-        dialect=dialect,
-        is_direct=True,
-        is_versionless=is_versionless,
-        tag="generate",
-        summary=summary,
-        body=dialect.body_type,
-        answer=dialect.answer_type,
-        errors=_OF_JOBS,
-        refused_fields=dialect.refused_fields,
-    )
-
-
-_GENERATION = _group(
+_GENERATION = group(
     "generate",
     dialect_route(ChatDialect(), "Generate the next message of a chat.", is_versionless=True),
     dialect_route(CompletionDialect(), "Complete a text.", is_versionless=True),
@@ -126,7 +103,7 @@ _GENERATION = _group(
     ),
 )
 
-_MODELS = _group(
+_MODELS = group(
     "models",
     _get(
         path="/v1/models",
@@ -169,13 +146,13 @@ _MODELS = _group(
             view=UpstreamRoute.relay,
             summary="Relay any request to a command's own server: the model's name, then the path there.",
             media="*/*",
-            errors=_OF_JOBS,
+            errors=ERRORS_OF_JOBS,
         )
         for method in METHODS
     ),
 )
 
-_QUEUE = _group(
+_QUEUE = group(
     "queue",
     _get(
         path="/queue", view=QueueRoutes.queue, summary="Return the queue's totals.", answer=DispatchStatistics
@@ -190,7 +167,7 @@ _QUEUE = _group(
     ),
 )
 
-_FLEET = _group(
+_FLEET = group(
     "fleet",
     _get(
         path="/running",
@@ -262,7 +239,7 @@ _FLEET = _group(
     ),
 )
 
-_SERVER = _group(
+_SERVER = group(
     "server",
     _get(
         path="/health",
@@ -315,7 +292,7 @@ def _without_version(routes: tuple[Route, ...]) -> Iterator[Route]:
             yield replace(route, path=route.path.removeprefix(VERSION), summary=summary, refused_fields=None)
 
 
-_WITH_VERSION = (*_GENERATION, *_MODELS, *_QUEUE, *_FLEET, *_SERVER, _DASHBOARD_FILES)
+_WITH_VERSION = (*_GENERATION, *OLLAMA_ROUTES, *_MODELS, *_QUEUE, *_FLEET, *_SERVER, _DASHBOARD_FILES)
 ROUTES = (*_WITH_VERSION, *_without_version(_WITH_VERSION))
 
 

@@ -12,6 +12,7 @@ from fairlead.api.generate import GenerationPipeline
 from fairlead.api.job_service import JobService
 from fairlead.api.metrics import Metrics
 from fairlead.api.models import ModelRoutes
+from fairlead.api.ollama import OllamaRoutes
 from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
 from fairlead.api.request import View
@@ -51,6 +52,7 @@ class Views:
             Admin(services),
             Metrics(services, overview, auth.refusals, self.responses.totals),
             OpenApi(routes),
+            OllamaRoutes(jobs, self._pipeline, auth),
             Dashboard(),
             self.events,
         )

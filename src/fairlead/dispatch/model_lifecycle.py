@@ -5,6 +5,7 @@ The dispatcher does this for jobs. The fleet, which owns the processes, executes
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 
 import structlog
 import trio
@@ -31,9 +32,11 @@ class ModelLifecycle:
         self._execute_swap: Callable[[str, frozenset[str]], None] | None = None
         self._execute_stop: Callable[[str], None] | None = None
         self._ttl_s: Mapping[str, float] = {}
+        self._kept_s: dict[str, float] = {}  # overrides it for models, until their next load
         self._loads: dict[str, _PendingLoad] = {}
-        # The latest report of each node that has an alarm: its last grant, and when its models expire.
-        self._idle: dict[str, tuple[int, float]] = {}
+        # The latest report of each node, and the alarms of those whose models expire, with their times.
+        self._idle: dict[str, _IdleNode] = {}
+        self._expiries: dict[str, tuple[float, Alarm]] = {}
 
     def configure(
         self,
@@ -77,6 +80,23 @@ class ModelLifecycle:
         if load.error is not None:
             raise load.error
 
+    def keep(self, model: str, ttl_s: float) -> None:
+        """Keep a loaded model for this time without a job, from now on, until it is unloaded.
+
+        Infinite: without limit; 0: unload it when it is idle, and nothing waits for it.
+        """
+        self._kept_s[model] = ttl_s
+        for node_id, node in self._idle.items():
+            if model in node.models:
+                self._expect_expiry(node_id, node)
+
+    def expires_in_s(self, model: str, *, is_busy: bool) -> float:
+        """Return the time until a loaded model is unloaded if it gets no job; infinite if it stays loaded."""
+        expiries = [node.expires_at for node in self._idle.values() if model in node.models]
+        if is_busy or not expiries:
+            return self._limit_s(model)
+        return max(0.0, max(expiries) - trio.current_time())
+
     # Effects of the scheduler ------------------------------------------------------------------------
 
     def start_swap(self, model: str, evict: frozenset[str], reason: SwapReason) -> None:
@@ -91,6 +111,7 @@ class ModelLifecycle:
             cost=reason.cost,
             **rule,
         )
+        self._kept_s.pop(model, None)
         self._execute_swap(model, evict)
 
     def stop_model(self, model: str) -> None:
@@ -109,12 +130,8 @@ class ModelLifecycle:
 
     def idle(self, node_id: str, models: frozenset[str], used: int) -> None:
         """See `ModelEffects`. A node has one alarm at a time, however often it becomes idle."""
-        ttl_s = max((self._ttl_s.get(model, 0.0) for model in models), default=0.0)
-        if ttl_s:
-            has_alarm = node_id in self._idle
-            self._idle[node_id] = report = (used, trio.current_time() + ttl_s)
-            if not has_alarm:
-                self._set_alarm(node_id, report)
+        self._idle[node_id] = node = _IdleNode(models, used)
+        self._expect_expiry(node_id, node)
 
     # Clocks ------------------------------------------------------------------------------------------
 
@@ -126,18 +143,43 @@ class ModelLifecycle:
             load.alarm = self._timer.at(trio.current_time() + self._starvation_s, starved)
         return load
 
-    def _set_alarm(self, node_id: str, report: tuple[int, float]) -> None:
-        used, expires_at = report
+    def _limit_s(self, model: str) -> float:
+        """Return how long a model stays loaded without a job."""
+        return self._kept_s.get(model, self._ttl_s.get(model, 0.0) or inf)
 
-        def expire() -> None:
-            latest = self._idle[node_id]
-            if latest is not report:  # it has had a job and become idle again
-                self._set_alarm(node_id, latest)
-                return
+    def _expect_expiry(self, node_id: str, node: "_IdleNode") -> None:
+        """Let the models of a node expire after their time from now, unless it is reported again."""
+        node.expires_at = trio.current_time() + max(map(self._limit_s, node.models), default=inf)
+        self._set_alarm(node_id, node.expires_at)
+
+    def _set_alarm(self, node_id: str, expires_at: float) -> None:
+        """Set a node's alarm, unless it has an earlier one, which looks again."""
+        at, alarm = self._expiries.get(node_id, (inf, None))
+        if at <= expires_at:
+            return
+        if alarm is not None:
+            alarm.drop()
+        self._expiries[node_id] = expires_at, self._timer.at(expires_at, partial(self._expire, node_id))
+
+    def _expire(self, node_id: str) -> None:
+        del self._expiries[node_id]
+        node = self._idle[node_id]
+        if node.expires_at > trio.current_time():  # it has had a job and become idle again, or is kept
+            self._set_alarm(node_id, node.expires_at)
+        else:
             del self._idle[node_id]
-            self._scheduler.expired(node_id, used)
+            self._scheduler.expired(node_id, node.used)
 
-        self._timer.at(expires_at, expire)
+
+class _IdleNode:
+    """The latest report of a node: what `expired` gets back, and when its models expire."""
+
+    __slots__ = ("expires_at", "models", "used")
+
+    def __init__(self, models: frozenset[str], used: int) -> None:
+        self.models = models
+        self.used = used
+        self.expires_at = inf
 
 
 class _PendingLoad:

@@ -132,6 +132,14 @@ class Fleet:
         instance = self._local[model].instance if model in self._local else None
         return None if instance is None or not instance.was_ready else (instance.began_at, instance.ready_at)
 
+    def expires_in_s(self, model: str) -> float:
+        """Return the time until a loaded local model is unloaded if it gets no job; infinite: no limit."""
+        return self._dispatcher.models.expires_in_s(model, is_busy=bool(self._local[model].status().busy))
+
+    def gpu_bytes(self, model: str) -> int:
+        """Return the GPU memory that a local model takes; 0 if it is on none."""
+        return gpu.taken_bytes if (gpu := self._local[model].gpu) is not None else 0
+
     def has(self, model: str) -> bool:
         """Return whether a node has the model or could load it."""
         return model in self.catalog.models or self._remote.has(model)
@@ -184,6 +192,11 @@ class Fleet:
             self._dispatcher.unload(model, running, waiting=waiting)
         if instance is not None:
             await instance.ended.wait()
+
+    def keep(self, model: str, ttl_s: float) -> None:
+        """Keep a local model loaded for this time without a job; see `ModelLifecycle.keep`."""
+        if model in self.catalog.models:
+            self._dispatcher.models.keep(model, ttl_s)
 
     async def add_node(self, config: NodeConfig) -> None:
         """Add a remote node; return after its first probe, whether that succeeded or not.

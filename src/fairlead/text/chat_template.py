@@ -37,7 +37,7 @@ Message = dict[str, Any]
 class ChatTemplate:
     """Renders messages. `tool_source` is used instead of `source` when there are tools.
 
-    `literals` are the template's own text and the strings in its expressions.
+    `source` is kept to be shown. `literals` are the template's own text and the strings in its expressions.
 
     Raises `jinja2.TemplateError` for a template that is not Jinja; `load` names the file.
     """
@@ -49,6 +49,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         tool_source: str | None = None,
     ) -> None:
+        self.source = source
         self._template = environment.from_string(source)
         self._tool_template = environment.from_string(tool_source) if tool_source else self._template
         self._special_tokens = dict(special_tokens or {})

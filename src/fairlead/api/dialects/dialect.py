@@ -4,6 +4,7 @@
 this package, and give it a row in the route table. A `RelayDialect` is for models of other servers only.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as ReadOnlySequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -72,11 +73,26 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: Any = None
 
 
+class AnswerTimes:
+    """When an answer was requested and begun, by `time.perf_counter_ns`, and its wait for a seat."""
+
+    __slots__ = ("begun_ns", "requested_ns", "waited_ns")
+
+    def __init__(self) -> None:
+        self.requested_ns = self.begun_ns = time.perf_counter_ns()
+        self.waited_ns = 0
+
+    def begin(self, waited_s: float) -> None:
+        """Note that the answer has begun, after a wait for a seat."""
+        self.begun_ns, self.waited_ns = time.perf_counter_ns(), int(waited_s * 1e9)
+
+
 class AnswerContext(NamedTuple):
     """What the writers of an answer need. `created`: its time, in seconds since 1970.
 
     `options` are the request's. `prompt_texts`: the texts of the prompts, if the request has `echo`. `model`
-    is None if only other servers have it; then the answer was translated from their dialect.
+    is None if only other servers have it; then the answer was translated from their dialect. `times` are for
+    dialects that show durations.
     """
 
     job: Job
@@ -84,6 +100,7 @@ class AnswerContext(NamedTuple):
     created: int
     options: Any = None
     prompt_texts: tuple[str, ...] = ()
+    times: AnswerTimes | None = None
 
     @property
     def own_model(self) -> TextModel:

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from fairlead.answer.reported import EXCERPT_LENGTH, decoded, excerpt, is_given, token_count
-from fairlead.http.server_sent_events import event_data
-from fairlead.upstream_events import UpstreamAnswer, UpstreamEvent
+from fairlead.http.server_sent_events import EventSplitter, event_data, split_events
+from fairlead.upstream_events import EVENTS, Splitter, UpstreamAnswer, UpstreamEvent
 
 ABSENT = msgspec.Raw()
 NOTHING = UpstreamEvent(is_beginning=True)
@@ -60,6 +60,7 @@ class EventReader(ABC, Generic[Shape]):
 
     shape: ClassVar[type[Any]]
     response_shape: ClassVar[type[ResponseShape]] = ResponseShape
+    stream_type: ClassVar[str] = EVENTS
 
     def __init__(self) -> None:
         self._decode_event = msgspec.json.Decoder(self.shape).decode
@@ -72,6 +73,14 @@ class EventReader(ABC, Generic[Shape]):
     @abstractmethod
     def _texts(self, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         """Yield the members of an event that have text: the object and the member's name."""
+
+    def splitter(self, event_bytes: int) -> Splitter:
+        """See `UpstreamReader`."""
+        return EventSplitter(event_bytes)
+
+    def split(self, events: bytes) -> list[bytes]:
+        """See `UpstreamReader`."""
+        return split_events(events)
 
     def read_plain(self, events: bytes) -> tuple[int, list[str]] | None:  # noqa: ARG002  # of the interface
         """See `UpstreamReader`."""

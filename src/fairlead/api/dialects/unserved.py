@@ -234,15 +234,18 @@ def capturing(request: type[Request], fields: Fields) -> type[Request]:
     return cast("type[Request]", subtype)
 
 
-def refuse_unserved(request: msgspec.Struct, fields: Fields) -> None:
-    """Raise `InvalidRequest` for the first of these fields that is not off. `capturing` makes the type."""
+def refuse_unserved(request: msgspec.Struct, fields: Fields, *, within: str = "") -> None:
+    """Raise `InvalidRequest` for the first of these fields that is not off. `capturing` makes the type.
+
+    `within`: the path of the object that has them, with a dot at its end.
+    """
     values = msgspec.structs.astuple(request)[-len(fields) :]
     if values == (_ABSENT,) * len(fields):
         return
     for (name, field), value in zip(fields.items(), values, strict=True):
         if value is not _ABSENT and not _is_off(value, field.off):
             advice = f"; use {field.instead}" if field.instead else ""
-            raise InvalidRequest(f"{name}: is not served{advice}", param=name)
+            raise InvalidRequest(f"{within}{name}: is not served{advice}", param=within + name)
 
 
 def notes(fields: Fields) -> str:

@@ -1,0 +1,85 @@
+"""Ollama's generated texts: `POST /api/generate`."""
+
+from typing import Any
+
+from fairlead.api import ollama_shapes as shapes
+from fairlead.api.body import BodyParser, invalid_field
+from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
+from fairlead.api.dialects.ollama_fields import (
+    DOCUMENTED_GENERATE,
+    GENERATE,
+    OllamaEnvelope,
+    OllamaRequest,
+    check_served,
+    parser_of,
+)
+from fairlead.api.dialects.ollama_reader import LineReader
+from fairlead.api.dialects.ollama_writer import LINES, OllamaAnswer, OllamaErrors, SilentWaiting
+from fairlead.api.dialects.openai import encode
+from fairlead.config import Limits
+from fairlead.errors import FairleadError
+from fairlead.job import Delta
+
+
+class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
+    """`POST /api/generate`: the answer to a prompt, as a chat, or with `raw` its continuation.
+
+    `system` begins the chat. Without a prompt, the model is loaded, or with a `keep_alive` of 0 unloaded.
+    """
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+_parse = parser_of(OllamaGenerateRequest, GENERATE)
+
+
+class OllamaGenerateDialect(OllamaErrors, StreamingDialect):
+    """Generated texts."""
+
+    path = "/api/generate"
+    body_type = OllamaGenerateRequest
+    answer_type = shapes.OllamaText
+    refused_fields = DOCUMENTED_GENERATE
+    stream_type = LINES
+    job_prefix = "generate"
+    read_envelope = BodyParser(OllamaEnvelope)
+    reader = LineReader()
+    waiting_events = SilentWaiting()
+
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """See `Dialect`."""
+        request = _parse(body, limits)
+        check_served(request, GENERATE)
+        if request.raw and request.system:
+            raise invalid_field("system", "cannot be combined with raw")
+        options, prompt = request.given_options, request.prompt or ""
+        content: dict[str, Any] = {"prompts": (prompt,)}
+        if not request.raw:
+            system = [{"role": "system", "content": request.system}] if request.system else []
+            messages = [*system, {"role": "user", "content": prompt}]
+            content = {"messages": messages, "template_variables": request.template_variables}
+        return GenerationRequest(
+            **content,
+            is_chat=not request.raw,
+            answer=request.answer(),
+            sampling=options.sampling(),
+            max_tokens=options.max_tokens,
+            stop=options.stop_strings,
+            logprobs=request.listed_logprobs,
+        )
+
+    def error_body(self, error: FairleadError) -> bytes:
+        """See `RelayDialect`. What is wrong with the messages made here is wrong with the prompt."""
+        if error.status == 400 and error.param == "messages":
+            return encode({"error": f"prompt: {error.message.removeprefix('messages: ')}"})
+        return super().error_body(error)
+
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+        """See `Dialect`."""
+        return OllamaAnswer(context, chat=False).whole(deltas)
+
+    def stream_writer(self, context: AnswerContext) -> OllamaAnswer:
+        """See `StreamingDialect`."""
+        return OllamaAnswer(context, chat=False)

@@ -1,0 +1,129 @@
+"""Reads the lines and whole responses of servers with Ollama's API."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from fairlead.answer.reported import decoded, is_given, token_count
+from fairlead.api.dialects.event_reader import (
+    ABSENT,
+    NOTHING,
+    UNKNOWN,
+    EventReader,
+    EventShape,
+    error_reason,
+    objects,
+    text_members,
+)
+from fairlead.api.dialects.ollama_writer import LINES
+from fairlead.http.lines import LineSplitter, split_lines
+from fairlead.upstream_events import UpstreamAnswer, UpstreamEvent
+
+_TEXTS = ("thinking", "content", "response")
+
+
+class LineFunction(msgspec.Struct, gc=False):
+    name: str | None = None
+    arguments: msgspec.Raw = ABSENT
+
+
+class LineCall(msgspec.Struct, gc=False):
+    function: LineFunction | None = None
+
+
+class LineMessage(msgspec.Struct, gc=False):
+    thinking: str | None = None
+    content: str | None = None
+    tool_calls: list[LineCall] | None = None
+
+
+class LineShape(EventShape, gc=False):
+    """A line of a stream, or a whole response."""
+
+    response: str | None = None
+    thinking: str | None = None
+    done: bool = False
+    done_reason: str | None = None
+    eval_count: msgspec.Raw = ABSENT
+
+
+_decode_message = msgspec.json.Decoder(LineMessage).decode
+_encode = msgspec.json.Encoder().encode
+_decode_any = msgspec.json.Decoder().decode
+
+
+class LineReader(EventReader[LineShape]):
+    """The reader of all of its routes. A line is an event."""
+
+    shape = LineShape
+    stream_type = LINES
+
+    def splitter(self, event_bytes: int) -> LineSplitter:
+        """See `UpstreamReader`."""
+        return LineSplitter(event_bytes)
+
+    def split(self, events: bytes) -> list[bytes]:
+        """See `UpstreamReader`."""
+        return split_lines(events)
+
+    def read_event(self, event: bytes) -> UpstreamEvent:
+        """See `UpstreamReader`."""
+        if not event.strip():
+            return NOTHING
+        shape = decoded(self._decode_event, event)
+        if shape is None:
+            return UNKNOWN
+        if is_given(shape.error):
+            return UpstreamEvent(error=error_reason(shape.error))
+        return self._event(shape)
+
+    def read_response(self, body: bytes) -> UpstreamAnswer:
+        """See `UpstreamReader`."""
+        shape = decoded(self._decode_event, body)
+        if shape is None:
+            raise ValueError("no JSON object")
+        if is_given(shape.error):
+            return UpstreamAnswer(error=error_reason(shape.error))
+        size = len(shape.message) + len((shape.response or "") + (shape.thinking or ""))
+        return UpstreamAnswer(token_count(shape.eval_count), size)
+
+    def without_beginning(self, event: bytes, text: str) -> bytes:
+        """See `UpstreamReader`."""
+        document = decoded(_decode_any, event)
+        members = list(self._texts(document)) if isinstance(document, dict) else []
+        if len(members) != 1:
+            raise ValueError("several pieces of text in one line")
+        holder, name = members[0]
+        assert holder[name].endswith(text)
+        holder[name] = text
+        try:
+            return _encode(document) + b"\n"
+        except (OverflowError, RecursionError) as error:
+            raise ValueError("a line that cannot be written anew") from error
+
+    def _event(self, shape: LineShape) -> UpstreamEvent:
+        message = decoded(_decode_message, shape.message) if is_given(shape.message) else LineMessage()
+        if message is None:
+            return UNKNOWN
+        text = _text(message) + (shape.thinking or "") + (shape.response or "")
+        if not shape.done:
+            return UpstreamEvent(0, text, is_beginning=not text)
+        finished = "length" if shape.done_reason == "length" else "stop"
+        return UpstreamEvent(0, text, finished, is_end=True, generated=token_count(shape.eval_count))
+
+    def _texts(self, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+        yield from text_members(document, _TEXTS)
+        message = document.get("message")
+        yield from text_members(message, _TEXTS)
+        for call in objects(message.get("tool_calls") if isinstance(message, dict) else None):
+            # The name and the arguments of a call are two members, so it is never cut.
+            yield from ((call, "function"), (call, "function"))
+
+
+def _text(message: LineMessage) -> str:
+    functions = [call.function for call in message.tool_calls or () if call.function is not None]
+    calls = "".join(
+        (function.name or "") + bytes(function.arguments).decode(errors="replace") for function in functions
+    )
+    return (message.thinking or "") + (message.content or "") + calls

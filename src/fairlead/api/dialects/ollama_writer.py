@@ -1,0 +1,178 @@
+"""Answers and errors of Ollama's routes: one JSON object, or one in each line of a stream."""
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from fairlead.answer.reported import decoded
+from fairlead.api.dialects.answer_events import (
+    AnswerEnd,
+    AnswerEvent,
+    AnswerEvents,
+    CallEnd,
+    TokenUsage,
+)
+from fairlead.api.dialects.dialect import AnswerContext, AnswerTimes
+from fairlead.api.dialects.openai import call_id, encode, full_message
+from fairlead.api.dialects.openai_logprobs import chat_logprobs
+from fairlead.dispatch.estimates import WaitEstimate
+from fairlead.errors import FairleadError, NodeRefused
+from fairlead.job import Delta
+from fairlead.structured.pieces import CallArguments, CallBegin, Content, Reasoning
+
+LINES = "application/x-ndjson"
+
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class SilentWaiting:
+    """`WaitingEvents` that show nothing: every line of a stream must be a part of the answer."""
+
+    interval_s = float("inf")
+
+    def write(self, waiting: WaitEstimate | None) -> bytes:  # noqa: ARG002  # of the interface
+        """See `WaitingEvents`."""
+        return b""
+
+    def end(self) -> bytes:
+        """See `WaitingEvents`."""
+        return b""
+
+
+class OllamaErrors:
+    """Writes errors as Ollama does: an object with only a message, also as the last line of a stream."""
+
+    def error_body(self, error: FairleadError) -> bytes:
+        """Return the body of an error response."""
+        return encode({"error": full_message(error)})
+
+    def error_event(self, error: FairleadError) -> bytes:
+        """Return the line of an error that ends a stream. Another server's message is kept."""
+        body = decoded(_decode_object, error.body) if isinstance(error, NodeRefused) else None
+        message = body.get("error") if body is not None else None
+        return (self.error_body(error) if message is None else encode({"error": message})) + b"\n"
+
+
+def timestamp() -> str:
+    """Return the current time as Ollama writes times."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def statistics(context: AnswerContext, usage: TokenUsage) -> dict[str, int]:
+    """Return the token counts, and the durations in nanoseconds.
+
+    `load_duration` is the wait for a seat, in which the model is loaded if it has to be.
+    """
+    times = context.times or AnswerTimes()
+    ended_ns = time.perf_counter_ns()
+    return {
+        "total_duration": ended_ns - times.requested_ns,
+        "load_duration": times.waited_ns,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": max(0, times.begun_ns - times.requested_ns - times.waited_ns),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": ended_ns - times.begun_ns,
+    }
+
+
+class OllamaAnswer:
+    """The writer of one answer, as lines or as a whole. `chat`: it is a message, not only a text."""
+
+    def __init__(self, context: AnswerContext, *, chat: bool) -> None:
+        self._context = context
+        self._is_chat = chat
+        self._events = AnswerEvents(context.job)
+        self._errors = OllamaErrors()
+        self._call: tuple[str, list[str]] = ("", [])
+        self._end: AnswerEnd | None = None
+
+    # Lines -------------------------------------------------------------------------------------------
+
+    def write(self, deltas: list[Delta]) -> bytes:
+        """See `StreamWriter`. A tool call is one line, when it is complete."""
+        head = self._head()
+        lines = []
+        for delta in deltas:
+            parts = list(filter(None, map(self._part, self._events.of([delta]))))
+            if delta.logprobs:
+                parts = parts or [{}]
+                parts[0]["logprobs"] = self._logprobs([delta])
+            lines += [encode(head | self._members(part) | {"done": False}) for part in parts]
+        return b"\n".join([*lines, b""])
+
+    def end(self) -> bytes:
+        """See `StreamWriter`. The last line comes here, as token counts may follow the last delta."""
+        return encode(self._head() | self._members({}) | self._ending()) + b"\n"
+
+    def fail(self, error: FairleadError) -> bytes:
+        """See `StreamWriter`."""
+        return self._errors.error_event(error)
+
+    def skip_beginnings(self) -> None:
+        """See `AnswerWriter`: an answer has no beginning."""
+
+    # The whole ---------------------------------------------------------------------------------------
+
+    def whole(self, deltas: list[Delta]) -> bytes:
+        """Return the answer as one object."""
+        parts = list(filter(None, map(self._part, self._events.of(deltas))))
+        merged: dict[str, Any] = {}
+        for part in parts:
+            for name, value in part.items():
+                merged[name] = merged[name] + value if name in merged else value
+        logprobs = {"logprobs": self._logprobs(deltas)} if any(delta.logprobs for delta in deltas) else {}
+        return encode(self._head() | self._members(merged | logprobs) | self._ending())
+
+    # Members -----------------------------------------------------------------------------------------
+
+    def _head(self) -> dict[str, Any]:
+        return {"model": self._context.job.model, "created_at": timestamp()}
+
+    def _members(self, part: dict[str, Any]) -> dict[str, Any]:
+        """Return the members of an object for a part of the answer."""
+        shown = {"content": "", **part}
+        logprobs = {"logprobs": shown.pop("logprobs")} if "logprobs" in shown else {}
+        if self._is_chat:
+            return {"message": {"role": "assistant", **shown}, **logprobs}
+        return {"response": shown.pop("content"), **shown, **logprobs}
+
+    def _part(self, event: AnswerEvent) -> dict[str, Any] | None:
+        """Return the part of a message for an event; None if there is nothing to show yet."""
+        match event:
+            case Reasoning(text):
+                return {"thinking": text}
+            case Content(text):
+                return {"content": text}
+            case CallBegin(_, name):
+                self._call = (name, [])
+            case CallArguments(_, text):
+                self._call[1].append(text)
+            case CallEnd(number):
+                return self._finished_call(number)
+            case AnswerEnd():
+                self._end = event
+        return None
+
+    def _finished_call(self, number: int) -> dict[str, Any] | None:
+        """Return the call; None if its arguments are cut, as this dialect only has whole ones."""
+        name, pieces = self._call
+        text = "".join(pieces).strip() or "{}"
+        if decoded(_decode_object, text.encode()) is None:
+            return None
+        # As the model wrote them, but in one line.
+        arguments = msgspec.Raw(msgspec.json.format(text.encode(), indent=-1))
+        function = {"index": number, "name": name, "arguments": arguments}
+        return {"tool_calls": [{"id": call_id(self._context, 0, number), "function": function}]}
+
+    def _logprobs(self, deltas: Iterable[Delta]) -> list[dict[str, Any]]:
+        tokens = [token for delta in deltas for token in delta.logprobs]
+        listed: list[dict[str, Any]] = chat_logprobs(self._context.own_model.tokenizer, tokens)["content"]
+        return listed
+
+    def _ending(self) -> dict[str, Any]:
+        is_cut = self._end is not None and self._end.finish_reason == "length"
+        usage = statistics(self._context, self._events.usage)
+        return {"done": True, "done_reason": "length" if is_cut else "stop", **usage}

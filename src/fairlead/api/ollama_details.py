@@ -1,0 +1,156 @@
+"""What Ollama's routes report of a model: from its files, which are read once."""
+
+import struct
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fairlead.answer.reported import decoded
+from fairlead.config import AnyModelConfig, CommandConfig
+from fairlead.text.model import GenerationDefaults, TextModel
+
+_MAX_HEADER_BYTES = 100 * 1024 * 1024
+_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+# Members of `model_info`, by keys of Hugging Face's config.json.
+_INFO = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "vocab_size": "vocab_size",
+}
+
+_decode_config = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_header = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+
+
+_decode_tensor = msgspec.json.Decoder(_Tensor).decode
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What a model's directory tells. Empty if there is none here."""
+
+    size: int = 0
+    parameters: int = 0
+    dtype: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def family(self) -> str:
+        """The name of the architecture."""
+        family = self.config.get("model_type")
+        return family if isinstance(family, str) else ""
+
+    def details(self) -> dict[str, Any]:
+        """Return Ollama's `details`."""
+        return {
+            "parent_model": "",
+            "format": "safetensors" if self.size else "",
+            "family": self.family,
+            "families": [self.family] if self.family else [],
+            "parameter_size": _in_short(self.parameters) if self.parameters else "",
+            "quantization_level": self.dtype,
+        }
+
+    def info(self, model: TextModel | None) -> dict[str, Any]:
+        """Return Ollama's `model_info`, as far as it is known."""
+        family = self.family or "unknown"
+        info: dict[str, Any] = {"general.architecture": family}
+        if self.parameters:
+            info["general.parameter_count"] = self.parameters
+        if model is not None:
+            info[f"{family}.context_length"] = model.max_model_len
+        known = {key: self.config.get(key) for key in _INFO}
+        return info | {f"{family}.{_INFO[key]}": value for key, value in known.items() if type(value) is int}
+
+
+NO_FILES = ModelFiles()
+
+
+@lru_cache(256)
+def read_files(path: Path, created: int) -> ModelFiles:  # noqa: ARG001  # a changed directory is read again
+    """Return what a model's directory tells. Files that cannot be read are left out."""
+    size = parameters = 0
+    dtypes: Counter[str] = Counter()
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            size += file.stat().st_size
+            header = _header(file)
+        except OSError:
+            continue
+        for tensor in filter(None, (decoded(_decode_tensor, entry) for entry in header.values())):
+            parameters += prod(tensor.shape)
+            dtypes[tensor.dtype] += prod(tensor.shape)
+    dtype = dtypes.most_common(1)[0][0] if dtypes else ""
+    try:
+        config = decoded(_decode_config, (path / "config.json").read_bytes()) or {}
+    except OSError:
+        config = {}
+    return ModelFiles(size, parameters, dtype, config)
+
+
+def capabilities_of(model: TextModel | None, config: AnyModelConfig | None) -> list[str]:
+    """Return what a model can do, in Ollama's words; of another server's what the configuration says."""
+    if model is None:
+        stated = config.capabilities if isinstance(config, CommandConfig) else {}
+        return [
+            "completion",
+            *(name for name in ("tools", "thinking", "insert", "vision") if stated.get(name)),
+        ]
+    if model.embedding is not None:
+        return ["embedding"]
+    found = ["completion"]
+    wire_format = model.answer_format.wire_format if model.answer_format is not None else None
+    if model.chat_template is not None and wire_format is not None:
+        found += ["tools"] if wire_format.calls is not None else []
+        found += ["thinking"] if wire_format.reasoning is not None else []
+    return found
+
+
+def parameters_of(model: TextModel | None) -> str:
+    """Return the default parameters of an answer that are not off, one in each line."""
+    if model is None:
+        return ""
+    off = GenerationDefaults()
+    names = {"repetition_penalty": "repeat_penalty"}
+    given = (
+        (names.get(name, name), getattr(model.defaults, name))
+        for name in GenerationDefaults.__struct_fields__
+        if getattr(model.defaults, name) != getattr(off, name)
+    )
+    return "\n".join(f"{name:<30} {value}" for name, value in given)
+
+
+def digest_of(name: str, model: TextModel | None) -> str:
+    """Return an id of a model's files, in the form of a hash."""
+    identity = name if model is None else f"{model.path} {model.created}"
+    return sha256(identity.encode()).hexdigest()
+
+
+def _header(file: Path) -> dict[str, msgspec.Raw]:
+    """Return the tensors that a file of Hugging Face's format has. Raises `OSError`."""
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        return decoded(_decode_header, opened.read(min(length, _MAX_HEADER_BYTES))) or {}
+
+
+def _in_short(number: int) -> str:
+    """Return a number with a unit, as Ollama writes the number of parameters."""
+    for size, unit in _UNITS:
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
