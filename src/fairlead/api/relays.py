@@ -57,12 +57,12 @@ class Relays:
         relay = await self.relay(
             request, dialect, body, generation, model=model, requested=requested, streams=streams
         )
-        is_translated = isinstance(dialect, Dialect) and relay.chat is not None
+        prefix = dialect.job_prefix if isinstance(dialect, Dialect) and relay.chat is not None else "relay"
         job = self._jobs.job(
             request,
             envelope,
             model,
-            prefix=dialect.job_prefix if is_translated else "relay",
+            prefix=prefix,
             sampling=_sampling(dialect, envelope),
             n=envelope.choices,
             stop=() if generation is None else generation.stop,
@@ -70,7 +70,7 @@ class Relays:
             relay=relay,
             prompt_estimate=len(body) // BYTES_A_TOKEN,
         )
-        if generation is None or not is_translated:
+        if generation is None or relay.chat is None:
             return job, None
         return job, AnswerContext(job, None, int(time.time()), generation.options)
 

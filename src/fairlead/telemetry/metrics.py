@@ -4,7 +4,8 @@ All values are read on request, from the same sources as the dashboard's snapsho
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
@@ -25,7 +26,8 @@ from fairlead.version import VERSION
 Refusals = Callable[[], Mapping[str, int]]
 
 
-class KeptResponses(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KeptResponses:
     """The responses of `/v1/responses` that are kept: their number, and their memory in bytes."""
 
     count: int = 0
