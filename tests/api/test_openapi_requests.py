@@ -47,6 +47,9 @@ GOOD = {
     "/chat/completions": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/completions": {"model": "small", "prompt": "hello"},
     "/embeddings": {"model": "small", "input": ["hello"]},
+    "/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
+    "/v2/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
+    "/score": {"model": "small", "text_1": "hello", "text_2": ["world"], "queries": None, "documents": None},
     "/tokenize": {"model": "small", "prompt": "hello", "messages": None, "special_tokens": None},
     "/detokenize": {"model": "small", "tokens": [10]},
     "/nodes": {"id": "big", "url": "http://big:8000"},
@@ -108,7 +111,7 @@ def queries_for(method: str, path: str) -> st.SearchStrategy[str]:
 
 
 def client_for(model, path, *, keys=()):
-    if path.endswith("/embeddings"):
+    if path.endswith(("/embeddings", "/rerank", "/score")):
         model = dataclasses.replace(model, embedding=EmbeddingSettings(4, normalized=False))
     node = NodeStatus(
         id="big",

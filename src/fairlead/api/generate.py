@@ -25,7 +25,7 @@ from fairlead.api.dialects.dialect import (
     StreamingDialect,
 )
 from fairlead.api.dialects.fields import MAX_INT32, Envelope
-from fairlead.api.encoding import encode_prompts
+from fairlead.api.encoding import encode_pairs, encode_prompts
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
 from fairlead.api.request import Request, Response, json_response
@@ -91,7 +91,7 @@ class GenerationPipeline:
         if not isinstance(dialect, Dialect):
             raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
         generation = await self._jobs.offload.decode(request, body, dialect.decode)
-        model.check_purpose(embed=generation.embed)
+        model.check_purpose(embed=generation.embed, compare=generation.pairs is not None)
         self._check_limits(generation, model)
         prompts = await self._encode(request, generation, model)
         texts: tuple[str, ...] = ()
@@ -180,14 +180,18 @@ class GenerationPipeline:
                 variables=generation.template_variables,
             )
             return (chat,)
+        limits = self._services.config.limits
+        if generation.pairs is not None:
+            return await encode(request, encode_pairs, model, generation.pairs, limits)
         return await encode(
             request,
             encode_prompts,
             model,
             generation.prompts,
-            self._services.config.limits,
+            limits,
             generation.prompts_field,
             special_tokens=generation.special_tokens,
+            suffix=generation.suffix,
         )
 
     def _relayed_job(

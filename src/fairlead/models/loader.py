@@ -97,10 +97,13 @@ def read_source(
     config = CheckpointConfig.read(directory / "config.json")
     if "auto_map" in config:
         raise config.fails("auto_map", "the model needs code from its repository, which is never run")
-    pooling = read_pooling(directory)
     spec = read_built_in(config)
+    scores = spec is not None and spec.scores
+    pooling = Pooling("last", normalize=False) if scores else read_pooling(directory)
     if spec is not None and spec.headless and (needs_head or pooling is None):
-        reason = "makes embeddings, no text" if needs_head else "has neither a head nor modules.json"
+        reason = "has neither a head nor modules.json"
+        if needs_head:
+            reason = "scores texts, and makes none" if scores else "makes embeddings, no text"
         raise config.fails("architectures", f"{config.texts('architectures')} {reason}")
     chosen = choose_dtype(config, dtype, device)
     method = find_quantization(quantization)

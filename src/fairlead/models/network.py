@@ -26,6 +26,7 @@ SUPPORTED = {
     "query_key_norm": (None, "head"),
     "activation": ("silu", "gelu_tanh"),
     "headless": (False, True),
+    "scores": (False, True),
     "experts": ANY,
 }
 
@@ -58,6 +59,8 @@ class Network:
         ]
         self.layers = [Layer(_LayerWeights(spec, weights, layer)) for layer in range(spec.layers)]
         self.norm = _make_norm(spec, weights.tensor(f"{spec.names.norm}.weight", spec.hidden_size))
+        score = f"{spec.names.score}.weight"
+        self.score = weights.tensor(score, 1, spec.hidden_size) if spec.scores else None
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """See `Model`."""

@@ -82,10 +82,20 @@ class Pooler:
     """Makes the vectors of texts. The tokens of a text may span several steps. Sums are float32, by slot.
 
     For a mean, every token of a text must be added, so texts must not begin with a cached prefix.
+    With the row `score` [1, C], a text's vector is a single number: its projection.
     """
 
-    def __init__(self, pooling: Pooling, *, slots: int, hidden_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        pooling: Pooling,
+        *,
+        slots: int,
+        hidden_size: int,
+        device: torch.device,
+        score: Tensor | None = None,
+    ) -> None:
         self._pooling = pooling
+        self._score = None if score is None else score.float()
         self._sums = torch.zeros((slots, hidden_size), device=device)
 
     def add(
@@ -97,6 +107,8 @@ class Pooler:
         finished: np.ndarray,
     ) -> Tensor:
         """Add a step's `states` [T, C], taken after the last norm; return vectors of rows `finished` [F, C].
+
+        With a `score` they are [F, 1].
 
         As in `engine.inputs.Inputs`: row r's tokens are query_starts[r] … query_starts[r + 1] − 1,
         `sequence_lengths` [R] how many its text has with these, `slots` [R] its text's slot. `finished` [F]:
@@ -116,4 +128,7 @@ class Pooler:
         return self._scaled(self._sums[row_slots[torch.from_numpy(finished).to(device)]] / lengths[:, None])
 
     def _scaled(self, vectors: Tensor) -> Tensor:
+        if self._score is not None:
+            # Not a matrix product: its rounding would depend on the number of rows.
+            return (vectors * self._score).sum(-1, keepdim=True)
         return torch.nn.functional.normalize(vectors, dim=-1) if self._pooling.normalize else vectors
