@@ -185,7 +185,7 @@ async def test_a_model_that_scores_pairs_refuses_embeddings_and_completions(scor
     ):
         reply = await scorer.post(path, {"model": "small", **body})
         assert (reply.status, reply.error["param"]) == (400, "model")
-        assert "scores of pairs" in reply.error["message"]
+        assert "does not make" in reply.error["message"]
     assert scorer.gateway.jobs == []
     assert (await scorer.get("/v1/models/small")).json["task"] == "score"
 
@@ -198,7 +198,7 @@ async def test_a_text_model_refuses_to_compare_texts(client_with, path, body):
     client = client_with()
     reply = await client.post(path, {**body, "model": "small"})
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
-    assert "does not compare texts" in reply.error["message"]
+    assert "does not make embeddings or score pairs of texts" in reply.error["message"]
     assert client.gateway.jobs == []
 
 

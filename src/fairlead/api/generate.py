@@ -91,7 +91,7 @@ class GenerationPipeline:
         if not isinstance(dialect, Dialect):
             raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
         generation = await self._jobs.offload.decode(request, body, dialect.decode)
-        model.check_purpose(embed=generation.embed, compare=generation.pairs is not None)
+        model.check_purpose(*generation.tasks)
         self._check_limits(generation, model)
         prompts = await self._encode(request, generation, model)
         texts: tuple[str, ...] = ()

@@ -20,6 +20,12 @@ from fairlead.text.scoring import ScoringSettings, pair_messages, read_scoring
 from fairlead.text.settings import GenerationDefaults, read_settings
 from fairlead.text.tokenizer import Tokenizer
 
+Task = Literal["generate", "embed", "score"]
+_VERBS: Mapping[Task, str] = {
+    "generate": "make text",
+    "embed": "make embeddings",
+    "score": "score pairs of texts",
+}
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
@@ -113,22 +119,15 @@ class TextModel:
         return longest if self.max_input_tokens is None else min(longest, self.max_input_tokens)
 
     @property
-    def task(self) -> Literal["generate", "embed", "score"]:
+    def task(self) -> Task:
         """What the model makes: text, embeddings, or scores of pairs of texts."""
         return "embed" if self.embedding is not None else "generate" if self.scoring is None else "score"
 
-    def check_purpose(self, *, embed: bool = False, compare: bool = False) -> None:
-        """Raise `InvalidRequest` (param `model`) unless the model makes text, or embeddings with `embed`.
-
-        With `compare`, texts are compared: by their embeddings, or by a model that scores pairs.
-        """
-        accepted = ("embed", "score") if compare else ("embed",) if embed else ("generate",)
-        if self.task in accepted:
-            return
-        made = {"generate": "text", "embed": "embeddings, no text", "score": "scores of pairs of texts only"}
-        wrong = "does not compare texts" if compare else "does not make embeddings" if embed else None
-        reason = wrong if wrong and self.task == "generate" else f"makes {made[self.task]}"
-        raise InvalidRequest(f"the model {self.name} {reason}", param="model")
+    def check_purpose(self, *tasks: Task) -> None:
+        """Raise `InvalidRequest` (param `model`) unless the model's task is one of these."""
+        if self.task not in tasks:
+            verbs = " or ".join(_VERBS[task] for task in tasks)
+            raise InvalidRequest(f"the model {self.name} does not {verbs}", param="model")
 
     def longest_answer(self, prompt_tokens: int) -> int:
         """Return the maximum number of tokens of an answer to a prompt of `prompt_tokens`."""

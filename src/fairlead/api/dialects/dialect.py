@@ -19,7 +19,7 @@ from fairlead.errors import FairleadError, NodeRefused
 from fairlead.http.server_sent_events import encode_comment, encode_event
 from fairlead.job import Delta, Job
 from fairlead.structured.request import AnswerSpec
-from fairlead.text.model import TextModel
+from fairlead.text.model import Task, TextModel
 from fairlead.upstream_events import UpstreamReader
 
 EVENTS = "text/event-stream"
@@ -80,6 +80,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_chat: bool = False
     reasoning_tokens: int | None = None
     options: Any = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of the models that can serve it."""
+        if self.pairs is not None:
+            return ("embed", "score")
+        return ("embed",) if self.embed else ("generate",)
 
 
 class AnswerContext(NamedTuple):
