@@ -1,6 +1,5 @@
 """POST /v1/rerank, /v2/rerank and /v1/score, by embedding models and by models that score pairs of texts."""
 
-import dataclasses
 import json
 import math
 import struct
@@ -8,34 +7,9 @@ import struct
 import pytest
 
 from api import far_away
-from api.conftest import client_of
-from fairlead.config import ApiKey
-from fairlead.errors import NodeFailed, QueueFull
+from api.comparing import ASK, COSINES, RERANK, RERANK_2, SCORE, VECTORS, embedder_client, scorer_client
 from fairlead.job import Delta
-from fairlead.text.embedding import EmbeddingSettings
-from fairlead.text.scoring import ScoringSettings
 from fake_fleet import FakeFleet
-
-RERANK, RERANK_2, SCORE = "/v1/rerank", "/v2/rerank", "/v1/score"
-# By text: its vector. The first one is the query's.
-VECTORS = {"q": [3.0, 4.0], "same": [0.6, 0.8], "half": [4.0, 3.0], "none": [4.0, -3.0], "less": [-3.0, -4.0]}
-COSINES = {"same": 1.0, "half": 0.96, "none": 0.0, "less": -1.0}
-ASK = {"model": "small", "query": "q", "documents": ["none", "same", "less", "half"]}
-
-
-def embedder_client(model, *keys, **services):
-    embedder = dataclasses.replace(model, embedding=EmbeddingSettings(2, normalized=False))
-    texts = {tuple(model.encode_prompt(text)): vector for text, vector in VECTORS.items()}
-
-    def script(job):
-        """Return the vectors, the last text's first."""
-        vectors = [texts.get(tuple(ids), [1.0, 0.0]) for ids in job.prompts]
-        return [
-            [Delta(index, finish_reason="stop", vector=struct.pack("<2f", *vectors[index]))]
-            for index in reversed(range(job.sequences))
-        ]
-
-    return client_of(embedder, *keys, gateway_script=script, **services)
 
 
 @pytest.fixture
@@ -45,14 +19,7 @@ def client(model):
 
 @pytest.fixture
 def scorer(model):
-    """A client of a model that scores a pair by the number of its tokens."""
-    return client_of(
-        dataclasses.replace(model, scoring=ScoringSettings(uses_template=False, is_probability=True)),
-        gateway_script=lambda job: [
-            [Delta(index, finish_reason="stop", vector=struct.pack("<f", len(ids)))]
-            for index, ids in enumerate(job.prompts)
-        ],
-    )
+    return scorer_client(model)
 
 
 def approximately(values):
@@ -188,134 +155,6 @@ async def test_a_model_that_scores_pairs_refuses_embeddings_and_completions(scor
         assert "does not make" in reply.error["message"]
     assert scorer.gateway.jobs == []
     assert (await scorer.get("/v1/models/small")).json["task"] == "score"
-
-
-# Refusals -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("path", "body"), [(RERANK, ASK), (SCORE, {"text_1": "q", "text_2": "half"})])
-async def test_a_text_model_refuses_to_compare_texts(client_with, path, body):
-    client = client_with()
-    reply = await client.post(path, {**body, "model": "small"})
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
-    assert "does not make embeddings or score pairs of texts" in reply.error["message"]
-    assert client.gateway.jobs == []
-
-
-WRONG = [7, True, 1.5, [], {}, [7], [[]], {"text": 7}, "\ud800"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        *(({"query": value}, "query") for value in (*WRONG, "", None, ["q"])),
-        *(({"documents": value}, "documents") for value in (7, True, "text", {}, None, [], ["a", ""])),
-        ({"documents": ["a"] * 2049}, "documents"),
-        ({"documents": [7]}, "documents[0]"),
-        ({"documents": ["a", None]}, "documents[1]"),
-        ({"documents": ["a", ["b"]]}, "documents[1]"),
-        ({"documents": [{"content": "a"}]}, "documents[0].text"),
-        ({"documents": [{"text": 7}]}, "documents[0].text"),
-        ({"documents": [{"text": ""}]}, "documents"),
-        *(({"top_n": value}, "top_n") for value in (-1, 1.5, "1", True, [], 2**31)),
-        *(({"return_documents": value}, "return_documents") for value in (1, "yes", [])),
-        ({"user": 7}, "user"),
-        ({"priority": "now"}, "priority"),
-        ({"model": 7}, "model"),
-        ({"stream": 1}, "stream"),
-        ({"top_k": 3}, "top_k"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
-    ],
-)
-async def test_an_invalid_ranking_is_refused_by_field(client, fields, param):
-    reply = await client.post(RERANK, {**ASK, **fields})
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", param)
-    assert not client.gateway.jobs
-
-
-@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize(
-    "value", [7, True, {}, {"text": "a"}, "\ud800", "", [], ["a", ""], ["a"] * 2049, None]
-)
-async def test_an_invalid_text_is_refused_by_field(client, names, place, value):
-    body = dict.fromkeys(names, "a") | {names[place]: value}
-    reply = await client.post(SCORE, body)
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", names[place])
-    assert not client.gateway.jobs
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({}, "text_1"),
-        ({"text_1": "a"}, "text_2"),
-        ({"documents": "a"}, "queries"),
-        ({"text_1": ["a", 7], "text_2": "b"}, "text_1[1]"),
-        ({"text_1": "a", "text_2": ["b", []]}, "text_2[1]"),
-        ({"text_1": "a", "text_2": "b", "documents": "c"}, "text_1"),
-        ({"text_1": ["a", "b"], "text_2": "c"}, "text_1"),
-        ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "text_1"),
-        ({"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "queries"),
-        ({"data_1": "a", "data_2": "b"}, "data_1"),
-    ],
-)
-async def test_texts_that_do_not_match_are_refused_by_field(client, body, param):
-    reply = await client.post(SCORE, body)
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", param)
-    assert not client.gateway.jobs
-
-
-LONG = "word " * 5000
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        (RERANK, {"query": LONG, "documents": ["a"]}, "query"),
-        (RERANK, {"query": "a", "documents": ["a", LONG]}, "documents"),
-        (SCORE, {"text_1": LONG, "text_2": "a"}, "text_1"),
-        (SCORE, {"queries": "a", "documents": LONG}, "documents"),
-    ],
-)
-async def test_a_text_that_is_too_long_is_refused_by_field(client, scorer, path, body, param):
-    for one in (client, scorer):
-        reply = await one.post(path, body)
-        found = (reply.status, reply.error["code"], reply.error["param"])
-        assert found == (400, "context_length_exceeded", param)
-        assert not one.gateway.jobs
-
-
-async def test_a_pair_that_is_too_long_together_is_refused(scorer):
-    reply = await scorer.post(RERANK, {"query": "? " * 1500, "documents": ["? " * 1500]})
-    found = (reply.status, reply.error["code"], reply.error["param"])
-    assert found == (400, "context_length_exceeded", "documents")
-
-
-async def test_all_texts_together_are_bounded(model, scorer):
-    documents = ["? " * 1000] * 600
-    for client in (embedder_client(model), scorer):
-        reply = await client.post(RERANK, {"query": "a", "documents": documents})
-        assert (reply.status, reply.error["param"]) == (400, "documents")
-        assert "tokens are too many" in reply.error["message"]
-
-
-@pytest.mark.parametrize("error", [QueueFull("full", retry_after_s=3), NodeFailed("it died")])
-async def test_an_error_at_any_time_is_the_whole_response(client, error):
-    client.gateway.refusal = error
-    reply = await client.post(RERANK, ASK)
-    assert (error.status, error.code) == (reply.status, reply.error["code"])
-    client.gateway.refusal, whole = None, client.gateway.script
-    client.gateway.script = lambda job: [*whole(job)[:1], error]
-    reply = await client.post(RERANK, ASK)
-    assert (error.status, error.code) == (reply.status, reply.error["code"])
-
-
-async def test_a_key_that_may_not_use_the_model_gets_a_403(model):
-    client = embedder_client(model, ApiKey(key="k", models=("other",)))
-    reply = await client.post(RERANK, ASK, headers={"Authorization": "Bearer k"})
-    assert (reply.status, reply.error["code"]) == (403, "forbidden")
-    assert (await client.post(RERANK, ASK)).status == 401
 
 
 # Relays -------------------------------------------------------------------------------------------------

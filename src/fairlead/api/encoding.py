@@ -56,8 +56,8 @@ def encode_pairs(model: TextModel, pairs: TextPairs, limits: Limits) -> tuple[Re
         check_tokens(sum(map(len, encoded)), pairs.fields[1], limits)
         return encoded
     tokens, scored = 0, []
-    firsts = pairs.firsts * len(pairs.seconds) if len(pairs.firsts) == 1 else pairs.firsts
-    for first, second in zip(firsts, pairs.seconds, strict=True):
+    queries = pairs.firsts * len(pairs.seconds) if len(pairs.firsts) == 1 else pairs.firsts
+    for first, second in zip(queries, pairs.seconds, strict=True):
         ids = model.encode_pair(first, second, fields=pairs.fields)
         tokens += len(ids)
         check_tokens(tokens, pairs.fields[1], limits)

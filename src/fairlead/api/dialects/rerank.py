@@ -76,7 +76,7 @@ class RerankDialect(OpenAIErrors, Dialect):
         ranking = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: options.top_n]
         results: list[dict[str, Any]] = []
         for index in ranking:
-            result = {"index": index, "relevance_score": scores[index]}
+            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
             if options.documents is not None:
                 result["document"] = {"text": options.documents[index]}
             results.append(result)
