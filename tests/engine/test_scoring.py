@@ -11,6 +11,7 @@ from engine.test_embedder import LENGTHS, embedded, embedder
 from fairlead.errors import LoadFailed
 from fairlead.models.loader import load_model
 from fairlead.models.quantization.none import UnquantizedLinear
+from models import tiny
 from models.tiny import SIZES, prompt_of
 
 ONE = {"num_labels": 1}
@@ -65,6 +66,66 @@ def test_scores_are_those_of_transformers(name, tmp_path):
     with torch.inference_mode():
         expected = torch.cat([reference(torch.tensor([prompt])).logits[0] for prompt in prompts])
     torch.testing.assert_close(scores(loaded, prompts), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tokens", [{"true_token_id": 9, "false_token_id": 4}, {"true_token_id": 9}])
+def test_score_by_logits_is_that_of_the_models_head(tied, tokens, tmp_path):
+    reference = tiny.save(transformers.Qwen3Config(**SIZES, tie_word_embeddings=tied), tmp_path)
+    save_logit_score(tmp_path, **{"false_token_id": None, **tokens})
+    prompts = [prompt_of(length, seed=row) for row, length in enumerate(LENGTHS)]
+    loaded = embedder(tmp_path)
+    assert loaded.embeds
+    with torch.inference_mode():
+        logits = torch.stack([reference(torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
+    expected = logits[:, 9] - logits[:, 4] if "false_token_id" in tokens else logits[:, 9]
+    torch.testing.assert_close(scores(loaded, prompts), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_second_copy_of_a_tied_head_is_ignored(tmp_path):
+    tiny.save(transformers.Qwen3Config(**SIZES, tie_word_embeddings=True), tmp_path)
+    save_logit_score(tmp_path, true_token_id=9)
+    expected = scores(embedder(tmp_path), [[1, 2, 3]])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert scores(embedder(tmp_path), [[1, 2, 3]]).equal(expected)
+
+
+def save_logit_score(directory, **config):
+    """Write the modules of a model that scores by logits, as sentence-transformers does."""
+    kinds = {"": "base.modules.transformer.Transformer", "1_LogitScore": "cross_encoder.modules.LogitScore"}
+    modules = [{"path": path, "type": f"sentence_transformers.{kind}"} for path, kind in kinds.items()]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_LogitScore").mkdir()
+    (directory / "1_LogitScore" / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({}, "true_token_id"),
+        ({"true_token_id": None, "false_token_id": 3}, "true_token_id"),
+        ({"true_token_id": [1, 2], "false_token_id": 3}, "true_token_id"),
+        ({"true_token_id": "yes"}, "true_token_id"),
+        ({"true_token_id": 1, "false_token_id": 10**6}, "1000000.*not in the vocabulary"),
+    ],
+)
+def test_invalid_tokens_of_a_score_are_refused(config, problem, tmp_path):
+    transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES)).save_pretrained(tmp_path)
+    save_logit_score(tmp_path, **config)
+    with pytest.raises(LoadFailed, match=problem):
+        embedder(tmp_path)
+
+
+def test_further_modules_of_a_model_that_scores_are_refused(tmp_path):
+    save(tmp_path, "qwen3")
+    save_logit_score(tmp_path, true_token_id=1)
+    with pytest.raises(LoadFailed, match="LogitScore"):
+        embedder(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": "", "type": "a.Transformer"}]))
+    assert embedder(tmp_path).embeds
 
 
 def test_float32_score_is_bit_identical_alone_and_in_a_batch(tmp_path, monkeypatch):

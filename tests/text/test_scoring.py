@@ -54,12 +54,45 @@ def test_activation_is_that_of_sentence_transformers_entry_else_a_sigmoid(config
     assert found == ScoringSettings(uses_template=False, is_probability=is_probability)
 
 
-@pytest.mark.parametrize("named", ["torch.nn.modules.activation.Tanh", "code.of.its.Own", ""])
-def test_another_activation_is_refused_with_the_file(named, tmp_path):
-    if named:
-        with pytest.raises(LoadFailed, match="only Sigmoid and Identity") as caught:
-            settings(tmp_path, **ARCHITECTURE, sentence_transformers={"activation_fn": named})
-        assert str(tmp_path / "config.json") in caught.value.message
+@pytest.mark.parametrize("named", ["torch.nn.modules.activation.Tanh", "code.of.its.Own"])
+def test_another_activation_is_refused_with_the_directory(named, tmp_path):
+    with pytest.raises(
+        LoadFailed, match=f"only the activations Sigmoid and Identity .* not {named}"
+    ) as caught:
+        settings(tmp_path, **ARCHITECTURE, sentence_transformers={"activation_fn": named})
+    assert str(tmp_path) in caught.value.message
+
+
+def with_modules(directory, *kinds, **config):
+    types = [{"type": f"sentence_transformers.{kind}"} for kind in kinds]
+    (directory / "modules.json").write_text(json.dumps(types))
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(config))
+    return directory
+
+
+LOGITS = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
+
+
+def test_model_with_logits_of_a_score_in_its_modules_scores_pairs(tmp_path):
+    with_modules(tmp_path, *LOGITS, activation_fn=IDENTITY, prompts={}, default_prompt_name=None)
+    assert settings(tmp_path) == ScoringSettings(uses_template=False, is_probability=False)
+    with_modules(tmp_path, *LOGITS)
+    assert settings(tmp_path, TEMPLATE) == ScoringSettings(uses_template=True, is_probability=True)
+
+
+def test_model_with_pooling_in_its_modules_scores_no_pairs(tmp_path):
+    with_modules(tmp_path, "models.Transformer", "models.Pooling")
+    assert settings(tmp_path, architectures=["Qwen3Model"]) is None
+
+
+def test_default_prompt_is_a_system_message_before_the_pair(tmp_path):
+    with_modules(tmp_path, *LOGITS, prompts={"web": "Be strict.", "other": "x"}, default_prompt_name="web")
+    found = settings(tmp_path, TEMPLATE)
+    assert [message["role"] for message in found.messages("a", "b")] == ["system", "query", "document"]
+    assert [message["content"] for message in found.messages("a", "b")] == ["Be strict.", "a", "b"]
+    with pytest.raises(LoadFailed, match="default prompt") as caught:
+        settings(tmp_path, CHAT)
+    assert "config_sentence_transformers.json" in caught.value.message
 
 
 @pytest.mark.parametrize("number", [-1000.0, -5.5, 0.0, 0.25, 30.0, 1000.0])

@@ -89,8 +89,9 @@ class ArchitectureSpec(ModelShape, frozen=True, kw_only=True):
     rotated. `activation` is the MLP's. `embedding_scale` multiplies the embedding, rounded to the weights'
     dtype. A `logit_cap` c maps a logit x to c·tanh(x / c). `tied`: the head's weight is the embedding's;
     `headless`: there is no head, as the model makes embeddings. `scores`: in place of a head it has one row,
-    and scores texts. The biases are those of the q, k, v projections, of the attention's output and of the
-    MLP.
+    and scores texts. With `score_tokens` that row is the head's for the first token, minus the one for the
+    second token, if any. The biases are those of the q, k, v projections, of the attention's output and of
+    the MLP.
     """
 
     intermediate_size: int
@@ -105,6 +106,7 @@ class ArchitectureSpec(ModelShape, frozen=True, kw_only=True):
     tied: bool
     headless: bool = False
     scores: bool = False
+    score_tokens: tuple[int, ...] = ()
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

@@ -24,13 +24,27 @@ _MODES: dict[str, Literal["mean", "last"]] = {
     "pooling_mode_lasttoken": "last",
 }
 _SWITCH = "pooling_mode_"
+_SUPPORTED = (
+    ["Transformer", "Pooling"],
+    ["Transformer", "Pooling", "Normalize"],
+    ["Transformer", "LogitScore"],
+)
 
 
 class Pooling(msgspec.Struct, frozen=True):
-    """How a text's vector is made: its tokens' "mean" or "last" state, scaled to length 1 if `normalize`."""
+    """How a text's vector is made: its tokens' "mean" or "last" state, scaled to length 1 if `normalize`.
+
+    `score_tokens`: the vector is the score of the text, the logit of the first one of these tokens, minus
+    that of the second one if there are two.
+    """
 
     kind: Literal["mean", "last"]
     normalize: bool
+    score_tokens: tuple[int, ...] = ()
+
+
+SCORE = Pooling("last", normalize=False)
+"""The pooling of a model that scores texts by a row of its own."""
 
 
 class _Module(msgspec.Struct):
@@ -38,15 +52,15 @@ class _Module(msgspec.Struct):
     path: str = ""
 
 
-def read_pooling(directory: Path) -> Pooling | None:
-    """Return the pooling that `modules.json` defines, or None if the model was not made for embeddings.
+def read_pooling(directory: Path, *, scores: bool = False) -> Pooling | None:
+    """Return the pooling that `modules.json` defines; None if the model makes no embeddings and no scores.
 
-    Modules other than the network, its pooling and a normalization are a `LoadFailed`, because ignoring them
-    would change the vectors.
+    `scores`: the network scores texts by a row of its own. Modules other than the network, its pooling and a
+    normalization, or the logits of a score, are a `LoadFailed`: ignoring them would change the vectors.
     """
     path = directory / FILE
     if not path.is_file():
-        return None
+        return SCORE if scores else None
     try:
         modules = msgspec.json.decode(path.read_bytes(), type=list[_Module])
     except OSError as error:
@@ -54,14 +68,27 @@ def read_pooling(directory: Path) -> Pooling | None:
     except (ValueError, RecursionError) as error:
         raise LoadFailed(f"{path}: {error}") from error
     kinds = [module.type.rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    if scores and kinds == ["Transformer"]:
+        return SCORE
+    if scores or kinds not in _SUPPORTED:
         raise LoadFailed(
             f"{path}: only Transformer, Pooling, Normalize are supported, not {', '.join(kinds)}"
         )
     folder = modules[1].path
     if not folder or Path(folder).name != folder:
         raise LoadFailed(f"{path}: {folder!r} is not a directory beside it")
-    return Pooling(_read_kind(CheckpointConfig.read(directory / folder / "config.json")), len(kinds) == 3)
+    config = CheckpointConfig.read(directory / folder / "config.json")
+    if kinds[1] == "LogitScore":
+        return Pooling("last", normalize=False, score_tokens=_read_score_tokens(config))
+    return Pooling(_read_kind(config), len(kinds) == 3)
+
+
+def _read_score_tokens(config: CheckpointConfig) -> tuple[int, ...]:
+    ids = (config.token_ids(name) for name in ("true_token_id", "false_token_id"))
+    tokens = tuple(token_id for listed in ids for token_id in listed)
+    if "true_token_id" not in config or len(tokens) > 2:
+        raise config.fails("true_token_id", "must be a token id")
+    return tokens
 
 
 def _read_kind(config: CheckpointConfig) -> Literal["mean", "last"]:
@@ -95,7 +122,7 @@ class Pooler:
         score: Tensor | None = None,
     ) -> None:
         self._pooling = pooling
-        self._score = None if score is None else score.float()
+        self._score = score
         self._sums = torch.zeros((slots, hidden_size), device=device)
 
     def add(

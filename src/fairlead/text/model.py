@@ -16,7 +16,7 @@ from fairlead.text.chat_template import ChatTemplate, Message
 from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.embedding import EmbeddingSettings, read_embedding
 from fairlead.text.infill import InfillTokens
-from fairlead.text.scoring import ScoringSettings, pair_messages, read_scoring
+from fairlead.text.scoring import ScoringSettings, read_scoring
 from fairlead.text.settings import GenerationDefaults, read_settings
 from fairlead.text.tokenizer import Tokenizer
 
@@ -179,7 +179,7 @@ class TextModel:
         if self.scoring.uses_template:
             assert self.chat_template is not None
             try:
-                text = self.chat_template.render(pair_messages(first, second), self._control)
+                text = self.chat_template.render(self.scoring.messages(first, second), self._control)
             except InvalidRequest as error:
                 raise InvalidRequest(error.message, param=param) from error
             ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=True, param=param)
