@@ -49,6 +49,9 @@ GOOD = {
     "/messages": {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
     "/messages/count_tokens": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/responses": {"model": "small", "input": "hello"},
+    "/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
+    "/v2/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
+    "/score": {"model": "small", "text_1": "hello", "text_2": ["world"], "queries": None, "documents": None},
     "/tokenize": {"model": "small", "prompt": "hello", "messages": None, "special_tokens": None},
     "/detokenize": {"model": "small", "tokens": [10]},
     "/api/chat": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
@@ -113,7 +116,7 @@ def queries_for(method: str, path: str) -> st.SearchStrategy[str]:
 
 
 def client_for(model, path, *, keys=()):
-    if path.endswith(("/embeddings", "/embed")):
+    if path.endswith(("/embeddings", "/embed", "/rerank", "/score")):
         model = dataclasses.replace(model, embedding=EmbeddingSettings(4, normalized=False))
     node = NodeStatus(
         id="big",

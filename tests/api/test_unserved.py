@@ -11,6 +11,8 @@ from fairlead.api.dialects.anthropic_requests import CreateMessageRequest
 from fairlead.api.dialects.openai_chat import ChatCompletionRequest
 from fairlead.api.dialects.openai_completions import CompletionRequest
 from fairlead.api.dialects.openai_embeddings import EmbeddingRequest
+from fairlead.api.dialects.rerank import RerankRequest
+from fairlead.api.dialects.score import ScoreRequest
 from fairlead.api.tokenize import TokenizeRequest
 from fairlead.job import Delta
 from fairlead.text.embedding import EmbeddingSettings
@@ -18,6 +20,7 @@ from fake_fleet import FakeFleet
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 ANTHROPIC = "/v1/messages"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
 MESSAGES = [{"role": "user", "content": "hello"}]
 # By path: a minimal valid body, the fields that are refused, and the type of the fields that are served.
 ROUTES = {
@@ -25,10 +28,13 @@ ROUTES = {
     COMPLETIONS: ({"prompt": "hello"}, unserved.COMPLETION, CompletionRequest),
     EMBEDDINGS: ({"input": "hello"}, unserved.EMBEDDING, EmbeddingRequest),
     ANTHROPIC: ({"messages": MESSAGES, "max_tokens": 9}, unserved.MESSAGES, CreateMessageRequest),
+    RERANK: ({"query": "hello", "documents": ["hello"]}, unserved.COMPARISON, RerankRequest),
+    SCORE: ({"text_1": "hello", "text_2": "hello"}, unserved.COMPARISON, ScoreRequest),
     "/tokenize": ({"messages": MESSAGES}, unserved.TOKENIZE, TokenizeRequest),
 }
 # By path: the fields that it serves and others ignore.
 SERVED_HERE = {ANTHROPIC: {"metadata"}}
+EMBEDDED = (EMBEDDINGS, RERANK, SCORE)
 FIELDS = [(path, name) for path, (_, fields, _) in ROUTES.items() for name in fields]
 # Values that clients send. All other fields get an object, which turns no field off.
 EXAMPLES = {
@@ -62,11 +68,11 @@ EXAMPLES = {
 @pytest.fixture(scope="module")
 def clients(model):
     def vector(job):
-        return [[Delta(0, finish_reason="stop", vector=b"\0" * 8)]]
+        return [[Delta(i, finish_reason="stop", vector=b"\0" * 8) for i in range(job.sequences)]]
 
     embedding = replace(model, embedding=EmbeddingSettings(2, normalized=False))
     return {
-        path: client_of(embedding, gateway_script=vector) if path == EMBEDDINGS else client_of(model)
+        path: client_of(embedding, gateway_script=vector) if path in EMBEDDED else client_of(model)
         for path in ROUTES
     }
 

@@ -9,7 +9,8 @@ import pytest
 
 from fairlead.config import ConfigError
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
-from fairlead.text.model import GenerationDefaults, TextModel
+from fairlead.text.model import TextModel
+from fairlead.text.settings import GenerationDefaults
 from fairlead.text.tokenizer import Tokenizer
 from text.vocabularies import library
 

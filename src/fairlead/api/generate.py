@@ -25,7 +25,7 @@ from fairlead.api.dialects.dialect import (
     StreamingDialect,
 )
 from fairlead.api.dialects.fields import Envelope
-from fairlead.api.encoding import encode_conversation, encode_prompts
+from fairlead.api.encoding import encode_conversation, encode_pairs, encode_prompts
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
 from fairlead.api.relays import Relays, RelayWriter
@@ -115,7 +115,7 @@ class GenerationPipeline:
         if not isinstance(dialect, Dialect):
             raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
         generation = await self._jobs.offload.decode(request, body, dialect.decode)
-        model.check_purpose(embed=generation.embed)
+        model.check_purpose(*generation.tasks)
         self._check_limits(generation, model)
         prompts = await self._encode(request, generation, model)
         texts: tuple[str, ...] = ()
@@ -209,14 +209,18 @@ class GenerationPipeline:
                 if error.param == "messages":
                     error.param = generation.messages_field
                 raise
+        limits = self._services.config.limits
+        if generation.pairs is not None:
+            return await encode(request, encode_pairs, model, generation.pairs, limits)
         return await encode(
             request,
             encode_prompts,
             model,
             generation.prompts,
-            self._services.config.limits,
+            limits,
             generation.prompts_field,
             special_tokens=generation.special_tokens,
+            suffix=generation.suffix,
         )
 
 

@@ -19,6 +19,8 @@ from fairlead.api.dialects.openai_completions import CompletionDialect
 from fairlead.api.dialects.openai_embeddings import EmbeddingDialect
 from fairlead.api.dialects.openai_responses import ResponsesDialect
 from fairlead.api.dialects.openai_responses_shapes import ResponseObject
+from fairlead.api.dialects.rerank import CohereRerankDialect, RerankDialect
+from fairlead.api.dialects.score import ScoreDialect
 from fairlead.api.dialects.unserved import TOKENIZE
 from fairlead.api.events import Events
 from fairlead.api.fleet import FleetRoutes
@@ -44,6 +46,15 @@ _GENERATION = group(
     dialect_route(ChatDialect(), "Generate the next message of a chat.", is_versionless=True),
     dialect_route(CompletionDialect(), "Complete a text.", is_versionless=True),
     dialect_route(EmbeddingDialect(), "Compute the embeddings of texts.", is_versionless=True),
+    dialect_route(
+        RerankDialect(),
+        "Sort documents by their relevance to a query, as in Jina's API.",
+        is_versionless=True,
+    ),
+    dialect_route(CohereRerankDialect(), "The same as POST /v1/rerank, under Cohere's path."),
+    dialect_route(
+        ScoreDialect(), "Compute the similarity of pairs of texts, as in vLLM's API.", is_versionless=True
+    ),
     replace(
         dialect_route(
             ResponsesDialect(), "Create a response in OpenAI's Responses API.", is_versionless=True

@@ -213,11 +213,54 @@ class EmbeddingList(msgspec.Struct, frozen=True):
     usage: PromptUsage
 
 
+class ScoredText(msgspec.Struct, frozen=True):
+    """A document of a request."""
+
+    text: str
+
+
+class RankedDocument(msgspec.Struct, frozen=True):
+    """A document's relevance: for embedding models a cosine, else a score that depends on the model."""
+
+    index: int
+    relevance_score: float
+    document: ScoredText | None = None
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """The documents, the most relevant one first. `index`: the place in the request."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: PromptUsage
+
+
+class PairScore(msgspec.Struct, frozen=True):
+    """The score of one pair of texts: for embedding models a cosine, else one that depends on the model."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreList(msgspec.Struct, frozen=True):
+    """The scores, in the order of the pairs."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: PromptUsage
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """A model that is served. `max_model_len`: prompt and answer together, in tokens, where that is known.
 
     `root` is the model itself, and `parent` the one that it adapts: null, as adapters are not served. `task`,
-    if known: whether it generates text or embeddings. The other fields are from the configuration of a model
+    if known: whether it generates text, makes embeddings or scores pairs of texts. `infill`: completions may
+    have a `suffix`. The other fields are from the configuration of a model
     that a command serves, or of a selector: a name that stands for several models.
     """
 
@@ -228,7 +271,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     root: str
     parent: str | None = None
     max_model_len: int | None = None
-    task: Literal["generate", "embed"] | None = None
+    task: Literal["generate", "embed", "score"] | None = None
+    infill: bool | None = None
     name: str | None = None
     description: str | None = None
     capabilities: dict[str, Any] | None = None

@@ -24,6 +24,10 @@ class Model(Protocol):
     @property
     def shape(self) -> ModelShape: ...
 
+    @property
+    def score(self) -> Tensor | None:
+        """The float32 row [1, C] that projects a text's last state to its score; None if it scores none."""
+
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized."""
 

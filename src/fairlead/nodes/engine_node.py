@@ -138,7 +138,7 @@ class EngineNode:
         worker = self._worker
         if worker is None or not self.is_ready:
             raise NodeFailed(f"{self._model.name} is not running")
-        self._model.check_purpose(embed=job.embed)
+        self._model.check_purpose(*(("embed", "score") if job.embed else ("generate",)))
         self._check_input(job)
 
         def failed(error: FairleadError) -> None:

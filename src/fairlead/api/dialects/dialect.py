@@ -20,7 +20,7 @@ from fairlead.errors import FairleadError, NodeRefused
 from fairlead.http.server_sent_events import encode_comment, encode_event
 from fairlead.job import Delta, Job
 from fairlead.structured.request import AnswerSpec
-from fairlead.text.model import TextModel
+from fairlead.text.model import Task, TextModel
 from fairlead.upstream_events import UpstreamReader
 
 EVENTS = "text/event-stream"
@@ -33,14 +33,27 @@ Prompt = str | list[int]
 _encode = msgspec.json.Encoder().encode
 
 
+class TextPairs(NamedTuple):
+    """Texts to compare: each of `seconds` with the first text at its place, or all with the only one.
+
+    `fields`: where the firsts and the seconds are in the body, for errors.
+    """
+
+    firsts: list[str]
+    seconds: list[str]
+    fields: tuple[str, str]
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to one of our own models, in the terms of no dialect.
 
     It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them, and after
     those `continuation`, which is the beginning of the answer and not repeated in it; or
     `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
-    With `embed` it returns a vector for each prompt, shortened to `dimensions`. `messages_field`: the
-    field of the body that the messages are from.
+    With a `suffix`, the answers are the texts between the prompts, which are texts, and the suffix.
+    With `embed` it returns a vector for each prompt, shortened to `dimensions`. With `pairs` as well, it
+    returns one for each of their texts, or a number for each pair, by the kind of the model.
+    `messages_field`: the field of the body that the messages are from.
 
     `answer`: the form of the answer; None: any text. `is_chat`: its text is divided into reasoning, content
     and calls. `reasoning_tokens`: the most that the reasoning may have; None: no limit.
@@ -58,6 +71,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: ReadOnlySequence[Prompt] = ()
     prompts_field: str = "prompt"
     special_tokens: SpecialTokens = "parse"
+    suffix: str = ""
     sampling: SamplingParameters = SamplingParameters()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -67,10 +81,18 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False
     embed: bool = False
     dimensions: int | None = None
+    pairs: TextPairs | None = None
     answer: AnswerSpec | None = None
     is_chat: bool = False
     reasoning_tokens: int | None = None
     options: Any = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of the models that can serve it."""
+        if self.pairs is not None:
+            return ("embed", "score")
+        return ("embed",) if self.embed else ("generate",)
 
 
 class AnswerTimes:

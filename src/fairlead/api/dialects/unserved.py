@@ -187,6 +187,28 @@ EMBEDDING: Fields = {
     "lora_path": _ANY,
 }
 
+COMPARISON: Fields = {
+    "truncate_prompt_tokens": _ANY,
+    "truncate": _FALSE,
+    "truncation": _FALSE,
+    "max_tokens_per_doc": _ANY,
+    "max_chunks_per_doc": _ANY,
+    "rank_fields": _EMPTY_LIST,
+    "top_k": Unserved((), "top_n"),
+    "use_activation": _TRUE,
+    "activation": _TRUE,
+    "softmax": _FALSE,
+    "raw_scores": _FALSE,
+    "instruction": _EMPTY_TEXT,
+    "chat_template": _ANY,
+    "chat_template_kwargs": _EMPTY_OBJECT,
+    "add_special_tokens": _TRUE,
+    "texts": Unserved((), "documents"),
+    "data_1": _ANY,
+    "data_2": _ANY,
+    "lora_path": _ANY,
+}
+
 TOKENIZE: Fields = {
     **_MESSAGES,
     "content": Unserved(("",), "prompt"),
