@@ -114,7 +114,7 @@ async def count_tokens(
     """Return the number of tokens of a prompt in any dialect, with which a job would have that prompt."""
     request.user = envelope.user or envelope.safety_identifier
     generation = await jobs.offload.decode(request, body, dialect.decode)
-    model.check_purpose(embed=False)
+    model.check_purpose("generate")
     estimate = request.body_bytes // USUAL_CHARS_PER_TOKEN
     with _charged(jobs, request, estimate, "messages", is_estimate=True) as charge:
         ids = await jobs.offload.in_turn(request, encode_conversation, model, generation)
