@@ -56,12 +56,14 @@ class Relays:
         relay = await self.relay(
             request, dialect, body, generation, model=model, requested=requested, streams=streams
         )
-        is_translated = isinstance(dialect, Dialect) and relay.chat is not None
+        prefix = "relay"
+        if isinstance(dialect, Dialect) and relay.chat is not None:
+            prefix = dialect.job_prefix
         job = self._jobs.job(
             request,
             envelope,
             model,
-            prefix=dialect.job_prefix if is_translated else "relay",
+            prefix=prefix,
             sampling=_sampling(dialect, envelope, None if generation is None else generation.sampling.top_p),
             n=envelope.choices,
             stop=() if generation is None else generation.stop,
@@ -69,7 +71,7 @@ class Relays:
             relay=relay,
             prompt_estimate=len(body) // BYTES_A_TOKEN,
         )
-        if generation is None or not is_translated:
+        if generation is None or relay.chat is None:
             return job, None
         return job, AnswerContext(job, None, int(time.time()), generation.options)
 
