@@ -382,12 +382,30 @@ async def test_response_that_another_server_gave_is_not_kept(client_with):
     assert await kept(client) == (0, 0)
 
 
-async def test_continued_response_is_not_relayed(client_with):
+async def test_continued_response_is_not_relayed_where_it_cannot_be_translated(client_with):
     client = client_with(fleet=FakeFleet(["small"], ["small"]))
     answer = await created(client)
     assert client.gateway.job.relay is not None
     await created(client, previous_response_id=answer["id"])
     assert client.gateway.jobs[-1].relay is None
+
+
+@pytest.mark.parametrize("name", ["small", "remote"])
+async def test_continued_response_is_relayed_as_a_chat_with_its_history(client_with, name):
+    fleet = FakeFleet(["small"], ["small", "remote"])
+    fleet.dialects = ("openai",)
+    client = client_with(fleet=fleet, gateway_script=script_of("an answer"))
+    answer = await created(client, "one", model=name)
+    assert not client.gateway.jobs[-1].relay.only_chat
+    assert (await client.get(f"{PATH}/{answer['id']}")).json == answer
+    await created(client, "two", model=name, previous_response_id=answer["id"])
+    relay = client.gateway.jobs[-1].relay
+    assert relay.only_chat
+    assert [message["content"] for message in json.loads(relay.chat.body)["messages"]] == [
+        "one",
+        "an answer",
+        "two",
+    ]
 
 
 async def test_other_methods_are_refused_in_openais_form(client):
