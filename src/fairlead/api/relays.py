@@ -14,6 +14,7 @@ from fairlead.api.dialects.dialect import (
     Dialect,
     GenerationRequest,
     RelayDialect,
+    RelayFollower,
 )
 from fairlead.api.dialects.fields import MAX_INT32, Envelope
 from fairlead.api.dialects.openai_chat_reader import OpenAIChatReader
@@ -118,6 +119,7 @@ class RelayWriter:
     def __init__(self, dialect: RelayDialect, own: AnswerWriter | None = None) -> None:
         self._dialect = dialect
         self._own = own
+        self._follower = own if isinstance(own, RelayFollower) else None
         self._is_relayed = own is None
 
     def write(self, deltas: list[Delta]) -> bytes:
@@ -127,6 +129,8 @@ class RelayWriter:
             if delta.raw:
                 events += delta.raw
                 self._is_relayed = True
+                if self._follower is not None:
+                    self._follower.follow(delta)
             elif self._own is not None:
                 events.append(self._write_own(self._own, delta))
         return b"".join(events)

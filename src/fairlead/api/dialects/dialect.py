@@ -6,7 +6,7 @@ this package, and give it a row in the route table. A `RelayDialect` is for mode
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as ReadOnlySequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -107,6 +107,14 @@ class AnswerWriter(StreamWriter, Protocol):
 
     def skip_beginnings(self) -> None:
         """Skip the beginnings of all choices: another server has written them already."""
+
+
+@runtime_checkable
+class RelayFollower(Protocol):
+    """An `AnswerWriter` whose events depend on those that another server has written before."""
+
+    def follow(self, delta: Delta) -> None:
+        """Read a piece of another server, which the client has received."""
 
 
 class WaitingEvents(Protocol):

@@ -13,13 +13,14 @@ from fairlead.api.dialects.answer_events import AnswerEnd, AnswerEvent, AnswerEv
 from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.api.dialects.openai import call_id, encode, full_message
 from fairlead.api.dialects.openai_logprobs import chat_logprobs
+from fairlead.api.dialects.openai_responses_output import Item, OpenItem
+from fairlead.api.dialects.openai_responses_relayed import RelayedBeginning
 from fairlead.errors import FairleadError
 from fairlead.http.server_sent_events import encode_event
 from fairlead.job import Delta, TokenLogprob
 from fairlead.structured.pieces import CallArguments, CallBegin, Content, Reasoning
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-Item = dict[str, Any]
 
 
 class ResponseOptions(NamedTuple):
@@ -36,11 +37,16 @@ def response_object(
     usage: TokenUsage | None = None,
     error: FairleadError | None = None,
     completed_at: int | None = None,
+    response_id: str | None = None,
 ) -> dict[str, Any]:
-    """Return the response object. Pure. `completed_at`, in seconds since 1970, is of a complete answer."""
+    """Return the response object. Pure.
+
+    `completed_at`, in seconds since 1970, is of a complete answer. `response_id` is that of another server
+    which has begun the answer.
+    """
     job = context.job
     return {
-        "id": job.id,
+        "id": response_id or job.id,
         "object": "response",
         "created_at": context.created,
         "completed_at": completed_at,
@@ -76,39 +82,6 @@ def _error(error: FairleadError) -> dict[str, Any]:
     return {"code": code, "message": full_message(error), "param": error.param, "type": error.code}
 
 
-class _OpenItem:
-    """The item that is being written: its object as it was added, and its text so far."""
-
-    def __init__(self, index: int, item: Item, content: Item | None, delta: str) -> None:
-        self.index = index
-        self.item = item
-        self.content = content
-        self.pieces: list[str] = []
-        self.logprobs: list[dict[str, Any]] = []
-        place = {"item_id": item["id"], "output_index": index}
-        self.place = place if content is None else {**place, "content_index": 0}
-        # Only the text and the number differ from event to event, and there is one for every token.
-        kind = f"response.{delta}.delta"
-        members = encode({"type": kind, **self.place})[:-1]
-        self.head = f"event: {kind}\ndata: ".encode() + members + b',"delta":'
-
-    def part(self, text: str) -> Item | None:
-        """Return the content part with this text; None for a call, which has none."""
-        if self.content is None:
-            return None
-        return {**self.content, "text": text} | ({"logprobs": self.logprobs} if self.is_message else {})
-
-    @property
-    def is_message(self) -> bool:
-        return bool(self.item["type"] == "message")
-
-    def ended(self, status: str) -> Item:
-        """Return the item as it is now."""
-        text = "".join(self.pieces)
-        filled = {"arguments": text} if self.content is None else {"content": [self.part(text)]}
-        return {**self.item, **filled, "status": status}
-
-
 _REASONING = {"type": "reasoning_text", "text": ""}
 _OUTPUT_TEXT = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
@@ -122,17 +95,16 @@ class ResponseEvents:
         self._has_logprobs = context.job.sampling.logprobs is not None and context.model is not None
         self._logprobs: list[TokenLogprob] = []  # of tokens whose text was not written yet
         self._output: list[Item] = []
-        self._open: _OpenItem | None = None
+        self._open: OpenItem | None = None
         self._sequence = 0
+        self._relayed = RelayedBeginning()
         self._has_begun = self._is_queued = self._is_cut = self._has_ended = False
 
     def response(self) -> dict[str, Any]:
         """Return the response object of a complete answer."""
         status: Status = "incomplete" if self._is_cut else "completed"
         completed_at = None if self._is_cut else int(time.time())
-        return response_object(
-            self._context, status, output=self._output, usage=self._answer.usage, completed_at=completed_at
-        )
+        return self._object(status, self._output, completed_at=completed_at)
 
     def queue(self) -> bytes:
         """Return the first events of a response that is created before its answer begins."""
@@ -163,14 +135,32 @@ class ResponseEvents:
         self._has_ended = True
         beginning = self._beginning()
         output = [*self._output, self._open.ended("incomplete")] if self._open is not None else self._output
-        response = response_object(
-            self._context, status, output=output, usage=self._answer.usage, error=error
-        )
+        response = self._object(status, output, error=error)
         return beginning + self._event("response.failed", response=response)
 
+    def follow(self, delta: Delta) -> None:
+        """See `RelayFollower`."""
+        self._answer.of((Delta(delta.index, relayed_tokens=delta.relayed_tokens),))
+        for events in delta.raw:
+            self._relayed.read(events)
+
     def skip_beginnings(self) -> None:
-        """See `AnswerWriter`."""
+        """See `AnswerWriter`. What follows has the ids of the other server's events."""
         self._has_begun = True
+        relayed = self._relayed
+        self._sequence, self._output = relayed.events, list(relayed.output)
+        self._open = None
+        if relayed.message is not None:
+            item = {"id": "", **relayed.message}
+            self._open = OpenItem(len(self._output), item, _OUTPUT_TEXT, "output_text")
+            self._open.pieces += relayed.texts
+
+    def _object(self, status: Status, output: list[Item], **more: Any) -> dict[str, Any]:
+        response_id = self._relayed.response_id
+        usage = self._answer.usage
+        return response_object(
+            self._context, status, output=output, usage=usage, response_id=response_id, **more
+        )
 
     # Events --------------------------------------------------------------------------------------------
 
@@ -222,7 +212,7 @@ class ResponseEvents:
     def _begin(self, kind: str, members: Item, content: Item | None, delta: str) -> bytes:
         index = len(self._output)
         item = {"id": self._item_id(kind, index), "type": kind, "status": "in_progress", **members}
-        self._open = _OpenItem(index, item, content, delta)
+        self._open = OpenItem(index, item, content, delta)
         added = self._event("response.output_item.added", output_index=index, item=item)
         if content is None:
             return added
@@ -233,7 +223,7 @@ class ResponseEvents:
         digest = blake2b(f"{self._context.job.id}/{index}".encode(), digest_size=16).hexdigest()
         return f"{_ID_PREFIXES[kind]}_{digest}"
 
-    def _delta(self, item: _OpenItem, text: str) -> bytes:
+    def _delta(self, item: OpenItem, text: str) -> bytes:
         item.pieces.append(text)
         tail = b""
         if item.is_message:
@@ -242,7 +232,7 @@ class ResponseEvents:
         self._sequence += 1
         return event
 
-    def _listed(self, item: _OpenItem) -> list[dict[str, Any]]:
+    def _listed(self, item: OpenItem) -> list[dict[str, Any]]:
         """Return the log-probabilities of the tokens of a text, which the item keeps."""
         listed: list[dict[str, Any]] = chat_logprobs(self._context.own_model.tokenizer, self._logprobs)[
             "content"
@@ -275,6 +265,8 @@ class ResponseEvents:
         self._is_cut = is_cut
         status = "incomplete" if is_cut else "completed"
         is_reasoning = self._open is not None and self._open.item["type"] == "reasoning"
+        if self._open is None and self._output:
+            return b""  # another server has written all items
         if self._open is not None and (is_cut or not is_reasoning):
             return self._close(status)
         return self._begin_text("message") + self._close(status)

@@ -1,8 +1,8 @@
 """The views of `/v1/responses`, and which responses they keep.
 
-A response is kept unless its request has `store: false`, and if it is written here. One that is relayed in the
-bytes of another server is that server's, as is its id. A stream that fails is kept, too, with its error. A
-request that is refused is not kept, nor is one whose client disconnects before its end.
+A response is kept unless its request has `store: false`, and if it is written here. One that is relayed in
+the bytes of another server is that server's, as is its id. A stream that fails is kept, too, with its error.
+A request that is refused is not kept, nor is one whose client disconnects before its end.
 
 A response in the background is kept from its beginning, and goes on without its client. It ends with the
 server.
@@ -143,15 +143,15 @@ class ResponseRoutes:
         try:
             answer = await self._pipeline.answer(request, dialect, job, context)
             assert isinstance(answer.body, bytes)
-            # Another server may have answered, under an id of its own.
-            if answer.body.startswith(b'{"id":"%s"' % job.id.encode()):
-                self._end(response, answer.body)
+            self._end(response, answer.body)
             return answer
         finally:
             self._leave(response)
 
     def _end(self, response: StoredResponse, document: bytes) -> None:
-        self.store.end(response, document, trio.current_time())
+        """Keep the response, unless another server has begun it, and given it an id."""
+        if document.startswith(b'{"id":"%s"' % response.id.encode()):
+            self.store.end(response, document, trio.current_time())
 
     def _leave(self, response: StoredResponse) -> None:
         if not response.has_ended:
