@@ -39,9 +39,8 @@ def test_response_is_retrieved_and_deleted(client):
 
 def test_response_continues_another(client):
     first = client.responses.create(**ASK)
-    second = client.responses.create(
-        model=MODEL, input="Again.", temperature=0, previous_response_id=first.id
-    )
+    again = {"model": MODEL, "temperature": 0}
+    second = client.responses.create(**again, input="Again.", previous_response_id=first.id)
     given = [
         {"role": "user", "content": ASK["input"]},
         *[item.to_dict() for item in first.output],
