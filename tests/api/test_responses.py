@@ -9,6 +9,7 @@ from api.typed_responses import RESPONSES
 from api.written_answers import CHAT, HERMES, WEATHER, accepts, refusal, vocabulary_of
 from fairlead.api.dialects.openai_responses import ResponsesDialect
 from fairlead.config import Limits
+from fairlead.errors import InvalidRequest
 
 FUNCTION = {"type": "function", "name": "weather", "description": "It does.", "parameters": WEATHER}
 FUNCTION["strict"] = True
@@ -269,8 +270,6 @@ async def test_tools_that_must_not_be_called_are_not_in_the_prompt(client):
         ({"include": ["message.output_text.logprobs"], "tools": [FUNCTION]}, "include[0]"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"truncation": "auto"}, "truncation"),
-        ({"background": True}, "background"),
-        ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"metadata": {"a": 5}}, "metadata"),
@@ -282,6 +281,13 @@ async def test_tools_that_must_not_be_called_are_not_in_the_prompt(client):
 )
 async def test_what_is_not_served_is_refused_with_its_path(client, fields, param):
     assert (await refusal(client, RESPONSES, {"input": "hello", **fields}))[0] == param
+
+
+@pytest.mark.parametrize("fields", [{"background": True}, {"previous_response_id": "resp-1"}], ids=str)
+def test_fields_of_the_store_are_refused_where_nothing_is_stored(fields):
+    with pytest.raises(InvalidRequest) as refused:
+        decoded({"input": "hello", **fields})
+    assert [refused.value.param] == list(fields)
 
 
 async def test_missing_input_is_refused(client):

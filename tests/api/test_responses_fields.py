@@ -97,7 +97,7 @@ async def test_response_repeats_the_request(client):
     }
     response = (await client.post(RESPONSES, {"input": "hello", **fields})).json
     expected = {name: fields[name] for name in fields.keys() & response.keys()}
-    expected |= {"reasoning": {"effort": "low", "summary": None}, "service_tier": "default", "store": False}
+    expected |= {"reasoning": {"effort": "low", "summary": None}, "service_tier": "default"}
     expected["text"] = {"format": {**FORM, "description": None, "lenient": None}}
     assert {name: response[name] for name in expected} == expected
     assert (response["object"], response["model"], response["truncation"]) == (

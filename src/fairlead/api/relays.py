@@ -119,7 +119,7 @@ class RelayWriter:
     def __init__(self, dialect: RelayDialect, own: AnswerWriter | None = None) -> None:
         self._dialect = dialect
         self._own = own
-        self._follower = own if isinstance(own, RelayFollower) else None
+        self._follower: RelayFollower | None = own if isinstance(own, RelayFollower) else None
         self._is_relayed = own is None
 
     def write(self, deltas: list[Delta]) -> bytes:
