@@ -164,7 +164,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
     body_type = ResponsesRequest
     answer_type = ResponseObject
     refused_fields = RESPONSES
-    job_prefix = "resp"
+    job_prefix = "resp_"  # LangChain continues only responses with this prefix
     read_envelope = BodyParser(ResponsesEnvelope)
     reader = ResponsesReader()
 
