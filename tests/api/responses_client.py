@@ -10,6 +10,7 @@ from typing import Any
 import trio
 
 from api.conftest import Client, Reply
+from fairlead.api.responses.store import StoredResponse
 from fairlead.api.routes import Application
 
 PATH = "/v1/responses"
@@ -25,6 +26,20 @@ async def created(client: Client, text: Any = "hello", *, headers: Any = (), **f
     reply = await client.post(PATH, body_of(text, **fields), headers=headers)
     assert reply.status == 200, reply.body
     return reply.json
+
+
+async def stored_as(name: str, client: Client, *, headers: Any = ()) -> None:
+    """Keep a response in the background that has ended, under this id, in place of any earlier one."""
+    assert isinstance(client.app, Application)
+    store = client.app.generation_routes._views[PATH].__self__.store  # type: ignore[attr-defined]
+    for earlier in list(store._responses.values()):
+        store.remove(earlier)
+    answer = await created(client, headers=headers)
+    (response,) = store._responses.values()
+    store.remove(response)
+    response = StoredResponse(name, response.owner, response.tenant, b'"hello"', is_background=True)
+    store.begin(response)
+    store.end(response, json.dumps({**answer, "id": name}).encode(), trio.current_time())
 
 
 async def kept(client: Client) -> tuple[int, int]:

@@ -162,7 +162,7 @@ async def test_bug_fails_only_its_own_response(client, log, step, autojump_clock
     [
         ({"input": None}, "input"),
         ({"temperature": 9}, "temperature"),
-        ({"previous_response_id": "resp-unknown"}, "previous_response_id"),
+        ({"previous_response_id": "resp_unknown"}, "previous_response_id"),
         ({"store": False}, "background"),
     ],
 )

@@ -204,7 +204,7 @@ async def test_response_that_is_not_stored_may_continue_one_that_is(client):
 
 
 async def test_unknown_previous_response_is_refused_as_by_openai(client):
-    reply = await client.post(PATH, body_of(previous_response_id="resp-unknown"))
+    reply = await client.post(PATH, body_of(previous_response_id="resp_unknown"))
     assert reply.status == 400
     assert {name: reply.error[name] for name in ("type", "code", "param")} == {
         "type": "invalid_request_error",
@@ -316,7 +316,7 @@ async def test_without_the_setting_nothing_is_kept(configured):
     assert await kept(client) == (0, 0)
 
 
-@pytest.mark.parametrize("field", [{"previous_response_id": "resp-1"}, {"background": True}])
+@pytest.mark.parametrize("field", [{"previous_response_id": "resp_1"}, {"background": True}])
 async def test_without_the_setting_fields_that_need_it_are_refused(configured, field):
     reply = await configured(store=False).post(PATH, body_of(**field))
     assert (reply.status, reply.error["param"]) == (400, *field)
@@ -382,7 +382,7 @@ async def test_response_that_another_server_gave_is_not_kept(client_with):
     assert await kept(client) == (0, 0)
 
 
-async def test_continued_response_is_not_relayed(client_with):
+async def test_continued_response_is_not_relayed_where_it_cannot_be_translated(client_with):
     client = client_with(fleet=FakeFleet(["small"], ["small"]))
     answer = await created(client)
     assert client.gateway.job.relay is not None
@@ -390,8 +390,26 @@ async def test_continued_response_is_not_relayed(client_with):
     assert client.gateway.jobs[-1].relay is None
 
 
+@pytest.mark.parametrize("name", ["small", "remote"])
+async def test_continued_response_is_relayed_as_a_chat_with_its_history(client_with, name):
+    fleet = FakeFleet(["small"], ["small", "remote"])
+    fleet.dialects = ("openai",)
+    client = client_with(fleet=fleet, gateway_script=script_of("an answer"))
+    answer = await created(client, "one", model=name)
+    assert not client.gateway.jobs[-1].relay.only_chat
+    assert (await client.get(f"{PATH}/{answer['id']}")).json == answer
+    await created(client, "two", model=name, previous_response_id=answer["id"])
+    relay = client.gateway.jobs[-1].relay
+    assert relay.only_chat
+    assert [message["content"] for message in json.loads(relay.chat.body)["messages"]] == [
+        "one",
+        "an answer",
+        "two",
+    ]
+
+
 async def test_other_methods_are_refused_in_openais_form(client):
-    reply = await client.send("PUT", f"{PATH}/resp-1", b"")
+    reply = await client.send("PUT", f"{PATH}/resp_1", b"")
     assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
     assert reply.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
 
