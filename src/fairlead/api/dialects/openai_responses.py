@@ -64,10 +64,10 @@ class ResponsesEnvelope(Envelope, frozen=True, kw_only=True):
     """What is read of every body."""
 
     input: msgspec.Raw = msgspec.Raw()
+    metadata: msgspec.Raw = msgspec.Raw()
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
-    metadata: Metadata | None = None
 
 
 class ReasoningConfig(msgspec.Struct, frozen=True):
