@@ -261,10 +261,11 @@ async def test_nodes_are_listed_without_their_keys(operator):
 
 async def test_a_node_is_added_with_all_settings_of_a_configuration(operator, fleet):
     body = {"id": "org/big", "url": "http://10.0.0.2:8000", "api_key": "sk-theirs", "seats": 4}
-    reply = await operator.post("/nodes", {**body, "models": ["remote"], "model_names": {"remote": "qwen"}})
+    names = {"model_names": {"remote": "qwen"}, "dialects": ["openai"]}
+    reply = await operator.post("/nodes", {**body, "models": ["remote"], **names})
     assert (reply.status, reply.json["id"]) == (201, "org/big")
     assert b"sk-theirs" not in reply.body
-    config = NodeConfig(**body, models=("remote",), model_names={"remote": "qwen"})
+    config = NodeConfig(**body, models=("remote",), model_names={"remote": "qwen"}, dialects=("openai",))
     assert [("add", config)] == fleet.calls
 
 
@@ -286,6 +287,8 @@ async def test_omitted_settings_of_a_node_have_the_configurations_defaults(opera
         ({"models": []}, "models"),
         ({"models": "remote"}, "models"),
         ({"model_names": {"remote": 1}}, "model_names"),
+        ({"dialects": []}, "dialects"),
+        ({"dialects": ["smtp"]}, "dialects[0]"),
         ({"apiKey": "sk-remote"}, "apiKey"),
     ],
 )

@@ -57,20 +57,22 @@ class Relays:
         relay = await self.relay(
             request, dialect, body, generation, model=model, requested=requested, streams=streams
         )
-        is_translated = isinstance(dialect, Dialect) and relay.chat is not None
+        prefix = "relay"
+        if isinstance(dialect, Dialect) and relay.chat is not None:
+            prefix = dialect.job_prefix
         job = self._jobs.job(
             request,
             envelope,
             model,
-            prefix=dialect.job_prefix if is_translated else "relay",
-            sampling=_sampling(dialect, envelope),
+            prefix=prefix,
+            sampling=_sampling(dialect, envelope, None if generation is None else generation.sampling.top_p),
             n=envelope.choices,
             stop=() if generation is None else generation.stop,
             stream=streams,
             relay=relay,
             prompt_estimate=len(body) // BYTES_A_TOKEN,
         )
-        if generation is None or not is_translated:
+        if generation is None or relay.chat is None:
             return job, None
         return job, AnswerContext(job, None, int(time.time()), generation.options)
 
@@ -152,10 +154,13 @@ class RelayWriter:
         return own.write([delta])
 
 
-def _sampling(dialect: RelayDialect, envelope: Envelope) -> Sampling:
-    """Return what the queue and a failover use: the longest possible answer, and if it is repeatable."""
+def _sampling(dialect: RelayDialect, envelope: Envelope, top_p: float | None) -> Sampling:
+    """Return what the queue and a failover use: the longest possible answer, and if it is repeatable.
+
+    Some dialects show `top_p` in their answers.
+    """
     if not dialect.streams:  # nothing is generated
         return Sampling(max_tokens=1)
     temperature = 1.0 if envelope.temperature is None else envelope.temperature
     limit = min(envelope.token_limit or USUAL_TOKENS, MAX_INT32)
-    return Sampling(max_tokens=limit, temperature=temperature, seed=envelope.seed)
+    return Sampling(max_tokens=limit, temperature=temperature, top_p=top_p or 1.0, seed=envelope.seed)

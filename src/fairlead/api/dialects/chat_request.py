@@ -49,8 +49,8 @@ def chat_request(
     }
     try:
         return _encode({name: value for name, value in members.items() if value is not None})
-    except (OverflowError, RecursionError) as error:
-        raise InvalidRequest("the request has a value that cannot be sent to the model's server") from error
+    except RecursionError as error:
+        raise InvalidRequest("the request is nested too deeply to be translated") from error
 
 
 def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
