@@ -1,4 +1,4 @@
-"""Compare the engine's admission rule with an oracle that knows all output lengths, when memory is short.
+"""Compare the engine's admission rule with an oracle that has all output lengths, when memory is short.
 
     python bench/admission.py [--seeds 4] [--steps 6000] [--json bench/results/admission.json]
 
@@ -24,7 +24,7 @@ RULES: dict[str, Callable[[Lengths], Predictor] | None] = {
     "predicted peak": None,
     "oracle": Oracle,
     "worst case": WorstCase,
-    "whoever fits now": Now,
+    "each that fits now": Now,
 }
 GOALS = {"of_the_oracle": 0.95, "preemptions": 25.0, "recomputed": 0.015}
 

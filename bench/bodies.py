@@ -1,8 +1,8 @@
 """Measure how hostile request bodies of up to 16 MB delay other clients, compared with ordinary bodies.
 
-Fairlead runs in its own process, with the demonstration model, whose context is extended to 131,072 tokens,
-and a node with canned answers. The bodies are sent one after another while a second user streams tokens and
-requests `/health` continuously. Reported for each body: the status and time of the response; the longest
+Fairlead runs in its own process, with the demonstration model, its context extended to 131,072 tokens, and a
+node with canned answers. The bodies are sent one after another while a second user streams tokens and
+requests `/health` continuously. It reports for each body: the status and time of the response; the longest
 times that the server's event loop was blocked (`MEASURES`); the second user's longest wait for a token and
 for `/health`; and the growth of the server's memory. Each figure is the minimum of several rounds, because
 noise only increases it. On a busy machine only the figures in CPU time are meaningful. In addition:

@@ -3,7 +3,7 @@
     python bench/engine_scheduler.py [--rounds 5] [--steps 300] [--vllm DIR] [--json FILE]
 
 8, 64, 256 and 1024 sequences run. Each step adds a token to every sequence. With a churn of 1 or 10 %, as
-many sequences end in each step and are replaced by new ones. Measured are `plan` and `commit` together: the
+many sequences end in each step and are replaced by new ones. It measures `plan` and `commit` together: the
 selection, the step's inputs, blocks, ends, the prefix index and the outputs in wire format. `submit` has a
 column of its own. Prompts are short (64 tokens) and all different, so that prefill does not dominate. With
 "waiting", one more sequence of a lower class always waits, and the memory forecast rejects it again after

@@ -27,7 +27,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairlead.job import Job
 
 MIB = 1024 * 1024
 WHOLE_BYTES = 478 * MIB
@@ -121,15 +124,31 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+def relayed_job(number: int, *, stream: bool) -> "Job":
+    """Return a job with a client's request."""
+    from fairlead.api.dialects.openai_events import ChunkReader
+    from fairlead.job import Job, Relay, Sampling
+
+    body = json.dumps({"model": "m", "stream": stream}).encode()
+    return Job(
+        id="job",
+        tenant="A",
+        model="m",
+        prompts=(),
+        sampling=Sampling(max_tokens=100, temperature=0.0),
+        stream=stream,
+        request_id=str(number),
+        relay=Relay("/v1/chat/completions", body, stream, reader=ChunkReader()),
+    )
+
+
 async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[str, Any]:
     """Relay `at_once` jobs to the node; return the figures."""
     import trio
 
     from fairlead.answer.deltas import Deltas
-    from fairlead.api.dialects.openai_events import ChunkReader
     from fairlead.errors import NodeFailed
     from fairlead.http.client import Upstream
-    from fairlead.job import Job, Relay, Sampling
     from fairlead.nodes.remote_node import RemoteNode
     from router import ignore_report
 
@@ -141,17 +160,7 @@ async def measure(url: str, attack: str, at_once: int, limit_s: float) -> dict[s
     stall_s = 0.0
 
     async def run_job(number: int) -> None:
-        body = json.dumps({"model": "m", "stream": stream}).encode()
-        job = Job(
-            id="job",
-            tenant="A",
-            model="m",
-            prompts=(),
-            sampling=Sampling(max_tokens=100, temperature=0.0),
-            stream=stream,
-            request_id=str(number),
-            relay=Relay("/v1/chat/completions", body, stream, reader=ChunkReader()),
-        )
+        job = relayed_job(number, stream=stream)
         deltas = Deltas(1, keeps=stream)
         try:
             async with node.generate(job, deltas):

@@ -2,11 +2,10 @@
 
     python bench/kernels.py [--rounds 9] [--json bench/results/kernels.json]
 
-100, 10,000, 100,000 and 1,000,000 entries of 100 tenants wait. Reported are nanoseconds for a push and a pop
-together, and for cancelling an entry in the middle (with a million entries, only for peers that do so without
-a search). Each peer runs in a loop of its own, without a common interface. The two heaps keep the order of
-arrival and do not alternate between tenants. Every round measures all peers in turn; the medians of the
-rounds and their ratios are reported.
+100, 10,000, 100,000 and 1,000,000 entries of 100 tenants wait. It reports the nanoseconds for a push and a
+pop together, and for cancelling an entry in the middle (with a million entries, only for peers that do so
+without a search). The peers are in `kernels_peers.py`. Every round measures all peers in turn; the medians of
+the rounds and their ratios are reported.
 
 Cancelling is measured in four ways:
 
@@ -25,273 +24,36 @@ an empty queue, because the time is spent on cache misses of the handles. The pr
 """
 
 import argparse
-import asyncio
 import gc
-import heapq
 import json
-import os
-import platform
 import random
 import statistics
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from fairlead._cext.fairqueue import FairQueue
+from kernels_peers import (
+    CANCEL_IS_DIRECT,
+    PEERS,
+    TENANTS,
+    AsyncioPriorityQueue,
+    DeficitRoundRobin,
+    Heap,
+    Kernel,
+    KernelByTokens,
+    Peer,
+    RoundRobinOfDeques,
+    RoundRobinOfDicts,
+)
+from machine import machine
 
-TENANTS = [f"tenant-{number}" for number in range(100)]
 WAITING = (100, 10_000, 100_000, 1_000_000)
 PAIRS = 10_000
 AT_HAND = 1_000
 AT_HAND_QUEUES = 5  # the minimum over all rounds
-
-
-class Peer(Protocol):
-    label: str  # a key of the result
-
-    def __init__(self, waiting: int) -> None: ...
-
-    @property
-    def entries(self) -> Sequence[Any]:
-        """The waiting entries, as arguments of `cancel`."""
-
-    def push_and_pop(self, tenants: Sequence[str]) -> None: ...
-
-    def cancel(self, entries: Sequence[Any]) -> None: ...
-
-
-class Kernel:
-    """The kernel with round robin."""
-
-    label = "fairlead's FairQueue"
-
-    fairness: Literal["roundRobin", "tokens"] = "roundRobin"
-
-    def __init__(self, waiting: int) -> None:
-        self.queue = FairQueue(capacity=waiting + 1, fairness=self.fairness)
-        self.entries = [self.queue.push(tenant) for tenant in arrivals(waiting)]
-
-    def push_and_pop(self, tenants: Sequence[str]) -> None:
-        push, pop = self.queue.push, self.queue.pop
-        for tenant in tenants:
-            push(tenant)
-            pop()
-
-    def cancel(self, entries: Sequence[int]) -> None:
-        discard = self.queue.discard
-        for entry in entries:
-            discard(entry)
-
-    def empty(self) -> None:
-        self.queue.clear()
-
-
-class KernelByTokens(Kernel):
-    """The kernel with token fairness."""
-
-    label = "fairlead's FairQueue, tokens"
-
-    fairness = "tokens"
-
-
-class DeficitRoundRobin:
-    """Deficit round robin: a deque and a deficit for each tenant."""
-
-    label = "deficit round robin of deques"
-
-    quantum = 1.0
-
-    def __init__(self, waiting: int) -> None:
-        self.number = count()
-        self.lines: dict[str, deque[tuple[int, float]]] = {}
-        self.deficits: dict[str, float] = {}
-        self.ring: deque[str] = deque()
-        self.entries = []
-        for tenant in arrivals(waiting):
-            entry = (next(self.number), 1.0)
-            if tenant not in self.lines:
-                self.lines[tenant] = deque()
-                self.deficits[tenant] = 0.0
-                self.ring.append(tenant)
-            self.lines[tenant].append(entry)
-            self.entries.append((tenant, entry))
-
-    def push_and_pop(self, tenants: Sequence[str]) -> None:
-        lines, deficits, ring, number = self.lines, self.deficits, self.ring, self.number
-        quantum = self.quantum
-        for tenant in tenants:
-            line = lines.get(tenant)
-            if line is None:
-                line = lines[tenant] = deque()
-                deficits[tenant] = 0.0
-                ring.append(tenant)
-            line.append((next(number), 1.0))
-
-            while True:
-                served = ring[0]
-                line = lines[served]
-                cost = line[0][1]
-                if deficits[served] >= cost:
-                    break
-                deficits[served] += quantum
-                if deficits[served] >= cost:
-                    break
-                ring.rotate(-1)
-            line.popleft()
-            if line:
-                deficits[served] -= cost
-                ring.rotate(-1)
-            else:
-                ring.popleft()
-                del lines[served], deficits[served]
-
-    def cancel(self, entries: Sequence[tuple[str, tuple[int, float]]]) -> None:
-        lines = self.lines
-        for tenant, entry in entries:
-            line = lines[tenant]
-            line.remove(entry)
-            if not line:
-                self.ring.remove(tenant)
-                del lines[tenant], self.deficits[tenant]
-
-
-class RoundRobinOfDeques:
-    """Round robin: an OrderedDict with a deque for each tenant."""
-
-    label = "OrderedDict of deques"
-
-    def __init__(self, waiting: int) -> None:
-        self.number = count()
-        self.ring: OrderedDict[str, deque[int]] = OrderedDict()
-        self.entries = []
-        for tenant in arrivals(waiting):
-            entry = next(self.number)
-            self.ring.setdefault(tenant, deque()).append(entry)
-            self.entries.append((tenant, entry))
-
-    def push_and_pop(self, tenants: Sequence[str]) -> None:
-        ring, number = self.ring, self.number
-        for tenant in tenants:
-            line = ring.get(tenant)
-            if line is None:
-                line = ring[tenant] = deque()
-            line.append(next(number))
-
-            served, line = next(iter(ring.items()))
-            line.popleft()
-            if line:
-                ring.move_to_end(served)
-            else:
-                del ring[served]
-
-    def cancel(self, entries: Sequence[tuple[str, int]]) -> None:
-        ring = self.ring
-        for tenant, entry in entries:
-            line = ring[tenant]
-            line.remove(entry)
-            if not line:
-                del ring[tenant]
-
-
-class RoundRobinOfDicts:
-    """Round robin: an OrderedDict with a dict for each tenant, so that cancelling needs no search."""
-
-    label = "OrderedDict of dicts"
-
-    def __init__(self, waiting: int) -> None:
-        self.number = count()
-        self.ring: OrderedDict[str, OrderedDict[int, None]] = OrderedDict()
-        self.entries = []
-        for tenant in arrivals(waiting):
-            entry = next(self.number)
-            self.ring.setdefault(tenant, OrderedDict())[entry] = None
-            self.entries.append((tenant, entry))
-
-    def push_and_pop(self, tenants: Sequence[str]) -> None:
-        ring, number = self.ring, self.number
-        for tenant in tenants:
-            line = ring.get(tenant)
-            if line is None:
-                line = ring[tenant] = OrderedDict()
-            line[next(number)] = None
-
-            served, line = next(iter(ring.items()))
-            line.popitem(last=False)
-            if line:
-                ring.move_to_end(served)
-            else:
-                del ring[served]
-
-    def cancel(self, entries: Sequence[tuple[str, int]]) -> None:
-        ring = self.ring
-        for tenant, entry in entries:
-            line = ring[tenant]
-            del line[entry]
-            if not line:
-                del ring[tenant]
-
-
-class Heap:
-    """A heap in order of arrival, without round robin."""
-
-    label = "heapq, no turns"
-
-    def __init__(self, waiting: int) -> None:
-        self.number = count()
-        self.heap = [(next(self.number), tenant) for tenant in arrivals(waiting)]
-        self.entries = list(self.heap)
-
-    def push_and_pop(self, tenants: Sequence[str]) -> None:
-        heap, number, push, pop = self.heap, self.number, heapq.heappush, heapq.heappop
-        for tenant in tenants:
-            push(heap, (next(number), tenant))
-            pop(heap)
-
-    def cancel(self, entries: Sequence[tuple[int, str]]) -> None:
-        for entry in entries:
-            self.heap.remove(entry)
-            heapq.heapify(self.heap)
-
-
-class AsyncioPriorityQueue:
-    """asyncio's priority queue in order of arrival, without round robin."""
-
-    label = "asyncio.PriorityQueue, no turns"
-
-    def __init__(self, waiting: int) -> None:
-        self.number = count()
-        self.queue: asyncio.PriorityQueue[tuple[int, str]] = asyncio.PriorityQueue(waiting + 1)
-        self.entries = [(next(self.number), tenant) for tenant in arrivals(waiting)]
-        for entry in self.entries:
-            self.queue.put_nowait(entry)
-
-    def push_and_pop(self, tenants: Sequence[str]) -> None:
-        number, push, pop = self.number, self.queue.put_nowait, self.queue.get_nowait
-        for tenant in tenants:
-            push((next(number), tenant))
-            pop()
-
-    def cancel(self, entries: Sequence[tuple[int, str]]) -> None:
-        heap: list[tuple[int, str]] = self.queue._queue  # type: ignore[attr-defined]  # noqa: SLF001  (there is no public method)
-        for entry in entries:
-            heap.remove(entry)
-            heapq.heapify(heap)
-
-
-PEERS: tuple[type[Peer], ...] = (
-    Kernel,
-    KernelByTokens,
-    DeficitRoundRobin,
-    RoundRobinOfDeques,
-    RoundRobinOfDicts,
-    Heap,
-    AsyncioPriorityQueue,
-)
-CANCEL_IS_DIRECT = (Kernel, KernelByTokens, RoundRobinOfDicts)
 
 
 FIGURES = {
@@ -457,10 +219,6 @@ def elapsed_ns(work: Callable[[Sequence[Any]], None], items: Sequence[Any]) -> i
     return time.thread_time_ns() - begin_ns
 
 
-def arrivals(waiting: int) -> list[str]:
-    return [TENANTS[number % len(TENANTS)] for number in range(waiting)]
-
-
 # The report ----------------------------------------------------------------------------------------
 
 
@@ -495,26 +253,6 @@ def report(times: Times, rounds: int) -> dict[str, Any]:
             for prediction in PREDICTIONS
             for ratio in [medians[prediction.slower] / medians[prediction.faster]]
         ],
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Return the facts about the machine that matter for the figures."""
-    cpu = platform.processor()
-    cpu_facts = Path("/proc/cpuinfo")
-    if cpu_facts.exists():
-        names = [
-            line.partition(":")[2].strip()
-            for line in cpu_facts.read_text().splitlines()
-            if "model name" in line
-        ]
-        cpu = names[0] if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
     }
 
 

@@ -16,7 +16,7 @@ trials). A peer that needs other fields gets a patch of the body, which the resu
 that is not ready in time, stops, or reports other token counts than requested is listed as a problem.
 
 Requirements of the peers: llama.cpp needs the weights as a bfloat16 GGUF file beside the folder. Its
-converter does not know the made-up tokenizer, which splits like GPT-2's (`tokenizer.ggml.pre` = gpt-2).
+converter does not support the made-up tokenizer, which splits like GPT-2's (`tokenizer.ggml.pre` = gpt-2).
 `transformers serve` refuses `ignore_eos` and stops at the tokens of its generation configuration; an empty
 configuration has none.
 """

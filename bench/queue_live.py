@@ -2,11 +2,11 @@
 
     python bench/queue_live.py [--minutes 1] [--only streams|flood|once] [--json FILE]
 
-A real server process runs with a real child whose model is simulated (queue_live_child.py), so the figures
-are those of the queue, the HTTP server and the frames. The server has one core. The child, the clients that
+A real server process runs with a real child and a simulated model (queue_live_child.py), so the figures are
+those of the queue, the HTTP server and the frames. The server has one core. The child, the clients that
 stream and flood (queue_live_clients.py) and this process, which measures, share another. All times are
-measured by clients over sockets, except the end of a cancel: it is the time at which the server knows of a
-free slot, checked every 2 ms. Linux only: each tenant uses its own loopback address.
+measured by clients over sockets, except the end of a cancel: it is the time at which the server counts a free
+slot, checked every 2 ms. Linux only: each tenant uses its own loopback address.
 
 The flood is measured as in `bench/fairness.py`. Nine tenants send one request a second each, which is 57 % of
 the capacity of 8 seats. Their requests and times are the same in every run. The runs: `alone`, without other

@@ -3,7 +3,7 @@
 The upstream server runs in its own process and sends canned responses. This process sends requests to it in
 three ways, in alternating rounds: *direct*, over bare sockets; *served*, over the same kind of sockets
 through Fairlead in its own process, with everything it does for a client (HTTP, queue, log); and *node*,
-through only a `RemoteNode` in this process. Reported are medians over the rounds:
+through only a `RemoteNode` in this process. It reports medians over the rounds:
 
 - sequential requests: time (p50, p99), and the time added to a direct request;
 - requests/s with 32 concurrent requests;
@@ -11,9 +11,9 @@ through only a `RemoteNode` in this process. Reported are medians over the round
 - the latency of the chunks of a stream with a chunk every 5 ms (p50, p99), and the latency added;
 - the CPU time of Fairlead's process for a request and for a chunk, which other load does not affect.
 
-Also reported is the cost of parsing a response: by Fairlead's parser, which uses httptools, by httptools
-without Fairlead's bounds, and by h11.
-The goals (`GOALS`) are the best measured figures of a proxy in Python, with a tolerance of 50 %.
+It also reports the cost of parsing a response: by Fairlead's parser, which uses httptools, by httptools
+without Fairlead's bounds, and by h11. The goals (`GOALS`) are the best measured figures of a proxy in Python,
+with a tolerance of 50 %.
 
     python bench/router.py [--rounds 5] [--out bench/results/router.json]
 """

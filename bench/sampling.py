@@ -3,7 +3,7 @@
     python bench/sampling.py [--vocabularies 49152 151936] [--rows 1 8 32] [--threads 2] [--json FILE]
 
 Logits are random. "steep" logits put the probability on a few dozen tokens, like those of trained models;
-"flat" logits distribute it over most of the vocabulary, which is the worst case for top_p. Reported are
+"flat" logits distribute it over most of the vocabulary, which is the worst case for top_p. It reports
 milliseconds per step, the minimum of the rounds, and how many rows sampled the same token with both.
 """
 

@@ -23,6 +23,7 @@ import msgspec
 import trio
 
 from soaking.chaos import Chaos
+from soaking.deployment import Deployment
 from soaking.plot import draw
 from soaking.report import (
     Report,
@@ -34,7 +35,6 @@ from soaking.report import (
 )
 from soaking.sampling import Sample, idle, sample
 from soaking.tenants import LoadReport, Tenants
-from soaking.world import World
 
 REST_S = 60.0
 
@@ -56,35 +56,35 @@ class Options:
 
 async def run_soak(folder: Path, options: Options) -> Report:
     """Run a soak with its files in `folder`. Raises `RuntimeError` if the server does not start."""
-    world = World(folder)
+    deployment = Deployment(folder)
     try:
-        await world.start()
-        world.began_s = time.monotonic()
-        return await _soak(world, options)
+        await deployment.start()
+        deployment.began_s = time.monotonic()
+        return await _soak(deployment, options)
     finally:
-        world.close()
+        deployment.close()
 
 
-async def _soak(world: World, options: Options) -> Report:
+async def _soak(deployment: Deployment, options: Options) -> Report:
     # Resources that are opened lazily and kept must be open before the idle counts are taken.
-    await _load(world, LoadReport(), options.seed - 1, options.warm_up_s, options.grace_s)
-    before = await idle(world, REST_S)
-    world.began_s = time.monotonic()
+    await _load(deployment, LoadReport(), options.seed - 1, options.warm_up_s, options.grace_s)
+    before = await idle(deployment, REST_S)
+    deployment.began_s = time.monotonic()
     report, samples = LoadReport(), list[Sample]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_show_progress, report, options.minutes)
-        nursery.start_soon(_sample, world, report, samples, options.sample_every_s)
-        nursery.start_soon(Chaos(world, options.seed, options.chaos_every_s).run)
-        await _load(world, report, options.seed, options.minutes * 60, options.grace_s)
+        nursery.start_soon(_sample, deployment, report, samples, options.sample_every_s)
+        nursery.start_soon(Chaos(deployment, options.seed, options.chaos_every_s).run)
+        await _load(deployment, report, options.seed, options.minutes * 60, options.grace_s)
         nursery.cancel_scope.cancel()
-    after = await idle(world, REST_S)
-    kept_its_process = world.steady_pid in world.engine_children()
-    code = await trio.to_thread.run_sync(world.stop)
+    after = await idle(deployment, REST_S)
+    kept_its_process = deployment.steady_pid in deployment.engine_children()
+    code = await trio.to_thread.run_sync(deployment.stop)
 
-    by_minute = minutes_of(report, world.began_s)
+    by_minute = minutes_of(report, deployment.began_s)
     growth = growth_of(samples, by_minute)
     problems = [*report.problems, *problems_at_rest(before, after), *problems_of_growth(growth)]
-    problems += problems_in_log(_log(world.log))
+    problems += problems_in_log(_log(deployment.log))
     if not kept_its_process:
         problems.append("the steady model's process did not live as long as the server")
     if code != 0:
@@ -101,15 +101,17 @@ async def _soak(world: World, options: Options) -> Report:
         exit_code=code,
         growth=growth,
         by_minute=by_minute,
-        events=[(round(at_s - world.began_s, 1), what) for at_s, what in world.events],
+        events=[(round(at_s - deployment.began_s, 1), what) for at_s, what in deployment.events],
         problems=problems,
         samples=samples,
     )
 
 
-async def _load(world: World, report: LoadReport, seed: int, seconds: float, grace_s: float) -> None:
+async def _load(
+    deployment: Deployment, report: LoadReport, seed: int, seconds: float, grace_s: float
+) -> None:
     """Run all tenants for some seconds, then wait up to `grace_s` for the last responses."""
-    tenants = Tenants(world, report, seed)
+    tenants = Tenants(deployment, report, seed)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tenants.run)
         await trio.sleep(seconds)
@@ -117,10 +119,10 @@ async def _load(world: World, report: LoadReport, seed: int, seconds: float, gra
         nursery.cancel_scope.deadline = trio.current_time() + grace_s
 
 
-async def _sample(world: World, report: LoadReport, samples: list[Sample], every_s: float) -> None:
+async def _sample(deployment: Deployment, report: LoadReport, samples: list[Sample], every_s: float) -> None:
     while True:
         with suppress(OSError):  # the steady child has ended, which is reported separately
-            samples.append(await sample(world, report.requests))
+            samples.append(await sample(deployment, report.requests))
         await trio.sleep(every_s)
 
 
@@ -140,7 +142,7 @@ def _log(file: Path) -> list[dict[str, object]]:
         try:
             events.append(json.loads(line))
         except ValueError:
-            events.append({"event": "a line that is no JSON", "level": "critical", "line": line})
+            events.append({"event": "a line that is not JSON", "level": "critical", "line": line})
     return events
 
 

@@ -3,12 +3,13 @@
     python bench/structured.py [--rounds 3] [--schemas 10000] [--out bench/results/structured.json]
 
 A server runs a model with the shape and the vocabulary (151,936 tokens) of Qwen2.5-0.5B and random weights,
-so every text is arbitrary, and only its grammar makes it JSON. Measured, in alternating rounds:
+so every text is arbitrary, and only its grammar makes it JSON. It measures, in alternating rounds:
 
 - tokens/s of 32 streams, all under a schema of medium size, and without one;
 - the time to the first token of a single request: without a schema, with one that was used before, and with
   a new one;
-- the longest pause of a stream beside the compilation of large schemas, and beside nothing;
+- the longest pause of a stream of the demonstration model, beside nothing, beside other requests, and beside
+  the same with large schemas to compile;
 - in this process: the time of a mask, and of a compilation;
 - the memory of the demonstration model's server after 1,000, 2,000, 5,000 and all different schemas.
 """
@@ -42,6 +43,7 @@ from random_model import make
 
 STREAMS = 32
 TOKENS = 48
+CANARY_TOKENS = 400
 PORTS = iter(range(18_400, 18_500))
 START_S = 600
 
@@ -151,26 +153,40 @@ async def first_token_ms(
     return 1000 * (times[1] - times[0])
 
 
-async def pause_ms(client: httpx.AsyncClient, url: str, *, compiles: bool, seed: int) -> float:
-    """Return the longest pause of one stream, in milliseconds, beside compilations or nothing."""
+async def longest_pause_ms(client: httpx.AsyncClient, url: str, beside: list[dict[str, Any]]) -> float:
+    """Return the longest pause of one stream, in milliseconds, while these requests are served."""
     found: list[float] = []
 
     async def canary() -> None:
-        times, _ = await stream(client, url, body(None, seed=seed, tokens=64))
+        fields = body(None, seed=1, tokens=CANARY_TOKENS) | {"ignore_eos": True}
+        times, _ = await stream(client, url, fields)
         found.extend(after - before for before, after in pairwise(times[1:]))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(canary)
-        if compiles:
-            for number in range(4):
-                nursery.start_soon(stream, client, url, body(large_schema(seed + number), seed=1, tokens=1))
+        await trio.sleep(0.1)  # it has begun
+        for fields in beside:
+            nursery.start_soon(stream, client, url, fields)
     return 1000 * max(found)
+
+
+async def measure_pauses(url: str, rounds: int) -> dict[str, Any]:
+    """Return the median of the longest pauses, beside nothing, plain requests, and compilations."""
+    found: dict[str, list[float]] = {"alone": [], "beside plain requests": [], "beside compilations": []}
+    async with httpx.AsyncClient(timeout=600) as client:
+        for number in range(5 * rounds):
+            plain = [body(None, seed=other, tokens=1) for other in range(4)]
+            large = [body(large_schema(4 * number + other), seed=other, tokens=1) for other in range(4)]
+            for name, beside in zip(found, ([], plain, large), strict=True):
+                found[name].append(await longest_pause_ms(client, url, beside))
+    return {
+        name: {"p50": quantile(values, 0.5), "max": quantile(values, 1)} for name, values in found.items()
+    }
 
 
 async def measure_server(url: str, rounds: int) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"schema": [], "plain": []}
     firsts: dict[str, list[float]] = {"plain": [], "seen": [], "new": []}
-    pauses: dict[str, list[float]] = {"alone": [], "beside compilations": []}
     async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=STREAMS + 8)) as client:
         for schema in (None, medium_schema()):
             await throughput(client, url, schema, 0)
@@ -182,13 +198,10 @@ async def measure_server(url: str, rounds: int) -> dict[str, Any]:
                 firsts["plain"].append(await first_token_ms(client, url, None, seed))
                 firsts["seen"].append(await first_token_ms(client, url, medium_schema(), seed))
                 firsts["new"].append(await first_token_ms(client, url, medium_schema(f"{seed}"), seed))
-            pauses["alone"].append(await pause_ms(client, url, compiles=False, seed=10 * round_))
-            pauses["beside compilations"].append(await pause_ms(client, url, compiles=True, seed=10 * round_))
     medians = {name: round(statistics.median(values), 2) for name, values in rates.items()}
     return {
         "tokens_per_s": {**medians, "ratio": round(medians["schema"] / medians["plain"], 3)},
         "first_token_p50_ms": {name: round(statistics.median(values), 2) for name, values in firsts.items()},
-        "longest_pause_ms": {name: round(max(values), 1) for name, values in pauses.items()},
     }
 
 
@@ -234,18 +247,25 @@ def measure_masks(folder: Path) -> dict[str, Any]:
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    return {
-        name: round(1e6 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
-        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0))
-    }
+    """Return quantiles in microseconds."""
+    scaled = [1e6 * value for value in seconds]
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {name: quantile(scaled, share) for name, share in shares.items()}
+
+
+def quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 1)
 
 
 def anonymous_mb(pid: int) -> float:
     """Return the anonymous memory of a process and its children, in MB: the system evicts other pages."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     kilobytes = sum(int(fields[name].split()[0]) for name in ("RssAnon", "VmSwap"))
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    # A child belongs to the thread that started it.
+    children = [
+        one for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()
+    ]
     return round(kilobytes / 1000 + sum(anonymous_mb(int(child)) for child in children), 1)
 
 
@@ -279,6 +299,7 @@ def main() -> None:
         with served(str(folder)) as (url, _):
             result["served"] = trio.run(measure_server, url, arguments.rounds)
     with served() as (url, pid):
+        result["longest_pause_ms"] = trio.run(measure_pauses, url, arguments.rounds)
         result["memory"] = trio.run(measure_memory, url, pid, arguments.schemas)
     text = json.dumps(result, indent=2)
     print(text)

@@ -348,7 +348,7 @@ cdef class BlockPool:
         request_evict(&self.pool, self.rows, row)
         return True
 
-    # Questions
+    # Queries
 
     def statistics(self) -> BlockPoolStatistics:
         """Return a frozen summary."""

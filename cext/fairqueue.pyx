@@ -96,9 +96,9 @@ cdef class FairQueue:
     def displace(self, tenant: str | int, *, priority: int = 1) -> int | None:
         """Remove an entry of the tenant with the most, to make room for a newcomer of this tenant and class.
 
-        It is the newest of the longest line in the lowest class; of several lines, the one whose turn is furthest
-        away. In the newcomer's class that line must be `slack` longer than all that its tenant has waiting.
-        Return the handle, or None. Takes time in proportion to the tenants.
+        It is the newest of the longest line in the lowest class; of several lines, the one with the most distant turn.
+        In the newcomer's class that line must be `slack` longer than all that its tenant has waiting. Return the
+        handle, or None. Takes time in proportion to the tenants.
         """
         cdef int64_t own = self.waiting(tenant)
         cdef int32_t own_priority = integer_of(priority, CLASSES - 1, "priority")
@@ -245,7 +245,8 @@ cdef class FairQueue:
         cdef size_t entries = self.queue.entries_capacity * (sizeof(Entry) + sizeof(Load))
         return object.__sizeof__(self) + entries + self.queue.tenants_capacity * (sizeof(Tenant) + self.queue.nodes_size)
 
-    # What can fail comes before the links change. Nothing foreign runs in between: tenants are exactly str or int.
+    # Everything that can fail happens before the links change. No foreign code runs in between: tenants are exactly str
+    # or int.
 
     cdef enter(self, tenant, cost, priority, size, bint retried):
         cdef int32_t row = self.known(tenant)
@@ -350,7 +351,7 @@ cdef inline double cost_of(cost) except -1.0:
 
 
 cdef inline int64_t integer_of(number, int64_t most, name) except -1:
-    # Beyond 64 bits, a count or a budget is no bound at all.
+    # A count or a budget beyond 64 bits sets no limit.
     cdef int overflow = 0
     cdef int64_t value = PyLong_AsLongLongAndOverflow(number, &overflow)
     if overflow > 0 and most == INT64_MAX:

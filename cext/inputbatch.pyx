@@ -65,7 +65,7 @@ class Survey(NamedTuple):
     """The sequences that can be scheduled.
 
     `decodes`: how many slots were given their one token. `prefills` (int32): slots with more to compute, in
-    the order of admission. `short` (int32): slots of decodes whose blocks do not hold that token, by row.
+    the order of admission. `short` (int32): slots of decodes with no space for that token in their blocks, by row.
     """
 
     decodes: int
@@ -74,7 +74,7 @@ class Survey(NamedTuple):
 
 
 class SlotChanges(NamedTuple):
-    """The slots whose sequence was added or removed after a version of the batch, up to `version`.
+    """The slots with a sequence added or removed after a version of the batch, up to `version`.
 
     A slot is in `added` if a sequence is in it now, also if another one was removed from it before.
     """
@@ -89,9 +89,9 @@ class Committed(NamedTuple):
 
     `keys` (int64), `tokens` and `samples` (int32) [n]: the sequences' keys, their tokens, and the indices of
     these among the step's samples, ascending. `finished`: (slot, reason, index among the n); reason 1: an
-    end-of-sequence or stop id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the
-    id was no token. `filled` (int32): slots in which the commit filled another block, by row of the step.
-    Only sequences still in the batch are named; they stay in it.
+    end-of-sequence or stop id, 2: max_tokens or max_model_len. `failed`: (slot, index among the samples): the id was
+    not a token. `filled` (int32): slots in which the commit filled another block, by row of the step. Only sequences
+    still in the batch are named; they stay in it.
     """
 
     keys: memoryview
@@ -382,7 +382,7 @@ cdef class InputBatch:
 
         At most `max_rows` take part, prefills included: those scheduled least recently. A newcomer counts as
         scheduled in the latest step. Ties are broken round robin in the order of admission, after the
-        sequence chosen last when not all could be. A sequence whose last token is under way takes no part.
+        sequence chosen last when not all could be. A sequence takes no part while its last token is under way.
         """
         cdef int32_t *prefills = self.batch.scratch
         cdef int32_t *short = self.batch.scratch + self.batch.slots
@@ -437,7 +437,7 @@ cdef class InputBatch:
         return step
 
     def commit_tokens(self, Step step not None, sampled):
-        """End the oldest step under way with its samples, int32 [S]; an id that is no token means failure.
+        """End the oldest step under way with its samples, int32 [S]; an id that is not a token means failure.
 
         Replace each placeholder by its token, and report which sequences have ended. ValueError for another
         step, or a wrong number of samples.

@@ -191,6 +191,7 @@ def _metrics() -> str:
             "|---|---|---|---|",
             *_families((metrics.BUILD,), ("version",)),
             *_families(metrics.SERVER, ()),
+            *_families(metrics.RESPONSES, ()),
             *_families((metrics.DROPPED,), ()),
             *_families((metrics.REFUSED,), ("code",)),
             *_families((metrics.OUTCOMES,), ("model", "outcome")),

@@ -7,6 +7,7 @@ from typing import Any
 import trio
 
 from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
+from fairlead.config.models import MOST_DIALECTS
 from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.fleet.catalog import ModelCatalog
 from fairlead.fleet.fleet import Fleet
@@ -19,7 +20,7 @@ from fairlead.text.model import TextModel
 class FakeFleet(Fleet):  # mypy checks the methods
     """Models that are always ready: those of the engine, and `remote` ones, for which jobs are relayed.
 
-    `calls` has all calls; each raises `refusal` if that is set.
+    `dialects` are those of all nodes. `calls` has all calls; each raises `refusal` if that is set.
     """
 
     engines: Iterable[str] = ()
@@ -32,6 +33,7 @@ class FakeFleet(Fleet):  # mypy checks the methods
     outputs: dict[str, ProcessOutput] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
     lists_aliases: bool = False
+    dialects: Iterable[str] = MOST_DIALECTS
     loading_state_of: Iterable[str] = ()
     configs: Iterable[AnyModelConfig] = ()
     texts: dict[str, TextModel] = field(default_factory=dict)
@@ -78,6 +80,9 @@ class FakeFleet(Fleet):  # mypy checks the methods
 
     def is_relayed(self, model: str) -> bool:
         return any(status.model == model and status.kind != "engine" for status in self.models())
+
+    def speaks(self, model: str, dialect: str) -> bool:
+        return dialect in self.dialects
 
     def output(self, model: str) -> ProcessOutput:
         self._record("output", model)

@@ -118,7 +118,7 @@ def test_priorities_are_checked_against_the_configured_classes():
     ("classes", "expected"),
     [(("one",), "one"), (("high", "low"), "low"), (("high", "normal", "low"), "normal")],
 )
-def test_the_default_class_is_the_middle_one(classes, expected):
+def test_default_class_is_the_middle_one(classes, expected):
     assert expected == classes[QueueConfig(classes=classes).default_class]
 
 
@@ -134,6 +134,7 @@ def test_the_default_class_is_the_middle_one(classes, expected):
         ({"ttl_s": float("nan")}, "ttl: must be a time, or 0"),
         ({"memory_mb": 0}, "memoryMb: must be at least 1"),
         ({"env": {"A=B": "c"}}, "env: must be names and values"),
+        ({"dialects": ()}, "dialects: must be one or more"),
         ({"timeouts": TimeoutsConfig(first_byte_s=-1.0)}, "timeouts.responseHeader: must be a time, or 0"),
     ],
 )
@@ -149,6 +150,7 @@ def test_impossible_setting_of_a_command_is_refused(settings, message):
         ({"url": "http://[::1"}, "url: must be a URL"),
         ({"seats": 0}, "seats: must be at least 1"),
         ({"models": ()}, "models: must be one name or more"),
+        ({"dialects": ()}, "dialects: must be one or more"),
     ],
 )
 def test_impossible_setting_of_a_node_is_refused(settings, message):

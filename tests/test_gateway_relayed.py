@@ -15,7 +15,7 @@ from fairlead.errors import FairleadError, NodeFailed, NodeRefused
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.http.server_sent_events import split_events
-from fairlead.job import Job, Sampling
+from fairlead.job import Delta, Job, Sampling
 from fairlead.nodes.remote_node import RemoteNode
 from nodes.listening import relayed_job, stub, upstream_for
 from nodes.stub_server import StubServer, text
@@ -23,19 +23,25 @@ from upstream_readers import CHAT_READER
 
 BEFORE = [("gone", 0), ("garbage", 0), ("kind", 0), *(("status", status) for status in (204, 302, 500, 502))]
 ONLY_STREAMS = [("end", 0)]
+Dialects = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
 BETWEEN = [("reset", 4), ("end", 4), ("half", 4), ("broken", 4), ("error", 4)]
 
 
 class Fleet:
-    """A gateway in front of a failing and a working server; the failing one is always chosen first."""
+    """A gateway in front of a failing and a working server; the failing one is always chosen first.
 
-    def __init__(self, failing: StubServer, working: StubServer) -> None:
+    `dialects` are those that each speaks; None: all.
+    """
+
+    def __init__(self, failing: StubServer, working: StubServer, dialects: Dialects = (None, None)) -> None:
         self.failing, self.working = failing, working
         self.dispatcher = Dispatcher(QueueConfig(), random=Random(0))
         registry = NodeRegistry(self.dispatcher.scheduler)
         self.gateway = Gateway(self.dispatcher, registry, request_timeout_s=60)
-        for name, server in (("failing", failing), ("working", working)):
-            node = RemoteNode(name, upstream_for(server), registry.report, names={"m": "m"}, seats=4)
+        named = (("failing", failing), ("working", working))
+        for (name, server), spoken in zip(named, dialects, strict=True):
+            upstream = upstream_for(server)
+            node = RemoteNode(name, upstream, registry.report, names={"m": "m"}, seats=4, dialects=spoken)
             node.came_up()
         states = self.dispatcher.scheduler._nodes
         states["working"].acquire(0)  # busier than the failing server
@@ -43,25 +49,29 @@ class Fleet:
 
     async def run_job(self, job: Job) -> bytes:
         """Return all bytes of the answer. Raise the job's error."""
+        return b"".join(piece for delta in await self.deltas_of(job) for piece in delta.raw)
+
+    async def deltas_of(self, job: Job) -> list[Delta]:
+        """Return all deltas of the answer. Raise the job's error."""
+        deltas: list[Delta] = []
         try:
             async with trio.open_nursery() as exchange:
                 answer = await exchange.start(self.gateway.serve, job)
-                raw = b""
                 if not job.stream:
                     await answer.deltas.ended()
                 while taken := await answer.deltas.take():
-                    raw += b"".join(piece for delta in taken for piece in delta.raw)
+                    deltas += taken
                     self.failing.go.release()  # it continues once some of its answer was read
         except* FairleadError as group:
             raise unwrap(group) from None
-        return raw
+        return deltas
 
 
 @asynccontextmanager
-async def fleet(**behaviour: object) -> AsyncIterator[Fleet]:
+async def fleet(*, dialects: Dialects = (None, None), **behaviour: object) -> AsyncIterator[Fleet]:
     async with stub() as failing, stub() as working:
         failing.behaviour = behaviour
-        running = Fleet(failing, working)
+        running = Fleet(failing, working, dialects)
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(running.dispatcher.run)

@@ -72,7 +72,7 @@ def test_any_frames_cut_anywhere_arrive_in_order(payloads, cuts):
     assert payloads == arrived
 
 
-def test_a_frame_over_the_bound_is_refused_before_it_is_read():
+def test_frame_over_the_bound_is_refused_before_it_is_read():
     with pytest.raises(ValueError, match="over the bound"):
         list(messages.FrameSplitter().feed(struct.pack("<I", messages.MAX_FRAME_BYTES + 1)))
 

@@ -124,7 +124,7 @@ def test_pages_for_developers_name_the_interface_and_the_registry_of_each_part(p
 # Settings -------------------------------------------------------------------------------------------
 
 
-def test_a_file_with_unknown_names_is_refused_with_their_lines(tmp_path):
+def test_file_with_unknown_names_is_refused_with_their_lines(tmp_path):
     file = ConfigFile(tmp_path)
     text = """\
         scheduler: fifo

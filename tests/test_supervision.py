@@ -130,7 +130,7 @@ async def test_task_that_is_kept_running_is_restarted_after_a_failure(autojump_c
         (KeyError("secret"), "KeyError: 'secret'", True),
     ],
 )
-def test_a_failure_of_an_unexpected_type_is_logged_with_its_traceback(failure, reason, has_traceback):
+def test_failure_of_an_unexpected_type_is_logged_with_its_traceback(failure, reason, has_traceback):
     with structlog.testing.capture_logs() as logs:
         log_failure("it failed", failure, model="m")
     (line,) = logs

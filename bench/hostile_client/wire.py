@@ -144,11 +144,11 @@ def fault_of(reply: Reply, method: str) -> str | None:
         return f"status {reply.status}"
     if reply.status >= 400 and method != "HEAD":
         if reply.headers.get("content-type") != "application/json":
-            return f"an error that is no JSON: {reply.headers.get('content-type')}"
+            return f"an error that is not JSON: {reply.headers.get('content-type')}"
         try:
             document = json.loads(reply.body)
         except ValueError:
-            return "an error that is no JSON"
+            return "an error that is not JSON"
         if not isinstance(document, dict) or "error" not in document:
             return "an error without `error`"
     return None

@@ -35,7 +35,7 @@ from fairlead.gateway import ATTEMPTS, Gateway
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.remote_node import RemoteNode, remote_node
 from fairlead.request_timeline import RequestTimeline
-from simulation.far_servers import RemoteServer, words_of
+from simulation.remote_servers import RemoteServer, words_of
 
 NODES = 3
 SEATS = CONFIGURED_SEATS = 4  # seats of a node, and seats in the configuration
@@ -118,8 +118,8 @@ class _Round:
 
     async def run(self) -> None:
         with patch("fairlead.http.client.connect", self._connect):
-            async with trio.open_nursery() as world:
-                async with self._open(world):
+            async with trio.open_nursery() as services:
+                async with self._open(services):
                     with trio.move_on_after(2 * TIMEOUT_S) as scope:
                         async with trio.open_nursery() as clients:
                             clients.start_soon(self._inject_faults)
@@ -135,14 +135,14 @@ class _Round:
                 left = [wire for server in self._servers.values() for wire in server.wires]
                 if left:
                     self._problems.append(f"leak: {len(left)} connections of nodes that are gone")
-                world.cancel_scope.cancel()
+                services.cancel_scope.cancel()
 
     @asynccontextmanager
-    async def _open(self, world: trio.Nursery) -> AsyncIterator[None]:
+    async def _open(self, services: trio.Nursery) -> AsyncIterator[None]:
         for number in range(NODES):
             host = f"node{number}"
             self._servers[host] = RemoteServer(
-                host, SEATS, Random(self._random.random()), world, self._problems
+                host, SEATS, Random(self._random.random()), services, self._problems
             )
             config = NodeConfig(
                 id=host,

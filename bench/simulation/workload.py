@@ -11,7 +11,7 @@ MAX_TOKENS = 4000
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request and its outcome. The server does not know `output_tokens` before the end."""
+    """A request and its outcome. The server does not use `output_tokens` before the end."""
 
     tenant: str
     prompt_tokens: int

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from soaking.world import World
+from soaking.deployment import Deployment
 
 # Shorter and longer than the time after which health checks and the watchdog give up a process.
 PAUSES_S = (1.0, 4.0, 12.0)
@@ -15,8 +15,8 @@ PAUSES_S = (1.0, 4.0, 12.0)
 class Chaos:
     """Injects a fault every `every_s` seconds on average: each kind once in random order, repeatedly."""
 
-    def __init__(self, world: World, seed: int, every_s: float) -> None:
-        self._world = world
+    def __init__(self, deployment: Deployment, seed: int, every_s: float) -> None:
+        self._deployment = deployment
         self._rng = random.Random(f"{seed} chaos")
         self._every_s = every_s
 
@@ -32,40 +32,40 @@ class Chaos:
                 await fault()
 
     async def _kill_victims(self) -> None:
-        self._world.signal_victims(signal.SIGKILL)
+        self._deployment.signal_victims(signal.SIGKILL)
 
     async def _stop_victims(self) -> None:
-        self._world.signal_victims(signal.SIGSTOP)  # without SIGCONT, so that only the watchdog ends it
+        self._deployment.signal_victims(signal.SIGSTOP)  # without SIGCONT, so that only the watchdog ends it
 
     async def _kill_talker(self) -> None:
-        self._world.signal_talker(signal.SIGKILL)
+        self._deployment.signal_talker(signal.SIGKILL)
 
     async def _pause_talker(self) -> None:
-        self._world.signal_talker(signal.SIGSTOP)
+        self._deployment.signal_talker(signal.SIGSTOP)
         await self._pause()
-        self._world.signal_talker(signal.SIGCONT)
+        self._deployment.signal_talker(signal.SIGCONT)
 
     async def _kill_node(self) -> None:
         name = self._rng.choice("ab")
-        self._world.kill_far(name)
+        self._deployment.kill_remote_node(name)
         await self._pause()
-        self._world.start_far(name)
+        self._deployment.start_remote_node(name)
 
     async def _pause_node(self) -> None:
         name = self._rng.choice("ab")
-        self._world.pause_far(name, paused=True)
+        self._deployment.pause_remote_node(name, paused=True)
         try:
             await self._pause()
         finally:
-            self._world.pause_far(name, paused=False)
+            self._deployment.pause_remote_node(name, paused=False)
 
     async def _reload(self) -> None:
-        self._world.reload()
+        self._deployment.reload()
 
     async def _break_configuration(self) -> None:
-        self._world.reload(broken=True)
+        self._deployment.reload(broken=True)
         await trio.sleep(1.0)
-        self._world.reload()
+        self._deployment.reload()
 
     async def _pause(self) -> None:
         await trio.sleep(self._rng.choice(PAUSES_S))

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from soaking.world import SWAPPING, World
+from soaking.deployment import SWAPPING, Deployment
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -62,31 +62,31 @@ def threads_of(pid: int) -> int:
     return sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
 
 
-async def sample(world: World, requests: int) -> Sample:
+async def sample(deployment: Deployment, requests: int) -> Sample:
     """Take one sample."""
-    world.read_reports()
-    client = world.client("admin")
+    deployment.read_reports()
+    client = deployment.client("admin")
     answer = await client.ask("GET", "/queue")
     client.close()
     queue = json.loads(answer.body) if answer.status == 200 else {}
-    memory = memory_of(world.pid)
+    memory = memory_of(deployment.pid)
     children = 0
-    for pid in world.children():
+    for pid in deployment.children():
         try:
             children += memory_of(pid).uss
         except (OSError, KeyError):  # the process has just ended
             continue
     return Sample(
-        at_s=time.monotonic() - world.began_s,
+        at_s=time.monotonic() - deployment.began_s,
         uss=memory.uss,
         pss=memory.pss,
-        steady_uss=memory_of(world.steady_pid).uss,
+        steady_uss=memory_of(deployment.steady_pid).uss,
         children=children,
-        descriptors=descriptors_of(world.pid),
-        threads=threads_of(world.pid),
-        tasks=world.tasks,
-        heap=world.heap,
-        blocks=world.blocks,
+        descriptors=descriptors_of(deployment.pid),
+        threads=threads_of(deployment.pid),
+        tasks=deployment.tasks,
+        heap=deployment.heap,
+        blocks=deployment.blocks,
         waiting=queue.get("waiting", -1),
         running=queue.get("running", -1),
         requests=requests,
@@ -102,32 +102,32 @@ class Idle(msgspec.Struct, frozen=True):
     busy: tuple[str, ...]
 
 
-async def idle(world: World, within_s: float) -> Idle:
+async def idle(deployment: Deployment, within_s: float) -> Idle:
     """Wait up to `within_s` until the server is idle; return its counts.
 
     Only `steady` stays loaded, so that two results are comparable. `busy` lists the counts that are not zero.
     """
-    client = world.client("admin")
+    client = deployment.client("admin")
     for model in SWAPPING:
         await client.ask("POST", "/models/unload", {"model": model})
     deadline_s = time.monotonic() + within_s
-    busy = await _busy(world)
+    busy = await _busy(deployment)
     while busy and time.monotonic() < deadline_s:
         await trio.sleep(0.2)
-        busy = await _busy(world)
+        busy = await _busy(deployment)
     client.close()
     seen = []
     for _ in range(12):  # a probe of a node, or the request for the queue itself, may be counted for a moment
         await trio.sleep(0.25)
-        world.read_reports()
-        seen.append((descriptors_of(world.pid), world.tasks, threads_of(world.pid)))
+        deployment.read_reports()
+        seen.append((descriptors_of(deployment.pid), deployment.tasks, threads_of(deployment.pid)))
     descriptors, tasks, threads = (min(column) for column in zip(*seen, strict=True))
     return Idle(descriptors, tasks, threads, tuple(busy))
 
 
-async def _busy(world: World) -> list[str]:
+async def _busy(deployment: Deployment) -> list[str]:
     """Return every count that is not zero."""
-    client = world.client("admin")
+    client = deployment.client("admin")
     queue = json.loads((await client.ask("GET", "/queue")).body)
     running = json.loads((await client.ask("GET", "/running")).body)
     nodes = json.loads((await client.ask("GET", "/nodes")).body)

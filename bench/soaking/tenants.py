@@ -13,8 +13,8 @@ from typing import Any
 
 import trio
 
+from soaking.deployment import SWAPPING, Deployment
 from soaking.exchange import Answer, Client
-from soaking.world import SWAPPING, World
 
 HANGS_S = 100.0  # more than any timeout of the configuration
 SLOW_S = 20.0  # after this time a slow reader disconnects
@@ -55,10 +55,10 @@ class LoadReport:
 
 
 class Tenants:
-    """All clients of a world. `run` is the load; it returns after `stop`, when every request has ended."""
+    """All clients of a soak. `run` is the load; it returns after `stop`, when every request has ended."""
 
-    def __init__(self, world: World, report: LoadReport, seed: int) -> None:
-        self._world = world
+    def __init__(self, deployment: Deployment, report: LoadReport, seed: int) -> None:
+        self._deployment = deployment
         self._report = report
         self._seed = seed
         self._is_stopping = False
@@ -101,7 +101,7 @@ class Tenants:
         pause_s: float,
         chance: random.Random,
     ) -> None:
-        client = self._world.client(tenant, pause_s=0.5 if tenant == "slow" else 0.0)
+        client = self._deployment.client(tenant, pause_s=0.5 if tenant == "slow" else 0.0)
         try:
             while not self._is_stopping:
                 await what(chance, client)
@@ -138,7 +138,7 @@ class Tenants:
         self._ids += 1
         request_id = f"soak-{self._ids}"
         body = _body(chance, "/v1/completions") | {"max_tokens": 200, "ignore_eos": True}
-        other = self._world.client("ana")
+        other = self._deployment.client("ana")
         async with trio.open_nursery() as nursery:
             ask = self._send
             nursery.start_soon(lambda: ask(client, "/v1/completions", "steady", body, request_id=request_id))
@@ -167,7 +167,7 @@ class Tenants:
         if chance.random() < 0.02:
             model = chance.choice(("victim", "talker"))
             force = chance.random() < 0.5
-            self._world.harm(f"unload {model}{' by force' if force else ''}", model)
+            self._deployment.harm(f"unload {model}{' by force' if force else ''}", model)
             await client.ask("POST", "/models/unload", {"model": model, "force": force})
 
     async def _abuse(self, chance: random.Random, client: Client) -> None:
@@ -231,7 +231,7 @@ class Tenants:
         if outcome == "success":
             self._report.answered[f"{path} of {model}"] += 1
         if not allowed:
-            at_s = time.monotonic() - self._world.began_s
+            at_s = time.monotonic() - self._deployment.began_s
             body_end = answer.body[-300:].decode(errors="replace")
             self._report.problem(
                 f"{at_s:.0f} s: {path} for {model}: {outcome}, {answer.status} {answer.code} {body_end!r}"
@@ -251,7 +251,7 @@ class Tenants:
             return "cancelled"
         if code in NO_ROOM:
             return "no room"
-        if self._world.is_harmed(model, began_s) and (code in OF_HARM or answer.ending == "cut"):
+        if self._deployment.is_harmed(model, began_s) and (code in OF_HARM or answer.ending == "cut"):
             return "harmed"
         return "cut" if answer.ending == "cut" else "refused"
 
@@ -264,7 +264,7 @@ class Tenants:
 
     def _current_model(self) -> str:
         """Return the model that currently gets most requests for swapped models."""
-        return SWAPPING[int((time.monotonic() - self._world.began_s) / SWAP_PERIOD_S) % len(SWAPPING)]
+        return SWAPPING[int((time.monotonic() - self._deployment.began_s) / SWAP_PERIOD_S) % len(SWAPPING)]
 
 
 def _text(chance: random.Random, words: int = 30) -> str:

@@ -110,7 +110,7 @@ cdef inline void block_index(Pool *pool, int32_t id) noexcept:
     index_add(pool.index, &pool.blocks[id].hash, id, PyList_GET_ITEM(pool.numbers, id))
 
 cdef inline int contents_index(Pool *pool, Hash *hashes, Py_ssize_t count) except -1:
-    # The blocks in `scratch` are full, with these hashes: index those whose content is not indexed yet.
+    # The blocks in `scratch` are full, with these hashes: index those with content that is not indexed yet.
     cdef Py_ssize_t i
     cdef Block *block
     for i in range(count):

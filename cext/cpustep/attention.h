@@ -4,7 +4,7 @@
  * (maximum, sum, weighted values), and the chunks are merged in order. So a row's result does not depend on
  * other rows, nor on whether several threads share its keys. A masked key weighs exactly 0. */
 
-enum { NAME(together) = VW == 16 ? 8 : VW == 8 ? 4 : 2 }; /* rows whose sums fit in registers */
+enum { NAME(together) = VW == 16 ? 8 : VW == 8 ? 4 : 2 }; /* rows with sums that fit in registers */
 
 /* A row's running state: [0] the maximum, [1] the sum, [16 …] the weighted values so far. */
 #undef STATE

@@ -124,7 +124,7 @@ cdef inline list_append(Queue *queue, List *entries, list handles, Py_ssize_t li
         row = queue.entries[row].link.next
 
 cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
-    # Return the first `limit` handles in the order in which `pop` tries them: first the class whose turn it is.
+    # Return the first `limit` handles in the order in which `pop` tries them: beginning with the class that is next.
     cdef int32_t urgent = class_next(queue), priority, tenant, i
     handles, taken = [], []
     last_unlink(queue)
@@ -149,7 +149,7 @@ cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
     return handles
 
 cdef inline List *line_longest(Queue *queue, int32_t priority) noexcept:
-    # Return the line with the most entries, or NULL; of several, the one whose turn is furthest away.
+    # Return the line with the most entries, or NULL; of several, the one with the most distant turn.
     cdef List *tenants = &queue.classes[priority].tenants
     cdef int32_t tenant = tenants.first, longest = tenant, more, i
     for i in range(tenants.length):

@@ -19,7 +19,7 @@ cdef struct Link:         # in a circular list of rows
     int32_t next, previous
 
 cdef struct List:
-    int32_t first, length  # the first is anything if the length is 0
+    int32_t first, length  # the first is undefined if the length is 0
 
 # All that a cancellation needs; cost and size are apart. In a queue larger than the processor's cache, the entry and
 # each neighbor cost a cache miss. So the last entry that left stays linked until the next joins or leaves: the

@@ -73,7 +73,7 @@ cdef inline void turn_leave(Queue *queue, int32_t tenant, int32_t priority) noex
         tree_put(queue, priority, tenant, NONE)
 
 cdef inline int32_t turn_next(Queue *queue, int32_t priority) noexcept:
-    # Return the tenant whose turn it is. The ring must not be empty.
+    # Return the next tenant in turn. The ring must not be empty.
     return queue.nodes[RINGS + priority] if queue.by_tokens else queue.classes[priority].tenants.first
 
 cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) except -1:

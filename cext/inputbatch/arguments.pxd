@@ -31,7 +31,7 @@ cdef inline int int32_buffer(source, Py_buffer *buffer, str what) except -1:
 
 cdef inline int32_t read_ids(source, int32_t *target, int64_t room, int32_t least, int32_t most, str what) except -1:
     # Read a list or tuple of ints, or a buffer of int32; return their number. Nothing is written beyond `room`.
-    # What was written when it raises is not read. Runs no foreign code, except to export a buffer.
+    # If it raises, the ids written so far are not read. Runs no foreign code, except to export a buffer.
     cdef Py_buffer buffer
     cdef Py_ssize_t count, i
     cdef object item

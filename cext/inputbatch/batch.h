@@ -70,7 +70,7 @@ typedef struct {
 
 typedef struct {
     int64_t last_scheduled;
-    int64_t place;          /* in the order of admission, beginning with the sequence whose turn is next */
+    int64_t place;          /* in the order of admission, beginning with the sequence that is next in turn */
     int32_t slot;
 } Turn;
 
@@ -95,7 +95,7 @@ typedef struct {
     int32_t *scratch;       /* [2, slots] */
 } Batch;
 
-/* A row of a step: which sequence it computes how many tokens of. */
+/* A row of a step: a sequence, and how many of its tokens are computed. */
 typedef struct {
     int64_t version;
     int32_t slot;
@@ -131,14 +131,14 @@ static inline bool can_continue(const Slot *slot)
 
 /* rows.c */
 
-/* Add a sequence to an empty slot whose table rows are filled; return its row: the lowest hole, or the end. */
+/* Add a sequence to an empty slot with filled table rows; return its row: the lowest hole, or the end. */
 int32_t add_sequence(Batch *batch, int32_t slot, Sequence *sequence);
 /* Remove a sequence. Its row becomes a hole; its results of steps under way will be dropped. */
 void remove_sequence(Batch *batch, int32_t slot);
 /* Move the last row to the lowest hole. Return false if no hole is left, and then none is at the end either. */
 bool move_last_row(Batch *batch, int32_t *source, int32_t *target);
 /* Set `num_scheduled` to 1 for slots with one token left, else to 0. Return how many; list the others that take
- * part by admission, and those of the first whose blocks are full by row. Both lists have room for all slots. */
+ * part by admission, and, by row, those of the first that have full blocks. Both lists have room for all slots. */
 int32_t survey_rows(Batch *batch, int32_t max_rows, int32_t *prefills, int32_t *prefill_count, int32_t *full,
                     int32_t *full_count);
 /* List the slots that lost or got a sequence after version `since`; return how many got one. */

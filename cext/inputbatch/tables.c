@@ -1,4 +1,4 @@
-/* Block tables: which blocks a slot has in each KV cache group, and what of them the device does not know. */
+/* Block tables: which blocks a slot has in each KV cache group, and which of them were not sent to the device. */
 #include "inputbatch/batch.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-"""The composition root: the only module that knows all packages.
+"""The composition root: the only module that depends on all packages.
 
 Fleet ⊃ dispatcher ⊃ HTTP. To shut down, `serve` returns: the listener drains, the contexts unwind, and the
 child processes end with the fleet's nursery.

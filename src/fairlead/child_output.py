@@ -1,6 +1,6 @@
 """Reads the lines that child processes print, and relays them to standard error or to the log's sink.
 
-Packages that start processes do not import the log, and the log does not know processes.
+Packages that start processes do not import the log, and the log is independent of processes.
 """
 
 import contextlib

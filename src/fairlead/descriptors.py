@@ -89,6 +89,6 @@ def _finite(limit: int) -> int:
 def _in_use() -> int:
     """Return how many descriptors are open now; 0 if the system does not say."""
     try:
-        return len(os.listdir("/dev/fd"))  # noqa: PTH208  # it is no directory of files
+        return len(os.listdir("/dev/fd"))  # noqa: PTH208  # it is not a directory of files
     except OSError:
         return 0

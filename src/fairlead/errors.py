@@ -77,6 +77,12 @@ class ContextLengthExceeded(InvalidRequest):
         return cls(f"Input tokens exceed the configured limit of {tokens} tokens; {what}", param=param)
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    """The response that a request continues is not kept here. The code is OpenAI's: clients recognize it."""
+
+    code = "previous_response_not_found"
+
+
 class InvalidApiKey(FairleadError):
     """There is no API key, or it is unknown."""
 

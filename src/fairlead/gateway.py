@@ -5,8 +5,8 @@ until then a refusal is a plain exception with a real status. After that the rou
 client's pace, while this task holds the seat for exactly as long as the node works. A slow client holds no
 seat. When a client disconnects, the nursery is cancelled, which unwinds everything below.
 
-A node that fails is replaced without the client noticing, as long as the client has nothing of the answer, or
-can get exactly what follows on what it has.
+A failed node is replaced without an error for the client if nothing of the answer was sent, or if exactly the
+rest of it can be sent.
 
 At its end a job is counted here, and passed to `on_finished` for logs and traces.
 """
@@ -127,7 +127,7 @@ class _RunningJob:
         self._task_status = task_status
 
     async def run(self, seat: Seat) -> None:
-        """Attempt the job until its answer is over. Raises the error if it fails for good."""
+        """Attempt the job until its answer is over. Raises the error of the last attempt."""
         into: Sink = self.deltas
         failures = 0
         while (error := await self._attempt(seat, into)) is not None:
@@ -196,7 +196,7 @@ def _answer(deltas: Deltas, seat: Seat) -> Answer:
 
 
 def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
-    """Return what the scheduler needs to know of a job; `with_prefixes`: also the hashes of its prompt."""
+    """Return what the scheduler needs of a job; `with_prefixes`: also the hashes of its prompt."""
     relay = job.relay
     prompt = job.prompts[0] if job.prompts else b"" if relay is None else relay.body
     return JobSpec(
@@ -214,7 +214,7 @@ def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
         max_tokens=job.sampling.max_tokens,
         is_embedding=job.embed,
         prefixes=prefix_hashes(prompt) if with_prefixes else (),
-        body_bytes=None if relay is None else len(relay.body),
+        body_bytes=None if relay is None else relay.size,
         must_be_relayed=relay is not None and not job.prompts,
         needs_own_node=job.needs_own_node,
     )

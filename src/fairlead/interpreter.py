@@ -1,4 +1,4 @@
-"""Settings of Python and the C library for a server process; for the garbage collector see `collector`."""
+"""Settings of Python and the C library for a server process; for the garbage collector see `gc_tuning`."""
 
 import ctypes
 import sys

@@ -5,11 +5,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from fairlead.upstream_events import UpstreamReader
+from fairlead.upstream_events import ChatReader, UpstreamReader
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+
+CHAT_DIALECT = "openai"
+"""The dialect of servers, as the configuration calls it, that others are translated to."""
 
 TEXTS_AT_ONCE = 32
 """Texts of one job that are embedded at a time, because the engine serves in order of arrival."""
@@ -64,12 +67,24 @@ class Passthrough(msgspec.Struct, frozen=True):
     headers: tuple[tuple[str, str], ...]
 
 
+class ChatRelay(msgspec.Struct, frozen=True):
+    """A request as a chat completion of OpenAI, for nodes that speak no other dialect.
+
+    `reader` reads the node's answer, which is translated to the client's dialect.
+    """
+
+    body: bytes
+    reader: ChatReader
+    path: str = "/v1/chat/completions"
+
+
 class Relay(msgspec.Struct, frozen=True):
     """What a client sent, for a node that understands it: the route's path, the body, whether it streams.
 
     `body` is a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
     `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
-    `reader` reads the node's response, which needs none with a `passthrough`.
+    `reader` reads the node's response, which needs none with a `passthrough`. A node that does not speak
+    `dialect` gets `chat` instead; None: the request cannot be translated, or need not be.
     """
 
     path: str
@@ -77,6 +92,13 @@ class Relay(msgspec.Struct, frozen=True):
     stream: bool = False
     passthrough: Passthrough | None = None
     reader: UpstreamReader | None = None
+    dialect: str = CHAT_DIALECT
+    chat: ChatRelay | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the request, in both forms."""
+        return len(self.body) + (0 if self.chat is None else len(self.chat.body))
 
 
 class AnswerParts(msgspec.Struct, frozen=True):
@@ -97,7 +119,7 @@ class Job(msgspec.Struct, frozen=True):
     `prompts` are token ids; prompt p's n sequences are choices p·n … p·n+n−1. `stop` strings end a
     sequence and are not part of its text. `model` is the canonical name (aliases are resolved).
 
-    `request_id` is the client's name for it; no two jobs in flight share one. `owner` identifies its API key
+    `request_id` is the client's id for it; no two jobs in flight share one. `owner` identifies its API key
     without revealing it, and is empty where there are no keys; only the owner may cancel the job. `priority`
     is an index into `queue.classes`, where 0 is served first. `no_queue`: refuse it rather than queue it.
 
@@ -106,7 +128,8 @@ class Job(msgspec.Struct, frozen=True):
 
     `embed`: the result for each prompt is its vector, not a continuation.
 
-    `parts`: the text is divided into parts; None: it is content as a whole.
+    `parts`: the text is divided into parts; None: it is content as a whole. `grammar_field`: the field of the
+    request that the grammar of `sampling` is of, for errors.
 
     `traceparent` is the client's header of that name (W3C Trace Context), unchanged. `path` is the route's
     and `client` the client's address, for the log.
@@ -131,6 +154,7 @@ class Job(msgspec.Struct, frozen=True):
     path: str = ""
     client: str | None = None
     parts: AnswerParts | None = None
+    grammar_field: str = ""
 
     @property
     def needs_own_node(self) -> bool:
@@ -193,6 +217,13 @@ class CallPiece(msgspec.Struct, gc=False):
     arguments: str = ""
 
 
+class Translation(msgspec.Struct, frozen=True):
+    """The dialect that a piece was translated from, and its server's count of the prompt's tokens, if any."""
+
+    dialect: str
+    prompt_tokens: int | None = None
+
+
 class Delta(msgspec.Struct):
     """A piece of one choice's answer. The last one of a choice has a `finish_reason`.
 
@@ -206,7 +237,8 @@ class Delta(msgspec.Struct):
     or the JSON body of a response. Its `text` is all text in them (reasoning and tool calls too), and
     `relayed_tokens` how many tokens that is: one per event, and at the end the difference to the server's own
     count, which may be negative. Events at the end that belong to no choice have an index of their own, after
-    those of the choices.
+    those of the choices. A piece that was translated from another dialect has a `translation` and no `raw`;
+    its tokens are counted in the same way, and `reasoning_tokens` are some of them.
 
     The first one of a choice has what is known of its prompt: `prompt_logprobs`, if requested, from its
     second token on, and how many of its tokens were cached.
@@ -228,6 +260,7 @@ class Delta(msgspec.Struct):
     reasoning: str = ""
     reasoning_tokens: int = 0
     calls: list[CallPiece] = []
+    translation: Translation | None = None
 
     def merge(self, later: "Delta") -> None:
         """Append a later delta of the same choice, in place."""
@@ -245,6 +278,7 @@ class Delta(msgspec.Struct):
         self.cached_tokens += later.cached_tokens
         self.reasoning += later.reasoning
         self.reasoning_tokens += later.reasoning_tokens
+        self.translation = later.translation or self.translation
         for piece in later.calls:
             add_piece(self.calls, piece)
 

@@ -1,11 +1,11 @@
 """Metrics of all jobs, in totals that only grow. Pure: timelines go in, frozen counts come out.
 
-A histogram cannot be pulled from a past state, so each job is added once, when it is over; its tokens cost
-nothing before. The gaps between an answer's tokens are added with their mean, as many times as there were.
-Their sum and number are exact, their distribution is that between answers.
+Each job is added to the histograms once, when it is over, so its tokens cost nothing while it runs. The gaps
+between an answer's tokens are added with their mean, as many times as there were. The sum and the number of
+gaps are exact; the distribution is that of the answers' means.
 
-Clients and remote servers choose names (of tenants, of models), as many as they like. Beyond `LABELS_AT_MOST`
-of a kind the rest are counted together, as `OTHER`.
+Clients and remote servers may send any number of names of tenants and models. The first `LABELS_AT_MOST` of a
+kind are counted by name, the others together as `OTHER`.
 """
 
 from bisect import bisect_left
@@ -35,7 +35,7 @@ PHASE_S = (
 
 
 class HistogramStatistics(msgspec.Struct, frozen=True):
-    """Counts of the values above the previous bound and up to each bound; the last is of those above all."""
+    """Counts of the values above the previous bound, up to each bound; the last: those above all bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -51,8 +51,8 @@ class Durations(msgspec.Struct, frozen=True):
     """One model's histograms, in seconds.
 
     `queue`: from arrival to seat; `prefill`: from seat to first token; `decode`: from first token to end.
-    `first_token` and `end_to_end` start at the arrival. `queue` has every job that got a seat, `first_token`
-    and `prefill` every one whose answer began, and the others those whose answer is complete.
+    `first_token` and `end_to_end` start at the arrival. `queue` has the jobs that got a seat, `first_token`
+    and `prefill` those with a begun answer, and the others those with a complete answer.
     """
 
     queue: HistogramStatistics

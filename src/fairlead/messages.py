@@ -122,8 +122,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`. `code` is the
     error's; None: `engine_failed`. `vector`: the prompt's embedding, float32, little-endian; such a sequence
     has no tokens, and ends with it. `prompt_logprobs`: those of the next tokens of the prompt, beginning with
-    its second; the last of them come with the first token. So does `cached_tokens`, the number of tokens of
-    the prompt that were cached.
+    its second; the last of them come with the first token. The same holds for `cached_tokens`, the number of
+    tokens of the prompt that were cached.
     """
 
     key: int

@@ -93,16 +93,16 @@ class RequestQueue(Generic[Item]):
             self._wake_next()
 
     def try_dequeue(self) -> Item | None:
-        """Remove and return the item whose turn it is; None if there is none. Raises `QueueClosedError`."""
+        """Remove and return the next item; None if there is none. Raises `QueueClosedError`."""
         with self._lock:
             self._check_open()
             return self._take() if self._items else None
 
     def dequeue(self, timeout_s: float | None = None) -> Item:
-        """Remove and return the item whose turn it is, waiting for one in this thread.
+        """Remove and return the next item; wait for one in this thread.
 
-        Raises `TimeoutError` after `timeout_s` seconds, and `QueueClosedError`. Not for a Trio task: it would
-        block the event loop.
+        Raises `TimeoutError` after `timeout_s` seconds, and `QueueClosedError`. Must not be called in a Trio
+        task: it would block the event loop.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -121,10 +121,10 @@ class RequestQueue(Generic[Item]):
                     with self._lock:
                         self._stop_waiting(woken.set)
             if not in_time:
-                raise TimeoutError(f"no request came within {timeout_s:g} s")
+                raise TimeoutError(f"no request arrived within {timeout_s:g} s")
 
     async def receive(self) -> Item:
-        """Remove and return the item whose turn it is, waiting for one in this Trio task.
+        """Remove and return the next item; wait for one in this Trio task.
 
         Raises `QueueClosedError`. Cancelling loses no item: the next waiting thread or task is woken for it.
         """
@@ -149,7 +149,7 @@ class RequestQueue(Generic[Item]):
                 raise
 
     def get_requests(self, max_count: int, memory_budget: int) -> list[Item]:
-        """Remove and return up to `max_count` items whose sizes add up to `memory_budget` at most, in order.
+        """Remove and return up to `max_count` items in order, of at most `memory_budget` in total size.
 
         An item that does not fit is skipped, but only `bypass` times. After that, those behind it wait until
         it fits a call's budget. Raises `QueueClosedError`.

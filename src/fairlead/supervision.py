@@ -18,7 +18,7 @@ from fairlead.errors import FairleadError
 
 RESTART_S = 1.0
 
-# Everything else is a failure, including a Rust library's panic, which is no `Exception` in Python.
+# Everything else is a failure, including a Rust library's panic, which is not an `Exception` in Python.
 PASSING = (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 logger = structlog.get_logger("fairlead.supervision")

@@ -1,9 +1,10 @@
 """What is read of other servers' responses, and the interface of a reader. Only values.
 
-Each dialect of the API reads its own events. A job that may be relayed has the reader of its dialect.
+Each dialect of the API reads its own events. A job that may be relayed has the reader of its dialect, and one
+that may be translated has a reader of chats.
 """
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -39,6 +40,67 @@ class UpstreamAnswer(msgspec.Struct, frozen=True, gc=False):
     generated: int | None = None
     content_bytes: int = 0
     error: str | None = None
+
+
+class UpstreamCall(msgspec.Struct, frozen=True, gc=False):
+    """A piece of a tool call in a chat. The first one of a call has the function's `name`.
+
+    `position` is the call's place among all of them, and `id` is its id; None if the server left them out.
+    """
+
+    position: int | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class UpstreamChoice(msgspec.Struct, frozen=True, gc=False):
+    """The content of one choice in a chunk of a chat, or in a whole one.
+
+    `finished` is why the choice ended, and `stop` the stop string that ended it, if one is reported.
+    """
+
+    index: int = 0
+    reasoning: str = ""
+    text: str = ""
+    calls: tuple[UpstreamCall, ...] = ()
+    finished: Literal["stop", "length", "tool_calls"] | None = None
+    stop: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """All generated text; empty if there is none."""
+        parts = [self.reasoning, self.text]
+        parts += [part for call in self.calls for part in (call.name or "", call.arguments)]
+        return [part for part in parts if part]
+
+
+class UpstreamUsage(msgspec.Struct, frozen=True, gc=False):
+    """The reported numbers of tokens, unchecked; None if there are none. Those of reasoning are generated."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    generated: int | None = None
+    reasoning: int | None = None
+
+
+class UpstreamChat(msgspec.Struct, frozen=True, gc=False):
+    """The content of one event of a chat, or of a whole one. `is_end`: the answer is complete."""
+
+    choices: tuple[UpstreamChoice, ...] = ()
+    usage: UpstreamUsage | None = None
+    is_end: bool = False
+    error: str | None = None
+
+
+class ChatReader(Protocol):
+    """Reads chats completely, in order to translate them. Raises `ValueError` for anything else."""
+
+    def read_event(self, event: bytes) -> UpstreamChat:
+        """Return the content of an event of a stream; a comment has none."""
+
+    def read_response(self, body: bytes) -> UpstreamChat:
+        """Return the content of a whole response."""
 
 
 class Splitter(Protocol):

@@ -1,4 +1,4 @@
-"""Detects regular expressions whose matching time can grow faster than linearly with the length of the text.
+"""Detects regular expressions that can take more than linear time in the length of the text.
 
 The expression becomes a nondeterministic automaton without empty moves (Glushkov's construction), with one
 state per character of the expression. A backtracking matcher follows every path through it before it fails.

@@ -144,7 +144,7 @@ def imported(modules: set[str]) -> dict[str, str]:
     return {name: place for name, place in imports().items() if name.split(".")[0] in modules}
 
 
-def test_the_scan_finds_known_imports_and_calls():
+def test_scan_finds_known_imports_and_calls():
     assert imported({"msgspec", "torch"})
     assert calls()["sha256"]
     assert len(trees()) > 100

@@ -115,7 +115,7 @@ def test_every_route_except_probes_and_the_dashboard_needs_the_key(server_with_k
 
 
 @tries("CVE-2025-34351")
-def test_a_server_listens_on_the_loopback_unless_configured_otherwise():
+def test_server_listens_on_the_loopback_unless_configured_otherwise():
     assert Config(models=()).host == "127.0.0.1"
 
 

@@ -67,7 +67,7 @@ def listener() -> Iterator[Listener]:
     assert listener.close() == 0
 
 
-def test_the_listener_counts_connections():
+def test_listener_counts_connections():
     listener = Listener()
     socket.create_connection(("127.0.0.1", listener.port)).close()
     assert listener.close() == 1

@@ -17,12 +17,12 @@ def tried() -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("number", "advisory"), read_catalogue(), ids=lambda each: each if isinstance(each, str) else ""
 )
-def test_an_advisory_has_either_tests_or_a_reason_why_not(tried, number: str, advisory: Advisory):
+def test_advisory_has_either_tests_or_a_reason_why_not(tried, number: str, advisory: Advisory):
     tests = [test for each in (number, *advisory.aliases) for test in tried.get(each, [])]
     assert bool(tests) != bool(advisory.untested_because), (tests, advisory.untested_because)
 
 
-def test_a_number_that_is_tried_is_in_the_catalogue(tried):
+def test_number_that_is_tried_is_in_the_catalogue(tried):
     known = {each for number, advisory in read_catalogue() for each in (number, *advisory.aliases)}
     assert {number: tests for number, tests in tried.items() if number not in known} == {}
 

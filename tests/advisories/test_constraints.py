@@ -1,8 +1,8 @@
 """Constraints on the output that crashed a peer.
 
 An unsupported constraint is answered by a 400 that names the field: an answer without it would be wrong.
-So is what no server could serve, such as a schema of an unknown type. What is only costly is refused, or
-served within bounds; the canary shows that it harms no other request.
+A constraint that no server could serve, such as a schema of an unknown type, is refused in the same way. A
+costly one is refused, or served within bounds; the canary shows that it harms no other request.
 """
 
 import pytest
@@ -23,7 +23,7 @@ def schema_format(schema: object) -> dict[str, object]:
 
 @tries("CVE-2025-48942", "CVE-2026-105757")
 @pytest.mark.parametrize("schema", NO_SCHEMAS, ids=str)
-def test_an_invalid_schema_is_refused(server: Target, schema):
+def test_invalid_schema_is_refused(server: Target, schema):
     server.refuses_everywhere("response_format", schema_format(schema))
     server.refuses_everywhere("guided_json", schema)
     server.refuses_everywhere("structured_outputs", {"json": schema})
@@ -31,20 +31,20 @@ def test_an_invalid_schema_is_refused(server: Target, schema):
 
 @tries("CVE-2025-48943")
 @pytest.mark.parametrize("pattern", ["[invalid", "(", "*"])
-def test_an_invalid_pattern_is_refused(server: Target, pattern):
+def test_invalid_pattern_is_refused(server: Target, pattern):
     server.refuses_everywhere("guided_regex", pattern)
     server.refuses_everywhere("structured_outputs", {"regex": pattern})
 
 
 @tries("CVE-2026-55574", "CVE-2026-73556")
-def test_a_pattern_with_exponentially_many_states_is_refused_or_bounded(server: Target):
+def test_pattern_with_exponentially_many_states_is_refused_or_bounded(server: Target):
     for pattern in CATASTROPHIC:
         server.refuses_or_serves(structured_outputs={"regex": pattern})
         server.refuses_everywhere("guided_regex", pattern)
 
 
 @tries("CVE-2026-2069", "CVE-2025-57809", "CVE-2026-25048", "CVE-2025-58446")
-def test_an_endless_or_huge_grammar_is_refused_or_bounded(server: Target):
+def test_endless_or_huge_grammar_is_refused_or_bounded(server: Target):
     enumeration = "root ::= " + " | ".join(f'"{number}"' for number in range(20_000))
     nested = "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000
     for grammar in ("root ::= root", "root ::= a\na ::= root", nested, enumeration):
@@ -59,7 +59,7 @@ def test_an_endless_or_huge_grammar_is_refused_or_bounded(server: Target):
 @pytest.mark.parametrize(
     "field", ["guided_json", "guided_regex", "guided_grammar", "guided_choice", "grammar"]
 )
-def test_an_empty_constraint_is_refused_or_ignored(server: Target, field):
+def test_empty_constraint_is_refused_or_ignored(server: Target, field):
     for empty in ("", [], {}):
         server.refuses_or_ignores(**{field: empty})
         server.refuses_or_serves(structured_outputs={field.removeprefix("guided_"): empty})
@@ -67,7 +67,7 @@ def test_an_empty_constraint_is_refused_or_ignored(server: Target, field):
 
 @tries("CVE-2026-52130")
 @pytest.mark.parametrize("schema", [RECURSIVE, NESTED], ids=["recursive", "nested"])
-def test_a_recursive_or_deeply_nested_schema_is_refused_or_bounded(server: Target, schema):
+def test_recursive_or_deeply_nested_schema_is_refused_or_bounded(server: Target, schema):
     server.refuses_or_serves(response_format=schema_format(schema))
     server.refuses_or_serves(structured_outputs={"json": schema})
     server.refuses_everywhere("json_schema", schema)
@@ -75,7 +75,7 @@ def test_a_recursive_or_deeply_nested_schema_is_refused_or_bounded(server: Targe
 
 
 @tries("CVE-2026-52130", "CVE-2025-48944")
-def test_a_schema_nested_deeper_than_a_parser_allows_is_refused(server: Target):
+def test_schema_nested_deeper_than_a_parser_allows_is_refused(server: Target):
     deep = b"[" * 100_000 + b"]" * 100_000
     for field in (b"response_format", b"tools", b"json_schema"):
         body = b'{"messages": [{"role": "user", "content": "a"}], "' + field + b'": ' + deep + b"}"
@@ -94,7 +94,7 @@ def test_a_schema_nested_deeper_than_a_parser_allows_is_refused(server: Target):
     ],
     ids=str,
 )
-def test_a_tool_schema_is_treated_as_text_or_refused(server: Target, parameters):
+def test_tool_schema_is_treated_as_text_or_refused(server: Target, parameters):
     for strict in (False, True):
         function = {"name": "f", "parameters": parameters, "strict": strict}
         tools = [{"type": "function", "function": function}]

@@ -94,7 +94,7 @@ def test_analysis_finds_expressions_that_were_slow_in_other_projects(expression)
         "a{1,63}b",
     ],
 )
-def test_the_analysis_accepts_linear_expressions(expression):
+def test_analysis_accepts_linear_expressions(expression):
     assert not is_ambiguous(expression)
 
 
@@ -154,7 +154,7 @@ def test_no_line_of_a_request_takes_much_processor_time(server: Target, filling)
 
 
 @tries("CVE-2025-71379")
-def test_a_node_header_that_is_slow_to_match_is_refused():
+def test_node_header_that_is_slow_to_match_is_refused():
     ended = subprocess.run(
         [sys.executable, "-c", HEADER_OF_SPACES], capture_output=True, text=True, timeout=HANG_S, check=False
     )

@@ -36,7 +36,7 @@ def test_huge_headers_are_refused(server: Target, headers):
 
 
 @tries("CVE-2025-48956")
-def test_an_endless_header_is_refused_and_not_buffered(server: Target):
+def test_endless_header_is_refused_and_not_buffered(server: Target):
     before = server.peak_memory_bytes()
     with server.connection() as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: ")
@@ -51,7 +51,7 @@ def test_an_endless_header_is_refused_and_not_buffered(server: Target):
 @pytest.mark.parametrize(
     "chunk", [b"5\r\nAAAAAXX2\r\n45\r\n0\r\n\r\n", b"5\r\nAAAAAXX0\r\n\r\n"], ids=["spill", "end"]
 )
-def test_a_chunk_that_exceeds_its_stated_length_is_refused(server: Target, chunk):
+def test_chunk_that_exceeds_its_stated_length_is_refused(server: Target, chunk):
     smuggled = request("/version")
     with server.connection() as sock:
         sock.sendall(request("/tokenize", "Transfer-Encoding: chunked", method="POST", body=chunk) + smuggled)
@@ -73,7 +73,7 @@ def test_a_chunk_that_exceeds_its_stated_length_is_refused(server: Target, chunk
     ],
     ids=str,
 )
-def test_a_body_with_an_ambiguous_length_is_refused(server: Target, framing):
+def test_body_with_an_ambiguous_length_is_refused(server: Target, framing):
     with server.connection() as sock:
         body = b"5\r\nAAAAA\r\n0\r\n\r\n"
         sock.sendall(request("/tokenize", *framing, method="POST", body=body) + request("/version"))
@@ -92,7 +92,7 @@ def test_a_second_host_header_is_refused(server: Target, first):
 @pytest.mark.parametrize(
     "value", [b"a\rX-Smuggled: 1", b"a\x00b", b"a\nX-Smuggled: 1", b"a\n\nGET /version HTTP/1.1"]
 )
-def test_a_line_break_inside_a_header_is_refused(server: Target, value):
+def test_line_break_inside_a_header_is_refused(server: Target, value):
     with server.connection() as sock:
         sock.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\nX-Header: " + value + b"\r\n\r\n")
         assert read_answer(sock).status == 400
@@ -111,7 +111,7 @@ def test_http_2_is_refused_before_its_first_frame(server: Target, follows):
 
 
 @tries("CVE-2023-44487")
-def test_an_upgrade_to_http_2_is_declined(server: Target):
+def test_upgrade_to_http_2_is_declined(server: Target):
     upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
     assert server.raw(request("/health", *upgrade)).status == 200
 
@@ -123,7 +123,7 @@ def test_connect_opens_no_tunnel(server: Target):
 
 
 @tries("CVE-2025-23310", "CVE-2025-23311")
-def test_a_body_in_chunks_of_one_byte_is_read_like_any_other(server: Target):
+def test_body_in_chunks_of_one_byte_is_read_like_any_other(server: Target):
     body = json.dumps(CANARY | {"user": "x" * 500}).encode()
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     chunked = request(COMPLETIONS, "Transfer-Encoding: chunked", method="POST", body=chunks)
@@ -134,14 +134,14 @@ def test_a_body_in_chunks_of_one_byte_is_read_like_any_other(server: Target):
 
 @tries("CVE-2025-23331", "CVE-2025-33201", "CVE-2025-33202", "CVE-2026-55646")
 @pytest.mark.parametrize("length", [16 * 1024 * 1024 + 1, 2**31, 2**63, 10**30])
-def test_a_body_that_is_too_large_is_refused_before_it_arrives(server: Target, length):
+def test_body_that_is_too_large_is_refused_before_it_arrives(server: Target, length):
     answer = server.raw(request(CHAT, f"Content-Length: {length}", method="POST"))
     assert answer.status in {400, 413}
 
 
 @tries("CVE-2025-23325", "CVE-2026-25048")
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'], ids=["lists", "objects"])
-def test_a_deeply_nested_body_is_refused(server: Target, opening):
+def test_deeply_nested_body_is_refused(server: Target, opening):
     for path in (CHAT, COMPLETIONS, "/tokenize", "/detokenize", "/v1/embeddings", "/models/load", "/nodes"):
         server.refuses(path, opening * 500_000, None)
 
@@ -163,7 +163,7 @@ def form(boundary: str, parts: int) -> bytes:
     ],
     ids=["parts", "dashes", "returns", "lines", "boundary"],
 )
-def test_a_form_is_never_parsed(server: Target, boundary, body):
+def test_form_is_never_parsed(server: Target, boundary, body):
     headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
     for path in (CHAT, "/tokenize"):
         server.refuses(path, body, None, headers=headers)
@@ -214,7 +214,7 @@ def test_requests_with_the_same_id_get_their_own_answers(server: Target):
 
 
 @tries("CVE-2024-0095")
-def test_a_client_cannot_forge_lines_of_the_log(server: Target):
+def test_client_cannot_forge_lines_of_the_log(server: Target):
     forged = "2026-01-01T00:00:00Z [info     ] forged by a client"
     before = len(server.running.log)
     server.post(CHAT, chat(model=f"a\n{forged}", user=f"a\r\n{forged}"))

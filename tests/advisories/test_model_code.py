@@ -88,7 +88,7 @@ def no_network(monkeypatch):
 
 @tries(*REMOTE_CODE)
 @pytest.mark.parametrize("auto_map", AUTO_MAPS, ids=str)
-def test_a_model_that_needs_its_own_code_is_refused(directory, marker, no_network, auto_map):
+def test_model_that_needs_its_own_code_is_refused(directory, marker, no_network, auto_map):
     change_json(directory / "config.json", auto_map=auto_map, trust_remote_code=True)
     assert "auto_map" in refusal(directory)
     assert not marker.exists()
@@ -97,7 +97,7 @@ def test_a_model_that_needs_its_own_code_is_refused(directory, marker, no_networ
 
 @tries(*REMOTE_CODE)
 @pytest.mark.parametrize("auto_map", AUTO_MAPS, ids=str)
-def test_the_code_of_a_tokenizer_is_not_run(directory, marker, no_network, auto_map):
+def test_code_of_a_tokenizer_is_not_run(directory, marker, no_network, auto_map):
     values = {"auto_map": auto_map, "tokenizer_class": "Evil", "processor_class": "evil.Evil"}
     change_json(directory / "tokenizer_config.json", trust_remote_code=True, **values)
     for name in ("processor_config.json", "preprocessor_config.json", "generation_config.json"):
@@ -154,7 +154,7 @@ def test_no_callable_that_a_model_names_is_run_even_without_assertions(directory
 
 @tries("CVE-2026-41523")
 @pytest.mark.parametrize("name", CALLABLES)
-def test_a_module_that_a_model_names_is_not_imported(directory, marker, name):
+def test_module_that_a_model_names_is_not_imported(directory, marker, name):
     modules = [{"idx": 0, "type": f"{name}.Transformer", "path": ""}, {"idx": 1, "type": name, "path": "1"}]
     (directory / "modules.json").write_text(json.dumps(modules))
     assert "modules.json" in refusal(directory)
@@ -162,7 +162,7 @@ def test_a_module_that_a_model_names_is_not_imported(directory, marker, name):
 
 
 @tries("CVE-2026-9856")
-def test_the_name_of_a_chat_template_is_not_used_as_a_path(directory, tmp_path):
+def test_name_of_a_chat_template_is_not_used_as_a_path(directory, tmp_path):
     names = ["../../escaped", str(tmp_path / "escaped"), "..\\escaped", "default"]
     templates = [{"name": name, "template": "{{ messages[0].content }}"} for name in names]
     change_json(directory / "tokenizer_config.json", chat_template=templates)

@@ -76,7 +76,7 @@ def directory(tmp_path):
 
 
 @tries(*GGUF)
-def test_a_directory_with_only_a_gguf_is_refused(directory):
+def test_directory_with_only_a_gguf_is_refused(directory):
     (directory / WEIGHTS).unlink()
     for content in ggufs().values():
         (directory / "model.gguf").write_bytes(content)
@@ -84,14 +84,14 @@ def test_a_directory_with_only_a_gguf_is_refused(directory):
 
 
 @tries(*GGUF)
-def test_a_gguf_in_place_of_weights_is_refused(directory):
+def test_gguf_in_place_of_weights_is_refused(directory):
     for content in ggufs().values():
         (directory / WEIGHTS).write_bytes(content)
         assert "safetensors" in refusal(directory)
 
 
 @tries(*GGUF)
-def test_a_path_to_a_gguf_is_refused(tmp_path):
+def test_path_to_a_gguf_is_refused(tmp_path):
     file = tmp_path / "model.gguf"
     file.write_bytes(ggufs()["2**62 tensors"])
     with pytest.raises(LoadFailed, match=r"model\.gguf: Fairlead reads safetensors, and this is GGUF"):
@@ -114,7 +114,7 @@ def test_pickled_weights_are_not_read(directory, marker, name):
 
 
 @tries(*PICKLES)
-def test_a_pickle_in_place_of_safetensors_is_refused(directory, marker):
+def test_pickle_in_place_of_safetensors_is_refused(directory, marker):
     for content in (pickled(marker), b"\x80\x02" + pickled(marker)):
         (directory / WEIGHTS).write_bytes(content)
         assert "safetensors" in refusal(directory)
@@ -133,7 +133,7 @@ def test_pickles_beside_the_weights_are_not_read(directory, marker):
 
 
 @tries(*PICKLES)
-def test_a_model_on_transformers_reads_no_pickle(tmp_path, marker):
+def test_model_on_transformers_reads_no_pickle(tmp_path, marker):
     transformers_model(tmp_path)
     for name in (*FORMS_OF_WEIGHTS, *BESIDE):
         write_torch_archive(tmp_path / name, marker)
@@ -143,7 +143,7 @@ def test_a_model_on_transformers_reads_no_pickle(tmp_path, marker):
     assert not marker.exists()
 
 
-def test_the_pickles_of_these_tests_create_the_marker_when_read(tmp_path, marker):
+def test_pickles_of_these_tests_create_the_marker_when_read(tmp_path, marker):
     pickle.loads(pickled(marker))
     assert marker.exists()
     marker.rmdir()

@@ -10,7 +10,7 @@ VOCABULARY = 1536  # of the demonstration model: its token ids are 0…1535
 
 @tries("CVE-2024-8768")
 @pytest.mark.parametrize("prompt", ["", [], [[]], ["hello", ""], [[5], []]], ids=str)
-def test_an_empty_prompt_is_refused(server: Target, prompt):
+def test_empty_prompt_is_refused(server: Target, prompt):
     server.refuses(COMPLETIONS, completion(prompt=prompt), "prompt")
 
 
@@ -30,7 +30,7 @@ def test_embeddings_of_invalid_input_are_refused(server: Target, value):
 
 @tries("CVE-2026-34756")
 @pytest.mark.parametrize("n", [65, 10_000_000, 2**31, 10**30])
-def test_the_number_of_answers_is_bounded(server: Target, n):
+def test_number_of_answers_is_bounded(server: Target, n):
     server.refuses(CHAT, chat(n=n), "n")
     server.refuses(COMPLETIONS, completion(n=n), "n")
 
@@ -39,7 +39,7 @@ def test_the_number_of_answers_is_bounded(server: Target, n):
 @pytest.mark.parametrize(
     "prompts", [["hello"] * 65, ["hello"] * 50_000, [[5]] * 50_000], ids=[65, "texts", "ids"]
 )
-def test_the_number_of_prompts_is_bounded(server: Target, prompts):
+def test_number_of_prompts_is_bounded(server: Target, prompts):
     server.refuses(COMPLETIONS, completion(prompt=prompts), "prompt")
 
 
@@ -126,7 +126,7 @@ def test_prompt_beyond_the_context_is_refused_and_never_truncated(server: Target
 
 @tries("CVE-2026-100647", "CVE-2026-105756")
 @pytest.mark.parametrize("salt", ["x" * 4_000_000, "a/b", "x" * 129], ids=["4 MB", "slash", "129"])
-def test_a_cache_salt_is_refused_or_ignored(server: Target, salt):
+def test_cache_salt_is_refused_or_ignored(server: Target, salt):
     server.refuses_or_ignores(cache_salt=salt)
 
 

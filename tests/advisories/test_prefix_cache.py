@@ -48,7 +48,7 @@ def test_every_engine_draws_its_own_random_key(monkeypatch):
 
 
 @tries("CVE-2025-46722", "CVE-2026-10775")
-def test_a_hash_covers_the_whole_block_the_blocks_before_it_and_the_salt():
+def test_hash_covers_the_whole_block_the_blocks_before_it_and_the_salt():
     tokens = list(range(BLOCK))
     of_one = hashes(tokens)[0]
     assert len(of_one) == 16  # the hash is not truncated

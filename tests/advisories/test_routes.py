@@ -93,7 +93,7 @@ TRAVERSALS = [
 
 
 @tries_each(*NUMBERS)
-def test_the_vulnerable_route_of_a_peer_does_not_exist(server: Target, number):
+def test_vulnerable_route_of_a_peer_does_not_exist(server: Target, number):
     for route, numbers in ROUTES.items():
         if number in numbers:
             method, _, path = route.partition(" ")
@@ -119,7 +119,7 @@ def test_no_path_leaves_the_folder_of_the_dashboard(server: Target, path):
 @tries(
     "CVE-2024-37032", "CVE-2024-39719", "CVE-2024-39721", "CVE-2024-39722", "CVE-2026-7020", "CVE-2023-31036"
 )
-def test_a_model_name_is_not_a_path_and_discloses_no_file(server: Target):
+def test_model_name_is_not_a_path_and_discloses_no_file(server: Target):
     def responses(name: str) -> list[str]:
         answers = [
             server.post(CHAT, chat(model=name)),

@@ -106,7 +106,7 @@ async def test_no_key_is_sent_to_an_address_that_a_node_names_in_a_challenge(sch
 @pytest.mark.parametrize(
     "header", ["Content-Encoding: gzip", "Transfer-Encoding: gzip", "Content-Encoding: x, gzip"]
 )
-async def test_a_compressed_answer_of_a_node_is_refused(header, stream):
+async def test_compressed_answer_of_a_node_is_refused(header, stream):
     kind = "Content-Type: text/event-stream" if stream else "Content-Type: application/json"
     async with two_servers() as (first, _):
         first.answer = answer("200 OK", kind, header, body=BOMB)

@@ -13,7 +13,7 @@ from fairlead.job import Delta
 pieces = st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.lists(st.integers(0, 9), max_size=2)))
 
 
-async def test_a_slow_reader_gets_fewer_larger_deltas():
+async def test_slow_reader_gets_fewer_larger_deltas():
     deltas = Deltas(1)
     for text in "abc":
         deltas.put(Delta(0, text=text, token_ids=[1]))
@@ -68,25 +68,25 @@ async def test_sealed_deltas_are_not_merged_with_later_ones():
         await deltas.take()
 
 
-async def test_sealed_delta_is_read_before_the_tap_is_called_again():
+async def test_sealed_delta_is_read_before_on_delta_is_called_again():
     deltas = Deltas(1)
-    taken, tapped = [], []
+    taken, accepted = [], []
 
-    def tap(offered: list[Delta]) -> bool:
-        tapped.extend(delta.text for delta in offered)
+    def on_delta(offered: list[Delta]) -> bool:
+        accepted.extend(delta.text for delta in offered)
         return offered[0].text != "first"
 
     async def read() -> None:
-        taken.extend(delta.text for delta in await deltas.take(tap))
+        taken.extend(delta.text for delta in await deltas.take(on_delta))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
-        deltas.put(Delta(0, "first"))  # the tap refuses it
+        deltas.put(Delta(0, "first"))  # refused by `on_delta`
         deltas.seal()
         deltas.put(Delta(0, "second"))
     assert taken == ["first", "second"]
-    assert tapped == ["first"]
+    assert accepted == ["first"]
 
 
 async def test_deltas_and_failures_after_the_end_are_dropped():
@@ -116,28 +116,28 @@ async def test_waiting_reader_is_woken_by_each_put(autojump_clock):
     assert seen == ["a", "b", ""]
 
 
-async def read_with_tap(deltas: Deltas, taken: list[str], *, accepts: bool = True) -> list[str]:
-    """Read to the end with a tap that records what it accepts; return what the reader received."""
+async def read_with_on_delta(deltas: Deltas, taken: list[str], *, accepts: bool = True) -> list[str]:
+    """Read to the end with an `on_delta` that records what it accepts; return what the reader received."""
     received = []
 
-    def tap(pieces: list[Delta]) -> bool:
+    def on_delta(pieces: list[Delta]) -> bool:
         if accepts:
             taken.extend(piece.text for piece in pieces)
         return accepts
 
-    while pieces := await deltas.take(tap):
+    while pieces := await deltas.take(on_delta):
         received.append("".join(piece.text for piece in pieces))
     return received
 
 
-@pytest.mark.parametrize(("accepts", "tapped", "read"), [(True, ["a", "b"], ["!"]), (False, [], ["ab!"])])
-async def test_reader_receives_only_deltas_that_the_tap_refuses(accepts, tapped, read):
+@pytest.mark.parametrize(("accepts", "accepted", "read"), [(True, ["a", "b"], ["!"]), (False, [], ["ab!"])])
+async def test_reader_receives_only_deltas_that_on_delta_refuses(accepts, accepted, read):
     deltas = Deltas(1)
     taken: list[str] = []
     received: list[str] = []
 
     async def follow() -> None:
-        received.extend(await read_with_tap(deltas, taken, accepts=accepts))
+        received.extend(await read_with_on_delta(deltas, taken, accepts=accepts))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow)
@@ -145,22 +145,22 @@ async def test_reader_receives_only_deltas_that_the_tap_refuses(accepts, tapped,
         deltas.put(Delta(0, text="a", token_ids=[1]))
         deltas.put(Delta(0, text="b", token_ids=[2]))
         deltas.put(Delta(0, text="!", token_ids=[3], finish_reason="stop"))
-    assert (tapped, read, 3) == (taken, received, deltas.tokens)
+    assert (accepted, read, 3) == (taken, received, deltas.tokens)
 
 
-async def test_tap_is_not_called_while_earlier_deltas_are_unread():
+async def test_on_delta_is_not_called_while_earlier_deltas_are_unread():
     deltas = Deltas(1)
     taken: list[str] = []
     received: list[str] = []
     busy = True
 
-    def tap(pieces: list[Delta]) -> bool:
+    def on_delta(pieces: list[Delta]) -> bool:
         if not busy:
             taken.extend(piece.text for piece in pieces)
         return not busy
 
     async def follow() -> None:
-        while pieces := await deltas.take(tap):
+        while pieces := await deltas.take(on_delta):
             received.extend(piece.text for piece in pieces)
 
     async with trio.open_nursery() as nursery:
@@ -175,11 +175,11 @@ async def test_tap_is_not_called_while_earlier_deltas_are_unread():
     assert (received, taken) == (["ab", ""], ["c"])
 
 
-async def test_cancelled_reader_removes_its_tap(autojump_clock):
+async def test_cancelled_reader_removes_its_on_delta(autojump_clock):
     deltas = Deltas(1)
     taken: list[str] = []
     with trio.move_on_after(1):
-        await read_with_tap(deltas, taken)
+        await read_with_on_delta(deltas, taken)
     deltas.put(Delta(0, text="a"))
     assert (taken, [delta.text for delta in await deltas.take()]) == ([], ["a"])
 
@@ -246,10 +246,10 @@ async def test_reader_woken_before_a_restart_continues_to_wait(autojump_clock, n
     assert read == ["new"]
 
 
-@pytest.mark.parametrize("taps", [False, True])
-async def test_channel_cannot_be_restarted_after_a_read(nursery, taps):
+@pytest.mark.parametrize("uses_on_delta", [False, True])
+async def test_channel_cannot_be_restarted_after_a_read(nursery, uses_on_delta):
     deltas = Deltas(1)
-    nursery.start_soon(deltas.take, (lambda _: True) if taps else None)
+    nursery.start_soon(deltas.take, (lambda _: True) if uses_on_delta else None)
     await trio.testing.wait_all_tasks_blocked()
     deltas.put(Delta(0, "some", [1]))
     await trio.testing.wait_all_tasks_blocked()
@@ -258,7 +258,7 @@ async def test_channel_cannot_be_restarted_after_a_read(nursery, taps):
     nursery.cancel_scope.cancel()
 
 
-async def test_channel_can_be_restarted_when_the_tap_took_nothing(nursery):
+async def test_channel_can_be_restarted_when_on_delta_took_nothing(nursery):
     deltas = Deltas(1)
     with trio.move_on_after(0.0):
         await deltas.take(lambda _: False)
@@ -267,20 +267,20 @@ async def test_channel_can_be_restarted_when_the_tap_took_nothing(nursery):
 
 
 @given(st.data(), pieces)
-async def test_all_deltas_are_kept_whether_read_or_tapped(data, pieces):
+async def test_all_deltas_are_kept_whether_read_or_accepted(data, pieces):
     deltas = Deltas(3, keeps=True)
-    tapped: list[Delta] = []
+    accepted: list[Delta] = []
     expected: dict[int, Delta] = {}
 
-    def tap(taken: list[Delta]) -> bool:
+    def on_delta(taken: list[Delta]) -> bool:
         accepts = data.draw(st.booleans())
-        tapped.extend(taken if accepts else ())
+        accepted.extend(taken if accepts else ())
         return accepts
 
     async with trio.open_nursery() as nursery:
         for index, text, token_ids in pieces:
             if data.draw(st.booleans()):
-                nursery.start_soon(deltas.take, tap)
+                nursery.start_soon(deltas.take, on_delta)
                 await trio.testing.wait_all_tasks_blocked()
             deltas.put(Delta(index, text, list(token_ids)))
             await trio.testing.wait_all_tasks_blocked()

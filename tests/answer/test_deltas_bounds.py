@@ -7,9 +7,10 @@ from trio.testing import wait_all_tasks_blocked
 from fairlead.answer import deltas as module
 from fairlead.answer.attempt import Attempt, retry_sink
 from fairlead.answer.deltas import Deltas
+from fairlead.config import FiltersConfig
 from fairlead.http.client_connection import Clock
-from fairlead.job import Delta
-from nodes.listening import ready_node, relayed_job, stub
+from fairlead.job import CallPiece, Delta, Translation
+from nodes.listening import ready_node, stub, translated_job
 from upstream_readers import CHAT_READER
 
 
@@ -23,12 +24,28 @@ def raw(size: int) -> Delta:
     return Delta(0, "x", raw=[b"x" * size], relayed_tokens=1)
 
 
-async def test_server_is_read_only_as_fast_as_the_client_reads(monkeypatch):
-    monkeypatch.setattr(module, "UNREAD_BYTES", 100_000)
+def translated(size: int) -> Delta:
+    """Return a delta that has this many characters in all its parts."""
+    calls = [CallPiece(0, "f" * (size >= 1), "x" * (size >= 2))]
+    return Delta(
+        0,
+        "x" * (size >= 3),
+        relayed_tokens=1,
+        reasoning="x" * max(0, size - 3),
+        calls=calls,
+        translation=Translation("openai"),
+    )
+
+
+@pytest.mark.parametrize("dialects", [None, ("openai",)], ids=["relayed", "translated"])
+async def test_server_is_read_only_as_fast_as_the_client_reads(monkeypatch, dialects):
+    monkeypatch.setattr(module, "UNREAD_BYTES", 100_000 if dialects is None else 5_000)
     deltas = Deltas(1)
-    job = relayed_job(stub={"how": "endless"})
+    job = translated_job(stub={"how": "endless"})
+    # Without the last event, which has the usage, the stub repeats the text before it.
+    filters = FiltersConfig(strip_params=("stream_options",))
     async with stub() as server:
-        node = ready_node(server)
+        node = ready_node(server, dialects=dialects, filters=filters)
         with trio.fail_after(60):
             async with node.generate(job, Attempt(deltas)):
                 for _ in range(3):
@@ -53,7 +70,8 @@ async def test_timeout_is_suspended_while_the_client_does_not_read(autojump_cloc
     assert trio.current_time() + 10 == clock.scope.deadline
 
 
-async def test_backpressure_ends_when_all_is_read_or_the_stream_has_ended(monkeypatch):
+@pytest.mark.parametrize("raw", [raw, translated])
+async def test_backpressure_ends_when_all_is_read_or_the_stream_has_ended(monkeypatch, raw):
     monkeypatch.setattr(module, "UNREAD_BYTES", 10)
     deltas = Deltas(1)
     deltas.put(raw(10))
@@ -70,7 +88,7 @@ async def test_backpressure_ends_when_all_is_read_or_the_stream_has_ended(monkey
     assert deltas.backpressure() is None
 
 
-async def test_tapped_deltas_cause_no_backpressure(monkeypatch):
+async def test_deltas_accepted_by_on_delta_cause_no_backpressure(monkeypatch):
     monkeypatch.setattr(module, "UNREAD_BYTES", 10)
     deltas = Deltas(1)
     async with trio.open_nursery() as nursery:
@@ -81,8 +99,9 @@ async def test_tapped_deltas_cause_no_backpressure(monkeypatch):
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("raw", [raw, translated])
 @pytest.mark.parametrize(("size", "is_kept"), [(10, True), (11, False)])
-async def test_response_over_the_limit_is_not_kept_for_a_retry(monkeypatch, size, is_kept):
+async def test_response_over_the_limit_is_not_kept_for_a_retry(monkeypatch, size, is_kept, raw):
     monkeypatch.setattr(module, "KEPT_BYTES", 10)
     deltas = Deltas(1, keeps=True)
     deltas.put(raw(size))
@@ -91,7 +110,8 @@ async def test_response_over_the_limit_is_not_kept_for_a_retry(monkeypatch, size
     assert is_kept == (retry_sink(deltas, CHAT_READER) is not None)
 
 
-async def test_size_of_a_delta_object_counts_against_the_limits(monkeypatch):
+@pytest.mark.parametrize("raw", [raw, translated])
+async def test_size_of_a_delta_object_counts_against_the_limits(monkeypatch, raw):
     monkeypatch.setattr(module, "DELTA_BYTES", 400)
     monkeypatch.setattr(module, "UNREAD_BYTES", 100 * 402)
     monkeypatch.setattr(module, "KEPT_BYTES", 200 * 402)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fairlead.answer import relayed_stream
+from fairlead.answer import upstream_stream
 from fairlead.config import HealthConfig, NodeConfig
 from fairlead.errors import NodeFailed, NodeRefused
 from fairlead.nodes.remote_node import remote_node
@@ -166,7 +166,7 @@ async def test_size_limit_of_a_response_is_configurable(answer_bytes, is_accepte
 
 
 async def test_broken_responses_leak_no_descriptors_or_tasks(monkeypatch):
-    monkeypatch.setattr(relayed_stream, "STREAM_BYTES", 1_000_000)
+    monkeypatch.setattr(upstream_stream, "STREAM_BYTES", 1_000_000)
     async with stub() as server:
         remote = ready_node(server, answer_bytes=1000)
         await generated(remote, relayed_job())

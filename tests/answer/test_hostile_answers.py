@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairlead.answer.relayed_stream import RelayFailed
+from fairlead.answer.upstream_stream import RelayFailed
 from fairlead.errors import NodeRefused
 from fairlead.http.client import UpstreamFailed
 from nodes.listening import RecordingListener, generated, relayed_job

@@ -5,7 +5,7 @@ import socket
 import pytest
 import trio
 
-from fairlead.answer import relayed_stream
+from fairlead.answer import upstream_stream
 from fairlead.errors import NodeFailed, NodeFull, NodeRefused
 from fairlead.http.client import UpstreamFailed
 from nodes.listening import CollectedDeltas, generated, ready_node, relayed_job, stub
@@ -143,7 +143,7 @@ async def test_error_for_an_unreachable_server_has_its_name_and_the_reason():
 
 
 async def test_endless_stream_is_ended(monkeypatch):
-    monkeypatch.setattr(relayed_stream, "STREAM_BYTES", 1_000_000)
+    monkeypatch.setattr(upstream_stream, "STREAM_BYTES", 1_000_000)
     async with stub() as server:
         result = await generated(ready_node(server), relayed_job(stub={"how": "endless", "words": 3}))
     assert isinstance(result.error, NodeFailed)

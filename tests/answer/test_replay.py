@@ -6,6 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
+from msgspec.structs import replace
 
 from fairlead.answer import replay
 from fairlead.answer.replay import RecordingSink, ReplaySink
@@ -47,15 +48,13 @@ def joined(deltas, sizes):
 
 
 def copy(delta):
-    return Delta(
-        delta.index,
-        delta.text,
-        list(delta.token_ids),
-        list(delta.logprobs),
-        delta.finish_reason,
-        delta.stop_reason,
-        list(delta.raw),
-        delta.relayed_tokens,
+    """Return an equal delta: merging changes the lists."""
+    return replace(
+        delta,
+        token_ids=list(delta.token_ids),
+        logprobs=list(delta.logprobs),
+        raw=list(delta.raw),
+        calls=list(map(replace, delta.calls)),
     )
 
 

@@ -15,7 +15,7 @@ import trio.testing
 from structlog.testing import LogCapture
 from werkzeug.routing import Rule
 
-from api import far_away
+from api import remote_responses
 from fairlead.answer.deltas import Deltas
 from fairlead.api.route import Route
 from fairlead.api.route_table import ROUTES
@@ -358,7 +358,7 @@ def relay_client(client_with: Callable[..., Client]) -> Client:
     return client_with(
         fleet=FakeFleet(["small"], ["remote"]),
         aliases={"tiny": "small", "away": "remote"},
-        gateway_script=far_away.complete_response,
+        gateway_script=remote_responses.complete_response,
     )
 
 

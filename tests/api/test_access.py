@@ -32,7 +32,7 @@ def bearer(key: str) -> dict[str, str]:
         {"x-api-key": ""},
     ],
 )
-async def test_a_missing_or_wrong_key_is_a_401(client_with, headers):
+async def test_missing_or_wrong_key_is_a_401(client_with, headers):
     reply = await client_with(ALICE).get("/v1/models", headers=headers)
     assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
     assert reply.error["type"] == "authentication_error"
@@ -43,12 +43,12 @@ async def test_a_missing_or_wrong_key_is_a_401(client_with, headers):
 @pytest.mark.parametrize(
     "headers", [bearer("sk-alice"), {"Authorization": "bearer  sk-alice "}, {"x-api-key": "sk-alice"}]
 )
-async def test_a_known_key_is_accepted(client_with, headers):
+async def test_known_key_is_accepted(client_with, headers):
     reply = await client_with(NAMELESS, ALICE).get("/v1/models", headers=headers)
     assert reply.status == 200
 
 
-async def test_a_key_that_is_not_ascii_works_too(client_with):
+async def test_key_that_is_not_ascii_works_too(client_with):
     client = client_with(ApiKey("schlüssel"))
     reply = await client.get("/v1/models", headers=bearer("schlüssel".encode().decode("latin-1")))
     assert reply.status == 200
@@ -58,7 +58,7 @@ async def test_a_key_that_is_not_ascii_works_too(client_with):
     "path",
     ["/v1/models", "/v1/models/small", "/models", "/queue", "/running", "/version", "/nowhere", "/health/"],
 )
-async def test_the_key_is_checked_before_the_route_except_for_probes(client_with, path):
+async def test_key_is_checked_before_the_route_except_for_probes(client_with, path):
     assert (await client_with(ALICE).get(path)).status == 401
 
 
@@ -68,7 +68,7 @@ async def test_probes_need_no_key(client_with, path):
     assert (await client_with(ALICE).get(path, headers=bearer("wrong"))).status == 200
 
 
-async def test_the_key_is_checked_before_the_method(client_with):
+async def test_key_is_checked_before_the_method(client_with):
     assert (await client_with(ALICE).get(CHAT)).status == 401
 
 
@@ -80,7 +80,7 @@ async def tenant(client, chat, *, headers=None, address="192.0.2.7", **fields) -
     return job.tenant
 
 
-async def test_a_keys_user_is_the_tenant_whatever_user_the_request_names(client_with, chat):
+async def test_keys_user_is_the_tenant_whatever_user_the_request_names(client_with, chat):
     claims = {**bearer("sk-alice"), USER_HEADER: "bob"}
     assert await tenant(client_with(ALICE), chat, headers=claims, user="bob") == "alice"
 
@@ -94,7 +94,7 @@ async def test_tenant_name_of_a_key_without_a_user_does_not_reveal_the_key(clien
     assert "nameless" not in first
 
 
-async def test_a_trusted_key_may_name_users_of_its_own(client_with, chat):
+async def test_trusted_key_may_name_users_of_its_own(client_with, chat):
     client = client_with(ALICE, PORTAL)
     assert await tenant(client, chat, headers={**bearer("sk-portal"), USER_HEADER: "alice"}) == "portal/alice"
     assert await tenant(client, chat, headers=bearer("sk-portal"), user="bob") == "portal/bob"
@@ -113,7 +113,7 @@ async def test_without_keys_and_users_the_address_is_the_tenant(client, chat):
     assert await tenant(client, chat) == "address/192.0.2.7"
 
 
-async def test_a_header_cannot_forge_the_address(client, chat):
+async def test_header_cannot_forge_the_address(client, chat):
     assert await tenant(client, chat, headers={"Remote-Addr": "10.0.0.1"}) == "address/192.0.2.7"
 
 
@@ -125,7 +125,7 @@ async def test_all_addresses_of_one_ipv6_client_are_one_tenant(client, chat):
     assert await tenant(client, chat, address="fe80::1%eth0") == "address/fe80::/64"
 
 
-async def test_a_long_name_becomes_a_hash_that_still_distinguishes_tenants(client, chat):
+async def test_long_name_becomes_a_hash_that_still_distinguishes_tenants(client, chat):
     first, second = "a" * 10_000 + "b", "a" * 10_000 + "c"
     names = [await tenant(client, chat, user=name) for name in (first, first, second)]
     assert names[0] == names[1] != names[2]

@@ -10,7 +10,7 @@ import trio
 from quart import request
 from quart_trio import QuartTrio
 
-from api import far_away
+from api import remote_responses
 from api.conftest import client_of
 from api.raw_http import get, post, serving, until
 from fairlead.api.exchange import Exchange, FairleadRequest, read_body
@@ -80,7 +80,7 @@ async def wait_for_bytes(bodies, amount):
 
 
 @both
-async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
+async def test_newest_body_of_the_largest_holder_is_refused(app_with):
     bodies = Shares(10 * KB)
     async with serving(app_with(bodies)) as server:
         first, second, other = [await server.connect() for _ in range(3)]
@@ -101,7 +101,7 @@ async def test_the_newest_body_of_the_largest_holder_is_refused(app_with):
 
 
 @both
-async def test_a_body_larger_than_the_total_is_too_large(app_with):
+async def test_body_larger_than_the_total_is_too_large(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         answer = await server.fetch(of("ana", b"x" * 2 * KB))
@@ -110,7 +110,7 @@ async def test_a_body_larger_than_the_total_is_too_large(app_with):
 
 
 @both
-async def test_an_announced_body_that_is_not_sent_takes_no_memory(app_with):
+async def test_announced_body_that_is_not_sent_takes_no_memory(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         for _ in range(3):
@@ -119,7 +119,7 @@ async def test_an_announced_body_that_is_not_sent_takes_no_memory(app_with):
 
 
 @both
-async def test_a_disconnect_releases_the_memory_of_the_body(app_with):
+async def test_disconnect_releases_the_memory_of_the_body(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies)) as server:
         client = await server.connect()
@@ -131,7 +131,7 @@ async def test_a_disconnect_releases_the_memory_of_the_body(app_with):
 
 
 @both
-async def test_a_body_timeout_releases_the_memory_of_the_body(app_with):
+async def test_body_timeout_releases_the_memory_of_the_body(app_with):
     bodies = Shares(KB)
     async with serving(app_with(bodies), Limits(body_timeout_s=0.1)) as server:
         assert (await server.fetch(of("ana", b"x" * KB)[:-1])).status == 408
@@ -172,7 +172,7 @@ async def test_request_with_a_started_response_is_not_refused_for_another():
         assert (answer.status, answer.body, answer.is_complete) == (200, b"firstsecond", True)
 
 
-async def test_a_waiting_request_that_holds_its_body_is_refused_for_another_tenant():
+async def test_waiting_request_that_holds_its_body_is_refused_for_another_tenant():
     bodies = Shares(10 * KB)
 
     async def wait(request: Request) -> Response:
@@ -223,11 +223,11 @@ async def test_job_of_an_engine_does_not_hold_its_body(model, freed, path, strea
         await freed()
 
 
-async def test_a_relayed_job_holds_its_body_to_its_end(model):
+async def test_relayed_job_holds_its_body_to_its_end(model):
     client = client_of(
         model,
         fleet=FakeFleet(["small"], ["remote"]),
-        gateway_script=lambda job: [None, *far_away.complete_response(job)],
+        gateway_script=lambda job: [None, *remote_responses.complete_response(job)],
     )
     shares = client.app.generation_routes._body_memory
     body = padded(1000, model="remote")
@@ -270,7 +270,7 @@ async def test_nothing_of_a_revoked_body_stays_in_memory(freed):
         await freed()
 
 
-async def test_the_application_uses_the_configured_bound(model):
+async def test_application_uses_the_configured_bound(model):
     config = Config(models=(ModelConfig(Path(), "small"),), limits=Limits(bodies_bytes=1000))
     reply = await client_of(model, config=config).post(CHAT, padded(2000))
     assert (reply.status, reply.error["code"]) == (413, "body_too_large")

@@ -16,7 +16,7 @@ from fairlead.job import Delta, Sampling, TokenLogprob
 CHAT = "/v1/chat/completions"
 
 
-async def test_an_answer_is_what_the_openai_client_expects(client, chat):
+async def test_answer_is_what_the_openai_client_expects(client, chat):
     reply = await client.post(CHAT, chat(n=2))
     answer = ChatCompletion.model_validate_json(reply.body, strict=True)
     assert reply.status == 200
@@ -34,7 +34,7 @@ async def test_an_answer_is_what_the_openai_client_expects(client, chat):
     assert answer.usage.total_tokens == prompt_tokens + 8
 
 
-async def test_a_stream_has_exactly_these_bytes(client, chat):
+async def test_stream_has_exactly_these_bytes(client, chat):
     reply = await client.post(CHAT, chat(stream=True, stream_options={"include_usage": True}))
     job = client.gateway.job
     created = reply.chunks[0]["created"]
@@ -161,7 +161,7 @@ async def test_logprobs_come_with_their_tokens_and_bytes(client, chat, model):
     assert second["logprob"] == -9999.0
 
 
-async def test_a_large_answer_is_written_in_a_thread(client, chat, monkeypatch):
+async def test_large_answer_is_written_in_a_thread(client, chat, monkeypatch):
     client.gateway.script = with_logprobs
     whole = (await client.post(CHAT, chat(logprobs=True, top_logprobs=2))).json["choices"]
     monkeypatch.setattr(sse, "MANY_LOGPROBS", 1)
@@ -209,7 +209,7 @@ async def test_streamed_logprobs_are_those_of_the_whole_answer(client, chat):
     assert content == whole.json["choices"][0]["logprobs"]["content"]
 
 
-async def test_a_stop_string_is_reported_as_the_stop_reason(client, chat):
+async def test_stop_string_is_reported_as_the_stop_reason(client, chat):
     client.gateway.script = lambda job: [[Delta(0, "x", [1], finish_reason="stop", stop_reason="END")]]
     reply = await client.post(CHAT, chat(stop="END"))
     assert client.gateway.job.stop == ("END",)
@@ -220,7 +220,7 @@ async def test_a_stop_string_is_reported_as_the_stop_reason(client, chat):
     assert reply.chunks[-1]["choices"][0]["stop_reason"] == "END"
 
 
-async def test_an_error_after_the_first_byte_is_an_event_and_cuts_the_stream(client, chat):
+async def test_error_after_the_first_byte_is_an_event_and_cuts_the_stream(client, chat):
     client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], NodeFailed("the node died")]
     reply = await client.post(CHAT, chat(stream=True))
     assert reply.status == 200
@@ -231,7 +231,7 @@ async def test_an_error_after_the_first_byte_is_an_event_and_cuts_the_stream(cli
     assert not reply.is_complete
 
 
-async def test_a_bug_while_streaming_is_an_event_without_internals_and_cuts_the_stream(client, chat, log):
+async def test_bug_while_streaming_is_an_event_without_internals_and_cuts_the_stream(client, chat, log):
     client.gateway.script = lambda job: [[Delta(0, "Hel", [1])], [Delta(99, "no such choice", [2])]]
     reply = await client.post(CHAT, chat(stream=True))
     assert json.loads(reply.events[-1])["error"]["code"] == "internal_error"
@@ -242,7 +242,7 @@ async def test_a_bug_while_streaming_is_an_event_without_internals_and_cuts_the_
 
 @pytest.mark.parametrize("script", [[None], [[Delta(0, "Hel", [1])], None]], ids=["waiting", "running"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnect_ends_the_job(client, chat, stream, script):
+async def test_disconnect_ends_the_job(client, chat, stream, script):
     client.gateway.script = lambda job: script
     left = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -263,14 +263,14 @@ async def test_without_streaming_a_failed_response_has_no_partial_text(client, c
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_to_a_queued_request_has_wait_headers(client, chat, stream):
+async def test_response_to_a_queued_request_has_wait_headers(client, chat, stream):
     client.gateway.estimated_wait_s, client.gateway.queue_position = 24, 3
     reply = await client.post(CHAT, chat(stream=stream))
     assert reply.headers["x-estimated-wait"] == "24"
     assert reply.headers["x-queue-position"] == "3"
 
 
-async def test_a_response_without_a_wait_has_no_wait_headers(client, chat):
+async def test_response_without_a_wait_has_no_wait_headers(client, chat):
     reply = await client.post(CHAT, chat())
     assert "x-estimated-wait" not in reply.headers
     assert "x-queue-position" not in reply.headers
@@ -389,7 +389,7 @@ async def test_template_variables_are_passed_to_the_template(client, model):
     assert "(gay)" in prompt
 
 
-async def test_a_long_body_or_prompt_is_encoded_in_a_thread_with_the_same_result(client, model):
+async def test_long_body_or_prompt_is_encoded_in_a_thread_with_the_same_result(client, model):
     # An unknown field makes the body long, but not the prompt.
     messages = [{"role": "user", "content": "hello"}]
     assert (
@@ -416,7 +416,7 @@ async def test_many_messages_are_prepared_in_a_thread(client, monkeypatch, path,
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
-async def test_a_response_for_an_alias_has_the_canonical_name(client, chat):
+async def test_response_for_an_alias_has_the_canonical_name(client, chat):
     reply = await client.post(CHAT, chat(model="tiny"))
     assert reply.json["model"] == "small"
     assert client.gateway.job.model == "small"

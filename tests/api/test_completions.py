@@ -8,7 +8,7 @@ from fairlead.job import Delta, TokenLogprob
 COMPLETIONS = "/v1/completions"
 
 
-async def test_an_answer_is_what_the_openai_client_expects(client):
+async def test_answer_is_what_the_openai_client_expects(client):
     reply = await client.post(COMPLETIONS, {"model": "small", "prompt": "hello", "n": 2, "best_of": 2})
     answer = Completion.model_validate_json(reply.body, strict=True)
     assert answer.id.startswith("cmpl-")
@@ -25,7 +25,7 @@ async def test_an_answer_is_what_the_openai_client_expects(client):
         ([[72], [73, 74]], [[72], [73, 74]]),
     ],
 )
-async def test_a_prompt_may_have_four_forms(client, model, prompt, expected):
+async def test_prompt_may_have_four_forms(client, model, prompt, expected):
     reply = await client.post(COMPLETIONS, {"prompt": prompt})
     assert reply.status == 200
     encoded = [model.encode_prompt(one) if isinstance(one, str) else one for one in expected]
@@ -51,7 +51,7 @@ async def test_token_ids_are_echoed_as_their_text(client, model):
     assert reply.json["choices"][0]["text"] == "hello worldHello world"
 
 
-async def test_a_stream_has_exactly_these_bytes(client):
+async def test_stream_has_exactly_these_bytes(client):
     reply = await client.post(COMPLETIONS, {"prompt": "hello", "stream": True})
     head = (
         f'data: {{"id":"{client.gateway.job.id}","object":"text_completion",'
@@ -121,7 +121,7 @@ async def test_text_offsets_continue_across_chunks(client, model):
         ({"prompt": ["x"] * 3, "n": 3}, "n"),
     ],
 )
-async def test_an_invalid_field_is_refused_by_name(client, fields, param):
+async def test_invalid_field_is_refused_by_name(client, fields, param):
     reply = await client.post(COMPLETIONS, fields)
     assert (reply.status, reply.error["param"]) == (400, param)
     overflows = fields.get("prompt") == [1] * 4096
@@ -129,7 +129,7 @@ async def test_an_invalid_field_is_refused_by_name(client, fields, param):
     assert client.gateway.jobs == []
 
 
-async def test_a_request_may_fill_the_context_to_its_last_token(client):
+async def test_request_may_fill_the_context_to_its_last_token(client):
     reply = await client.post(COMPLETIONS, {"prompt": [1] * 4000, "max_tokens": 96})
     assert reply.status == 200
     assert client.gateway.job.sampling.max_tokens == 96

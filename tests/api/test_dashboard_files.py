@@ -59,7 +59,7 @@ def words(language: str) -> dict[str, str]:
 # What is served -------------------------------------------------------------------------------------
 
 
-async def test_the_page_and_all_of_its_files_are_served_without_a_key(client_with):
+async def test_page_and_all_of_its_files_are_served_without_a_key(client_with):
     client = client_with(ApiKey(key="sesame"))
     page = await client.get("/")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -71,7 +71,7 @@ async def test_the_page_and_all_of_its_files_are_served_without_a_key(client_wit
     assert (await client.get("/queue")).status == 401
 
 
-async def test_the_security_policy_allows_nothing_from_other_servers(client):
+async def test_security_policy_allows_nothing_from_other_servers(client):
     for path in ("/", "/dashboard/main.js", "/dashboard/vendor/uPlot.esm.js"):
         headers = (await client.get(path)).headers
         policy = dict(
@@ -83,7 +83,7 @@ async def test_the_security_policy_allows_nothing_from_other_servers(client):
         assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
 
 
-async def test_a_cached_file_is_not_sent_again(client):
+async def test_cached_file_is_not_sent_again(client):
     first = await client.get("/dashboard/style.css")
     again = await client.get("/dashboard/style.css", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status, again.body) == (304, b"")
@@ -121,7 +121,7 @@ def test_no_file_of_ours_names_another_server():
             assert not re.search(r"(https?:)?//[a-z0-9-]+\.", markup), name
 
 
-def test_the_page_runs_nothing_inline():
+def test_page_runs_nothing_inline():
     assert Page().inline == []
 
 
@@ -132,14 +132,14 @@ def test_text_is_never_parsed_as_html_or_as_a_script(name):
     assert not re.search(f"{sinks}|{runs}|createContextualFragment", source(name))
 
 
-def test_the_key_is_written_to_no_url_and_no_persistent_storage():
+def test_key_is_written_to_no_url_and_no_persistent_storage():
     for name in OUR_SCRIPTS:
         for line in source(name).splitlines():
             assert not ("localStorage" in line and "key" in line.lower().replace("monkey", "")), line
             assert not re.search(r"[?&](api_?)?key=", line), line
 
 
-def test_the_vendored_plot_library_has_its_license():
+def test_vendored_plot_library_has_its_license():
     licence = (FOLDER / "vendor" / "LICENSE.uPlot").read_text()
     assert "MIT License" in licence
     version = re.search(r"\(v([\d.]+)\)", source("vendor/uPlot.esm.js"))
@@ -147,7 +147,7 @@ def test_the_vendored_plot_library_has_its_license():
     assert version[1] in (FOLDER / "vendor" / "README.md").read_text()
 
 
-def test_the_wheel_ships_every_file():
+def test_wheel_ships_every_file():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["fairlead"]
     package = ROOT / "src" / "fairlead"

@@ -46,7 +46,7 @@ def client(client_with, embedder):
     return made
 
 
-async def test_an_answer_is_what_the_openai_client_expects(client, model):
+async def test_answer_is_what_the_openai_client_expects(client, model):
     reply = await client.post(EMBEDDINGS, {"model": "tiny", "input": ["hello", "one two"], "user": "ana"})
     answer = CreateEmbeddingResponse.model_validate_json(reply.body, strict=True)
     assert [vector_of(0), vector_of(1)] == [one.embedding for one in answer.data]
@@ -69,7 +69,7 @@ async def test_an_answer_is_what_the_openai_client_expects(client, model):
         ([[72], [73, 74]], [[72], [73, 74]]),
     ],
 )
-async def test_an_input_may_have_four_forms(client, model, given, expected):
+async def test_input_may_have_four_forms(client, model, given, expected):
     reply = await client.post(EMBEDDINGS, {"input": given})
     assert reply.status == 200
     encoded = [model.encode_prompt(one) if isinstance(one, str) else one for one in expected]
@@ -99,7 +99,7 @@ async def test_fewer_dimensions_are_the_first_ones_normalized_if_the_model_norma
     assert reply.json["data"][0]["embedding"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_zero_vector_stays_zero_when_shortened():
+def test_zero_vector_stays_zero_when_shortened():
     assert bytes(8) == shortened(bytes(16), 2, normalized=True)
 
 
@@ -127,13 +127,13 @@ def test_a_zero_vector_stays_zero_when_shortened():
         ({"input": "a", "priority": "now"}, "priority"),
     ],
 )
-async def test_an_invalid_body_is_refused_by_field(client, fields, param):
+async def test_invalid_body_is_refused_by_field(client, fields, param):
     reply = await client.post(EMBEDDINGS, {"model": "small", **fields})
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", param)
     assert not client.gateway.jobs
 
 
-async def test_a_text_that_is_too_long_is_refused_with_openais_code(client):
+async def test_text_that_is_too_long_is_refused_with_openais_code(client):
     reply = await client.post(EMBEDDINGS, {"model": "small", "input": ["a", "word " * 5000]})
     assert (
         reply.status,
@@ -143,31 +143,31 @@ async def test_a_text_that_is_too_long_is_refused_with_openais_code(client):
     assert not client.gateway.jobs
 
 
-async def test_a_text_model_refuses_embeddings(client_with, model):
+async def test_text_model_refuses_embeddings(client_with, model):
     reply = await client_with().post(EMBEDDINGS, {"model": "small", "input": "a"})
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
     assert "does not make embeddings" in reply.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_an_embedding_model_refuses_completions(client, chat, path):
+async def test_embedding_model_refuses_completions(client, chat, path):
     reply = await client.post(path, {**chat(), "prompt": "hello"})
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", "model")
     assert not client.gateway.jobs
 
 
-async def test_the_model_card_has_the_task(client):
+async def test_model_card_has_the_task(client):
     assert (await client.get("/v1/models/small")).json["task"] == "embed"
 
 
-async def test_an_unknown_model_and_another_method_are_errors_in_openais_format(client):
+async def test_unknown_model_and_another_method_are_errors_in_openais_format(client):
     reply = await client.post(EMBEDDINGS, {"model": "large", "input": "a"})
     assert (reply.status, reply.error["code"]) == (404, "model_not_found")
     reply = await client.get(EMBEDDINGS)
     assert (reply.status, reply.headers["allow"].removeprefix("OPTIONS, ")) == (405, "POST")
 
 
-async def test_a_key_that_may_not_use_the_model_gets_a_403(client_with, embedder):
+async def test_key_that_may_not_use_the_model_gets_a_403(client_with, embedder):
     client = client_with(ApiKey(key="k", models=("other",)), models={"small": embedder})
     headers = {"Authorization": "Bearer k"}
     reply = await client.post(EMBEDDINGS, {"model": "small", "input": "a"}, headers=headers)
@@ -186,14 +186,14 @@ async def test_headers_set_priority_no_queue_and_request_id(client):
     ) == (0, True, "mine", "mine")
 
 
-async def test_a_response_to_a_queued_request_has_wait_headers(client):
+async def test_response_to_a_queued_request_has_wait_headers(client):
     client.gateway.estimated_wait_s, client.gateway.queue_position = 24, 3
     reply = await client.post(EMBEDDINGS, {"input": "a"})
     assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("24", "3")
 
 
 @pytest.mark.parametrize("error", [QueueFull("full", retry_after_s=3), NodeFailed("it died")])
-async def test_an_error_at_any_time_is_the_whole_response(client, error):
+async def test_error_at_any_time_is_the_whole_response(client, error):
     client.gateway.refusal = error
     reply = await client.post(EMBEDDINGS, {"input": ["a", "b"]})
     assert (error.status, error.code) == (reply.status, reply.error["code"])
@@ -203,14 +203,14 @@ async def test_an_error_at_any_time_is_the_whole_response(client, error):
     assert (error.status, error.code) == (reply.status, reply.error["code"])
 
 
-async def test_a_vector_of_another_length_is_a_node_failure(client):
+async def test_vector_of_another_length_is_a_node_failure(client):
     client.gateway.script = lambda _: [[Delta(0, finish_reason="stop", vector=b"1234")]]
     reply = await client.post(EMBEDDINGS, {"input": "a"})
     assert (reply.status, reply.error["code"]) == (502, "node_failed")
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-async def test_a_disconnect_ends_the_job(client, autojump_clock, steps):
+async def test_disconnect_ends_the_job(client, autojump_clock, steps):
     client.gateway.script = lambda job: [*script(job)[:steps], None]
     left = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -221,7 +221,7 @@ async def test_a_disconnect_ends_the_job(client, autojump_clock, steps):
     assert client.gateway.ended == 1
 
 
-async def test_a_large_response_is_written_in_a_thread(client, monkeypatch):
+async def test_large_response_is_written_in_a_thread(client, monkeypatch):
     monkeypatch.setattr(sse, "LARGE_VECTORS_BYTES", 4 * 2 * WIDTH)
     threads = []
     run_sync = trio.to_thread.run_sync
@@ -238,7 +238,7 @@ async def test_a_large_response_is_written_in_a_thread(client, monkeypatch):
     assert len(threads) == 1
 
 
-async def test_a_model_that_another_server_has_too_may_embed_there(client_with, embedder):
+async def test_model_that_another_server_has_too_may_embed_there(client_with, embedder):
     fleet = FakeFleet(["small"], ["small"])
     client = client_with(models={"small": embedder}, fleet=fleet)
     relayed_body = b'{"theirs": [1,  2]}'

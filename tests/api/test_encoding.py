@@ -22,7 +22,7 @@ def test_many_ids_take_four_bytes_each_and_reach_the_engine_unchanged(model):
     assert pack_tokens(encoded) == pack_tokens(ids)
 
 
-def test_the_total_tokens_of_a_request_are_bounded(model):
+def test_total_tokens_of_a_request_are_bounded(model):
     encoded = []
 
     def prompts():

@@ -32,7 +32,7 @@ async def test_every_error_of_the_tree_has_its_status_and_code(client, chat, kin
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_before_the_first_delta_has_its_http_status(client, chat, stream):
+async def test_refusal_before_the_first_delta_has_its_http_status(client, chat, stream):
     client.gateway.refusal = errors.QueueFull("the queue is full", retry_after_s=17, estimated_wait_s=30)
     reply = await client.post(CHAT, chat(stream=stream))
     assert reply.status == 429
@@ -41,7 +41,7 @@ async def test_a_refusal_before_the_first_delta_has_its_http_status(client, chat
     assert reply.error["type"] == "rate_limit_error"
 
 
-async def test_an_error_in_an_exception_group_is_found(client, chat):
+async def test_error_in_an_exception_group_is_found(client, chat):
     inner = ExceptionGroup("", [errors.NodeFailed("gone"), OSError("closed")])
     client.gateway.refusal = ExceptionGroup("", [inner])
     reply = await client.post(CHAT, chat())
@@ -49,7 +49,7 @@ async def test_an_error_in_an_exception_group_is_found(client, chat):
 
 
 @pytest.mark.parametrize("group", [False, True])
-async def test_a_bug_is_a_500_without_internals_and_is_logged_once(client, chat, log, group):
+async def test_bug_is_a_500_without_internals_and_is_logged_once(client, chat, log, group):
     bug = ZeroDivisionError("secret detail")
     client.gateway.refusal = ExceptionGroup("", [bug]) if group else bug
     reply = await client.post(CHAT, chat(), headers={"X-Request-Id": "abc"})
@@ -62,7 +62,7 @@ async def test_a_bug_is_a_500_without_internals_and_is_logged_once(client, chat,
     assert entry["exc_info"] is bug
 
 
-async def test_an_expected_error_is_one_log_line_without_a_traceback(client, log):
+async def test_expected_error_is_one_log_line_without_a_traceback(client, log):
     await client.post(CHAT, b"{")
     (entry,) = log
     assert (entry["log_level"], entry["outcome"]) == ("info", "invalid_request")
@@ -70,19 +70,19 @@ async def test_an_expected_error_is_one_log_line_without_a_traceback(client, log
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/chat/completions/", "/static/x", "/v1/models/"])
-async def test_an_unknown_path_is_a_404_in_json(client, path):
+async def test_unknown_path_is_a_404_in_json(client, path):
     reply = await client.get(path)
     assert (reply.status, reply.error["code"], reply.error["type"]) == (404, "not_found", "not_found_error")
     assert "x-request-id" in reply.headers
 
 
-async def test_a_wrong_method_is_a_405_that_lists_the_allowed_ones(client):
+async def test_wrong_method_is_a_405_that_lists_the_allowed_ones(client):
     reply = await client.get(CHAT)
     assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
     assert reply.headers["allow"] == "OPTIONS, POST"
 
 
-async def test_an_unknown_model_is_a_404(client, chat):
+async def test_unknown_model_is_a_404(client, chat):
     for name in ("huge", "x" * 100_000):
         reply = await client.post(CHAT, chat(model=name))
         assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
@@ -94,7 +94,7 @@ async def test_an_unknown_model_is_a_404(client, chat):
 @pytest.mark.parametrize(
     "given", ["a", "!~", "x" * MAX_REQUEST_ID_LENGTH, "0f8fad5b-d9cb-469f-a165-70867728950e"]
 )
-async def test_a_clients_request_id_is_used(client, chat, given):
+async def test_clients_request_id_is_used(client, chat, given):
     for reply in (
         await client.get("/health", headers={"X-Request-Id": given}),
         await client.get("/nowhere", headers={"X-Request-Id": given}),
@@ -104,7 +104,7 @@ async def test_a_clients_request_id_is_used(client, chat, given):
 
 
 @pytest.mark.parametrize("given", ["", " ", "a b", "é", "x" * (MAX_REQUEST_ID_LENGTH + 1), "a\x7f", "a\tb"])
-async def test_a_request_id_that_is_not_safe_in_a_log_line_is_replaced(client, given):
+async def test_request_id_that_is_not_safe_in_a_log_line_is_replaced(client, given):
     reply = await client.get("/health", headers={"X-Request-Id": given})
     made = reply.headers["x-request-id"]
     assert made != given

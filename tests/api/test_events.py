@@ -174,7 +174,7 @@ async def test_slow_reader_gets_the_current_snapshot_and_none_are_buffered(autoj
     assert snapshot["queue"]["waiting"] == 3
 
 
-async def test_a_server_that_drains_ends_the_stream(autojump_clock):
+async def test_server_that_drains_ends_the_stream(autojump_clock):
     server = Server()
     async with trio.open_nursery() as nursery:
 
@@ -209,7 +209,7 @@ async def test_output_of_commands_is_not_shown_and_is_no_change(autojump_clock):
 # The history ----------------------------------------------------------------------------------------
 
 
-async def test_the_history_is_limited_to_ten_minutes(autojump_clock):
+async def test_history_is_limited_to_ten_minutes(autojump_clock):
     server = Server()
     history = History(server.take)
     with trio.move_on_after(3 * 3600):
@@ -220,7 +220,7 @@ async def test_the_history_is_limited_to_ten_minutes(autojump_clock):
     assert trio.current_time() - columns["at_s"][-1] <= INTERVAL_S
 
 
-async def test_a_failed_snapshot_leaves_a_gap_in_the_history(autojump_clock, log):
+async def test_failed_snapshot_leaves_a_gap_in_the_history(autojump_clock, log):
     server = Server()
 
     def take() -> Snapshot:
@@ -237,7 +237,7 @@ async def test_a_failed_snapshot_leaves_a_gap_in_the_history(autojump_clock, log
     assert [entry["event"] for entry in log] == ["snapshot failed"] * 2
 
 
-async def test_a_row_has_totals_only(autojump_clock):
+async def test_row_has_totals_only(autojump_clock):
     """Watchers must not learn about jobs of other users."""
     assert (totals_of(Server().take()).__struct_fields__) == (
         "at_s",
@@ -250,7 +250,7 @@ async def test_a_row_has_totals_only(autojump_clock):
     )
 
 
-async def test_the_history_is_kept_from_the_apps_start_to_its_end(watchable, autojump_clock):
+async def test_history_is_kept_from_the_apps_start_to_its_end(watchable, autojump_clock):
     client = watchable()
     to_app, from_test = trio.open_memory_channel(1)
     messages = []
@@ -334,7 +334,7 @@ async def test_watchers_are_bounded_and_a_disconnect_frees_a_place(watchable, au
             disconnected.set()
 
 
-async def test_a_head_request_takes_no_place(watchable, autojump_clock):
+async def test_head_request_takes_no_place(watchable, autojump_clock):
     client = watchable()
     for _ in range(2 * MAX_CLIENTS):
         assert (await client.send("HEAD", "/events", b"")).status == 200
@@ -393,7 +393,7 @@ async def test_connection_of_a_client_that_does_not_read_is_closed_and_freed(mon
         assert not (await client.answer()).is_complete
 
 
-async def test_a_server_that_shuts_down_does_not_wait_for_watchers():
+async def test_server_that_shuts_down_does_not_wait_for_watchers():
     looked_at = Server()
     watched = Events(looked_at.take, lambda: looked_at.draining)
     async with serving(served(watched), Limits(drain_s=3600)) as server:

@@ -53,7 +53,7 @@ def app():
 # Lifetimes -----------------------------------------------------------------------------------------
 
 
-async def test_a_task_of_the_request_ends_when_its_answer_has_been_sent(app):
+async def test_task_of_the_request_ends_when_its_answer_has_been_sent(app):
     ended = trio.Event()
 
     async def task(*, task_status):
@@ -73,7 +73,7 @@ async def test_a_task_of_the_request_ends_when_its_answer_has_been_sent(app):
 
 
 @pytest.mark.parametrize("where", ["route", "task", "stream"])
-async def test_a_disconnect_cancels_the_route_its_tasks_and_its_stream(app, where):
+async def test_disconnect_cancels_the_route_its_tasks_and_its_stream(app, where):
     running, ended = trio.Event(), trio.Event()
 
     async def work(*, task_status=trio.TASK_STATUS_IGNORED):
@@ -105,7 +105,7 @@ async def test_a_disconnect_cancels_the_route_its_tasks_and_its_stream(app, wher
         await ended.wait()
 
 
-async def test_a_stream_has_no_timeout_and_keeps_its_connection_alive(app):
+async def test_stream_has_no_timeout_and_keeps_its_connection_alive(app):
     @app.get("/stream")
     async def route():
         async def body():
@@ -121,14 +121,14 @@ async def test_a_stream_has_no_timeout_and_keeps_its_connection_alive(app):
     assert [(answer.body, answer.is_complete) for answer in answers] == [(b"01234", True)] * 10
 
 
-async def test_an_idle_connection_times_out_after_a_response(app):
+async def test_idle_connection_times_out_after_a_response(app):
     async with serving(app, Limits(idle_timeout_s=0.3)) as server:
         client = await server.connect()
         assert (await client.fetch(get("/hello"))).body == b"hello"
         assert await client.end() == b""
 
 
-async def test_a_head_request_for_an_endless_stream_ends(app):
+async def test_head_request_for_an_endless_stream_ends(app):
     @app.get("/stream")
     async def route():
         async def body():
@@ -144,7 +144,7 @@ async def test_a_head_request_for_an_endless_stream_ends(app):
         assert (await client.fetch(get("/hello"))).body == b"hello"
 
 
-async def test_an_error_page_without_an_error_handler_is_sent_unchanged(app):
+async def test_error_page_without_an_error_handler_is_sent_unchanged(app):
     async with serving(app) as server:
         answers = [
             await server.fetch(get("/nowhere")),
@@ -156,7 +156,7 @@ async def test_an_error_page_without_an_error_handler_is_sent_unchanged(app):
 # Errors --------------------------------------------------------------------------------------------
 
 
-async def test_an_error_of_a_task_before_the_response_is_handled_like_the_routes(app):
+async def test_error_of_a_task_before_the_response_is_handled_like_the_routes(app):
     async def task():
         raise NodeFailed("gone")
 
@@ -173,7 +173,7 @@ async def test_an_error_of_a_task_before_the_response_is_handled_like_the_routes
     assert answer.body.replace(b" ", b"").strip() == b'{"code":"node_failed","name":"ana"}'
 
 
-async def test_an_error_before_started_is_raised_in_the_route_without_a_group(app):
+async def test_error_before_started_is_raised_in_the_route_without_a_group(app):
     async def serve(*, task_status):
         raise QueueFull("full")
 
@@ -192,7 +192,7 @@ async def test_an_error_before_started_is_raised_in_the_route_without_a_group(ap
     assert caught == ["queue_full"]
 
 
-async def test_a_task_that_fails_during_the_response_cuts_it_and_is_logged_once(app):
+async def test_task_that_fails_during_the_response_cuts_it_and_is_logged_once(app):
     @app.get("/")
     async def route():
         async def task():
@@ -215,7 +215,7 @@ async def test_a_task_that_fails_during_the_response_cuts_it_and_is_logged_once(
     assert [entry["event"] for entry in logs] == ["request failed"]
 
 
-async def test_a_cut_stream_is_incomplete_and_logs_nothing(app):
+async def test_cut_stream_is_incomplete_and_logs_nothing(app):
     @app.get("/")
     async def route():
         async def body():
@@ -231,7 +231,7 @@ async def test_a_cut_stream_is_incomplete_and_logs_nothing(app):
 
 
 @pytest.mark.parametrize("name", ["X-Broken", "X Broken"])
-async def test_an_invalid_response_header_fails_only_its_request(app, name):
+async def test_invalid_response_header_fails_only_its_request(app, name):
     @app.get("/")
     async def route():
         return Response("never", headers=[(name, "\x00")])
@@ -249,13 +249,13 @@ async def test_an_invalid_response_header_fails_only_its_request(app, name):
 
 
 @pytest.mark.parametrize("encoding", [(), ("Content-Encoding: identity",)])
-async def test_a_body_of_exactly_the_limit_is_read(app, encoding):
+async def test_body_of_exactly_the_limit_is_read(app, encoding):
     async with serving(app, Limits(body_bytes=1000)) as server:
         answer = await server.fetch(post(b"x" * 1000, "/echo", *encoding))
     assert (answer.status, len(answer.body)) == (200, 1000)
 
 
-async def test_a_body_announced_as_too_large_is_refused_before_it_is_sent(app):
+async def test_body_announced_as_too_large_is_refused_before_it_is_sent(app):
     async with serving(app, Limits(body_bytes=1000)) as server:
         client = await server.connect()
         await client.send(post(b"x" * 1001, "/echo")[:-1001])
@@ -264,7 +264,7 @@ async def test_a_body_announced_as_too_large_is_refused_before_it_is_sent(app):
     assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
-async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed(app):
+async def test_body_that_grows_too_large_is_refused_and_its_connection_closed(app):
     async with serving(app, Limits(body_bytes=100_000)) as server:
         client = await server.connect()
         await client.send(b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -275,7 +275,7 @@ async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed(
     assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
-async def test_a_body_that_is_not_sent_times_out(app):
+async def test_body_that_is_not_sent_times_out(app):
     async with serving(app, Limits(body_timeout_s=0.3)) as server:
         client = await server.connect()
         await client.send(post(b"0123456789", "/echo")[:-1])
@@ -285,7 +285,7 @@ async def test_a_body_that_is_not_sent_times_out(app):
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
-async def test_a_compressed_body_is_refused_by_the_name_of_its_header(app, encoding):
+async def test_compressed_body_is_refused_by_the_name_of_its_header(app, encoding):
     seen = []
 
     @app.errorhandler(InvalidRequest)
@@ -298,7 +298,7 @@ async def test_a_compressed_body_is_refused_by_the_name_of_its_header(app, encod
     assert (answer.status, seen) == (400, ["Content-Encoding"])
 
 
-async def test_a_body_is_read_with_quarts_test_client_too(app):
+async def test_body_is_read_with_quarts_test_client_too(app):
     response = await app.test_client().post("/echo", data=b"hello")
     assert await response.get_data() == b"hello"
 

@@ -61,7 +61,7 @@ def operator(client_with, fleet):
 
 
 @pytest.mark.parametrize("name", ["cold", "frozen"])
-async def test_a_model_is_loaded_by_name_or_alias_and_its_state_returned(operator, fleet, name):
+async def test_model_is_loaded_by_name_or_alias_and_its_state_returned(operator, fleet, name):
     reply = await operator.post("/models/load", {"model": name})
     assert (reply.status, fleet.calls) == (200, [("load", "cold")])
     assert tuple(reply.json[key] for key in ("model", "state", "aliases")) == ("cold", "stopped", ["frozen"])
@@ -70,19 +70,19 @@ async def test_a_model_is_loaded_by_name_or_alias_and_its_state_returned(operato
 @pytest.mark.parametrize(
     ("fields", "force"), [({}, False), ({"force": None}, False), ({"force": True}, True)]
 )
-async def test_an_unload_is_forced_only_if_requested(operator, fleet, fields, force):
+async def test_unload_is_forced_only_if_requested(operator, fleet, fields, force):
     reply = await operator.post("/models/unload", {"model": "tiny", **fields})
     assert (reply.status, fleet.calls) == (200, [("unload", "small", force)])
     assert reply.json["model"] == "small"
 
 
 @pytest.mark.parametrize(("query", "arguments"), [("", ()), ("?wait=false", ()), ("?wait=true", ("wait",))])
-async def test_an_unload_lets_queued_requests_wait_only_if_requested(operator, fleet, query, arguments):
+async def test_unload_lets_queued_requests_wait_only_if_requested(operator, fleet, query, arguments):
     reply = await operator.post(f"/models/unload{query}", {"model": "tiny"})
     assert (reply.status, fleet.calls) == (200, [("unload", "small", False, *arguments)])
 
 
-async def test_an_unload_with_another_wait_than_true_or_false_is_refused(operator, fleet):
+async def test_unload_with_another_wait_than_true_or_false_is_refused(operator, fleet):
     reply = await operator.post("/models/unload?wait=yes", {"model": "tiny"})
     assert (reply.status, reply.error["param"]) == (400, "wait")
     assert reply.error["message"] == "wait: must be true or false, not 'yes'"
@@ -98,7 +98,7 @@ async def test_request_for_a_model_with_only_drained_nodes_gets_503_at_once(oper
     assert int(reply.headers["retry-after"]) >= 1
 
 
-async def test_a_failed_load_reports_the_reason(operator, fleet):
+async def test_failed_load_reports_the_reason(operator, fleet):
     fleet.refusal = LoadFailed("cold: exit code 3 while loading")
     reply = await operator.post("/models/load", {"model": "cold"})
     assert (
@@ -119,7 +119,7 @@ async def test_a_failed_load_reports_the_reason(operator, fleet):
         (b"small", (400, None)),
     ],
 )
-async def test_a_load_or_unload_without_a_valid_model_is_refused(operator, fleet, path, body, expected):
+async def test_load_or_unload_without_a_valid_model_is_refused(operator, fleet, path, body, expected):
     reply = await operator.post(path, body)
     assert expected == (reply.status, reply.error["param"])
     assert fleet.calls == []
@@ -130,7 +130,7 @@ async def test_force_must_be_a_boolean(operator, fleet):
     assert (reply.status, reply.error["param"], fleet.calls) == (400, "force", [])
 
 
-async def test_a_disconnect_ends_the_wait_for_a_load(client_with):
+async def test_disconnect_ends_the_wait_for_a_load(client_with):
     class Slow(FakeFleet):
         left = False
 
@@ -150,7 +150,7 @@ async def test_a_disconnect_ends_the_wait_for_a_load(client_with):
     assert fleet.left
 
 
-async def test_a_key_loads_and_unloads_its_own_models_only(client_with, fleet):
+async def test_key_loads_and_unloads_its_own_models_only(client_with, fleet):
     key = ApiKey("sk", models=("frozen",))
     client = client_with(key, fleet=fleet, aliases=ALIASES)
     headers = {"Authorization": "Bearer sk"}
@@ -169,7 +169,7 @@ async def test_running_models_are_those_with_a_local_process(operator):
     assert running[1]["load"] == {"progress": 0.5, "stage": "", "duration_s": 0.0}
 
 
-async def test_the_model_list_has_every_model_that_is_not_unlisted(operator):
+async def test_model_list_has_every_model_that_is_not_unlisted(operator):
     data = (await operator.get("/v1/models")).json["data"]
     assert [card["id"] for card in data] == ["small", "cold", "broken", "coming", "remote"]
     for card in data:
@@ -195,7 +195,7 @@ async def test_model_with_its_only_node_down_is_known_but_not_listed(client_with
     assert (await client.get("/v1/models/remote")).json["id"] == "remote"
 
 
-async def test_a_command_has_the_description_of_its_configuration(client_with):
+async def test_command_has_the_description_of_its_configuration(client_with):
     settings = {"cmd": ("serve",), "proxy": "http://127.0.0.1:1"}
     plain = CommandConfig(name="plain", **settings)
     known = CommandConfig(
@@ -225,7 +225,7 @@ async def test_unlisted_models_can_be_looked_up_too(operator, name, canonical):
     assert canonical == (await operator.get(f"/v1/models/{name}")).json["id"]
 
 
-async def test_a_model_that_is_removed_during_its_load_is_not_found(client_with):
+async def test_model_that_is_removed_during_its_load_is_not_found(client_with):
     class Fickle(FakeFleet):
         async def load(self, model: str) -> None:
             await trio.lowlevel.checkpoint()
@@ -235,7 +235,7 @@ async def test_a_model_that_is_removed_during_its_load_is_not_found(client_with)
     assert reply.status == 404
 
 
-async def test_an_engines_model_that_is_being_removed_is_not_found(client_with, fleet):
+async def test_engines_model_that_is_being_removed_is_not_found(client_with, fleet):
     client = client_with(fleet=fleet, models={})
     reply = await client.post("/v1/chat/completions", {"model": "small", "messages": []})
     assert (reply.status, reply.error["code"], client.gateway.jobs) == (404, "model_not_found", [])
@@ -259,12 +259,13 @@ async def test_nodes_are_listed_without_their_keys(operator):
     assert not any("key" in name for name in node)
 
 
-async def test_a_node_is_added_with_all_settings_of_a_configuration(operator, fleet):
+async def test_node_is_added_with_all_settings_of_a_configuration(operator, fleet):
     body = {"id": "org/big", "url": "http://10.0.0.2:8000", "api_key": "sk-theirs", "seats": 4}
-    reply = await operator.post("/nodes", {**body, "models": ["remote"], "model_names": {"remote": "qwen"}})
+    names = {"model_names": {"remote": "qwen"}, "dialects": ["openai"]}
+    reply = await operator.post("/nodes", {**body, "models": ["remote"], **names})
     assert (reply.status, reply.json["id"]) == (201, "org/big")
     assert b"sk-theirs" not in reply.body
-    config = NodeConfig(**body, models=("remote",), model_names={"remote": "qwen"})
+    config = NodeConfig(**body, models=("remote",), model_names={"remote": "qwen"}, dialects=("openai",))
     assert [("add", config)] == fleet.calls
 
 
@@ -286,16 +287,18 @@ async def test_omitted_settings_of_a_node_have_the_configurations_defaults(opera
         ({"models": []}, "models"),
         ({"models": "remote"}, "models"),
         ({"model_names": {"remote": 1}}, "model_names"),
+        ({"dialects": []}, "dialects"),
+        ({"dialects": ["smtp"]}, "dialects[0]"),
         ({"apiKey": "sk-remote"}, "apiKey"),
     ],
 )
-async def test_an_invalid_node_is_refused_by_field(operator, fleet, fields, param):
+async def test_invalid_node_is_refused_by_field(operator, fleet, fields, param):
     reply = await operator.post("/nodes", {"id": "big", "url": "http://10.0.0.2:8000", **fields})
     assert (reply.status, reply.error["param"], fleet.calls) == (400, param, [])
     assert param in reply.error["message"]
 
 
-async def test_a_refusal_names_fields_as_the_api_spells_them(operator):
+async def test_refusal_names_fields_as_the_api_spells_them(operator):
     reply = await operator.post("/nodes", {"id": "big", "url": "http://me:secret@10.0.0.2"})
     assert reply.error["param"] == "url"
     assert "api_key" in reply.error["message"]
@@ -303,7 +306,7 @@ async def test_a_refusal_names_fields_as_the_api_spells_them(operator):
 
 
 @pytest.mark.parametrize("missing", ["id", "url"])
-async def test_a_node_needs_an_id_and_a_url(operator, fleet, missing):
+async def test_node_needs_an_id_and_a_url(operator, fleet, missing):
     body = {"id": "big", "url": "http://10.0.0.2:8000"}
     del body[missing]
     reply = await operator.post("/nodes", body)
@@ -311,13 +314,13 @@ async def test_a_node_needs_an_id_and_a_url(operator, fleet, missing):
     assert missing in reply.error["message"]
 
 
-async def test_the_fleet_refuses_a_node_id_that_is_taken(operator, fleet):
+async def test_fleet_refuses_a_node_id_that_is_taken(operator, fleet):
     fleet.refusal = InvalidRequest("id: big is taken", param="id")
     reply = await operator.post("/nodes", {"id": "big", "url": "http://10.0.0.2:8000"})
     assert (reply.status, reply.error["param"]) == (400, "id")
 
 
-async def test_a_node_is_drained_and_removed_by_its_id_which_may_have_slashes(operator, fleet):
+async def test_node_is_drained_and_removed_by_its_id_which_may_have_slashes(operator, fleet):
     drained = await operator.post("/nodes/org/big/drain", b"")
     assert (drained.status, drained.json["id"]) == (200, "org/big")
     removed = await operator.send("DELETE", "/nodes/org/big", b"")
@@ -326,13 +329,13 @@ async def test_a_node_is_drained_and_removed_by_its_id_which_may_have_slashes(op
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", "/nodes/x"), ("POST", "/nodes/x/drain")])
-async def test_an_unknown_node_is_not_found(operator, fleet, method, path):
+async def test_unknown_node_is_not_found(operator, fleet, method, path):
     fleet.refusal = NotFound("there is no node 'x'")
     reply = await operator.send(method, path, b"")
     assert (reply.status, reply.error["code"]) == (404, "not_found")
 
 
-async def test_a_job_for_a_model_without_a_node_is_a_503(operator):
+async def test_job_for_a_model_without_a_node_is_a_503(operator):
     operator.gateway.refusal = NoNode("no node has remote now")
     reply = await operator.post("/v1/chat/completions", {"model": "remote", "messages": []})
     assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "no_node", "2")
@@ -361,7 +364,7 @@ ROUTES = [
         ({"Origin": "null"}, "Origin"),
     ],
 )
-async def test_a_page_of_another_server_is_refused(operator, fleet, method, path, body, headers, param):
+async def test_page_of_another_server_is_refused(operator, fleet, method, path, body, headers, param):
     content = b"" if body is None else json.dumps(body).encode()
     refused = await operator.send(method, path, content, headers=headers)
     assert (refused.status, refused.error["code"], refused.error["param"]) == (403, "forbidden", param)
@@ -380,7 +383,7 @@ async def test_operator_routes_need_a_key_if_keys_are_configured(client_with, fl
     assert reply.status in (200, 201)
 
 
-async def test_a_key_for_some_models_may_not_change_nodes(client_with, fleet):
+async def test_key_for_some_models_may_not_change_nodes(client_with, fleet):
     client = client_with(ApiKey("sk", models=("small",)), fleet=fleet)
     headers = {"Authorization": "Bearer sk"}
     for method, path, body in ROUTES[4:]:

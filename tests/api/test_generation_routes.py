@@ -48,19 +48,19 @@ async def echo(request: Request) -> Response:
 
 
 @pytest.mark.parametrize("encoding", ["identity", ""])
-async def test_a_body_of_exactly_the_limit_is_read(encoding):
+async def test_body_of_exactly_the_limit_is_read(encoding):
     async with serving(served(echo), Limits(body_bytes=10)) as server:
         answer = await server.fetch(post(b"0123456789", "/", f"Content-Encoding: {encoding}"))
     assert (answer.status, answer.body) == (200, b"0123456789")
 
 
-async def test_a_body_announced_as_too_large_is_refused_before_it_is_sent():
+async def test_body_announced_as_too_large_is_refused_before_it_is_sent():
     async with serving(served(echo), Limits(body_bytes=10)) as server:
         answer = await server.fetch(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 11\r\n\r\n")
     assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
-async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed():
+async def test_body_that_grows_too_large_is_refused_and_its_connection_closed():
     async with serving(served(echo), Limits(body_bytes=10)) as server:
         client = await server.connect()
         await client.send(b"POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -70,13 +70,13 @@ async def test_a_body_that_grows_too_large_is_refused_and_its_connection_closed(
         assert (answer.status, await client.end()) == (413, b"")
 
 
-async def test_a_body_that_is_not_sent_times_out():
+async def test_body_that_is_not_sent_times_out():
     async with serving(served(echo), Limits(body_timeout_s=0.3)) as server:
         answer = await server.fetch(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\nabc")
     assert (answer.status, answer.error["code"]) == (408, "body_timeout")
 
 
-async def test_a_compressed_body_is_refused_by_the_name_of_its_header():
+async def test_compressed_body_is_refused_by_the_name_of_its_header():
     async with serving(served(echo)) as server:
         answer = await server.fetch(post(b"x", "/", "Content-Encoding: gzip"))
     assert (answer.status, answer.error["param"]) == (400, "Content-Encoding")
@@ -150,7 +150,7 @@ class Steps(trio.abc.Instrument):
         self.count += "Protocol._run" in task.name
 
 
-async def test_a_client_that_keeps_up_is_served_without_waking_its_requests_task():
+async def test_client_that_keeps_up_is_served_without_waking_its_requests_task():
     deltas = Deltas(1)
     steps = Steps()
     async with serving(streaming(deltas)) as server:
@@ -170,7 +170,7 @@ async def test_a_client_that_keeps_up_is_served_without_waking_its_requests_task
 
 @pytest.mark.parametrize("at_once", [1, 7])
 @pytest.mark.parametrize("_time", range(5))  # the order of the tasks is random
-async def test_a_slow_client_gets_everything_once_and_in_order(at_once, _time):
+async def test_slow_client_gets_everything_once_and_in_order(at_once, _time):
     deltas = Deltas(1)
     async with serving(streaming(deltas)) as server:
         client = await server.connect(receive_buffer=4096)
@@ -200,7 +200,7 @@ async def test_text_for_a_client_that_does_not_read_is_kept_and_blocks_no_other(
         assert (await client.answer()).body.count(b"x") == 200 * 10_000
 
 
-async def test_a_failing_writer_sends_an_error_event_and_cuts_the_stream_without_raising_in_put():
+async def test_failing_writer_sends_an_error_event_and_cuts_the_stream_without_raising_in_put():
     deltas = Deltas(1)
     with structlog.testing.capture_logs() as logs:
         async with serving(streaming(deltas)) as server:
@@ -243,7 +243,7 @@ async def test_other_methods_of_a_generating_route_are_a_405(model, method):
     assert set(reply.headers["allow"].split(", ")) == {"OPTIONS", "POST"}
 
 
-async def test_a_failing_route_is_a_500_without_internals_and_is_logged_once():
+async def test_failing_route_is_a_500_without_internals_and_is_logged_once():
     async def fail(request: Request) -> Response:
         raise ValueError("a secret")
 
@@ -255,7 +255,7 @@ async def test_a_failing_route_is_a_500_without_internals_and_is_logged_once():
     assert [entry["event"] for entry in logs] == ["unexpected error"]
 
 
-async def test_an_error_of_a_task_of_the_request_is_handled_like_the_routes():
+async def test_error_of_a_task_of_the_request_is_handled_like_the_routes():
     async def route(request: Request) -> Response:
         async def fail() -> None:
             raise ValueError("in a task")
@@ -279,7 +279,7 @@ def errors_in_memory():
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-async def test_a_refused_request_leaves_no_cycle_that_keeps_its_body_in_memory(client, path, monkeypatch):
+async def test_refused_request_leaves_no_cycle_that_keeps_its_body_in_memory(client, path, monkeypatch):
     def refuse(*_, **__):  # in a thread, as the body is long
         raise InvalidRequest("no")
 

@@ -54,7 +54,7 @@ NOT_JSON = {
 
 
 @pytest.mark.parametrize("name", NOT_JSON)
-async def test_a_body_that_is_no_json_object_is_refused(client, name):
+async def test_body_that_is_no_json_object_is_refused(client, name):
     error = await refused(client, NOT_JSON[name])
     assert error["param"] is None
 
@@ -142,7 +142,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("field", "param"), FIELDS, ids=lambda value: str(value)[:50])
-async def test_an_invalid_field_is_refused_by_name(client, field, param):
+async def test_invalid_field_is_refused_by_name(client, field, param):
     error = await refused(client, b"{" + MESSAGES + b"," + field + b"}")
     if param is not None:
         assert error["param"] == param
@@ -179,7 +179,7 @@ async def test_invalid_messages_are_refused_by_their_path(client, messages, para
     assert error["param"] == param
 
 
-async def test_the_refusal_of_a_content_part_names_its_type(client):
+async def test_refusal_of_a_content_part_names_its_type(client):
     body = {"messages": [{"role": "user", "content": [IMAGE]}]}
     error = await refused(client, json.dumps(body).encode())
     assert "'image_url'" in error["message"]
@@ -204,7 +204,7 @@ async def test_tools_nested_as_deep_as_the_parser_allows_are_a_400(client, chat)
     ],
     ids=["a value", "a key", "a part"],
 )
-async def test_an_error_does_not_repeat_long_parts_of_the_request(client, body):
+async def test_error_does_not_repeat_long_parts_of_the_request(client, body):
     error = await refused(client, body)
     assert len(json.dumps(error)) < 1000
 
@@ -214,17 +214,17 @@ async def test_of_duplicate_keys_the_last_one_counts(client):
     assert (reply.status, client.gateway.job.n) == (200, 2)
 
 
-async def test_the_content_type_may_be_anything(client, chat):
+async def test_content_type_may_be_anything(client, chat):
     reply = await client.post(CHAT, chat(), headers={"Content-Type": "text/plain"})
     assert reply.status == 200
 
 
-async def test_a_compressed_body_is_refused(client, chat):
+async def test_compressed_body_is_refused(client, chat):
     reply = await client.post(CHAT, chat(), headers={"Content-Encoding": "gzip"})
     assert (reply.status, reply.error["param"]) == (400, "Content-Encoding")
 
 
-async def test_a_body_over_the_limit_is_a_413(client):
+async def test_body_over_the_limit_is_a_413(client):
     reply = await client.post(CHAT, b" " * (16 * 1024 * 1024 + 1))
     assert (reply.status, reply.error["code"]) == (413, "body_too_large")
 
@@ -254,7 +254,7 @@ def whole_numbers_as_floats(**more) -> bytes:
     return json.dumps(fields | more).encode()
 
 
-def test_a_whole_number_may_be_written_with_a_fraction_of_zero():
+def test_whole_number_may_be_written_with_a_fraction_of_zero():
     request = outcome(whole_numbers_as_floats(temperature=1.0, seed=-3e2))
     assert (request.max_tokens, request.stop_token_ids, request.temperature) == (5, (1, 2), 1.0)
     assert (type(request.max_tokens), request.seed) == (int, -300)

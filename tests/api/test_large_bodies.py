@@ -190,7 +190,7 @@ async def test_too_many_values_are_refused_by_the_name_of_their_member(relay_cli
 
 
 @pytest.mark.parametrize("name", LONG)
-async def test_a_value_that_is_too_long_is_refused_by_name(relay_client, parsed, name):
+async def test_value_that_is_too_long_is_refused_by_name(relay_client, parsed, name):
     path, make, param = LONG[name]
     body = make()
     reply = await post(relay_client, path, body)
@@ -200,7 +200,7 @@ async def test_a_value_that_is_too_long_is_refused_by_name(relay_client, parsed,
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-async def test_a_large_body_within_the_bounds_is_served(relay_client, parsed, name):
+async def test_large_body_within_the_bounds_is_served(relay_client, parsed, name):
     path, make = ACCEPTED[name]
     body = make()
     reply = await post(relay_client, path, body)
@@ -208,7 +208,7 @@ async def test_a_large_body_within_the_bounds_is_served(relay_client, parsed, na
     check(parsed, body)
 
 
-async def test_the_bounds_are_configurable(client_with, chat):
+async def test_bounds_are_configurable(client_with, chat):
     config = Config(models=(ModelConfig(Path(), "small"),), limits=Limits(body_values=20, request_tokens=5))
     client = client_with(config=config)
     assert (await client.post(CHAT, chat())).status == 200
@@ -249,7 +249,7 @@ async def test_parts_of_a_chat_have_bounds_of_their_own(relay_client, chat, most
     assert f"<= {most}" not in within.error["message"]  # refused by a later check
 
 
-async def test_a_template_has_a_bounded_number_of_variables(client, chat):
+async def test_template_has_a_bounded_number_of_variables(client, chat):
     refused = await client.post(CHAT, chat(chat_template_kwargs={f"k{n}": 1 for n in range(1025)}))
     assert (refused.status, refused.error["param"]) == (400, "chat_template_kwargs")
     assert (

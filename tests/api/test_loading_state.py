@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 
-from api import far_away
+from api import remote_responses
 from api.conftest import Client
 from fairlead.errors import LoadFailed, QueueFull
 from fairlead.fleet.status import LoadStatus, ModelStatus, NodeStatus
@@ -145,9 +145,9 @@ async def test_relayed_chat_reports_the_load_before_the_relayed_events(client_wi
     )
     client = client_with(
         fleet=FakeFleet(statuses=[status], loading_state_of=["slow"]),
-        gateway_script=far_away.event_stream,
+        gateway_script=remote_responses.event_stream,
     )
     client.gateway.wait_s = 2.0
     reply = await client.post(CHAT, chat(model="slow", stream=True))
     assert reasoning(reply).startswith("Loading the model slow\nstarting, position 2 in the queue")
-    assert reply.body.endswith(b"".join(far_away.EVENTS))
+    assert reply.body.endswith(b"".join(remote_responses.EVENTS))

@@ -38,7 +38,7 @@ async def test_metrics_need_a_key_if_keys_are_configured(client_with):
     assert (await client.get("/metrics", headers={"Authorization": "Bearer sk-1"})).status == 200
 
 
-async def test_a_request_that_never_became_a_job_is_counted_by_code_and_logged_once(client, chat, log):
+async def test_request_that_never_became_a_job_is_counted_by_code_and_logged_once(client, chat, log):
     await client.post("/v1/chat/completions", b"{")
     await client.post("/v1/chat/completions", chat(model="none"))
     await client.post("/v1/chat/completions", chat(n=1000))
@@ -62,7 +62,7 @@ async def test_a_request_that_never_became_a_job_is_counted_by_code_and_logged_o
     assert all(line["request_id"] and line["status"] for line in lines)
 
 
-async def test_a_refusal_by_the_gateway_is_not_counted_here(client, chat, log):
+async def test_refusal_by_the_gateway_is_not_counted_here(client, chat, log):
     client.gateway.refusal = QueueFull("full")
     assert (await client.post("/v1/chat/completions", chat())).status == 429
     assert (await client.post("/v1/chat/completions", chat(stream=True))).status == 429
@@ -70,7 +70,7 @@ async def test_a_refusal_by_the_gateway_is_not_counted_here(client, chat, log):
     assert [entry for entry in log if entry["event"] == "request refused"] == []
 
 
-async def test_a_bug_is_counted_and_its_traceback_is_its_only_log_line(client_with, log):
+async def test_bug_is_counted_and_its_traceback_is_its_only_log_line(client_with, log):
     def broken():
         raise RuntimeError("a bug")
 
@@ -80,7 +80,7 @@ async def test_a_bug_is_counted_and_its_traceback_is_its_only_log_line(client_wi
     assert refusals((await client.get("/metrics")).body.decode()) == {"internal_error": 1}
 
 
-async def test_a_job_has_its_clients_traceparent(client, chat):
+async def test_job_has_its_clients_traceparent(client, chat):
     await client.post("/v1/chat/completions", chat(), headers={"traceparent": "00-aa-bb-01"})
     assert client.gateway.job.traceparent == "00-aa-bb-01"
 

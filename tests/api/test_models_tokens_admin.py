@@ -10,7 +10,7 @@ from fairlead.fleet.status import ModelStatus
 from fake_fleet import FakeFleet
 
 
-async def test_the_models_are_listed_under_their_canonical_names(client, model):
+async def test_models_are_listed_under_their_canonical_names(client, model):
     reply = await client.get("/v1/models")
     assert reply.json["object"] == "list"
     (card,) = reply.json["data"]
@@ -59,12 +59,12 @@ async def test_aliases_of_a_model_that_a_key_may_not_use_are_not_listed(client_w
 
 
 @pytest.mark.parametrize("name", ["small", "tiny"])
-async def test_a_model_is_found_by_name_and_alias(client, name):
+async def test_model_is_found_by_name_and_alias(client, name):
     reply = await client.get(f"/v1/models/{name}")
     assert reply.json["id"] == "small"
 
 
-async def test_a_name_may_have_slashes(client_with, model):
+async def test_name_may_have_slashes(client_with, model):
     client = client_with(models={"org/small": model})
     assert (await client.get("/v1/models/org/small")).status == 200
 
@@ -108,7 +108,7 @@ async def test_special_tokens_are_shown_by_detokenize(client):
         ("/detokenize", {"tokens": "a"}, "tokens"),
     ],
 )
-async def test_an_invalid_body_is_refused_by_field(client, path, body, param):
+async def test_invalid_body_is_refused_by_field(client, path, body, param):
     reply = await client.post(path, body)
     assert (reply.status, reply.error["param"]) == (400, param)
 
@@ -118,7 +118,7 @@ async def test_empty_tokens_and_empty_text_are_accepted(client):
     assert (await client.post("/tokenize", {"prompt": ""})).json["count"] == 0
 
 
-async def test_a_server_that_is_loading_is_live_but_not_ready(client_with):
+async def test_server_that_is_loading_is_live_but_not_ready(client_with):
     client = client_with(ready=lambda: False)
     health, ready = await client.get("/health"), await client.get("/ready")
     assert (health.status, health.json["status"]) == (200, "ok")
@@ -126,25 +126,25 @@ async def test_a_server_that_is_loading_is_live_but_not_ready(client_with):
     assert ready.headers["retry-after"] == "2"
 
 
-async def test_a_server_with_a_stuck_model_is_unhealthy_and_names_it(client_with):
+async def test_server_with_a_stuck_model_is_unhealthy_and_names_it(client_with):
     reply = await client_with(problems=lambda: {"small": "it made no progress for 30 s"}).get("/health")
     assert reply.status == 503
     assert reply.json["status"] == "stuck"
     assert reply.json["models"] == {"small": "it made no progress for 30 s"}
 
 
-async def test_a_loaded_server_is_ready(client):
+async def test_loaded_server_is_ready(client):
     reply = await client.get("/ready")
     assert (reply.status, reply.json) == (200, {"status": "ready"})
 
 
-async def test_the_queue_and_the_running_models_are_reported(client):
+async def test_queue_and_the_running_models_are_reported(client):
     assert (await client.get("/queue")).json == {"waiting": 2, "running": 1, "capacity": 100, "seats": 1}
     (running,) = (await client.get("/running")).json
     assert {"model": "small", "kind": "engine", "state": "ready", "seats": 8}.items() <= running.items()
 
 
-async def test_the_version_is_the_packages(client):
+async def test_version_is_the_packages(client):
     assert (await client.get("/version")).json == {"version": version("fairlead")}
 
 

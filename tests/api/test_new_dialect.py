@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from api.conftest import client_of
-from api.far_away import complete_response
+from api.remote_responses import complete_response
 from fairlead.api.body import BodyParser
 from fairlead.api.dialects.dialect import GenerationRequest, StreamingDialect
 from fairlead.api.dialects.event_reader import EventReader, EventShape, text_members

@@ -16,17 +16,19 @@ from fairlead.config import ApiKey
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.fleet.status import ModelStatus, NodeStatus
 
+MESSAGE = {"messages": [{"role": "user", "content": "hello"}]}
+
 
 @pytest.fixture(scope="module")
 def document() -> dict:
     return json.loads(msgspec.json.encode(openapi.document(ROUTES)))
 
 
-def test_the_document_is_openapi(document):
+def test_document_is_openapi(document):
     validate(document)
 
 
-async def test_the_document_has_every_route_and_no_other(client, document):
+async def test_document_has_every_route_and_no_other(client, document):
     routes = set()
     for rule in client.app.url_map.iter_rules():
         routes |= {(method.lower(), _plain(rule.rule)) for method in rule.methods - {"HEAD", "OPTIONS"}}
@@ -40,14 +42,14 @@ def _plain(rule: str) -> str:
     return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule)
 
 
-async def test_the_document_is_served_and_needs_a_key_if_keys_are_configured(client_with):
+async def test_document_is_served_and_needs_a_key_if_keys_are_configured(client_with):
     client = client_with(ApiKey("sk-1"))
     assert (await client.get("/openapi.json")).status == 401
     reply = await client.get("/openapi.json", headers={"Authorization": "Bearer sk-1"})
     assert (reply.headers["content-type"], reply.json["openapi"]) == ("application/json", "3.1.0")
 
 
-def test_the_document_has_each_field_of_a_request(document):
+def test_document_has_each_field_of_a_request(document):
     for kind in (ChatCompletionRequest, CompletionRequest, schemas.AddNodeRequest):
         described = document["components"]["schemas"][kind.__name__]["properties"]
         assert set(kind.__struct_fields__) == set(described)
@@ -59,6 +61,7 @@ def test_the_document_has_each_field_of_a_request(document):
         ("/v1/chat/completions", unserved.CHAT),
         ("/v1/completions", unserved.COMPLETION),
         ("/v1/embeddings", unserved.EMBEDDING),
+        ("/v1/messages", unserved.MESSAGES),
         ("/tokenize", unserved.TOKENIZE),
     ],
 )
@@ -79,6 +82,8 @@ def test_all_error_statuses_are_described(document):
     [
         ("/v1/chat/completions", shapes.ChatCompletion, {"messages": [{"role": "user", "content": "hello"}]}),
         ("/v1/completions", shapes.TextCompletion, {"prompt": "hello", "n": 2}),
+        ("/v1/messages", shapes.AnthropicMessage, MESSAGE | {"max_tokens": 9}),
+        ("/v1/messages/count_tokens", shapes.CountedTokens, MESSAGE),
         ("/tokenize", shapes.Tokenized, {"prompt": "hello", "return_token_strs": True}),
         ("/detokenize", shapes.Detokenized, {"tokens": [10]}),
         ("/v1/completions", shapes.ErrorAnswer, {"prompt": 7}),
@@ -93,7 +98,7 @@ def test_all_error_statuses_are_described(document):
         ("/version", shapes.Version, None),
     ],
 )
-async def test_a_response_has_exactly_the_described_members(client, path, kind, body):
+async def test_response_has_exactly_the_described_members(client, path, kind, body):
     reply = await (client.get(path) if body is None else client.post(path, {"model": "small", **body}))
     read = msgspec.json.decode(reply.body, type=kind)
     written = json.loads(msgspec.json.encode(read))

@@ -17,7 +17,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api import far_away
+from api import remote_responses
 from api.conftest import client_of, hello_world
 from api.schema_values import ANYTHING, Values, invalidated
 from api.test_embeddings import script as embedded
@@ -35,7 +35,6 @@ COMPONENTS = DOCUMENT["components"]["schemas"]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 NEVER_ENDS = "/events"
 UPSTREAM = "/upstream/{upstream_path}"
-RELAYED = ("/responses", "/messages", "/messages/count_tokens")
 OPERATIONS = [
     (method.upper(), path)
     for path, methods in DOCUMENT["paths"].items()
@@ -47,6 +46,12 @@ GOOD = {
     "/chat/completions": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
     "/completions": {"model": "small", "prompt": "hello"},
     "/embeddings": {"model": "small", "input": ["hello"]},
+    "/messages": {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]},
+    "/messages/count_tokens": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
+    "/responses": {"model": "small", "input": "hello"},
+    "/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
+    "/v2/rerank": {"model": "small", "query": "hello", "documents": ["world", {"text": "hello"}]},
+    "/score": {"model": "small", "text_1": "hello", "text_2": ["world"], "queries": None, "documents": None},
     "/tokenize": {"model": "small", "prompt": "hello", "messages": None, "special_tokens": None},
     "/detokenize": {"model": "small", "tokens": [10]},
     "/api/chat": {"model": "small", "messages": [{"role": "user", "content": "hello"}]},
@@ -67,13 +72,12 @@ def script(job):
         return hello_world(job)
     if job.relay.passthrough is not None:
         return answered(b"one", headers={"content-type": "*/*"})(job)
-    return far_away.event_stream(job) if job.relay.stream else far_away.complete_response(job)
+    return remote_responses.event_stream(job) if job.relay.stream else remote_responses.complete_response(job)
 
 
-def values_for(path: str) -> Values:
-    names = ["remote"] if path.endswith(RELAYED) else ["small", "small", "tiny"]
+def values_for() -> Values:
     named = {
-        "model": st.sampled_from(names) | st.sampled_from(["nothing", ""]),
+        "model": st.sampled_from(["small", "small", "tiny"]) | st.sampled_from(["nothing", ""]),
         "priority": st.sampled_from(["high", "low", 0, 1, -1]) | ANYTHING,
         "url": st.sampled_from(["http://127.0.0.1:1", "http://[", "ftp://x", ""]),
     }
@@ -85,7 +89,7 @@ def bodies_for(method: str, path: str) -> st.SearchStrategy[bytes]:
     operation = DOCUMENT["paths"][path][method.lower()]
     if "requestBody" not in operation:
         return st.just(b"")
-    right = values_for(path).of(operation["requestBody"]["content"]["application/json"]["schema"])
+    right = values_for().of(operation["requestBody"]["content"]["application/json"]["schema"])
     needed = GOOD.get(path.removeprefix("/v1"), {})
     valid = right.map(lambda value: {**value, **needed})
     written = st.one_of(st.just(needed), valid, valid, right, invalidated(right), ANYTHING).map(
@@ -112,7 +116,7 @@ def queries_for(method: str, path: str) -> st.SearchStrategy[str]:
 
 
 def client_for(model, path, *, keys=()):
-    if path.endswith(("/embeddings", "/embed")):
+    if path.endswith(("/embeddings", "/embed", "/rerank", "/score")):
         model = dataclasses.replace(model, embedding=EmbeddingSettings(4, normalized=False))
     node = NodeStatus(
         id="big",

@@ -53,20 +53,20 @@ def test_other_names_are_refused(guard, host):
     assert not is_right(guard, host=host)
 
 
-def test_the_configured_host_is_accepted_in_upper_and_lower_case():
+def test_configured_host_is_accepted_in_upper_and_lower_case():
     assert is_right(NAMED, host="models.EXAMPLE:8000")
     assert not is_right(LOOPBACK, host="models.example:8000")
 
 
 @pytest.mark.parametrize("guard", [EVERYWHERE, OriginPolicy("::")])
-def test_a_server_on_all_addresses_accepts_every_address_and_the_machines_name(guard):
+def test_server_on_all_addresses_accepts_every_address_and_the_machines_name(guard):
     for host in ("10.0.0.2:8000", "[fe80::1]:8000", socket.gethostname()):
         assert is_right(guard, host=host)
     assert not is_right(guard, host="10.0.0.2.example")
     assert not is_right(LOOPBACK, host="10.0.0.2:8000")
 
 
-def test_a_program_may_omit_host_and_origin():
+def test_program_may_omit_host_and_origin():
     assert is_right(LOOPBACK)
 
 
@@ -105,11 +105,11 @@ def test_pages_of_other_origins_are_refused(host, origin):
     assert not is_right(LOOPBACK, host=host, origin=origin)
 
 
-def test_an_origin_without_host_is_refused():
+def test_origin_without_host_is_refused():
     assert not is_right(LOOPBACK, origin="http://localhost:8000")
 
 
-def test_a_refusal_does_not_repeat_a_long_name():
+def test_refusal_does_not_repeat_a_long_name():
     with pytest.raises(Forbidden) as refused:
         LOOPBACK.check(FirstHeaders([(b"host", b"x" * 50_000)]), strict=True)
     assert len(str(refused.value)) < 200
@@ -119,12 +119,12 @@ BEHIND = OriginPolicy("127.0.0.1", ("Models.example",))
 
 
 @pytest.mark.parametrize("host", ["models.example", "models.EXAMPLE:8443", "localhost:8000"])
-def test_an_allowed_name_is_accepted_besides_the_servers_own(host):
+def test_allowed_name_is_accepted_besides_the_servers_own(host):
     assert is_right(BEHIND, host=host)
     assert not is_right(BEHIND, host="other.example")
 
 
-def test_a_page_of_an_allowed_proxy_that_rewrites_host_is_accepted():
+def test_page_of_an_allowed_proxy_that_rewrites_host_is_accepted():
     assert is_right(BEHIND, host="127.0.0.1:8000", origin="https://models.example")
     assert is_right(BEHIND, host="models.example", origin="https://models.example")
     for other in ("https://models.example:8443", "https://evil.example", "https://x.models.example"):
@@ -198,7 +198,7 @@ def test_page_behind_a_proxy_that_rewrites_host_is_accepted_if_same_origin():
     assert not is_right(LOOPBACK, strict=False, **headers | {"host": "chat.example"})
 
 
-def test_the_number_of_remembered_hosts_is_bounded():
+def test_number_of_remembered_hosts_is_bounded():
     for number in range(1000):
         is_right(LOOPBACK, strict=False, host=f"{number}.evil.example")
     assert LOOPBACK._allows_host.cache_info().currsize <= 256

@@ -179,7 +179,7 @@ def test_long_hostile_paths_are_refused_quickly():
         ("/a/b", "/a/b/v1/models", b"/a%2Fb/v1/models", ("/a/b/v1/models", b"/a%2Fb/v1/models")),
     ],
 )
-def test_a_prefix_is_removed_from_a_path_once(root, path, raw_path, inner):
+def test_prefix_is_removed_from_a_path_once(root, path, raw_path, inner):
     scope = {"type": "http", "root_path": root, "path": path, "raw_path": raw_path}
     found = without_root(scope)
     assert (found["path"], found["raw_path"]) == inner

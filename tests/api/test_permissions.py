@@ -34,12 +34,12 @@ async def test_without_keys_any_class_is_allowed_and_the_middle_one_is_the_defau
     assert [await priority(client, chat, priority=name) for name in ("high", "normal", "low")] == [0, 1, 2]
 
 
-async def test_the_header_takes_precedence_over_the_body(client, chat):
+async def test_header_takes_precedence_over_the_body(client, chat):
     assert await priority(client, chat, header="low", priority="high") == 2
     assert await priority(client, chat, header="", priority="high") == 0
 
 
-async def test_a_key_allows_its_priority_and_lower_ones(client_with, chat):
+async def test_key_allows_its_priority_and_lower_ones(client_with, chat):
     client = client_with(PLAIN, FIRST, LAST)
     refused = (403, "priority")
     for key, expected in (
@@ -52,7 +52,7 @@ async def test_a_key_allows_its_priority_and_lower_ones(client_with, chat):
         assert expected == [await priority(client, chat, key, priority=name) for name in requested]
 
 
-async def test_a_refusal_names_both_priorities(client_with, chat):
+async def test_refusal_names_both_priorities(client_with, chat):
     reply = await client_with(LAST).post(CHAT, chat(priority="high"), headers=bearer(LAST))
     assert reply.error["message"] == "priority: this API key allows at most 'low', not 'high'"
     assert (reply.error["code"], reply.error["type"]) == ("forbidden", "permission_error")
@@ -65,7 +65,7 @@ async def test_a_refusal_names_both_priorities(client_with, chat):
         "x" * 60_000,
     ],
 )
-async def test_an_invalid_priority_is_a_short_400(client, chat, header):
+async def test_invalid_priority_is_a_short_400(client, chat, header):
     reply = await client.post(CHAT, chat(), headers={"X-Priority": header})
     assert (reply.status, reply.error["param"]) == (400, "priority")
     assert "high, normal, low" in reply.error["message"]
@@ -73,7 +73,7 @@ async def test_an_invalid_priority_is_a_short_400(client, chat, header):
 
 
 @pytest.mark.parametrize("value", [1.5, True, [], {}, 2**31, "urgent", "x" * 10_000])
-async def test_a_bodys_priority_must_be_a_name_or_a_number(client, chat, value):
+async def test_bodys_priority_must_be_a_name_or_a_number(client, chat, value):
     assert await priority(client, chat, priority=value) == (400, "priority")
 
 
@@ -84,7 +84,7 @@ async def test_vllms_numbers_count_from_the_default_class_and_lower_ones_are_fir
     assert expected == [await priority(client, chat, header=str(number)) for number in numbers]
 
 
-async def test_a_number_is_bounded_by_the_key_as_a_name_is(client_with, chat):
+async def test_number_is_bounded_by_the_key_as_a_name_is(client_with, chat):
     client = client_with(PLAIN, FIRST, LAST)
     refused = (403, "priority")
     for key, expected in (
@@ -96,7 +96,7 @@ async def test_a_number_is_bounded_by_the_key_as_a_name_is(client_with, chat):
         assert expected == [await priority(client, chat, key, header=number) for number in ("-1", "0", "1")]
 
 
-async def test_a_class_named_like_a_number_is_that_class(client_with, chat):
+async def test_class_named_like_a_number_is_that_class(client_with, chat):
     client = client_with(queue=QueueConfig(classes=("0", "1")))
     assert [await priority(client, chat, priority=name) for name in ("0", "1")] == [0, 1]
 
@@ -115,7 +115,7 @@ async def test_classes_are_configurable(client_with, chat, classes, default):
 
 
 @pytest.mark.parametrize(("headers", "expected"), [({}, False), ({"X-No-Queue": "1"}, True)])
-async def test_the_header_x_no_queue_sets_no_queue(client, chat, headers, expected):
+async def test_header_x_no_queue_sets_no_queue(client, chat, headers, expected):
     await client.post(CHAT, chat(), headers=headers)
     assert expected is client.gateway.job.no_queue
 
@@ -137,7 +137,7 @@ async def test_any_other_value_is_refused(client, chat, value):
 # Owner ---------------------------------------------------------------------------------------------
 
 
-async def test_the_owner_identifies_the_key_and_does_not_reveal_it(client_with, chat):
+async def test_owner_identifies_the_key_and_does_not_reveal_it(client_with, chat):
     keys = (ApiKey("sk-one", user="ana"), ApiKey("sk-two", user="ana", trusted=True))
     client = client_with(*keys)
     for key in keys:

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from api.far_away import (
+from api.remote_responses import (
     ALL,
     ANSWER,
     CHAT,
@@ -14,13 +14,13 @@ from api.far_away import (
     EVENTS,
     KIND,
     MESSAGES,
-    RELAYED_ONLY,
     STREAMING,
+    WITHOUT_CHOICES,
     complete_response,
     event_stream,
     relay_body,
 )
-from fairlead.api.generate import USUAL_TOKENS
+from fairlead.api.relays import USUAL_TOKENS
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.job import Delta
 from fake_fleet import FakeFleet
@@ -29,7 +29,7 @@ from fake_fleet import FakeFleet
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_a_request_and_its_response_are_relayed_unchanged(relay_client, path):
+async def test_request_and_its_response_are_relayed_unchanged(relay_client, path):
     body = relay_body(unheard_of=[{"of": None}], tools=3, response_format={"type": "json_schema"})
     reply = await relay_client.post(path, body, headers={"X-Request-Id": "mine"})
     assert (reply.status, reply.body, reply.headers["content-type"]) == (200, ANSWER, KIND)
@@ -46,7 +46,7 @@ async def test_a_request_and_its_response_are_relayed_unchanged(relay_client, pa
 
 @pytest.mark.parametrize("path", STREAMING)
 @pytest.mark.parametrize("choices", [1, 3])
-async def test_a_relayed_stream_has_only_the_events_of_the_other_server(relay_client, path, choices):
+async def test_relayed_stream_has_only_the_events_of_the_other_server(relay_client, path, choices):
     relay_client.gateway.script = event_stream
     reply = await relay_client.post(path, relay_body(stream=True, n=choices))
     assert (reply.status, reply.body) == (200, b"".join(EVENTS))
@@ -94,7 +94,7 @@ async def test_comments_of_a_queued_stream_precede_the_relayed_events(relay_clie
     assert b": queued position=2 estimated_wait=16\n\n" + b"".join(EVENTS) == reply.body
 
 
-async def test_a_response_with_many_choices_is_one_body(relay_client):
+async def test_response_with_many_choices_is_one_body(relay_client):
     reply = await relay_client.post(CHAT, relay_body(n=8))
     assert reply.body == ANSWER
     assert relay_client.gateway.job.sequences == 8
@@ -122,7 +122,7 @@ async def test_each_prompt_of_a_text_completion_has_its_choices(relay_client, fi
     assert choices == relay_client.gateway.job.sequences
 
 
-@pytest.mark.parametrize("path", RELAYED_ONLY)
+@pytest.mark.parametrize("path", WITHOUT_CHOICES)
 async def test_n_is_ignored_where_there_are_no_choices(relay_client, path):
     await relay_client.post(path, relay_body(n=5, prompt=["one", "two"]))
     assert relay_client.gateway.job.sequences == 1
@@ -176,7 +176,7 @@ async def test_token_limit_temperature_and_seed_are_read_for_queue_and_failover(
         ("priority", 1.5),
     ],
 )
-async def test_an_invalid_field_that_is_read_is_refused_by_name(relay_client, path, field, value):
+async def test_invalid_field_that_is_read_is_refused_by_name(relay_client, path, field, value):
     reply = await relay_client.post(path, relay_body(**{field: value}))
     assert (reply.status, reply.json["error"]["param"]) == (400, field)
     assert field in reply.json["error"]["message"]
@@ -198,7 +198,7 @@ async def test_an_invalid_field_that_is_read_is_refused_by_name(relay_client, pa
         b"\xff\xfe",
     ],
 )
-async def test_a_body_that_is_no_json_object_is_not_relayed(relay_client, path, body):
+async def test_body_that_is_no_json_object_is_not_relayed(relay_client, path, body):
     reply = await relay_client.post(path, body)
     assert reply.status == 400
     assert "error" in reply.json
@@ -215,28 +215,20 @@ async def test_of_duplicate_members_the_last_one_counts(relay_client):
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_an_unknown_model_is_not_found(relay_client, path):
+async def test_unknown_model_is_not_found(relay_client, path):
     reply = await relay_client.post(path, relay_body(model="huge"))
     assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")
     assert relay_client.gateway.jobs == []
 
 
 @pytest.mark.parametrize("path", ALL)
-async def test_an_alias_is_resolved_to_its_model(relay_client, path):
+async def test_alias_is_resolved_to_its_model(relay_client, path):
     body = relay_body(model="away")
     await relay_client.post(path, body)
     assert (relay_client.gateway.job.model, relay_client.gateway.job.relay.body) == ("remote", body)
 
 
-@pytest.mark.parametrize("path", RELAYED_ONLY)
-@pytest.mark.parametrize("name", ["small", "tiny"])
-async def test_local_models_are_refused_on_routes_for_relayed_models(relay_client, path, name):
-    reply = await relay_client.post(path, relay_body(model=name))
-    assert (reply.status, reply.json["error"]["param"]) == (400, "model")
-    assert f"'small' is not served under {path}" in reply.json["error"]["message"]
-
-
-async def test_a_key_may_use_its_models_by_any_name(client_with):
+async def test_key_may_use_its_models_by_any_name(client_with):
     local_key, remote_key = ApiKey("sk-local", models=("small",)), ApiKey("sk-remote", models=("alias",))
     client = client_with(
         local_key,
@@ -261,7 +253,7 @@ async def test_with_several_models_a_name_is_required(relay_client):
     assert (reply.status, reply.error["param"]) == (400, "model")
 
 
-async def test_a_remote_model_has_an_estimate_but_cannot_be_tokenized(relay_client):
+async def test_remote_model_has_an_estimate_but_cannot_be_tokenized(relay_client):
     assert (await relay_client.get("/queue/estimate?model=away")).status == 200
     reply = await relay_client.post("/tokenize", {"model": "remote", "prompt": "hello"})
     assert (reply.status, reply.error["param"]) == (400, "model")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from api.far_away import ANSWER, CHAT, COMPLETIONS, EVENTS, complete_response, event_stream
+from api.remote_responses import ANSWER, CHAT, COMPLETIONS, EVENTS, complete_response, event_stream
 from fairlead.config import QueueConfig
 from fairlead.job import Delta
 from fake_fleet import FakeFleet
@@ -31,7 +31,7 @@ def contents(events) -> list[str]:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_job_that_both_can_run_has_token_ids_and_the_body_to_relay(both, chat, path, stream):
+async def test_job_that_both_can_run_has_token_ids_and_the_body_to_relay(both, chat, path, stream):
     body = json.dumps(chat(stream=stream, prompt="hello", seed=5)).encode()
     await both.post(path, body)
     job = both.gateway.job
@@ -40,12 +40,12 @@ async def test_a_job_that_both_can_run_has_token_ids_and_the_body_to_relay(both,
     assert (path, body, stream) == (job.relay.path, job.relay.body, job.relay.stream)
 
 
-async def test_a_job_that_only_our_engine_can_run_has_nothing_to_relay(client, chat):
+async def test_job_that_only_our_engine_can_run_has_nothing_to_relay(client, chat):
     await client.post(CHAT, chat())
     assert client.gateway.job.relay is None
 
 
-async def test_a_whole_response_is_written_by_the_server_that_generates_it(both, chat):
+async def test_whole_response_is_written_by_the_server_that_generates_it(both, chat):
     assert (await both.post(CHAT, chat())).body == ANSWER
     both.gateway.script = ours
     reply = await both.post(CHAT, chat())
@@ -61,7 +61,7 @@ async def test_events_are_written_by_the_server_that_generates_them(both, chat):
     assert reply.events[-1] == b"[DONE]"
 
 
-async def test_a_stream_continued_by_another_server_has_one_beginning_and_one_end(both, chat):
+async def test_stream_continued_by_another_server_has_one_beginning_and_one_end(both, chat):
     both.gateway.script = lambda job: [*ours(job)[:1], *event_stream(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
     assert contents(reply.events) == ["", "Hel", "remote", None]
@@ -70,7 +70,7 @@ async def test_a_stream_continued_by_another_server_has_one_beginning_and_one_en
     assert reply.is_complete
 
 
-async def test_a_stream_continued_by_our_engine_has_one_beginning_and_one_end(both, chat):
+async def test_stream_continued_by_our_engine_has_one_beginning_and_one_end(both, chat):
     both.gateway.script = lambda job: [*event_stream(job)[:2], *ours(job)[1:]]
     reply = await both.post(CHAT, chat(stream=True))
     assert contents(reply.events) == ["", "remote", "lo", None]
@@ -79,7 +79,7 @@ async def test_a_stream_continued_by_our_engine_has_one_beginning_and_one_end(bo
     assert reply.body.count(b'"finish_reason":"stop"') == 1
 
 
-async def test_a_stream_that_lacks_only_its_end_is_ended_by_our_engine(both, chat):
+async def test_stream_that_lacks_only_its_end_is_ended_by_our_engine(both, chat):
     both.gateway.script = lambda job: [*event_stream(job)[:2], ours(job)[-1]]
     reply = await both.post(CHAT, chat(stream=True))
     assert contents(reply.events) == ["", "remote", None]

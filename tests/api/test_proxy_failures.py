@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from api.far_away import ALL, CHAT, EVENTS, MESSAGES, event_stream, relay_body
+from api.remote_responses import ALL, CHAT, EVENTS, MESSAGES, event_stream, relay_body
 from fairlead.config import ApiKey
 from fairlead.errors import NodeFailed, NodeRefused, QueueFull, RequestTimeout
 from fairlead.job import Delta
@@ -17,7 +17,7 @@ from fake_fleet import FakeFleet
 
 @pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_refusal_by_another_server_is_relayed_unchanged(relay_client, path, stream):
+async def test_refusal_by_another_server_is_relayed_unchanged(relay_client, path, stream):
     body = b'{"error": {"message":\n "no such tool"}, "detail": 1}'
     relay_client.gateway.refusal = NodeRefused("refused", status=422, body=body)
     reply = await relay_client.post(path, relay_body(stream=stream), headers={"X-Request-Id": "mine"})
@@ -30,7 +30,7 @@ async def test_a_refusal_by_another_server_is_relayed_unchanged(relay_client, pa
     assert reply.is_complete
 
 
-async def test_a_refusal_without_a_body_is_reported_in_our_format(relay_client):
+async def test_refusal_without_a_body_is_reported_in_our_format(relay_client):
     relay_client.gateway.refusal = NodeRefused("remote answered 418", status=418)
     reply = await relay_client.post(CHAT, relay_body())
     assert (
@@ -50,7 +50,7 @@ async def test_a_refusal_without_a_body_is_reported_in_our_format(relay_client):
         (b"", None),
     ],
 )
-async def test_a_refusal_after_an_early_response_is_an_error_event(
+async def test_refusal_after_an_early_response_is_an_error_event(
     relay_client, response, data, autojump_clock
 ):
     relay_client.gateway.wait_s = 17.0
@@ -69,7 +69,7 @@ async def test_a_refusal_after_an_early_response_is_an_error_event(
         assert data == error
 
 
-async def test_a_node_that_fails_during_a_stream_causes_an_error_event_and_a_cut(relay_client):
+async def test_node_that_fails_during_a_stream_causes_an_error_event_and_a_cut(relay_client):
     relay_client.gateway.script = lambda job: [
         *event_stream(job)[:2],
         NodeFailed("remote ended a stream before its end"),
@@ -94,7 +94,7 @@ async def test_without_streaming_a_failed_response_has_no_partial_text(relay_cli
 )
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-async def test_a_disconnect_ends_the_job_in_every_state(relay_client, path, stream, script):
+async def test_disconnect_ends_the_job_in_every_state(relay_client, path, stream, script):
     relay_client.gateway.script = script
     left = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -106,7 +106,7 @@ async def test_a_disconnect_ends_the_job_in_every_state(relay_client, path, stre
 
 
 @pytest.mark.parametrize("wait_s", [3.0, 30.0])
-async def test_a_disconnect_ends_a_queued_job(relay_client, autojump_clock, wait_s):
+async def test_disconnect_ends_a_queued_job(relay_client, autojump_clock, wait_s):
     relay_client.gateway.wait_s = 1000.0
     left = trio.Event()
     async with trio.open_nursery() as nursery:
@@ -148,7 +148,7 @@ async def test_errors_of_anthropics_routes_have_its_format(client_with, path):
     assert await refused() == (500, "api_error", "internal_error")
 
 
-async def test_an_error_in_anthropics_stream_is_an_event_named_error(relay_client):
+async def test_error_in_anthropics_stream_is_an_event_named_error(relay_client):
     relay_client.gateway.script = lambda job: [
         [Delta(0, "a", raw=[b"event: ping\ndata: {}\n\n"])],
         NodeFailed("gone"),

@@ -63,7 +63,7 @@ async def test_responses_in_quart_and_past_it_are_equal(model, status, method, p
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_response_that_fails_midway_is_the_same_in_both(model, stream):
+async def test_response_that_fails_midway_is_the_same_in_both(model, stream):
     def broken(_job):
         return [[Delta(0, "Hel", [10])], EngineFailed("the engine failed")]
 
@@ -77,7 +77,7 @@ async def test_a_response_that_fails_midway_is_the_same_in_both(model, stream):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_refused_job_has_the_refusals_status_and_headers(model, stream):
+async def test_refused_job_has_the_refusals_status_and_headers(model, stream):
     client = client_of(model, bypasses_quart=False)
     client.gateway.refusal = QueueFull("the queue is full", retry_after_s=7, estimated_wait_s=9)
     reply = await client.post(CHAT, {**ASK, "stream": stream})
@@ -87,7 +87,7 @@ async def test_a_refused_job_has_the_refusals_status_and_headers(model, stream):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("script", [[None], [[Delta(0, "Hel", [10])], None]])
-async def test_a_disconnect_ends_the_job(model, stream, script, autojump_clock):
+async def test_disconnect_ends_the_job(model, stream, script, autojump_clock):
     client = client_of(model, gateway_script=lambda _job: script, bypasses_quart=False)
     left = trio.Event()
     async with trio.open_nursery() as nursery:

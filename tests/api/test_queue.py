@@ -46,7 +46,7 @@ async def cancelled(client, chat, *, cancel_headers=None, **fields):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_waiting_job_that_is_cancelled_is_a_499(client, chat, stream, autojump_clock):
+async def test_waiting_job_that_is_cancelled_is_a_499(client, chat, stream, autojump_clock):
     client.gateway.wait_s = 10.0
     cancel, reply = await cancelled(client, chat, stream=stream)
     assert (cancel.status, cancel.json) == (200, {"id": "mine", "object": "request", "status": "cancelled"})
@@ -55,14 +55,14 @@ async def test_a_waiting_job_that_is_cancelled_is_a_499(client, chat, stream, au
     assert "retry-after" not in reply.headers
 
 
-async def test_a_running_job_that_is_cancelled_returns_no_partial_response(client, chat):
+async def test_running_job_that_is_cancelled_returns_no_partial_response(client, chat):
     client.gateway.script = begins
     _, reply = await cancelled(client, chat)
     assert (reply.status, reply.error["code"]) == (499, "cancelled")
     assert client.gateway.ended == 1
 
 
-async def test_a_stream_that_is_cancelled_ends_with_an_error_event_and_is_cut(client, chat):
+async def test_stream_that_is_cancelled_ends_with_an_error_event_and_is_cut(client, chat):
     client.gateway.script = begins
     _, reply = await cancelled(client, chat, stream=True)
     assert reply.status == 200
@@ -72,7 +72,7 @@ async def test_a_stream_that_is_cancelled_ends_with_an_error_event_and_is_cut(cl
     assert not reply.is_complete
 
 
-async def test_a_stream_cancelled_after_its_early_200_ends_with_an_error(client_with, chat, autojump_clock):
+async def test_stream_cancelled_after_its_early_200_ends_with_an_error(client_with, chat, autojump_clock):
     client = client_with()
     client.gateway.wait_s = 100.0
     replies = []
@@ -115,20 +115,20 @@ async def test_cancelling_a_job_of_another_key_gets_the_same_404_as_an_unknown_i
     assert [reply.status for reply in replies] == [499]
 
 
-async def test_a_job_that_is_over_cannot_be_cancelled(client, chat):
+async def test_job_that_is_over_cannot_be_cancelled(client, chat):
     await client.post(CHAT, chat(), headers={"X-Request-Id": "mine"})
     assert (await client.post("/v1/requests/mine/cancel", b"")).status == 404
 
 
 @pytest.mark.parametrize("path", ["/v1/requests/a/b/cancel", "/v1/requests/" + "x" * 5000 + "/cancel"])
-async def test_an_unknown_id_of_any_form_is_a_short_404(client, path):
+async def test_unknown_id_of_any_form_is_a_short_404(client, path):
     reply = await client.post(path, b"")
     assert (reply.status, reply.error["code"]) == (404, "not_found")
     assert len(reply.body) < 400
 
 
 @pytest.mark.parametrize("given", ["a/b", "a/cancel", "#?&='\"\\"])
-async def test_an_id_with_special_characters_can_be_cancelled(client, chat, given):
+async def test_id_with_special_characters_can_be_cancelled(client, chat, given):
     client.gateway.script = begins
     app = client.app
     async with serving(app) as server:
@@ -141,7 +141,7 @@ async def test_an_id_with_special_characters_can_be_cancelled(client, chat, give
 
 
 @pytest.mark.parametrize("path", ["/v1/requests//cancel", "/v1/requests/cancel"])
-async def test_a_missing_id_is_a_404(client, path):
+async def test_missing_id_is_a_404(client, path):
     assert (await client.post(path, b"")).status == 404
 
 
@@ -149,7 +149,7 @@ async def test_a_missing_id_is_a_404(client, path):
 
 
 @pytest.mark.parametrize("given", ["mine", "x" * MAX_REQUEST_ID_LENGTH])
-async def test_an_id_in_flight_gets_a_suffix_and_can_be_used_again_afterwards(
+async def test_id_in_flight_gets_a_suffix_and_can_be_used_again_afterwards(
     client, chat, log, given, autojump_clock
 ):
     client.gateway.wait_s = 10.0
@@ -170,7 +170,7 @@ async def test_an_id_in_flight_gets_a_suffix_and_can_be_used_again_afterwards(
     assert given == (await client.post(CHAT, chat(), headers={"X-Request-Id": given})).headers["x-request-id"]
 
 
-async def test_a_bug_is_logged_with_the_request_id_of_the_response(client, chat, log, autojump_clock):
+async def test_bug_is_logged_with_the_request_id_of_the_response(client, chat, log, autojump_clock):
     client.gateway.wait_s = 10.0
     client.gateway.refusal = ZeroDivisionError("bug")
     replies = []
@@ -190,7 +190,7 @@ async def test_a_bug_is_logged_with_the_request_id_of_the_response(client, chat,
 # Totals and estimate -------------------------------------------------------------------------------
 
 
-async def test_the_estimate_is_the_one_of_a_new_job_of_the_caller(client_with):
+async def test_estimate_is_the_one_of_a_new_job_of_the_caller(client_with):
     requested = []
 
     def estimate(model, tenant, priority):
@@ -214,6 +214,6 @@ async def test_the_estimate_is_the_one_of_a_new_job_of_the_caller(client_with):
         ("?model=small", {"X-Priority": "high"}, 403, "priority"),
     ],
 )
-async def test_an_estimate_for_an_invalid_request_is_refused(client_with, query, headers, status, param):
+async def test_estimate_for_an_invalid_request_is_refused(client_with, query, headers, status, param):
     reply = await client_with(ANA).get("/queue/estimate" + query, headers=bearer(ANA, **headers))
     assert (status, param) == (reply.status, reply.error["param"])

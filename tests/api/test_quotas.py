@@ -20,7 +20,7 @@ BEARER = {"Authorization": "Bearer sk-ana"}
 # The window ----------------------------------------------------------------------------------------
 
 
-def test_a_window_is_full_at_its_limit_and_empty_a_minute_later():
+def test_window_is_full_at_its_limit_and_empty_a_minute_later():
     window = QuotaWindow(60)
     for _ in range(60):
         assert window.wait_s(1, 100.0) == 0.0
@@ -30,7 +30,7 @@ def test_a_window_is_full_at_its_limit_and_empty_a_minute_later():
     assert (window.remaining(160.0), window.wait_s(1, 160.0), window.reset_s(160.0)) == (60, 0.0, 0.0)
 
 
-def test_the_wait_lasts_until_enough_buckets_have_left_the_window():
+def test_wait_lasts_until_enough_buckets_have_left_the_window():
     window = QuotaWindow(10)
     for now_s, amount in ((0.0, 3), (10.0, 3), (20.0, 3)):
         window.spend(amount, now_s)
@@ -39,7 +39,7 @@ def test_the_wait_lasts_until_enough_buckets_have_left_the_window():
     assert window.reset_s(20.0) == 60.0
 
 
-def test_a_refund_undoes_its_expense():
+def test_refund_undoes_its_expense():
     window = QuotaWindow(10)
     window.spend(4, 0.0)
     receipt = window.spend(6, 30.0)
@@ -48,7 +48,7 @@ def test_a_refund_undoes_its_expense():
     assert (window.remaining(30.0), window.wait_s(6, 30.0), window.reset_s(30.0)) == (6, 0.0, 30.0)
 
 
-def test_a_refund_of_what_has_left_the_window_changes_nothing():
+def test_refund_of_what_has_left_the_window_changes_nothing():
     window = QuotaWindow(10)
     receipt = window.spend(10, 0.0)
     window.spend(4, 60.0)
@@ -71,7 +71,7 @@ def test_buckets_within_a_second_leave_the_window_with_the_last_of_them():
     assert tuple(window.remaining(now_s) for now_s in (60.0, 60.5, 60.75)) == (1, 1, 10)
 
 
-def test_a_window_keeps_at_most_one_expense_a_second():
+def test_window_keeps_at_most_one_expense_a_second():
     window = QuotaWindow(10**9)
     for tick in range(20_000):
         window.spend(1, tick / 100)
@@ -109,14 +109,14 @@ def test_no_minute_has_more_than_the_limit_and_every_wait_is_long_enough(limit, 
 # A quota -------------------------------------------------------------------------------------------
 
 
-def test_a_quota_without_limits_admits_everything_and_has_no_headers():
+def test_quota_without_limits_admits_everything_and_has_no_headers():
     quota = Quota(KeyLimits())
     for _ in range(1000):
         quota.admit(prompt_tokens=10**9, now_s=0.0).charge_answer(10**9, 0.0)
     assert quota.headers(0.0) == {}
 
 
-def test_a_refused_job_is_charged_nothing():
+def test_refused_job_is_charged_nothing():
     quota = Quota(KeyLimits(requests_per_minute=5, tokens_per_minute=100, concurrent=1))
     charge = quota.admit(prompt_tokens=60, now_s=0.0)
     with pytest.raises(RateLimited, match="1 jobs at a time"):
@@ -129,7 +129,7 @@ def test_a_refused_job_is_charged_nothing():
     quota.admit(prompt_tokens=40, now_s=0.0)
 
 
-def test_the_longer_of_two_waits_is_reported():
+def test_longer_of_two_waits_is_reported():
     quota = Quota(KeyLimits(requests_per_minute=2, tokens_per_minute=100))
     quota.admit(prompt_tokens=10, now_s=0.0)
     quota.admit(prompt_tokens=80, now_s=12.5)
@@ -142,14 +142,14 @@ def test_the_longer_of_two_waits_is_reported():
     assert "requests" in few_requests.value.message
 
 
-def test_a_prompt_above_the_token_limit_is_invalid_and_has_no_retry_time():
+def test_prompt_above_the_token_limit_is_invalid_and_has_no_retry_time():
     quota = Quota(KeyLimits(tokens_per_minute=100))
     with pytest.raises(InvalidRequest, match="101 tokens"):
         quota.admit(prompt_tokens=101, now_s=0.0)
     quota.admit(prompt_tokens=100, now_s=0.0)
 
 
-def test_an_answer_is_charged_once_however_often_it_is_counted():
+def test_answer_is_charged_once_however_often_it_is_counted():
     quota = Quota(KeyLimits(tokens_per_minute=100))
     charge = quota.admit(prompt_tokens=10, now_s=0.0)
     for tokens in (3, 20, 20):
@@ -157,7 +157,7 @@ def test_an_answer_is_charged_once_however_often_it_is_counted():
     assert quota.headers(1.0)["x-ratelimit-remaining-tokens"] == "70"
 
 
-def test_an_estimate_is_replaced_by_the_count():
+def test_estimate_is_replaced_by_the_count():
     quota = Quota(KeyLimits(tokens_per_minute=100))
     other = quota.admit(prompt_tokens=10, now_s=0.0)
     charge = quota.admit(prompt_tokens=50, is_estimate=True, now_s=0.0)
@@ -171,7 +171,7 @@ def test_an_estimate_is_replaced_by_the_count():
     assert quota.headers(2.0)["x-ratelimit-remaining-tokens"] == "100"
 
 
-def test_a_check_charges_nothing_and_refuses_what_could_not_be_admitted():
+def test_check_charges_nothing_and_refuses_what_could_not_be_admitted():
     quota = Quota(KeyLimits(requests_per_minute=1, concurrent=1))
     quota.check(now_s=0.0)
     charge = quota.admit(prompt_tokens=10, now_s=0.0)
@@ -193,7 +193,7 @@ def remaining(reply, unit):
     return int(reply.headers[f"x-ratelimit-remaining-{unit}"])
 
 
-async def test_a_request_limit_holds_until_the_reported_retry_time(client_with, chat, autojump_clock):
+async def test_request_limit_holds_until_the_reported_retry_time(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=2)
     assert [(await client.post(CHAT, chat(), headers=BEARER)).status for _ in range(2)] == [200, 200]
     await trio.sleep(20.5)
@@ -208,7 +208,7 @@ async def test_a_request_limit_holds_until_the_reported_retry_time(client_with, 
     assert (await client.post(CHAT, chat(), headers=BEARER)).status == 200
 
 
-async def test_a_limit_applies_to_its_key_only(client_with, chat, autojump_clock):
+async def test_limit_applies_to_its_key_only(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=1)
     for _ in range(3):
         reply = await client.post(CHAT, chat(), headers={"Authorization": "Bearer sk-bob"})
@@ -262,7 +262,7 @@ async def test_tokens_over_the_limit_delay_the_next_request(client_with, chat, a
     assert (await client.post(CHAT, chat(), headers=BEARER)).status == 200
 
 
-async def test_a_prompt_larger_than_the_limit_is_a_400(client_with, chat):
+async def test_prompt_larger_than_the_limit_is_a_400(client_with, chat):
     reply = await limited(client_with, tokens_per_minute=3).post(CHAT, chat(), headers=BEARER)
     assert (reply.status, reply.error["param"]) == (400, "prompt")
 
@@ -282,7 +282,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", REFUSALS, ids=lambda kind: kind.__name__)
-async def test_a_refused_request_costs_nothing(client_with, chat, kind, stream, autojump_clock):
+async def test_refused_request_costs_nothing(client_with, chat, kind, stream, autojump_clock):
     client = limited(client_with, requests_per_minute=5, tokens_per_minute=1000, concurrent=1)
     client.gateway.refusal = kind("no")
     for _ in range(3):
@@ -292,7 +292,7 @@ async def test_a_refused_request_costs_nothing(client_with, chat, kind, stream, 
         assert reply.headers["x-ratelimit-reset-requests"] == "0s"
 
 
-async def test_a_stream_refused_after_its_early_200_costs_nothing_either(client_with, chat, autojump_clock):
+async def test_stream_refused_after_its_early_200_costs_nothing_either(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=5, tokens_per_minute=1000)
     client.gateway.wait_s = 40.0
     client.gateway.refusal = errors.QueueTimeout("waited too long")
@@ -302,13 +302,13 @@ async def test_a_stream_refused_after_its_early_200_costs_nothing_either(client_
 
 
 @pytest.mark.parametrize("kind", [errors.RequestTimeout, errors.Cancelled])
-async def test_a_request_that_ran_or_was_cancelled_is_charged(client_with, chat, kind, autojump_clock):
+async def test_request_that_ran_or_was_cancelled_is_charged(client_with, chat, kind, autojump_clock):
     client = limited(client_with, requests_per_minute=5)
     client.gateway.refusal = kind("over")
     assert remaining(await client.post(CHAT, chat(), headers=BEARER), "requests") == 4
 
 
-async def test_an_invalid_request_is_not_charged(client_with, chat, autojump_clock):
+async def test_invalid_request_is_not_charged(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=5)
     for body in (chat(temperature=9), chat(model="huge"), chat(min_tokens=10**6), chat(priority="none")):
         assert remaining(await client.post(CHAT, body, headers=BEARER), "requests") == 5
@@ -336,9 +336,7 @@ async def test_concurrent_jobs_count_until_they_end_or_their_client_disconnects(
     assert (await client.post(CHAT, chat(), headers=BEARER)).status == 200
 
 
-async def test_a_client_that_disconnects_is_charged_for_the_generated_tokens(
-    client_with, chat, autojump_clock
-):
+async def test_client_that_disconnects_is_charged_for_the_generated_tokens(client_with, chat, autojump_clock):
     client = limited(client_with, requests_per_minute=5, tokens_per_minute=1000)
     client.gateway.script = lambda job: [[Delta(0, "a", [1, 2, 3])], None]
     left = trio.Event()
@@ -353,6 +351,6 @@ async def test_a_client_that_disconnects_is_charged_for_the_generated_tokens(
     ) == (4, 997 - client.gateway.job.prompt_tokens)
 
 
-def test_the_errors_of_limits_are_429s_that_clients_may_retry():
+def test_errors_of_limits_are_429s_that_clients_may_retry():
     kinds: list[type[FairleadError]] = [errors.Displaced, errors.NoQueue, errors.RateLimited]
     assert [(kind.status, kind.should_retry) for kind in kinds] == [(429, None)] * 3

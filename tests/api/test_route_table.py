@@ -65,7 +65,7 @@ def test_only_the_application_and_its_adapter_import_quart():
         ("POST", "/tokenize", 0),
     ],
 )
-async def test_a_request_is_matched_at_most_once(client, monkeypatch, method, path, times):
+async def test_request_is_matched_at_most_once(client, monkeypatch, method, path, times):
     matched = []
     match = MapAdapter.match
 

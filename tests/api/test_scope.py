@@ -223,7 +223,7 @@ async def test_changes_to_other_models_are_forbidden(server, method, path, body)
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
-async def test_a_key_may_load_and_unload_its_own_models(server, path):
+async def test_key_may_load_and_unload_its_own_models(server, path):
     assert (await server.post(path, {"model": "tiny"}, headers=bearer(SMALL))).status == 200
 
 

@@ -29,7 +29,7 @@ def test_port_0_picks_one_port_for_all_addresses_of_the_host():
     assert 0 not in ports
 
 
-def test_a_port_that_is_free_on_one_address_and_taken_on_another_is_not_picked(monkeypatch):
+def test_port_that_is_free_on_one_address_and_taken_on_another_is_not_picked(monkeypatch):
     two = [
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "127.6.1.8")
     ]
@@ -67,14 +67,14 @@ def test_address_of_another_machine_is_reported_with_the_systems_reason():
 
 
 @pytest.mark.parametrize("host", ["no such host", "a..b", "256.1.1.1.1"])
-def test_a_host_that_does_not_exist_is_a_configuration_error(host):
+def test_host_that_does_not_exist_is_a_configuration_error(host):
     with pytest.raises(ConfigError, match="host"):
         bind(host, 0)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_an_ipv6_host_is_bound_with_and_without_brackets(host):
+def test_ipv6_host_is_bound_with_and_without_brackets(host):
     try:
         sockets = bind(host, 0)
     except OSError as error:
@@ -112,7 +112,7 @@ async def test_pipelined_requests_are_answered_in_order():
     assert [b"%d" % n for n in range(50)] == bodies
 
 
-async def test_an_empty_line_after_a_body_is_not_the_next_request():
+async def test_empty_line_after_a_body_is_not_the_next_request():
     async with serving(Apps()) as server:
         client = await server.connect()
         first = await client.fetch(post(b"one", "/echo") + b"\r\n")
@@ -120,7 +120,7 @@ async def test_an_empty_line_after_a_body_is_not_the_next_request():
     assert [first.body, second.body] == [b"one", b"two"]
 
 
-async def test_a_chunked_body_arrives_whole_byte_by_byte():
+async def test_chunked_body_arrives_whole_byte_by_byte():
     head = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
     request = head + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
     async with serving(Apps()) as server:
@@ -131,7 +131,7 @@ async def test_a_chunked_body_arrives_whole_byte_by_byte():
     assert answer.body == b"abcde"
 
 
-async def test_a_client_that_expects_100_continue_gets_it_before_it_sends_its_body():
+async def test_client_that_expects_100_continue_gets_it_before_it_sends_its_body():
     async with serving(Apps()) as server:
         client = await server.connect()
         head, _, body = post(b"hello", "/echo", "Expect: 100-continue").partition(b"\r\n\r\n")
@@ -140,7 +140,7 @@ async def test_a_client_that_expects_100_continue_gets_it_before_it_sends_its_bo
     assert (go_on.status, answer.body) == (100, b"hello")
 
 
-async def test_a_large_body_is_read_ahead_in_part_and_the_rest_when_the_app_reads():
+async def test_large_body_is_read_ahead_in_part_and_the_rest_when_the_app_reads():
     apps = Apps()
     body = bytes(1_000_000)
 
@@ -168,7 +168,7 @@ async def test_connection_close_is_honored():
     assert (answer.body, rest, answer.headers["connection"]) == (b"hello", b"", "close")
 
 
-async def test_a_stream_for_http_1_0_ends_with_the_connection():
+async def test_stream_for_http_1_0_ends_with_the_connection():
     apps = Apps()
     apps.go.set()
     async with serving(apps) as server:
@@ -177,7 +177,7 @@ async def test_a_stream_for_http_1_0_ends_with_the_connection():
 
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD"])
-async def test_a_stream_that_is_always_ready_does_not_block_others(method):
+async def test_stream_that_is_always_ready_does_not_block_others(method):
     async with serving(Apps()) as server:
         greedy = await server.connect()
         await greedy.send(get("/flood").replace(b"GET", method))
@@ -188,7 +188,7 @@ async def test_a_stream_that_is_always_ready_does_not_block_others(method):
     assert [answer.status for answer in answers] == [200] * 5
 
 
-async def test_an_app_that_fails_to_start_frees_its_port():
+async def test_app_that_fails_to_start_frees_its_port():
     async def app(scope, receive, send):
         await receive()
         await send({"type": "lifespan.startup.failed", "message": "no model"})
@@ -203,7 +203,7 @@ async def test_an_app_that_fails_to_start_frees_its_port():
     assert [sock.fileno() for sock in sockets] == [-1]
 
 
-async def test_the_app_is_started_before_the_first_request_and_stopped_after_the_last():
+async def test_app_is_started_before_the_first_request_and_stopped_after_the_last():
     events = []
 
     async def app(scope, receive, send):
@@ -324,7 +324,7 @@ async def test_invalid_http_is_refused_in_json_and_never_reaches_the_app(request
     assert apps.requests == ["/"]
 
 
-async def test_an_upgrade_to_http2_is_declined_by_a_response_in_http_1():
+async def test_upgrade_to_http2_is_declined_by_a_response_in_http_1():
     async with serving(Apps()) as server:
         client = await server.connect()
         for _ in range(2):
@@ -346,7 +346,7 @@ async def test_an_upgrade_to_http2_is_declined_by_a_response_in_http_1():
         ("//a//b", "//a//b"),
     ],
 )
-async def test_an_unusual_target_is_served_by_its_path(target, path):
+async def test_unusual_target_is_served_by_its_path(target, path):
     apps = Apps()
     async with serving(apps) as server:
         assert (await server.fetch(get(target))).status == 200
@@ -459,7 +459,7 @@ async def test_over_the_limit_of_connections_only_new_ones_are_refused():
     assert {entry["event"] for entry in logs} == {"too many connections"}
 
 
-async def test_the_listener_recovers_from_running_out_of_file_descriptors():
+async def test_listener_recovers_from_running_out_of_file_descriptors():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
@@ -478,7 +478,7 @@ async def test_the_listener_recovers_from_running_out_of_file_descriptors():
 # Failing -------------------------------------------------------------------------------------------
 
 
-async def test_an_app_that_fails_is_a_500_in_json_and_logged_once():
+async def test_app_that_fails_is_a_500_in_json_and_logged_once():
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
             answer = await server.fetch(get("/fail"))
@@ -487,7 +487,7 @@ async def test_an_app_that_fails_is_a_500_in_json_and_logged_once():
     assert [entry["event"] for entry in logs] == ["request failed"]
 
 
-async def test_an_app_that_fails_during_its_response_leaves_it_incomplete():
+async def test_app_that_fails_during_its_response_leaves_it_incomplete():
     with structlog.testing.capture_logs() as logs:
         async with serving(Apps()) as server:
             answer = await server.fetch(get("/fail_later"))
@@ -498,7 +498,7 @@ async def test_an_app_that_fails_during_its_response_leaves_it_incomplete():
 @pytest.mark.parametrize(
     "error", [ValueError("bug"), ExceptionGroup("bugs", [KeyError(1), OSError("other")])]
 )
-async def test_an_error_in_one_connection_ends_that_connection_and_is_logged_once(monkeypatch, error):
+async def test_error_in_one_connection_ends_that_connection_and_is_logged_once(monkeypatch, error):
     from fairlead.http.protocol import Protocol
 
     receive = Protocol.receive

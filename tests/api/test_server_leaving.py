@@ -29,7 +29,7 @@ from fairlead.http.protocol import PIPELINED_BYTES
     ids=["bare", "stray CRLF", "pipelined", "body", "body CRLF", "half a body", "unread body", "upgrade"],
 )
 @pytest.mark.parametrize("way", ["close", "reset", "half-close"])
-async def test_a_disconnect_while_a_request_waits_is_noticed_at_once(request_, way):
+async def test_disconnect_while_a_request_waits_is_noticed_at_once(request_, way):
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -46,7 +46,7 @@ async def test_a_disconnect_while_a_request_waits_is_noticed_at_once(request_, w
 
 
 @pytest.mark.parametrize("way", ["close", "half-close"])
-async def test_a_disconnect_after_the_maximum_of_pipelined_data_is_noticed(way):
+async def test_disconnect_after_the_maximum_of_pipelined_data_is_noticed(way):
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -180,7 +180,7 @@ async def test_sending_to_a_client_that_has_disconnected_raises_an_oserror():
     assert (raised, logs) == (["ClientDisconnected"], [])
 
 
-async def test_an_idle_client_that_disconnects_frees_its_connection():
+async def test_idle_client_that_disconnects_frees_its_connection():
     async with serving(Apps(), Limits(connections=1)) as server:
         for _ in range(5):
             client = await server.connect()
@@ -194,7 +194,7 @@ async def test_an_idle_client_that_disconnects_frees_its_connection():
 # Timeouts ------------------------------------------------------------------------------------------
 
 
-async def test_a_client_that_does_not_read_is_cut_off_and_its_app_ended():
+async def test_client_that_does_not_read_is_cut_off_and_its_app_ended():
     apps = Apps()
     with structlog.testing.capture_logs() as logs:
         async with serving(apps, Limits(stall_s=0.3)) as server:
@@ -206,7 +206,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_app_ended():
     assert [entry["reason"] for entry in logs] == ["the client does not read"]
 
 
-async def test_a_response_cancelled_in_the_middle_of_a_chunk_is_cut_not_continued():
+async def test_response_cancelled_in_the_middle_of_a_chunk_is_cut_not_continued():
     async def app(scope, receive, send):
         if scope["type"] == "lifespan":
             return
@@ -226,7 +226,7 @@ async def test_a_response_cancelled_in_the_middle_of_a_chunk_is_cut_not_continue
     assert (b"sorry" in received, logs) == (False, [])
 
 
-async def test_a_client_that_reads_slowly_is_not_cut_off(mock_clock):
+async def test_client_that_reads_slowly_is_not_cut_off(mock_clock):
     step = 1_000_000  # more than the kernel buffers: part of each step is sent after the one before
 
     async def app(scope, receive, send):
@@ -246,7 +246,7 @@ async def test_a_client_that_reads_slowly_is_not_cut_off(mock_clock):
             mock_clock.jump(0.6)  # in total longer than `stall_s`, but with a read each time
 
 
-async def test_an_incomplete_head_times_out_even_if_bytes_keep_arriving(mock_clock):
+async def test_incomplete_head_times_out_even_if_bytes_keep_arriving(mock_clock):
     async with serving(Apps(), SHORT) as server:
         client = await server.connect()
 
@@ -268,7 +268,7 @@ async def test_an_incomplete_head_times_out_even_if_bytes_keep_arriving(mock_clo
 @pytest.mark.parametrize(
     ("first", "limit"), [(b"", "header_timeout_s"), (b"\r\n", "header_timeout_s"), (get(), "idle_timeout_s")]
 )
-async def test_a_connection_without_a_request_is_closed_after_a_timeout(first, limit):
+async def test_connection_without_a_request_is_closed_after_a_timeout(first, limit):
     async with serving(Apps(), Limits(**{limit: 0.3})) as server:
         client = await server.connect()
         await client.send(first)
@@ -277,7 +277,7 @@ async def test_a_connection_without_a_request_is_closed_after_a_timeout(first, l
     assert b"408" not in rest
 
 
-async def test_a_body_that_is_not_sent_ends_the_wait_of_an_app_without_a_timeout(mock_clock):
+async def test_body_that_is_not_sent_ends_the_wait_of_an_app_without_a_timeout(mock_clock):
     apps = Apps()
     async with serving(apps, SHORT) as server:
         client = await server.connect()
@@ -289,7 +289,7 @@ async def test_a_body_that_is_not_sent_ends_the_wait_of_an_app_without_a_timeout
     assert apps.requests == ["/echo"]
 
 
-async def test_a_long_wait_for_a_response_does_not_time_out(mock_clock):
+async def test_long_wait_for_a_response_does_not_time_out(mock_clock):
     apps = Apps()
     async with serving(apps, SHORT) as server:
         client = await server.connect()

@@ -21,7 +21,7 @@ def test_one_holder_may_have_the_total():
     assert shares.taken == 0
 
 
-def test_the_largest_holder_loses_its_newest_holding():
+def test_largest_holder_loses_its_newest_holding():
     shares = Shares(10)
     first, last = holding(shares, "a", 4), holding(shares, "a", 4)
     small = holding(shares, "b", 2)
@@ -29,7 +29,7 @@ def test_the_largest_holder_loses_its_newest_holding():
     assert (first.gone, last.gone, small.gone, shares.taken) == (False, True, False, 7)
 
 
-def test_a_holder_that_grows_above_its_share_loses_its_own_holding():
+def test_holder_that_grows_above_its_share_loses_its_own_holding():
     shares = Shares(10)
     small = holding(shares, "a", 4)
     large = holding(shares, "b", 6)
@@ -43,7 +43,7 @@ def test_as_many_holdings_are_revoked_as_are_needed():
     assert shares.grow(shares.enter("b"), 5) == [account[4], account[3], account[2]]
 
 
-def test_a_kept_holding_is_not_revoked():
+def test_kept_holding_is_not_revoked():
     shares = Shares(10)
     kept, last = holding(shares, "a", 8), holding(shares, "a", 2)
     shares.keep(kept)
@@ -52,7 +52,7 @@ def test_a_kept_holding_is_not_revoked():
     assert shares.grow(newcomer, 1) == [newcomer]
 
 
-def test_a_holding_is_released_once():
+def test_holding_is_released_once():
     shares = Shares(10)
     account = holding(shares, "a", 10)
     shares.leave(account)
@@ -116,7 +116,7 @@ class IgnoresShares(Shares):
 @pytest.mark.parametrize(
     "mutant", [TakesFirst, TakesFromGrowing, TakesFromSmall, TakesKept, ForgetsToGiveBack, IgnoresShares]
 )
-def test_the_machine_catches_a_mutant(mutant):
+def test_machine_catches_a_mutant(mutant):
     class Machine(SharesMachine):
         new_shares = mutant
 

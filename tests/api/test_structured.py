@@ -51,7 +51,7 @@ def vocabulary(model):
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("fields", "allowed", "other"), CONSTRAINTS, ids=str)
-async def test_a_constraint_becomes_the_grammar_of_the_job(
+async def test_constraint_becomes_the_grammar_of_the_job(
     client, model, vocabulary, path, fields, allowed, other
 ):
     reply = await client.post(path, BODIES[path] | fields)
@@ -176,7 +176,7 @@ async def test_lenient_schema_may_have_keywords_that_are_not_supported(client, c
     assert field == f"{AT}.type"
 
 
-async def test_request_whose_answer_may_not_end_is_allowed_without_a_form(client, chat):
+async def test_request_with_an_answer_that_may_not_end_is_allowed_without_a_form(client, chat):
     assert (await client.post(CHAT, chat(min_tokens=2, ignore_eos=True))).status == 200
 
 

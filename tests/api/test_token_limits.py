@@ -23,7 +23,7 @@ def prompt(tokens: int) -> dict:
     return {"model": "small", "prompt": [3] * tokens}
 
 
-async def test_a_prompt_over_the_limit_is_refused_naming_the_field(limited, chat):
+async def test_prompt_over_the_limit_is_refused_naming_the_field(limited, chat):
     client = limited(max_input_tokens=5)
     for path, body, param in [
         (COMPLETE, prompt(6), "prompt"),
@@ -46,7 +46,7 @@ async def test_a_prompt_over_the_limit_is_refused_naming_the_field(limited, chat
         (COMPLETE, {"prompt": [[3], [3] * 4096]}, "prompt"),
     ],
 )
-async def test_a_prompt_above_the_context_has_the_code_and_words_that_clients_recognize(
+async def test_prompt_above_the_context_has_the_code_and_words_that_clients_recognize(
     client, chat, path, fields, param
 ):
     reply = await client.post(path, (chat() if path == CHAT else {}) | fields)
@@ -57,7 +57,7 @@ async def test_a_prompt_above_the_context_has_the_code_and_words_that_clients_re
     assert client.gateway.jobs == []
 
 
-async def test_a_prompt_at_the_limit_is_served(limited):
+async def test_prompt_at_the_limit_is_served(limited):
     client = limited(max_input_tokens=5)
     assert (await client.post(COMPLETE, prompt(5))).status == 200
 
@@ -102,7 +102,7 @@ async def test_without_max_tokens_the_configured_limit_applies(limited, chat):
     assert client.gateway.job.sampling.max_tokens == 7
 
 
-async def test_a_limit_above_the_models_own_changes_nothing(limited, model):
+async def test_limit_above_the_models_own_changes_nothing(limited, model):
     client = limited(max_input_tokens=100_000, max_output_tokens=100_000)
     await client.post(COMPLETE, prompt(3))
     assert model.max_model_len - 3 == client.gateway.job.sampling.max_tokens

@@ -29,7 +29,7 @@ def remaining(reply, unit):
 # Bounds ------------------------------------------------------------------------------------------------
 
 
-async def test_a_text_of_the_whole_context_is_tokenized_and_a_longer_one_refused(client, model):
+async def test_text_of_the_whole_context_is_tokenized_and_a_longer_one_refused(client, model):
     ids = model.tokenizer.encode("hello " * 3000)
     text = model.tokenizer.decode(ids[: model.max_model_len])
     reply = await client.post(TOKENIZE, {"prompt": text})
@@ -46,7 +46,7 @@ async def test_as_many_ids_as_the_context_has_are_detokenized_and_no_more(client
     assert (refused.status, refused.error["param"]) == (400, "tokens")
 
 
-async def test_a_long_text_is_refused_without_all_of_it_being_encoded(client, model, monkeypatch):
+async def test_long_text_is_refused_without_all_of_it_being_encoded(client, model, monkeypatch):
     encoded = []
     inner = model.tokenizer._tokenizer
 
@@ -83,7 +83,7 @@ async def test_both_routes_count_towards_a_keys_request_limit(limited, autojump_
 
 
 @pytest.mark.parametrize("text", ["a", "hello world", "one two three " * 100, "語" * 50])
-async def test_a_key_is_charged_for_the_exact_number_of_tokens(limited, text):
+async def test_key_is_charged_for_the_exact_number_of_tokens(limited, text):
     client = limited(tokens_per_minute=10_000)
     reply = await client.post(TOKENIZE, {"prompt": text}, headers=ANA)
     count = reply.json["count"]
@@ -112,7 +112,7 @@ async def test_nothing_is_encoded_for_a_key_that_has_used_up_its_tokens(limited,
     ("path", "body"),
     [(TOKENIZE, {"prompt": LONG}), (DETOKENIZE, {"tokens": [300]}), (DETOKENIZE, {"tokens": [40] * 5000})],
 )
-async def test_a_refused_request_costs_nothing(limited, path, body):
+async def test_refused_request_costs_nothing(limited, path, body):
     client = limited(tokens_per_minute=10_000, requests_per_minute=5)
     reply = await client.post(path, body, headers=ANA)
     assert (reply.status, remaining(reply, "tokens"), remaining(reply, "requests")) == (400, 10_000, 5)
@@ -170,7 +170,7 @@ async def test_one_tenants_long_texts_do_not_delay_anothers(client_with, gate):
         gate.opened.set()
 
 
-async def test_a_disconnect_ends_the_wait_for_a_turn(client_with, gate):
+async def test_disconnect_ends_the_wait_for_a_turn(client_with, gate):
     client = client_with(ApiKey("sk-ana", user="ana"))
     threads = turns_of(client)
     text = {"prompt": "x" * LONG_BODY_BYTES}

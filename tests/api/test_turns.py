@@ -30,14 +30,14 @@ def states(*turns):
     return [turn.state for turn in turns]
 
 
-def test_a_tenant_has_one_thread_at_a_time():
+def test_tenant_has_one_thread_at_a_time():
     turns = Turns(2)
     first, second = turns.enter("a"), turns.enter("a")
     other = turns.enter("b")
     assert states(first, second, other) == ["running", "waiting", "running"]
 
 
-def test_a_tenants_second_turn_waits_behind_the_first_turn_of_another():
+def test_tenants_second_turn_waits_behind_the_first_turn_of_another():
     turns = Turns(1)
     first, second, other = turns.enter("a"), turns.enter("a"), turns.enter("b")
     turns.leave(first)
@@ -46,7 +46,7 @@ def test_a_tenants_second_turn_waits_behind_the_first_turn_of_another():
     assert states(second) == ["running"]
 
 
-def test_a_waiting_turn_that_leaves_is_skipped():
+def test_waiting_turn_that_leaves_is_skipped():
     turns = Turns(1)
     first, second, third = turns.enter("a"), turns.enter("b"), turns.enter("c")
     turns.leave(second)
@@ -54,7 +54,7 @@ def test_a_waiting_turn_that_leaves_is_skipped():
     assert (states(second, third), turns.waiting) == (["over", "running"], 0)
 
 
-def test_the_tenant_with_the_most_waiting_turns_loses_its_newest():
+def test_tenant_with_the_most_waiting_turns_loses_its_newest():
     turns = Turns(1, most_waiting=2)
     turns.enter("a")
     kept, last, other = turns.enter("a"), turns.enter("a"), turns.enter("b")
@@ -184,7 +184,7 @@ class RefusesNewcomer(Turns):
 
 
 @pytest.mark.parametrize("mutant", [StaysInFront, LosesThread, WakesNobody, RefusesNewcomer])
-def test_the_machine_catches_a_mutant(mutant):
+def test_machine_catches_a_mutant(mutant):
     class Machine(TurnsMachine):
         new_turns = mutant
 
@@ -195,7 +195,7 @@ def test_the_machine_catches_a_mutant(mutant):
 # Threads -----------------------------------------------------------------------------------------------
 
 
-async def test_a_function_runs_in_a_thread_and_its_result_is_returned():
+async def test_function_runs_in_a_thread_and_its_result_is_returned():
     threads = Threads(2, timeout_s=60)
     assert await threads.run("a", lambda one, two: (one, two, threading.current_thread()), 1, 2) != (
         1,
@@ -207,7 +207,7 @@ async def test_a_function_runs_in_a_thread_and_its_result_is_returned():
     assert (threads.turns.running, threads.turns.waiting) == (0, 0)
 
 
-async def test_a_cancelled_waiter_frees_its_place():
+async def test_cancelled_waiter_frees_its_place():
     threads = Threads(1, timeout_s=60)
     end = threading.Event()
     async with trio.open_nursery() as nursery:
@@ -226,7 +226,7 @@ async def _cancel_when_waiting(threads, scope):
     scope.cancel()
 
 
-async def test_an_abandoned_thread_keeps_its_turn_until_it_ends():
+async def test_abandoned_thread_keeps_its_turn_until_it_ends():
     threads = Threads(1, timeout_s=60)
     begun, end = trio.Event(), threading.Event()
 
@@ -256,7 +256,7 @@ async def test_nothing_waits_longer_than_the_timeout():
         end.set()
 
 
-async def test_a_refused_turn_raises_queue_full():
+async def test_refused_turn_raises_queue_full():
     threads = Threads(1, timeout_s=60)
     threads.turns = Turns(1, most_waiting=1)
     end = threading.Event()

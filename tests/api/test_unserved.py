@@ -7,23 +7,34 @@ import pytest
 
 from api.conftest import client_of
 from fairlead.api.dialects import unserved
+from fairlead.api.dialects.anthropic_requests import CreateMessageRequest
 from fairlead.api.dialects.openai_chat import ChatCompletionRequest
 from fairlead.api.dialects.openai_completions import CompletionRequest
 from fairlead.api.dialects.openai_embeddings import EmbeddingRequest
+from fairlead.api.dialects.rerank import RerankRequest
+from fairlead.api.dialects.score import ScoreRequest
 from fairlead.api.tokenize import TokenizeRequest
 from fairlead.job import Delta
 from fairlead.text.embedding import EmbeddingSettings
 from fake_fleet import FakeFleet
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+ANTHROPIC = "/v1/messages"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
 MESSAGES = [{"role": "user", "content": "hello"}]
 # By path: a minimal valid body, the fields that are refused, and the type of the fields that are served.
 ROUTES = {
     CHAT: ({"messages": MESSAGES}, unserved.CHAT, ChatCompletionRequest),
     COMPLETIONS: ({"prompt": "hello"}, unserved.COMPLETION, CompletionRequest),
     EMBEDDINGS: ({"input": "hello"}, unserved.EMBEDDING, EmbeddingRequest),
+    ANTHROPIC: ({"messages": MESSAGES, "max_tokens": 9}, unserved.MESSAGES, CreateMessageRequest),
+    RERANK: ({"query": "hello", "documents": ["hello"]}, unserved.COMPARISON, RerankRequest),
+    SCORE: ({"text_1": "hello", "text_2": "hello"}, unserved.COMPARISON, ScoreRequest),
     "/tokenize": ({"messages": MESSAGES}, unserved.TOKENIZE, TokenizeRequest),
 }
+# By path: the fields that it serves and others ignore.
+SERVED_HERE = {ANTHROPIC: {"metadata"}}
+EMBEDDED = (EMBEDDINGS, RERANK, SCORE)
 FIELDS = [(path, name) for path, (_, fields, _) in ROUTES.items() for name in fields]
 # Values that clients send. All other fields get an object, which turns no field off.
 EXAMPLES = {
@@ -49,6 +60,7 @@ EXAMPLES = {
     "parallel_tool_calls": False,
     "modalities": ["text", "audio"],
     "mirostat": 1,
+    "n": 2,
     "documents": [{"text": "a"}],
 }
 
@@ -56,17 +68,17 @@ EXAMPLES = {
 @pytest.fixture(scope="module")
 def clients(model):
     def vector(job):
-        return [[Delta(0, finish_reason="stop", vector=b"\0" * 8)]]
+        return [[Delta(i, finish_reason="stop", vector=b"\0" * 8) for i in range(job.sequences)]]
 
     embedding = replace(model, embedding=EmbeddingSettings(2, normalized=False))
     return {
-        path: client_of(embedding, gateway_script=vector) if path == EMBEDDINGS else client_of(model)
+        path: client_of(embedding, gateway_script=vector) if path in EMBEDDED else client_of(model)
         for path in ROUTES
     }
 
 
 @pytest.mark.parametrize(("path", "name"), FIELDS)
-async def test_a_field_that_is_not_served_is_refused_by_name(clients, path, name):
+async def test_field_that_is_not_served_is_refused_by_name(clients, path, name):
     body, fields, _ = ROUTES[path]
     reply = await clients[path].post(path, body | {name: EXAMPLES.get(name, {"on": True})})
     assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "invalid_request", name)
@@ -115,26 +127,27 @@ async def test_only_the_exact_value_is_accepted_as_off(clients, chat, name, valu
 @pytest.mark.parametrize("path", ROUTES)
 async def test_fields_without_effect_and_unknown_fields_are_ignored(clients, path):
     body, _, _ = ROUTES[path]
-    known = dict.fromkeys(unserved.IGNORED, "anything")
+    known = dict.fromkeys(unserved.IGNORED.keys() - SERVED_HERE.get(path, set()), "anything")
     reply = await clients[path].post(path, body | known | {"never_heard_of": [1]})
     assert reply.status == 200, reply.body
     clients[path].gateway.jobs.clear()
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_field_is_served_refused_or_ignored_and_never_two_of_these(path):
+def test_field_is_served_refused_or_ignored_and_never_two_of_these(path):
     _, fields, request = ROUTES[path]
     assert not fields.keys() & unserved.IGNORED.keys()
-    assert not set(request.__struct_fields__) & (fields.keys() | unserved.IGNORED.keys())
+    ignored = unserved.IGNORED.keys() - SERVED_HERE.get(path, set())
+    assert not set(request.__struct_fields__) & (fields.keys() | ignored)
 
 
-async def test_a_relayed_request_keeps_all_of_its_fields(relay_client):
+async def test_relayed_request_keeps_all_of_its_fields(relay_client):
     body = {"model": "remote", "messages": MESSAGES, **dict.fromkeys(unserved.CHAT, "on")}
     assert (await relay_client.post(CHAT, body)).status == 200
     assert json.loads(relay_client.gateway.job.relay.body) == body
 
 
-async def test_a_field_that_our_engine_lacks_is_refused_even_if_another_server_has_it(client_with):
+async def test_field_that_our_engine_lacks_is_refused_even_if_another_server_has_it(client_with):
     both = FakeFleet(["small"], ["small"])
     client = client_with(fleet=both)
     reply = await client.post(CHAT, {"model": "small", "messages": MESSAGES, "guided_json": {}})
@@ -184,7 +197,7 @@ async def test_special_tokens_must_be_text_or_parse(client, value):
         assert (reply.status, reply.error["param"]) == (400, "special_tokens")
 
 
-async def test_a_models_setting_allows_control_tokens_in_chats(model):
+async def test_models_setting_allows_control_tokens_in_chats(model):
     client = client_of(replace(model, special_tokens="parse"))
     await client.post(CHAT, {"messages": [{"role": "user", "content": "<eos>"}]})
     assert 0 in client.gateway.job.prompts[0]

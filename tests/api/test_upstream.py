@@ -183,7 +183,7 @@ async def test_ignored_paths_are_configurable(client_of_command):
 
 
 def test_ignored_path_that_is_no_expression_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"upstream.ignorePaths\[1\]: is no regular expression"):
+    with pytest.raises(ConfigError, match=r"upstream.ignorePaths\[1\]: is not a regular expression"):
         Config(models=(), upstream=UpstreamConfig(ignore_paths=("a", "(")))
 
 

@@ -69,7 +69,7 @@ def test_everything_that_is_generated_counts_as_text(delta, expected):
     assert (not expected) == CHAT_READER.read_event(event).is_beginning
 
 
-def test_an_event_of_several_lines_is_read():
+def test_event_of_several_lines_is_read():
     event = b'event: x\r\ndata: {"choices":\r\ndata: [{"text": "a"}]}\r\n\r\n'
     assert CHAT_READER.read_event(event).text == "a"
 

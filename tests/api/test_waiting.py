@@ -31,7 +31,7 @@ async def test_queued_response_reports_its_estimated_wait(client, chat, stream):
     ) == ("24", "3", "41")
 
 
-async def test_a_response_without_a_wait_has_no_wait_headers(client, chat):
+async def test_response_without_a_wait_has_no_wait_headers(client, chat):
     reply = await client.post(CHAT, chat())
     assert not {"x-estimated-wait", "x-queue-position", "x-estimated-wait-p90"} & set(reply.headers)
 
@@ -69,14 +69,14 @@ async def test_waiting_stream_reports_its_queue_position_every_five_seconds(clie
     assert reply.headers["content-type"] == "text/event-stream"
 
 
-async def test_a_stream_that_starts_before_the_keep_alive_has_no_comments(client, chat, autojump_clock):
+async def test_stream_that_starts_before_the_keep_alive_has_no_comments(client, chat, autojump_clock):
     client.gateway.wait_s = 14.9
     reply, times_s = await timed(client, chat)
     assert reply.comments == []
     assert pytest.approx(14.9) == times_s[0]
 
 
-async def test_a_job_with_a_seat_but_without_text_is_reported_as_running(client, chat, autojump_clock):
+async def test_job_with_a_seat_but_without_text_is_reported_as_running(client, chat, autojump_clock):
     def slow(job):
         return [[Delta(0, "late", [1], finish_reason="stop")]]
 
@@ -106,7 +106,7 @@ async def test_two_streams_of_one_request_id_each_get_their_own_position(client,
     assert "mine" == replies[0].headers["x-request-id"] != replies[1].headers["x-request-id"]
 
 
-async def test_an_error_after_the_early_200_is_an_event_and_cuts_the_stream(client, chat, autojump_clock):
+async def test_error_after_the_early_200_is_an_event_and_cuts_the_stream(client, chat, autojump_clock):
     client.gateway.wait_s = 21.0
     client.gateway.refusal = QueueTimeout("waited too long")
     reply, times_s = await timed(client, chat)
@@ -119,7 +119,7 @@ async def test_an_error_after_the_early_200_is_an_event_and_cuts_the_stream(clie
     assert pytest.approx([15.0, 20.0, 21.0]) == times_s
 
 
-async def test_a_bug_after_the_early_200_is_an_event_without_internals(client, chat, log, autojump_clock):
+async def test_bug_after_the_early_200_is_an_event_without_internals(client, chat, log, autojump_clock):
     client.gateway.wait_s = 16.0
     client.gateway.refusal = ZeroDivisionError("secret")
     reply, _ = await timed(client, chat)
@@ -129,7 +129,7 @@ async def test_a_bug_after_the_early_200_is_an_event_without_internals(client, c
     assert len(log) == 1
 
 
-async def test_a_failure_after_the_first_delta_is_an_event(client, chat, autojump_clock):
+async def test_failure_after_the_first_delta_is_an_event(client, chat, autojump_clock):
     client.gateway.wait_s = 16.0
     client.gateway.script = lambda job: [[Delta(0, "a", [1])], NodeFailed("gone")]
     reply, _ = await timed(client, chat)
@@ -138,7 +138,7 @@ async def test_a_failure_after_the_first_delta_is_an_event(client, chat, autojum
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 14.9])
-async def test_an_error_before_the_keep_alive_has_its_http_status(client, chat, wait_s, autojump_clock):
+async def test_error_before_the_keep_alive_has_its_http_status(client, chat, wait_s, autojump_clock):
     client.gateway.wait_s = wait_s
     client.gateway.refusal = QueueFull("full", retry_after_s=7, estimated_wait_s=30)
     reply, _ = await timed(client, chat)
@@ -153,7 +153,7 @@ async def test_with_keep_alive_zero_no_stream_starts_early(client_with, chat, au
     assert (reply.status, reply.headers["x-should-retry"]) == (504, "false")
 
 
-async def test_a_response_that_is_not_streamed_never_starts_early(client, chat, autojump_clock):
+async def test_response_that_is_not_streamed_never_starts_early(client, chat, autojump_clock):
     client.gateway.wait_s = 50.0
     client.gateway.refusal = QueueTimeout("waited too long", estimated_wait_s=12)
     reply = await client.post(CHAT, chat())
@@ -175,7 +175,7 @@ async def test_comments_and_a_cut_are_sent_by_the_real_listener(client_with, cha
     assert b'"code":"cancelled"' in answer.body
 
 
-async def test_a_499_is_sent_by_the_real_listener(client, chat):
+async def test_499_is_sent_by_the_real_listener(client, chat):
     client.gateway.refusal = Cancelled("the request was cancelled")
     async with serving(client.app) as server:
         reply = await server.fetch(post(json.dumps(chat()).encode(), CHAT))
@@ -183,7 +183,7 @@ async def test_a_499_is_sent_by_the_real_listener(client, chat):
 
 
 @pytest.mark.parametrize("after_s", [5.0, 17.0, 22.0])
-async def test_a_disconnect_ends_a_queued_job(client, chat, after_s, autojump_clock):
+async def test_disconnect_ends_a_queued_job(client, chat, after_s, autojump_clock):
     client.gateway.wait_s = 100.0
     left = trio.Event()
     async with trio.open_nursery() as clients:
@@ -195,7 +195,7 @@ async def test_a_disconnect_ends_a_queued_job(client, chat, after_s, autojump_cl
         assert client.gateway.ended == 1
 
 
-async def test_a_gateway_without_an_answer_is_a_bug_that_is_logged(client, chat, log):
+async def test_gateway_without_an_answer_is_a_bug_that_is_logged(client, chat, log):
     client.gateway.script = lambda job: []
     assert (await client.post(CHAT, chat())).status == 500
     assert len(log) == 1

@@ -353,7 +353,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         )
         assert expected == actual
         if actual[0] == "raised":
-            assert before == self.snapshot(), "what failed has changed something"
+            assert before == self.snapshot(), "a failed call has changed something"
         return actual
 
     def snapshot(self):

@@ -113,7 +113,7 @@ def test_caching_partial_or_invalid_blocks_raises(setting):
         assert setting.match([1, 2]) == []
 
 
-def test_the_content_of_a_full_block_does_not_change(setting):
+def test_content_of_a_full_block_does_not_change(setting):
     blocks = setting.run([1, 2])
     with pytest.raises(ValueError):
         setting.pool.cache_full_blocks(blocks, array("i", [3, 4]), 0, 1, setting.hashes([3, 4]))

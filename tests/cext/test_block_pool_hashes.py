@@ -69,7 +69,7 @@ def chain_of(tokens, hash_key=HASH_KEY, block_size=4, salt=b""):
     return list(hashes)
 
 
-def test_the_plain_siphash_gives_the_published_results():
+def test_plain_siphash_gives_the_published_results():
     assert [siphash(HASH_KEY, bytes(range(length))).hex() for length in range(len(PUBLISHED))] == PUBLISHED
 
 

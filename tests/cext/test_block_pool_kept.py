@@ -16,7 +16,7 @@ def test_finished_request_is_kept_without_its_partial_block(setting):
     assert blocks[:2] == setting.match([1, 2, 3, 4, 5])
 
 
-def test_a_request_with_no_full_block_is_not_kept(setting):
+def test_request_with_no_full_block_is_not_kept(setting):
     setting.run_and_retire(1, [1])
     setting.pool.retire(2, [])
     assert setting.counts() == (8, 0, 0)
@@ -52,7 +52,7 @@ def test_request_covered_by_a_longer_one_is_dropped(setting):
     assert longer == setting.match([1, 2, 3, 4])
 
 
-def test_the_same_prompt_a_thousand_times_is_kept_once(setting):
+def test_same_prompt_a_thousand_times_is_kept_once(setting):
     for key in range(1000):
         setting.run_and_retire(key, [1, 2, 3, 4])
     assert setting.pool.statistics().cached_requests == 1
@@ -68,7 +68,7 @@ def test_least_recently_used_request_is_evicted_first_and_completely(setting):
     assert setting.counts() == (1, 2, 5)
 
 
-def test_a_hit_makes_a_request_the_most_recently_used(setting):
+def test_hit_makes_a_request_the_most_recently_used(setting):
     setting.run_and_retire(1, [1, 2, 3, 4])
     setting.run_and_retire(2, [5, 6, 7, 8])
     found = setting.match([1, 2])
@@ -132,7 +132,7 @@ def test_trim_returns_the_number_of_a_replaced_key(kind):
     assert len(set(others)) == 100
 
 
-def test_a_block_that_is_read_is_never_evicted(setting):
+def test_block_that_is_read_is_never_evicted(setting):
     """Blocks of a running request must never be reused."""
     setting.run_and_retire(1, [1, 2, 3, 4])
     reading = setting.match([1, 2])
@@ -211,7 +211,7 @@ def test_entries_in_use_count_but_are_not_trimmed(kind):
     assert setting.counts() == (80, 0, 20)
 
 
-def test_trim_keeps_a_request_whose_eviction_frees_no_block(kind):
+def test_trim_keeps_a_request_if_its_eviction_frees_no_block(kind):
     """Evicting a kept request would free nothing while a sequence uses all its blocks."""
     setting = PoolDriver(kind, blocks=2, threshold=0.5)
     blocks = setting.run_and_retire(1, [1, 2, 3, 4])
@@ -221,7 +221,7 @@ def test_trim_keeps_a_request_whose_eviction_frees_no_block(kind):
     assert setting.pool.trim() == [1]
 
 
-def test_the_limits_of_seed_002_fit(kind):
+def test_limits_of_seed_002_fit(kind):
     pool = kind.pool(262_144 if kind is Kernel else 64, 16, hash_key=HASH_KEY, max_entries=4 * 1024 * 1024)
     assert pool.trim() == []
     assert pool.blocks_for(128) == 8

@@ -88,7 +88,7 @@ def test_logits_equal_those_of_the_numpy_network(kernel, shape):
 
 @pytest.mark.parametrize("window", [None, 140])
 @pytest.mark.parametrize("kernel", KERNELS, ids="-".join)
-def test_a_long_context_is_read_in_parts_and_the_parts_are_merged(kernel, window):
+def test_long_context_is_read_in_parts_and_the_parts_are_merged(kernel, window):
     dtype, variant = kernel
     # The attention is sharp enough that one key too many changes the logits.
     network = Network(layers=2, heads=4, kv_heads=1, windows=(window,), attention_scale=0.6)
@@ -134,7 +134,7 @@ def test_nan_left_in_a_reused_block_does_not_affect_its_next_sequence(kernel):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_step_without_samples_fills_the_cache_and_writes_no_logits(dtype):
+def test_step_without_samples_fills_the_cache_and_writes_no_logits(dtype):
     driver = SequenceDriver(Network(), dtype)
     [sequence] = add_sequences(driver, [60])
     assert driver.step([(sequence, 40)]) == {}

@@ -180,7 +180,7 @@ def test_nan_or_infinite_weight_is_refused_with_its_index(dtype, value):
         ("embedding", None, (101,)),
     ],
 )
-def test_a_tensor_of_another_model_is_refused(name, layer, shape):
+def test_tensor_of_another_model_is_refused(name, layer, shape):
     with pytest.raises(ValueError):
         new_model(NETWORK, "float32").pack(name, np.zeros(shape, dtype=np.float32), layer=layer)
 
@@ -227,18 +227,18 @@ def test_tensor_may_be_packed_in_pieces_but_only_once():
         {"rotated": (64,)},
     ],
 )
-def test_an_impossible_shape_is_refused(changes):
+def test_impossible_shape_is_refused(changes):
     with pytest.raises(ValueError):
         new_model(Network(**changes), "float32")
 
 
 @pytest.mark.parametrize("options", [{"variant": "mmx"}, {"threads": 0}, {"max_batched_tokens": 0}])
-def test_an_impossible_option_is_refused(options):
+def test_impossible_option_is_refused(options):
     with pytest.raises(ValueError):
         new_model(NETWORK, "float32", **options)
 
 
-def test_an_unknown_dtype_is_refused():
+def test_unknown_dtype_is_refused():
     with pytest.raises(ValueError, match="float16"):
         variants("float16")
     with pytest.raises(ValueError, match="float16"):
@@ -246,7 +246,7 @@ def test_an_unknown_dtype_is_refused():
 
 
 @pytest.mark.parametrize("blocks", [[1], [1, 0], [1, 2**30], [1, 1, 1]])
-def test_an_impossible_cache_is_refused(blocks):
+def test_impossible_cache_is_refused(blocks):
     with pytest.raises(ValueError):
         new_model(NETWORK, "float32").allocate_cache(blocks)
 

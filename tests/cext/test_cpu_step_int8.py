@@ -29,7 +29,7 @@ def rounded(weights):
 
 
 def drivers(network, kernel, **options):
-    """Return a world with 8-bit weights, and the oracle of the rounded weights."""
+    """Return a model with 8-bit weights, and the oracle of the rounded weights."""
     dtype, variant = kernel
     weights = draw_weights(network, dtype)
     driver = SequenceDriver(network, dtype, variant=variant, weights=weights, quantization="int8", **options)

@@ -87,14 +87,14 @@ def test_discarding_an_entry_does_not_cost_the_tenant_its_turn(new_queue):
 
 
 @both
-def test_a_lower_class_waits_until_the_higher_ones_are_empty(new_queue):
+def test_lower_class_waits_until_the_higher_ones_are_empty(new_queue):
     queue = new_queue(capacity=9)
     names = push_all(queue, "zZ", priority=7) | push_all(queue, "nn") | push_all(queue, "AAB", priority=0)
     assert pop_all(queue, names) == "ABAnnzZ"
 
 
 @both
-def test_a_tenant_has_one_line_in_each_class(new_queue):
+def test_tenant_has_one_line_in_each_class(new_queue):
     queue = new_queue(capacity=9)
     low = queue.push("A", priority=2)
     high = queue.push("A", priority=0)
@@ -127,7 +127,7 @@ def test_positions_predict_the_pop_order(new_queue, arrivals):
 
 
 @both
-def test_a_full_queue_refuses_and_counts_it(new_queue):
+def test_full_queue_refuses_and_counts_it(new_queue):
     queue = new_queue(capacity=2)
     push_all(queue, "AB")
     with pytest.raises(QueueFullError):
@@ -145,7 +145,7 @@ def test_queue_of_capacity_zero_accepts_only_retries(new_queue):
 
 
 @both
-def test_an_empty_queue_has_nothing_to_pop(new_queue):
+def test_empty_queue_has_nothing_to_pop(new_queue):
     queue = new_queue(capacity=1)
     with pytest.raises(IndexError):
         queue.pop()
@@ -156,7 +156,7 @@ def test_an_empty_queue_has_nothing_to_pop(new_queue):
 
 @both
 @pytest.mark.parametrize("leave", ["pop", "discard", "clear"])
-def test_a_handle_is_stale_once_its_entry_left(new_queue, leave):
+def test_handle_is_stale_once_its_entry_left(new_queue, leave):
     queue = new_queue(capacity=1)
     stale = queue.push("A", 2.5)
     getattr(queue, leave)(*[stale] if leave == "discard" else [])
@@ -223,7 +223,7 @@ def test_clearing_discards_everything_and_leaves_a_queue_that_works(new_queue):
         (ValueError, "A", 1.0, 1 << 70),
     ],
 )
-def test_a_wrong_argument_changes_nothing(new_queue, method, error, tenant, cost, priority):
+def test_wrong_argument_changes_nothing(new_queue, method, error, tenant, cost, priority):
     queue = new_queue(capacity=9)
     names = push_all(queue, "AAB")
     before = queue.statistics()
@@ -256,7 +256,7 @@ def test_invalid_options_are_refused(new_queue, options):
 # What only the kernel has --------------------------------------------------------------------------
 
 
-def test_a_cost_too_large_for_a_float_is_refused():
+def test_cost_too_large_for_a_float_is_refused():
     with pytest.raises(ValueError, match="finite"):
         FairQueue(capacity=1).push("A", 10**400)
 
@@ -269,7 +269,7 @@ def test_str_subclass_as_tenant_raises():
         FairQueue(capacity=1).push(Chameleon("A"))
 
 
-def test_the_queue_keeps_the_name_of_a_waiting_tenant_alive():
+def test_queue_keeps_the_name_of_a_waiting_tenant_alive():
     queue = FairQueue(capacity=2)
     queue.push(repr(2**100))  # a string without other references
     handle = queue.push(repr(2**100))
@@ -323,7 +323,7 @@ def test_growing_arrays_keep_their_contents():
     assert list(range(5000)) == [names[queue.pop()] for _ in range(5000)]
 
 
-def test_a_push_without_memory_changes_nothing():
+def test_push_without_memory_changes_nothing():
     testcapi = pytest.importorskip("_testcapi", reason="only CPython's own test module can take memory away")
     queue = FairQueue(capacity=1000)
     names = {queue.push(f"{number}"): number for number in range(32)}  # the next push must grow both arrays
@@ -347,7 +347,7 @@ def test_a_push_without_memory_changes_nothing():
     assert list(range(33)) == [names[queue.pop()] for _ in range(33)]
 
 
-def test_a_queue_cannot_be_copied_or_pickled():
+def test_queue_cannot_be_copied_or_pickled():
     queue = FairQueue(capacity=1)
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot pickle"):

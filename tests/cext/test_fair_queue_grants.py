@@ -49,7 +49,7 @@ def test_as_many_retries_as_failed_pops_go_first_in_their_order(new_queue, fairn
 
 
 @both
-def test_a_retry_is_not_charged_again(new_queue):
+def test_retry_is_not_charged_again(new_queue):
     queue = new_queue(capacity=1, fairness="tokens")
     queue.push("A", 10.0)
     queue.pop()
@@ -60,7 +60,7 @@ def test_a_retry_is_not_charged_again(new_queue):
 
 
 @both
-def test_a_retry_is_never_refused_and_never_displaced(new_queue):
+def test_retry_is_never_refused_and_never_displaced(new_queue):
     queue = new_queue(capacity=2)
     retries = [queue.push_front("A") for _ in range(4)]
     assert queue.displace("B") is None
@@ -154,7 +154,7 @@ def test_fits_is_called_tenant_by_tenant_in_order_of_arrival(new_queue):
 
 
 @both
-def test_turn_is_used_by_the_tenant_whose_entry_left(new_queue):
+def test_turn_is_used_by_the_tenant_of_the_entry_that_left(new_queue):
     queue = new_queue(capacity=9)
     names = push_all(queue, "ABCABC")
     assert names[queue.pop(lambda handle: names[handle] == "B" or None)] == "B"
@@ -163,7 +163,7 @@ def test_turn_is_used_by_the_tenant_whose_entry_left(new_queue):
 
 @both
 @fairly
-def test_a_head_that_does_not_fit_is_passed_eight_times_and_no_more(new_queue, fairness):
+def test_head_that_does_not_fit_is_passed_eight_times_and_no_more(new_queue, fairness):
     queue = new_queue(capacity=40, fairness=fairness)
     large = queue.push("A", size=100)
     for tenant in "BCBCBCBCBCBC":
@@ -195,7 +195,7 @@ def test_fits_that_raises_changes_nothing(new_queue):
 
 
 @both
-def test_a_batch_fills_the_budget_and_leaves_the_rest(new_queue):
+def test_batch_fills_the_budget_and_leaves_the_rest(new_queue):
     queue = new_queue(capacity=9)
     sizes = {queue.push("A", size=size): size for size in (4, 7, 3, 3, 1)}
     assert [sizes[handle] for handle in queue.pop_many(9, 10)] == [4, 3, 3]

@@ -217,7 +217,7 @@ def test_discarded_entries_are_never_popped(fairness):
     assert handles[1::2] == [queue.pop() for _ in range(len(queue))]
 
 
-def test_the_length_is_exact_after_any_way_of_leaving():
+def test_length_is_exact_after_any_way_of_leaving():
     """The earlier queue counted with a semaphore, which neither removals nor batches decremented."""
     queue = FairQueue(capacity=100)
     handles = [queue.push("A") for _ in range(100)]

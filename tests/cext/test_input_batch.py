@@ -88,7 +88,7 @@ def test_sections_are_views_into_the_arena_and_no_copies():
         (1.5, TypeError),
     ],
 )
-def test_an_arena_that_cannot_hold_a_step_is_refused(arenas, error):
+def test_arena_that_cannot_hold_a_step_is_refused(arenas, error):
     with pytest.raises(error):
         InputBatch(**OPTIONS, arenas=arenas)
 
@@ -127,7 +127,7 @@ def test_deleted_batch_releases_its_sequences_with_their_committed_tokens():
     InputBatch(**OPTIONS).add_request(0, state, ([1],))
 
 
-def test_a_removed_sequence_is_freed_with_its_sampling():
+def test_removed_sequence_is_freed_with_its_sampling():
     batch = InputBatch(**OPTIONS)
     sampling = Sampling()
     watched = weakref.ref(sampling)
@@ -149,7 +149,7 @@ def test_views_outlive_the_batch_and_the_sequence():
     assert (kept[0][0], kept[1][0, 0], kept[2][0], kept[3][0]) == (4, 0, 1, 1)
 
 
-def test_a_sequences_tokens_cannot_be_written_through_its_view():
+def test_sequences_tokens_cannot_be_written_through_its_view():
     view = SequenceState(1, [1, 2], max_tokens=1).tokens_view()
     with pytest.raises(TypeError):
         view[0] = 5

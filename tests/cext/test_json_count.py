@@ -84,7 +84,7 @@ def test_numbers_in_arrays_of_named_members_are_counted_apart(count, body, value
         (b'{"prompt":[1,2,3],"b":[1]}', b"b"),
     ],
 )
-def test_the_member_with_most_values_is_named(count, body, largest):
+def test_member_with_most_values_is_named(count, body, largest):
     assert count(body, IDS).largest == largest
 
 
@@ -103,7 +103,7 @@ def test_the_member_with_most_values_is_named(count, body, largest):
         (b"12345678\xf0\x9f\x98", 8),
     ],
 )
-def test_the_first_bytes_that_are_not_utf8_are_found(count, body, invalid_at):
+def test_first_bytes_that_are_not_utf8_are_found(count, body, invalid_at):
     assert count(body).invalid_at == invalid_at
 
 
@@ -159,7 +159,7 @@ def other_letters_end_strings(body, apart):
     "mutant",
     [without_escapes, fractions_once, ids_anywhere, surrogates_are_utf8, other_letters_end_strings],
 )
-def test_the_comparison_catches_a_mutant(mutant):
+def test_comparison_catches_a_mutant(mutant):
     def differs(body):
         return seen(count(body, IDS)) != seen(mutant(body, IDS))
 
@@ -183,7 +183,7 @@ def size(document):
 
 
 @given(documents, st.booleans(), st.sampled_from([None, 1]))
-def test_a_parser_makes_as_many_values_as_are_counted(document, ascii_only, indent):
+def test_parser_makes_as_many_values_as_are_counted(document, ascii_only, indent):
     body = json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
     found = count(body)
     assert found.values == size(document)

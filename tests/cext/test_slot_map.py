@@ -58,7 +58,7 @@ def test_stale_handle_is_refused_after_its_id_is_reused(new_map):
 
 
 @both
-def test_a_full_map_raises_and_changes_nothing(new_map):
+def test_full_map_raises_and_changes_nothing(new_map):
     slots = new_map(2)
     first = slots.alloc(1)
     with pytest.raises(NoSlotFree):
@@ -114,7 +114,7 @@ def test_handles_and_keys_of_a_wrong_type_or_range_raise(new_map):
 
 @both
 @pytest.mark.parametrize("options", [{"capacity": 0}, {"capacity": -1}, {"capacity": 2**40}])
-def test_a_capacity_must_be_possible(new_map, options):
+def test_capacity_must_be_possible(new_map, options):
     with pytest.raises(ValueError):
         new_map(**options)
 

@@ -112,7 +112,7 @@ def test_printed_lines_can_be_parsed(capsys, fraction):
     assert ReadyLine("http://[::1]:8000") == read_line(printed.out.rstrip("\n"))
 
 
-def test_a_load_of_unknown_progress_has_a_line_without_a_percentage(capsys):
+def test_load_of_unknown_progress_has_a_line_without_a_percentage(capsys):
     announcer = open_announcer(key_needed=False)
     announcer.loading("small", None, "waiting for /health")
     announcer.loading("small", None, "waiting for /health")
@@ -122,7 +122,7 @@ def test_a_load_of_unknown_progress_has_a_line_without_a_percentage(capsys):
     )
 
 
-def test_a_load_of_unknown_progress_is_an_event_without_a_percentage(capfd):
+def test_load_of_unknown_progress_is_an_event_without_a_percentage(capfd):
     with log_streams(json=True), open_announcer(key_needed=False) as announcer:
         announcer.loading("small", None, "waiting for /health")
     event = json.loads(capfd.readouterr().err)
@@ -135,7 +135,7 @@ def test_any_other_line_is_not_parsed(line):
     assert read_line(line) is None
 
 
-def test_a_terminal_gets_a_bar_and_then_a_hint():
+def test_terminal_gets_a_bar_and_then_a_hint():
     with Terminal([], code=LOAD_AND_SERVE) as terminal:
         assert COLOR.search(terminal.expect("25%") + terminal.shown)
         terminal.type("\n")

@@ -28,17 +28,17 @@ def test_kernel_newer_than_its_source_is_up_to_date(kernel):
     assert check._stale_kernels() == []
 
 
-def test_a_kernel_that_was_never_built_is_stale(kernel):
+def test_kernel_that_was_never_built_is_stale(kernel):
     kernel[1].unlink()
     assert check._stale_kernels() == ["queue"]
 
 
-def test_a_kernel_older_than_its_source_is_stale(kernel):
+def test_kernel_older_than_its_source_is_stale(kernel):
     os.utime(kernel[0], (3, 3))
     assert check._stale_kernels() == ["queue"]
 
 
-def test_a_kernel_older_than_a_part_in_its_folder_is_stale(kernel):
+def test_kernel_older_than_a_part_in_its_folder_is_stale(kernel):
     part = kernel[0].with_suffix("") / "part.h"
     part.parent.mkdir()
     part.touch()
@@ -65,7 +65,7 @@ def test_summary_line_of_pytest_is_recognized(line):
     assert check.PYTEST_SUMMARY.search(line)
 
 
-def test_a_test_that_fails_is_not_run_again(tmp_path, monkeypatch):
+def test_test_that_fails_is_not_run_again(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "-p no:schemathesis"\n')
     (tmp_path / "test_it.py").write_text(
         "from pathlib import Path\n\n"

@@ -146,7 +146,7 @@ def test_options_that_contradict_the_file_are_refused(app, folder, capsys, text,
     assert named in refused(app, capsys, *arguments)
 
 
-def test_a_file_with_faults_is_not_served_and_each_fault_has_a_line(app, folder, capsys):
+def test_file_with_faults_is_not_served_and_each_fault_has_a_line(app, folder, capsys):
     write(folder, "models:\n  qwen:\n    path: small\n    slots: 0\nport: x\n")
     assert refused(app, capsys) == (
         "fairlead.yaml:4: models.qwen.slots: must be at least 1\n"

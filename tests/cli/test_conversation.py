@@ -91,7 +91,7 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(server):
         assert terminal.wait() == 0
 
 
-def test_reasoning_is_folded_until_it_is_asked_for(server):
+def test_reasoning_is_folded_until_it_is_requested(server):
     with Terminal(["run", "--url", server.url]) as terminal:
         terminal.expect("> ")
         terminal.type("/thinking\n")

@@ -77,7 +77,7 @@ def test_error_for_a_single_word_without_a_server_shows_the_prompt_option(
 ):
     monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", unreachable_url)
     assert main(["run", "hello"]) == 1
-    printed = f"no server answers at {unreachable_url}, and hello is no directory to serve a model from"
+    printed = f"no server answers at {unreachable_url}, and hello is not a directory of a model"
     assert capsys.readouterr().err == (
         f"fairlead: {printed}. If it is a question: fairlead run --prompt hello\n"
     )

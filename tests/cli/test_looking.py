@@ -196,5 +196,5 @@ def test_top_writes_each_snapshot_as_a_line_of_json(reporting_server):
     ("values", "bars"),
     [([], ""), ([0, 0], "  "), ([0, 1, 4, 8], " ▁▄█"), ([0.001, 1], "▁█"), ([-1, 2], " █")],
 )
-def test_a_sparkline_has_a_bar_for_each_value(values, bars):
+def test_sparkline_has_a_bar_for_each_value(values, bars):
     assert bars == sparkline(values)

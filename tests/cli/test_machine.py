@@ -149,7 +149,7 @@ def test_systemd_unit_runs_serve_with_a_configuration_and_a_json_log():
 @pytest.mark.parametrize(
     ("shell", "word"), [("bash", "complete -F"), ("zsh", "#compdef"), ("fish", "complete -c")]
 )
-def test_completion_is_in_the_language_of_the_shell_and_knows_every_command(capsys, shell, word):
+def test_completion_is_in_the_language_of_the_shell_and_has_every_command(capsys, shell, word):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert word in script

@@ -37,7 +37,7 @@ def own_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server, unreachable
     monkeypatch.setattr("fairlead.console.chat.DEFAULT_URL", unreachable_url)
 
 
-def test_the_answer_is_printed(server, capsys):
+def test_answer_is_printed(server, capsys):
     assert main(["run", "second", "Hi", "--url", server.url, "--api-key", "ana=sk-1"]) == 0
     assert capsys.readouterr().out == "Hello there\n"
     assert server.bodies == [
@@ -62,12 +62,12 @@ def test_tool_calls_are_printed_with_each_argument_on_a_line(server, capsys):
     )
 
 
-def test_the_first_model_is_the_default_and_a_v1_url_will_do(server, capsys):
+def test_first_model_is_the_default_and_a_v1_url_will_do(server, capsys):
     assert main(["run", "--prompt", "Hi", "--url", f"{server.url}/v1/"]) == 0
     assert server.bodies[0]["model"] == "first"
 
 
-def test_a_directory_names_the_model_that_is_served_from_it(server, tmp_path, capsys):
+def test_directory_names_the_model_that_is_served_from_it(server, tmp_path, capsys):
     (tmp_path / "second").mkdir()
     assert main(["run", str(tmp_path / "second"), "Hi", "--url", server.url]) == 0
     assert server.bodies[0]["model"] == "second"
@@ -80,12 +80,12 @@ def test_prompt_may_come_from_standard_input(server, capsys, monkeypatch):
     assert server.bodies[0]["messages"][0]["content"] == "two\nlines \ufffd"
 
 
-def test_an_empty_prompt_is_bad_usage(server, capsys):
+def test_empty_prompt_is_bad_usage(server, capsys):
     assert main(["run", "first", " ", "--url", server.url]) == 2
     assert "PROMPT" in capsys.readouterr().err
 
 
-def test_an_address_without_a_scheme_is_bad_usage(capsys):
+def test_address_without_a_scheme_is_bad_usage(capsys):
     assert main(["run", "first", "Hi", "--url", "127.0.0.1:8000"]) == 2
     assert "--url" in capsys.readouterr().err
 
@@ -96,10 +96,10 @@ def test_an_address_without_a_scheme_is_bad_usage(capsys):
         ("please refuse", "no: 429"),
         ("please break", "no: 500"),
         ("please fail", "the node failed"),
-        ("please cut", "the server ended the answer before its end"),
+        ("please cut", "the server closed the stream before the end of the answer"),
     ],
 )
-def test_a_servers_error_is_one_line_and_exit_code_1(server, capsys, prompt, message):
+def test_servers_error_is_one_line_and_exit_code_1(server, capsys, prompt, message):
     assert main(["run", "first", prompt, "--url", server.url]) == 1
     assert capsys.readouterr().err == f"fairlead: {message}\n"
 
@@ -114,10 +114,10 @@ def test_unreachable_address_is_an_error(unreachable_url, capsys):
     assert capsys.readouterr().err == f"fairlead: no server answers at {unreachable_url}\n"
 
 
-def test_name_that_is_no_directory_needs_a_server(own_app, unreachable_url, capsys):
+def test_name_that_is_not_a_directory_needs_a_server(own_app, unreachable_url, capsys):
     assert main(["run", "no-such-directory", "Hi"]) == 1
     assert (
-        f"no server answers at {unreachable_url}, and no-such-directory is no directory"
+        f"no server answers at {unreachable_url}, and no-such-directory is not a directory"
         in capsys.readouterr().err
     )
 

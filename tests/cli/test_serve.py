@@ -107,7 +107,7 @@ def test_every_option_reaches_the_configuration(app, model):
     assert expected == config_of(app, str(model), *options.split())
 
 
-def test_a_relative_directory_is_named_after_itself(app, model, monkeypatch):
+def test_relative_directory_is_named_after_itself(app, model, monkeypatch):
     monkeypatch.chdir(model)
     assert config_of(app, ".").models == (ModelConfig(path=model, name="small-model", preload=True),)
 
@@ -212,7 +212,7 @@ def test_importing_the_command_line_imports_no_large_package():
     assert not {"torch", "trio", "quart", "httpx", "rich", "numpy", "fairlead.app"} & set(output.split())
 
 
-def test_a_completion_script_can_be_written(tmp_path, capsys):
+def test_completion_script_can_be_written(tmp_path, capsys):
     script = tmp_path / "completion"
     assert main(["--install-completion", "--shell", "bash", "--output", str(script)]) == 0
     assert "serve" in script.read_text()

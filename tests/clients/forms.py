@@ -1,6 +1,6 @@
-"""What the clients ask for: short enough that any answer of this form fits the model's context.
+"""The forms that the clients request: any answer of them fits the model's context.
 
-So no text is free, and no object may have further properties.
+No text is free, and no object may have further properties.
 """
 
 from typing import Annotated, Literal

@@ -34,7 +34,7 @@ def test_structured_output_may_be_a_dictionary(model):
     assert Trip.model_validate(answer)
 
 
-def test_structured_output_has_the_raw_message_if_asked(model):
+def test_structured_output_has_the_raw_message_if_requested(model):
     answer = model.with_structured_output(Trip, include_raw=True).invoke(QUESTION)
     assert answer["parsing_error"] is None
     assert Trip.model_validate_json(answer["raw"].content) == answer["parsed"]

@@ -94,7 +94,7 @@ def outcome(tmp_path, content: bytes, *, keys: bool = False) -> Config | None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_changed_value_is_accepted_or_refused_by_line_and_key(tmp_path, data):
+def test_changed_value_is_accepted_or_refused_by_line_and_key(tmp_path, data):
     (tmp_path / "small").mkdir(exist_ok=True)
     outcome(tmp_path, changed(data.draw).encode(), keys=True)
 

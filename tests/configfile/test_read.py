@@ -61,7 +61,7 @@ nodes:
 """
 
 
-def test_a_file_can_set_every_configuration_field(file, config):
+def test_file_can_set_every_configuration_field(file, config):
     expected = Config(
         host="0.0.0.0",
         port=9000,

@@ -19,7 +19,7 @@ MODEL = "m"
 
 
 class FakeNode:
-    """The id and the models of a node: all that the scheduler knows of it, besides its limits."""
+    """The id and the models of a node: all that the scheduler uses of it, besides its limits."""
 
     def __init__(self, id: str = "node", *models: str) -> None:  # noqa: A002
         self.id = id

@@ -136,9 +136,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ticket.node.busy <= self.seats[ticket.node.id], "a seat that was taken"
         assert ticket.node not in self.full, "a node that has rejected a job"
         assert not self.swapped(ticket.node) & self.leaving, "a model that is to be unloaded"
-        assert ticket.node in self.accepting(ticket.job), "nothing to pass on"
+        assert ticket.node in self.accepting(ticket.job), "a job that the node cannot run"
         others = self.accepting(ticket.job) - {self.failed_at.get(ticket)}
-        assert not others or ticket.node in others, "back to where it failed"
+        assert not others or ticket.node in others, "the node where it failed, although another is free"
         for other in self.tickets(TicketState.QUEUED):
             if self.failed_at.get(other) is ticket.node or ticket.node not in self.accepting(other.job):
                 continue
@@ -149,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
             assert not same_line or self.order[ticket] < self.order[other], "FIFO within a tenant"
             higher = other.job.priority < ticket.job.priority
-            assert not higher or other.job.model not in ticket.node.models, "a higher class waits"
+            assert not higher or other.job.model not in ticket.node.models, "before a job of a higher class"
 
     def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
         # A job that a node returned may find that its model no longer loads, or that no node is left which
@@ -180,10 +180,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             if self.seats.pop(f"swap {evicted}", None) is not None:
                 self.dying.add(evicted)
                 self.leaving.discard(evicted)
-        assert self.dying <= evict, "there is room for one"
+        assert self.dying <= evict, "more than one model has processes"
         spare = [request for request in self.loads if request.model == model and request.only_if_free]
         waits = any(ticket.job.model == model for ticket in self.tickets(TicketState.QUEUED))
-        assert waits or not spare or not evict, "evicted for a request that was to evict nothing"
+        assert waits or not spare or not evict, "evicted for a request that may evict nothing"
 
     def check_stop(self, model: str) -> None:
         """A model is stopped only if it is to be unloaded, and only without running jobs."""
@@ -277,7 +277,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ticket.state is not TicketState.NEW
         if too_long is not None:
             assert ticket.state is not TicketState.QUEUED
-            assert set(self.effects.refused) <= refused | {ticket}, "displaced by one that did not stay"
+            assert set(self.effects.refused) <= refused | {ticket}, "displaced by a job that was then refused"
 
     @precondition(lambda self: self.order)
     @rule(data=st.data(), cost=st.floats(0, 30))
@@ -405,13 +405,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not any(node.free > 0 for node in taking - {self.failed_at.get(ticket)} or taking)
 
     @invariant()
-    def a_node_makes_room_only_while_a_job_starves(self) -> None:
+    def node_makes_room_only_while_a_job_starves(self) -> None:
         if any(node.draining for node in self.subject._nodes.values()):
             waiting = self.tickets(TicketState.QUEUED)
             assert any(request.starved for request in self.loads) or any(ticket.starved for ticket in waiting)
 
     @invariant()
-    def a_waited_for_swap_starts_when_no_job_runs(self) -> None:
+    def requested_swap_starts_when_no_job_runs(self) -> None:
         swapped = {name for name in self.seats if name.startswith("swap")}
         working = any(node.busy for name, node in self.subject._nodes.items() if name in swapped)
         waiting = {
@@ -423,12 +423,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.loading or self.leaving
 
     @invariant()
-    def a_load_request_ends_when_its_model_is_loaded(self) -> None:
+    def load_request_ends_when_its_model_is_loaded(self) -> None:
         for request in self.loads:
             assert f"swap {request.model}" not in self.seats or request.model in self.leaving
 
     @invariant()
-    def a_ticket_has_one_end(self) -> None:
+    def ticket_ends_once(self) -> None:
         assert len(self.effects.granted) == sum(ticket.attempts for ticket in self.order)
         for ticket in self.effects.refused:
             assert ticket.state is TicketState.DONE

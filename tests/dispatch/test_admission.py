@@ -45,18 +45,18 @@ def test_of_several_reasons_the_one_that_waiting_helps_least_is_reported(options
     assert refusal is (None if reported is None else type(reported))
 
 
-def test_a_too_long_wait_is_reported_only_if_there_is_no_other_reason():
+def test_too_long_wait_is_reported_only_if_there_is_no_other_reason():
     subject, too_long = admission(seats=0), QueueFull("too long")
     assert too_long is subject.refusal(job().job, too_long=too_long)
     assert isinstance(subject.refusal(job(no_queue=True).job, too_long=too_long), NoQueue)
 
 
-def test_a_job_with_a_free_seat_is_admitted_even_if_it_may_not_wait():
+def test_job_with_a_free_seat_is_admitted_even_if_it_may_not_wait():
     too_long = QueueFull("too long")
     assert admission(seats=1).refusal(job(no_queue=True, relay=HUGE).job, too_long=too_long) is None
 
 
-def test_a_job_may_wait_for_a_load_if_loading_is_not_rejected():
+def test_job_may_wait_for_a_load_if_loading_is_not_rejected():
     assert admission(seats=1).refusal(job(model="x").job) is None
     assert admission(seats=1).must_load(job(model="x").job)
     assert not admission(seats=0).must_load(job(model="m").job)
@@ -69,7 +69,7 @@ def test_draining_refuses_jobs_and_load_requests():
         assert isinstance(refusal, Draining)
 
 
-def test_a_load_request_needs_a_loadable_model():
+def test_load_request_needs_a_loadable_model():
     subject = admission(seats=0, rejects_loading=True)
     assert subject.load_refusal(LoadRequest("x")) is None
     assert isinstance(subject.load_refusal(LoadRequest("m")), ModelNotFound)

@@ -32,7 +32,7 @@ def test_jobs_that_wait_only_for_other_nodes_do_not_compete():
     assert not awaited.are_awaited_by_all
 
 
-def test_a_model_that_no_node_has_waits_for_all_seats():
+def test_model_that_no_node_has_waits_for_all_seats():
     nodes = [node("1", "k", seats=1, busy=1), node("2", "x", seats=2, busy=2)]
     awaited = AwaitedSeats("m", nodes)
     assert (awaited.seats, awaited.are_awaited_by_all) == (3, True)

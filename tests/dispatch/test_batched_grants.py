@@ -42,7 +42,7 @@ def counted(subject: Scheduler) -> list[str]:
     return line.calls
 
 
-def test_the_seats_of_a_node_that_comes_up_are_granted_in_one_call():
+def test_seats_of_a_node_that_comes_up_are_granted_in_one_call():
     subject, effects = scheduler()
     calls = counted(subject)
     tickets = submit(subject, *[job(tenant) for tenant in "AAAAABB"])

@@ -52,7 +52,7 @@ def test_retry_after_spreads_over_the_upper_half_of_the_estimate():
     assert (min(seconds), max(seconds)) == (21, 40)
 
 
-def test_the_first_in_line_waits_for_the_rest_of_the_running_job():
+def test_first_in_line_waits_for_the_rest_of_the_running_job():
     estimate = MeanEstimate()
     estimate.finished(10.0)
     assert estimate.wait_s(ahead=0, seats=1, running_s=[3.0]) == 7
@@ -65,7 +65,7 @@ def test_each_job_in_line_waits_for_a_seat_of_its_own():
     assert waits == [1, 5, 9, 10]
 
 
-def test_a_job_older_than_the_mean_is_estimated_from_jobs_that_ran_even_longer():
+def test_job_older_than_the_mean_is_estimated_from_jobs_that_ran_even_longer():
     estimate = MeanEstimate()
     for service_s in (2.0, 2.0, 20.0):
         estimate.finished(service_s)

@@ -38,12 +38,12 @@ def trained_estimator(*, prompt_s: float = 0.001, output_s: float = 0.1) -> Quan
     return estimate([(size, prompt_s * size.prompt_tokens + output_s * size.output_tokens) for size in sizes])
 
 
-def test_the_estimate_learns_the_time_of_prompt_and_output_tokens():
+def test_estimate_learns_the_time_of_prompt_and_output_tokens():
     job = RunningJob(JobSize(1000, 50.0), running_s=0.0)
     assert pytest.approx(trained_estimator().predict(ahead=[], running=[job], seats=1).wait_s) == 6.0
 
 
-def test_a_job_that_generates_has_no_prompt_time_left():
+def test_job_that_generates_has_no_prompt_time_left():
     job = RunningJob(JobSize(1000, 50.0), running_s=3.0, tokens_so_far=20)
     assert pytest.approx(trained_estimator().predict(ahead=[], running=[job], seats=1).wait_s) == 3.0
 
@@ -92,7 +92,7 @@ def test_past_errors_correct_the_estimate():
     assert pytest.approx(predicted.p90_s, rel=0.1) == 30.0 * 2.0**0.8
 
 
-def test_a_job_that_did_not_wait_does_not_change_the_estimate():
+def test_job_that_did_not_wait_does_not_change_the_estimate():
     made = trained_estimator()
     free = made.predict(ahead=[], running=[], seats=1)
     for _ in range(100):
@@ -122,7 +122,7 @@ def test_with_a_free_seat_the_wait_is_zero(finished, factors, running, more_free
     seats=st.integers(0, 6),
     ahead=st.lists(SIZES, max_size=40),
 )
-def test_the_wait_is_never_negative_and_never_shorter_further_back(finished, factors, running, seats, ahead):
+def test_wait_is_never_negative_and_never_shorter_further_back(finished, factors, running, seats, ahead):
     made = estimate(finished, factors)
     predicted = [
         made.predict(ahead=ahead[:count], running=running, seats=seats) for count in range(len(ahead) + 1)

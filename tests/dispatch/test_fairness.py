@@ -46,18 +46,18 @@ def test_flood_causes_no_refusals_for_other_tenants():
 
 
 @pytest.mark.slow
-def test_a_flood_makes_the_others_wait_no_longer_than_one_greedy_tenant_does():
+def test_flood_makes_the_others_wait_no_longer_than_one_greedy_tenant_does():
     assert flood("stubborn", seeds=(1,)).p99_s <= 1.2 * flood("greedy", seeds=(1,)).p99_s
 
 
-def test_an_idle_tenant_gains_no_extra_share():
+def test_idle_tenant_gains_no_extra_share():
     assert 0.45 <= share_after_idling(lifting=True, idle_s=60.0, burst_s=30.0) <= 0.55
     assert share_after_idling(lifting=False, idle_s=60.0, burst_s=30.0) > 0.9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["roundRobin", "tokens"])
-def test_the_quantile_estimate_and_its_p90_are_accurate(order):
+def test_quantile_estimate_and_its_p90_are_accurate(order):
     result = forecasts(order, length_s=4000.0, load=0.75)
     assert result.quantile <= 0.35
     assert result.quantile < result.by_fair_position < result.by_arrival
@@ -65,7 +65,7 @@ def test_the_quantile_estimate_and_its_p90_are_accurate(order):
 
 
 @pytest.mark.parametrize("order", ["roundRobin", "tokens"])
-def test_the_default_estimate_is_the_one_that_the_kept_measurement_finds_better(order):
+def test_default_estimate_is_the_one_that_the_kept_measurement_finds_better(order):
     rows = json.loads(KEPT.read_text(encoding="utf-8"))["rows"]
     measured = {row["what"]: row["measured"] for row in rows}
     errors = {
@@ -118,7 +118,7 @@ def test_table_row_reports_whether_its_goal_is_met(least, most, met, words):
     assert (met, words) == (row.met, fairness.goal(row))
 
 
-def test_the_service_of_each_tenant_is_drawn(tmp_path):
+def test_service_of_each_tenant_is_drawn(tmp_path):
     plot = tmp_path / "service.png"
     runs = {order: backlog(order, length_s=20.0) for order in ("roundRobin", "tokens")}
     fairness.draw(runs, plot)

@@ -25,7 +25,7 @@ def predictor(*answers: int, tenant: str = "A") -> LengthPredictor:
     return lengths
 
 
-def test_the_prediction_is_the_median_of_past_answers():
+def test_prediction_is_the_median_of_past_answers():
     assert predictor(10, 50, 30).predict("A", "m", max_tokens=1000) == 30.0
 
 
@@ -44,7 +44,7 @@ def test_past_answers_shorter_than_the_present_one_no_longer_count():
     ]
 
 
-def test_an_answer_longer_than_all_past_ones_is_predicted_to_double():
+def test_answer_longer_than_all_past_ones_is_predicted_to_double():
     assert predictor(10, 50, 30).predict("A", "m", so_far=80, max_tokens=1000) == 160.0
 
 
@@ -57,7 +57,7 @@ def test_with_nothing_known_it_is_a_guess():
     assert LengthPredictor().predict("A", "m", max_tokens=100_000) == UNKNOWN_TOKENS
 
 
-def test_a_tenants_own_answers_count_once_there_are_enough():
+def test_tenants_own_answers_count_once_there_are_enough():
     lengths = predictor(*[100] * 50, tenant="B")
     for _ in range(ENOUGH_ANSWERS - 1):
         lengths.observe("A", "m", 10)
@@ -78,7 +78,7 @@ def test_only_the_last_answers_count():
     assert lengths.predict("A", "m", max_tokens=1000) == 10.0
 
 
-def test_the_least_recently_observed_model_is_forgotten():
+def test_least_recently_observed_model_is_forgotten():
     lengths = LengthPredictor(models=2, tenants=2)
     for model in ("old", "m", "old", "new"):
         lengths.observe("A", model, 10)
@@ -89,7 +89,7 @@ def test_the_least_recently_observed_model_is_forgotten():
 @given(
     st.lists(LENGTHS, max_size=60), st.lists(LENGTHS, min_size=2, max_size=2).map(sorted), st.integers(1, 500)
 )
-def test_a_longer_answer_so_far_never_lowers_the_prediction(answers, so_far, max_tokens):
+def test_longer_answer_so_far_never_lowers_the_prediction(answers, so_far, max_tokens):
     lengths = predictor(*answers)
     fewer, more = (lengths.predict("A", "m", so_far=tokens, max_tokens=max_tokens) for tokens in so_far)
     assert 0 <= fewer <= more <= max_tokens
@@ -97,12 +97,12 @@ def test_a_longer_answer_so_far_never_lowers_the_prediction(answers, so_far, max
 
 
 @pytest.mark.parametrize(("prompt", "output", "cost"), [(0, 0, 0.0), (100, 0, 100.0), (100, 50, 200.0)])
-def test_an_output_token_costs_as_much_as_two_prompt_tokens(prompt, output, cost):
+def test_output_token_costs_as_much_as_two_prompt_tokens(prompt, output, cost):
     assert cost == TokenWeights().cost(prompt, output)
 
 
 @given(st.lists(LENGTHS, min_size=1), st.integers(1, 30), LENGTHS)
-def test_a_window_keeps_only_its_last_values(values, kept, above):
+def test_window_keeps_only_its_last_values(values, kept, above):
     window = SlidingWindow(kept=kept)
     for value in values:
         window.add(value)
@@ -113,7 +113,7 @@ def test_a_window_keeps_only_its_last_values(values, kept, above):
     assert last[-1] == window.quantile(1.0)
 
 
-def test_a_quantile_allows_for_one_more_value():
+def test_quantile_allows_for_one_more_value():
     window = SlidingWindow(kept=100)
     for value in range(1, 20):
         window.add(value)

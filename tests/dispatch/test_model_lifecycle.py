@@ -45,7 +45,7 @@ async def running_dispatcher(**ttl_s: float) -> AsyncIterator[tuple[Dispatcher, 
         nursery.cancel_scope.cancel()
 
 
-async def test_a_deadline_that_fails_stops_no_other(autojump_clock):
+async def test_deadline_that_fails_stops_no_other(autojump_clock):
     async with running_dispatcher(m=TTL_S) as (dispatcher, fleet, now):
 
         def fail() -> None:
@@ -61,7 +61,7 @@ async def test_a_deadline_that_fails_stops_no_other(autojump_clock):
         assert events == ["deadlines", "unloading model", "deadlines"]
 
 
-async def test_a_charge_that_fails_does_not_stop_the_later_charges(autojump_clock, monkeypatch):
+async def test_charge_that_fails_does_not_stop_the_later_charges(autojump_clock, monkeypatch):
     async with running_dispatcher(m=TTL_S) as (dispatcher, _, now):
         up(dispatcher, TimedNode())
         read_at = []
@@ -95,7 +95,7 @@ async def test_awaited_loads_are_refused_when_the_server_drains(autojump_clock):
         assert len(errors) == 2
 
 
-async def test_a_swap_is_logged_once_with_what_it_evicts_the_chosen_set_and_its_cost(autojump_clock):
+async def test_swap_is_logged_once_with_what_it_evicts_the_chosen_set_and_its_cost(autojump_clock):
     dispatcher = Dispatcher(QueueConfig())
     policy, fleet = MatrixPolicy({"pair": "m & x"}, evict_costs={"y": 3}), RecordedOrders()
     dispatcher.models.configure(
@@ -141,7 +141,7 @@ async def serve(dispatcher: Dispatcher, node: TimedNode, service_s: float) -> No
         await trio.sleep(service_s)
 
 
-async def test_a_model_is_unloaded_after_it_was_idle_for_its_ttl_and_no_sooner(autojump_clock):
+async def test_model_is_unloaded_after_it_was_idle_for_its_ttl_and_no_sooner(autojump_clock):
     async with running_dispatcher(m=TTL_S) as (dispatcher, fleet, now):
         node = TimedNode()
         up(dispatcher, node)
@@ -154,7 +154,7 @@ async def test_a_model_is_unloaded_after_it_was_idle_for_its_ttl_and_no_sooner(a
         assert ended == now + 90 + 99 + 1 + 150
 
 
-async def test_a_model_that_works_longer_than_its_ttl_stays_loaded(autojump_clock):
+async def test_model_that_works_longer_than_its_ttl_stays_loaded(autojump_clock):
     async with running_dispatcher(m=TTL_S) as (dispatcher, fleet, now):
         node = TimedNode()
         up(dispatcher, node)
@@ -165,7 +165,7 @@ async def test_a_model_that_works_longer_than_its_ttl_stays_loaded(autojump_cloc
         assert [(now + 99 + 500 + TTL_S, "stop", "m")] == fleet.received
 
 
-async def test_a_model_that_is_never_used_is_unloaded_too_and_one_without_a_ttl_never(autojump_clock):
+async def test_model_that_is_never_used_is_unloaded_too_and_one_without_a_ttl_never(autojump_clock):
     async with running_dispatcher(m=TTL_S, kept=0.0) as (dispatcher, fleet, now):
         up(dispatcher, TimedNode())
         dispatcher.scheduler.node_up(*FakeNode("kept", "kept"), limits(1))
@@ -185,7 +185,7 @@ async def test_however_often_a_model_is_idle_there_is_one_alarm_for_it(autojump_
         assert len(dispatcher._timer) <= before + 2 * 20
 
 
-async def test_a_shared_load_request_starves_after_a_part_of_the_bound(autojump_clock):
+async def test_shared_load_request_starves_after_a_part_of_the_bound(autojump_clock):
     async with running_dispatcher(m=0.0, other=0.0) as (dispatcher, fleet, now):
         node = TimedNode()
         up(dispatcher, node)
@@ -205,7 +205,7 @@ async def test_a_shared_load_request_starves_after_a_part_of_the_bound(autojump_
             up(dispatcher, node)
 
 
-async def test_a_load_that_fails_raises_in_all_callers(autojump_clock):
+async def test_load_that_fails_raises_in_all_callers(autojump_clock):
     async with running_dispatcher(m=0.0) as (dispatcher, _reason, _now):
         errors = []
 

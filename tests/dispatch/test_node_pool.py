@@ -18,11 +18,11 @@ def pool(**limits_by_id: NodeLimits) -> NodePool:
     return filled
 
 
-def test_a_job_fits_where_a_seat_and_its_memory_are_free():
+def test_job_fits_where_a_seat_and_its_memory_are_free():
     subject = pool(one=limits(1, cache_tokens=10))
     large = job(tokens=50)
     assert subject.fits(job(model="another")) is None
-    assert subject.fits(large), "alone, whatever was let in fits"
+    assert subject.fits(large), "an admitted job always fits alone"
     subject.assign(large)
     assert subject.fits(job()) is None
     subject["one"].limits = limits(2, cache_tokens=10)
@@ -75,7 +75,7 @@ def test_idle_node_is_chosen_before_any_score_counts():
     assert choose(subject.free(), Random(0), job().job) is subject["idle"]
 
 
-def test_a_job_goes_back_where_it_failed_only_if_there_is_nothing_else():
+def test_job_goes_back_where_it_failed_only_if_there_is_nothing_else():
     subject = pool(one=limits(1), two=limits(1))
     failed = job()
     failed.failed_at = subject["one"]
@@ -86,7 +86,7 @@ def test_a_job_goes_back_where_it_failed_only_if_there_is_nothing_else():
     assert [subject["one"]] == subject.candidates(failed)
 
 
-def test_a_seat_of_a_node_before_its_restart_is_not_freed_on_the_restarted_node():
+def test_seat_of_a_node_before_its_restart_is_not_freed_on_the_restarted_node():
     subject = pool(one=limits(1))
     sitting = job()
     subject.assign(sitting)
@@ -97,7 +97,7 @@ def test_a_seat_of_a_node_before_its_restart_is_not_freed_on_the_restarted_node(
     assert later.free == 1
 
 
-def test_a_closed_node_stays_closed_when_it_is_added_again_until_it_is_reopened():
+def test_closed_node_stays_closed_when_it_is_added_again_until_it_is_reopened():
     subject = pool(one=limits(1))
     assert subject.close("one")
     assert not subject.close("two")
@@ -109,7 +109,7 @@ def test_a_closed_node_stays_closed_when_it_is_added_again_until_it_is_reopened(
         assert not subject.add(*FakeNode(name), limits(1)).leaving
 
 
-def test_a_busy_node_is_not_released_and_uses_are_numbered_in_order():
+def test_busy_node_is_not_released_and_uses_are_numbered_in_order():
     subject = pool(one=limits(2), two=limits(2))
     first, second = job(), job()
     subject.assign(first)
@@ -122,7 +122,7 @@ def test_a_busy_node_is_not_released_and_uses_are_numbered_in_order():
 
 
 @pytest.mark.parametrize(("prompt", "is_too_long"), [(49, False), (50, True)])
-def test_a_job_is_too_long_only_if_the_longest_model_is_too_short(prompt, is_too_long):
+def test_job_is_too_long_only_if_the_longest_model_is_too_short(prompt, is_too_long):
     subject = pool(one=limits(1, longest=20), two=limits(1, longest=50))
     error = subject.length_error(job(prompt=prompt).job)
     assert is_too_long == (error is not None)
@@ -130,11 +130,11 @@ def test_a_job_is_too_long_only_if_the_longest_model_is_too_short(prompt, is_too
     assert subject.length_error(job(prompt=prompt, model="not up").job) is None
 
 
-def test_a_node_that_a_swap_loads_is_local_and_a_remote_node_is_not():
+def test_node_that_a_swap_loads_is_local_and_a_remote_node_is_not():
     subject = pool(far=remote_limits(1), near=limits(1))
     assert [subject["near"]] == subject.local()
     assert subject["near"] is subject.local_with("m")
     assert [subject["far"], subject["near"]] == subject.with_model("m")
-    assert [subject["near"]] == subject.free_for(job().job), "nothing to pass on"
+    assert [subject["near"]] == subject.free_for(job().job), "a job without a body cannot be relayed"
     subject.remove("near")
     assert subject.local_with("m") is None

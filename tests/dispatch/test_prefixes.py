@@ -19,13 +19,13 @@ def job_with(tokens, tenant="A") -> JobSpec:
 
 
 @pytest.mark.parametrize(("length", "hashes"), [(0, 0), (63, 0), (64, 1), (255, 1), (256, 2), (5000, 3)])
-def test_a_prompt_has_a_hash_for_each_length_that_it_reaches(length, hashes):
+def test_prompt_has_a_hash_for_each_length_that_it_reaches(length, hashes):
     assert hashes == len(prefix_hashes(range(length)))
     assert hashes == len(prefix_hashes(b"x" * 4 * length))
 
 
 @pytest.mark.parametrize("prompts", [(), ([1] * 70, [2] * 500)])
-def test_a_job_is_hashed_by_its_first_prompt_or_else_by_the_request_that_is_relayed(prompts):
+def test_job_is_hashed_by_its_first_prompt_or_else_by_the_request_that_is_relayed(prompts):
     relay = Relay("/v1/completions", b"x" * 5000)
     request = Job("r", "A", "m", prompts, Sampling(max_tokens=1), relay=relay)
     first = prompts[0] if prompts else relay.body
@@ -42,12 +42,12 @@ def test_prompts_share_hashes_as_far_as_they_are_equal():
     assert of_first == prefix_hashes([*same, 7])
 
 
-def test_a_difference_at_the_beginning_changes_the_hash_of_every_length():
+def test_difference_at_the_beginning_changes_the_hash_of_every_length():
     of_first, of_other = prefix_hashes(range(2000)), prefix_hashes([9, *range(1, 2000)])
     assert not set(of_first) & set(of_other)
 
 
-def test_the_share_is_the_longest_known_prefix_over_the_hashed_length():
+def test_share_is_the_longest_known_prefix_over_the_hashed_length():
     remembered = RecentPrefixes()
     remembered.add(prefix_hashes(range(300)))
     assert remembered.share(prefix_hashes(range(300))) == 1.0
@@ -56,7 +56,7 @@ def test_the_share_is_the_longest_known_prefix_over_the_hashed_length():
     assert remembered.share(()) == 0.0
 
 
-def test_the_least_recently_added_prefix_is_forgotten(monkeypatch):
+def test_least_recently_added_prefix_is_forgotten(monkeypatch):
     monkeypatch.setattr(module, "KEPT", 2)
     remembered = RecentPrefixes()
     for prefix in (1, 2, 1, 3):

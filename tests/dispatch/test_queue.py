@@ -21,7 +21,7 @@ def sized(length: int, tenant: str = "A") -> Ticket:
     return job(tenant, relay=Relay("/v1/completions", b"x" * length))
 
 
-def test_a_popped_ticket_is_charged_and_removed():
+def test_popped_ticket_is_charged_and_removed():
     first, second = job("A", cost=3.0), job("B", cost=2.0)
     subject = queue(first, second)
     assert first is subject.pop(accept_all)
@@ -38,7 +38,7 @@ def test_pop_skips_tickets_that_do_not_fit_and_returns_none_if_none_fits():
     assert [first] == list(subject)
 
 
-def test_a_requeued_ticket_comes_first_and_is_charged_once():
+def test_requeued_ticket_comes_first_and_is_charged_once():
     again, other = job("A", cost=3.0), job("B", cost=3.0)
     subject = queue(again)
     assert again is subject.pop(accept_all)
@@ -49,7 +49,7 @@ def test_a_requeued_ticket_comes_first_and_is_charged_once():
     assert 5.0 == again.charged == subject._kernel.counter("A")
 
 
-def test_a_charge_adds_only_what_exceeds_the_last_and_a_refund_ends_it():
+def test_charge_adds_only_what_exceeds_the_last_and_a_refund_ends_it():
     ticket = job("A", cost=3.0)
     subject = queue(ticket)
     subject.pop(accept_all)
@@ -60,20 +60,20 @@ def test_a_charge_adds_only_what_exceeds_the_last_and_a_refund_ends_it():
     assert (subject._kernel.counter("A"), ticket.charged) == (1.0, 0.0)
 
 
-def test_a_newcomer_displaces_a_job_of_the_longest_list_only_if_that_makes_room():
+def test_newcomer_displaces_a_job_of_the_longest_list_only_if_that_makes_room():
     theirs = [job("A") for _ in range(3)]
     subject = queue(*theirs, capacity=3)
     assert subject.is_full
     assert subject.displace(job("A").job) is None
     subject.requeue(back := job("C"))
-    assert subject.displace(job("B").job) is None, "one less would still be no room"
+    assert subject.displace(job("B").job) is None, "one job less would not make enough room"
     subject.remove(back)
     assert theirs[-1] is subject.displace(job("B").job)
     assert theirs[:-1] == list(subject)
     assert not subject.is_full
 
 
-def test_a_request_frees_its_bytes_however_it_leaves_the_queue():
+def test_request_frees_its_bytes_however_it_leaves_the_queue():
     subject = queue(capacity=1, waiting_bytes=100)
     large = sized(100)
     for remove_ticket in (subject.remove, lambda _: subject.pop(accept_all)):

@@ -14,7 +14,7 @@ def sized(length: int | None, tenant: str = "A"):
     return job(tenant, relay=None if length is None else Relay("/v1/completions", b"x" * length))
 
 
-def test_a_request_beyond_the_byte_bound_is_refused_and_ordinary_ones_wait():
+def test_request_beyond_the_byte_bound_is_refused_and_ordinary_ones_wait():
     subject, effects = scheduler(capacity=10, waiting_bytes=1000)  # 50 for each job, and 500 to share
     subject.node_up(*FakeNode("far"), remote_limits(1))
     running, large, larger, small = submit(subject, sized(900), sized(450), sized(151), sized(50, "B"))
@@ -28,7 +28,7 @@ def test_a_request_beyond_the_byte_bound_is_refused_and_ordinary_ones_wait():
     for ticket in (running, small, later):
         subject.leave(ticket)
     (again,) = submit(subject, sized(10**6))
-    assert again is effects.granted[-1], "who need not wait may be of any size"
+    assert again is effects.granted[-1], "a request with a free seat may be of any size"
 
 
 @given(

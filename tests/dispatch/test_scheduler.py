@@ -24,7 +24,7 @@ def test_two_tenants_with_five_jobs_and_two_are_served_a_b_a_b_a_a_a():
     assert "".join(ticket.job.tenant for ticket in effects.granted) == "ABABAAA"
 
 
-def test_a_job_with_a_free_seat_never_counts_against_the_queue():
+def test_job_with_a_free_seat_never_counts_against_the_queue():
     subject, effects = scheduler(capacity=2)
     subject.node_up(*FakeNode(), limits(3))
     tickets = submit(subject, *map(job, "AAAAAA"))
@@ -53,7 +53,7 @@ def test_with_capacity_zero_a_busy_node_refuses_at_once():
     assert [second] == list(effects.refused)
 
 
-def test_a_departed_waiter_never_holds_a_seat():
+def test_departed_waiter_never_holds_a_seat():
     subject, effects = scheduler()
     subject.node_up(*FakeNode(), limits(1))
     first, second, third = submit(subject, job(), job(), job())
@@ -74,7 +74,7 @@ def test_leaving_twice_frees_one_seat():
     assert subject.statistics().running == 1
 
 
-def test_a_seat_of_a_node_that_went_down_is_not_given_back_to_its_next_life():
+def test_seat_of_a_node_that_went_down_is_not_given_back_to_its_next_life():
     subject, effects = scheduler()
     node = FakeNode()
     subject.node_up(*node, limits(1))
@@ -98,7 +98,7 @@ def test_no_job_gets_a_seat_on_a_node_that_is_down():
     assert TicketState.QUEUED is second.state
 
 
-def test_an_idle_node_comes_before_a_busy_one():
+def test_idle_node_comes_before_a_busy_one():
     subject, effects = scheduler()
     subject.node_up(*FakeNode("big"), limits(8))
     subject.node_up(*FakeNode("small"), limits(1))
@@ -107,7 +107,7 @@ def test_an_idle_node_comes_before_a_busy_one():
     assert Counter(big=2, small=1) == nodes
 
 
-def test_a_prompt_that_fits_no_node_is_refused_and_one_that_fits_exactly_is_not():
+def test_prompt_that_fits_no_node_is_refused_and_one_that_fits_exactly_is_not():
     subject, effects = scheduler()
     subject.node_up(*FakeNode(), limits(2, longest=10))
     fits, too_long = submit(subject, job(prompt=9), job(prompt=10))
@@ -116,7 +116,7 @@ def test_a_prompt_that_fits_no_node_is_refused_and_one_that_fits_exactly_is_not(
     assert effects.refused[too_long].param == "prompt"
 
 
-def test_a_prompt_that_waited_for_the_model_is_refused_when_it_turns_out_not_to_fit():
+def test_prompt_that_waited_for_the_model_is_refused_when_it_turns_out_not_to_fit():
     subject, effects = scheduler()
     (too_long,) = submit(subject, job(prompt=10))
     subject.node_up(*FakeNode(), limits(2, longest=10))
@@ -154,7 +154,7 @@ def test_draining_refuses_waiting_and_new_jobs_and_finishes_running_ones():
     assert subject.statistics().running == 0
 
 
-def test_a_flood_does_not_keep_the_others_out_of_a_full_queue():
+def test_flood_does_not_keep_the_others_out_of_a_full_queue():
     subject, effects = scheduler(capacity=4)
     flood = submit(subject, *map(job, "AAAA"))
     (newcomer,) = submit(subject, job("B"))
@@ -172,7 +172,7 @@ def test_no_job_is_displaced_for_a_tenant_with_nearly_as_many():
     assert isinstance(effects.refused[newcomer], QueueFull)
 
 
-def test_a_lower_class_is_displaced_first():
+def test_lower_class_is_displaced_first():
     subject, effects = scheduler(capacity=4)
     *_, low, _high = submit(subject, job("A"), job("A"), job("C", priority=2), job("A"))
     submit(subject, job("B"))
@@ -189,7 +189,7 @@ def test_higher_classes_go_first_and_min_share_lets_the_lower_ones_through():
         assert expected == "".join(str(ticket.job.priority) for ticket in effects.granted)
 
 
-def test_a_job_that_may_not_wait_is_refused_only_when_it_would_have_to():
+def test_job_that_may_not_wait_is_refused_only_when_it_would_have_to():
     subject, effects = scheduler()
     subject.node_up(*FakeNode(), limits(1))
     seated, refused = submit(subject, job(no_queue=True), job(no_queue=True))
@@ -197,7 +197,7 @@ def test_a_job_that_may_not_wait_is_refused_only_when_it_would_have_to():
     assert isinstance(effects.refused[refused], NoQueue)
 
 
-def test_a_deadline_ends_a_wait_and_not_a_job_that_runs():
+def test_deadline_ends_a_wait_and_not_a_job_that_runs():
     subject, effects = scheduler()
     subject.node_up(*FakeNode(), limits(1))
     running, waiting = submit(subject, job(), job())
@@ -207,7 +207,7 @@ def test_a_deadline_ends_a_wait_and_not_a_job_that_runs():
     assert effects.stopped == []
 
 
-def test_a_deadline_stops_a_stream_before_its_first_delta_and_not_after():
+def test_deadline_stops_a_stream_before_its_first_delta_and_not_after():
     subject, effects = scheduler()
     subject.node_up(*FakeNode(), limits(2))
     silent, begun = submit(subject, job(stream=True), job(stream=True))
@@ -217,7 +217,7 @@ def test_a_deadline_stops_a_stream_before_its_first_delta_and_not_after():
     assert [silent] == effects.stopped
 
 
-def test_a_job_that_a_node_returns_goes_first_and_is_charged_once():
+def test_job_that_a_node_returns_goes_first_and_is_charged_once():
     subject, effects = scheduler(fairness="tokens")
     subject.node_up(*FakeNode(), limits(1))
     first, second = submit(subject, job("A", cost=5.0), job("A", cost=5.0))
@@ -228,7 +228,7 @@ def test_a_job_that_a_node_returns_goes_first_and_is_charged_once():
     assert subject._queue._kernel.counter("A") == 5.0
 
 
-def test_a_job_requeued_after_its_deadline_is_refused_and_costs_nothing():
+def test_job_requeued_after_its_deadline_is_refused_and_costs_nothing():
     subject, effects = scheduler(fairness="tokens")
     node = FakeNode()
     subject.node_up(*node, limits(1))
@@ -243,7 +243,7 @@ def test_a_job_requeued_after_its_deadline_is_refused_and_costs_nothing():
     assert subject.position(again) == 0
 
 
-def test_a_job_that_may_not_wait_does_not_wait_for_a_second_seat_either():
+def test_job_that_may_not_wait_does_not_wait_for_a_second_seat_either():
     subject, effects = scheduler()
     subject.node_up(*FakeNode("one"), limits(1))
     subject.node_up(*FakeNode("two"), limits(1))
@@ -256,7 +256,7 @@ def test_a_job_that_may_not_wait_does_not_wait_for_a_second_seat_either():
     assert subject.statistics().waiting == 0
 
 
-def test_a_failed_job_waits_for_a_node_other_than_the_one_that_failed():
+def test_failed_job_waits_for_a_node_other_than_the_one_that_failed():
     subject, effects = scheduler()
     bad, good = FakeNode("bad"), FakeNode("good")
     subject.node_up(*bad, limits(1))
@@ -272,7 +272,7 @@ def test_a_failed_job_waits_for_a_node_other_than_the_one_that_failed():
     assert [moved, other, third, moved] == effects.granted
 
 
-def test_a_job_may_run_on_a_node_that_failed_it_and_restarted():
+def test_job_may_run_on_a_node_that_failed_it_and_restarted():
     subject, _ = scheduler()
     node, other = FakeNode("node"), FakeNode("other")
     subject.node_up(*node, limits(1))
@@ -287,7 +287,7 @@ def test_a_job_may_run_on_a_node_that_failed_it_and_restarted():
     assert moved.node.id == "node"
 
 
-def test_a_node_that_rejected_a_job_is_full_until_one_of_its_jobs_ends_or_time_has_passed():
+def test_node_that_rejected_a_job_is_full_until_one_of_its_jobs_ends_or_time_has_passed():
     subject, _ = scheduler()
     subject.node_up(*FakeNode(), limits(3))
     running, rejected = submit(subject, job("A"), job("B"))
@@ -302,7 +302,7 @@ def test_a_node_that_rejected_a_job_is_full_until_one_of_its_jobs_ends_or_time_h
     assert TicketState.GRANTED is rejected.state
 
 
-def test_a_job_that_leaves_after_its_node_failed_costs_only_what_it_has_used():
+def test_job_that_leaves_after_its_node_failed_costs_only_what_it_has_used():
     subject, _ = scheduler(fairness="tokens")
     ledger = subject._queue._kernel = Ledger(subject._queue._kernel)
     node = FakeNode()
@@ -317,7 +317,7 @@ def test_a_job_that_leaves_after_its_node_failed_costs_only_what_it_has_used():
     assert ledger.charged == {"A": 7.0, "B": 0.0}
 
 
-def test_a_job_that_has_begun_has_no_deadline_and_a_drain_lets_it_continue():
+def test_job_that_has_begun_has_no_deadline_and_a_drain_lets_it_continue():
     subject, effects = scheduler()
     node = FakeNode()
     subject.node_up(*node, limits(1))
@@ -333,7 +333,7 @@ def test_a_job_that_has_begun_has_no_deadline_and_a_drain_lets_it_continue():
     assert [begun, begun] == effects.granted
 
 
-def test_the_jobs_ahead_of_the_last_of_thousands_are_in_the_order_in_which_they_leave():
+def test_jobs_ahead_of_the_last_of_thousands_are_in_the_order_in_which_they_leave():
     subject, effects = scheduler(capacity=4000)
     tickets = [job(tenant, model="x") for tenant in "AAABBC" * 500]
     submit(subject, *tickets)
@@ -360,7 +360,7 @@ def test_jobs_requeued_above_the_capacity_leave_no_room_and_cause_no_error():
     assert TicketState.GRANTED is remote_limits.state
 
 
-def test_a_long_job_costs_its_tenant_the_turns_it_took():
+def test_long_job_costs_its_tenant_the_turns_it_took():
     subject, effects = scheduler(fairness="tokens")
     subject.node_up(*FakeNode(), limits(1))
     submit(subject, *(job("A", cost=10.0) for _ in range(3)), *(job("B", cost=10.0) for _ in range(3)))
@@ -370,7 +370,7 @@ def test_a_long_job_costs_its_tenant_the_turns_it_took():
     assert "".join(ticket.job.tenant for ticket in effects.granted) == "ABBABA"
 
 
-def test_the_unused_part_of_a_charge_is_refunded():
+def test_unused_part_of_a_charge_is_refunded():
     subject, _effects = scheduler(fairness="tokens")
     subject.node_up(*FakeNode(), limits(1))
     (running,) = submit(subject, job("A", cost=10.0))
@@ -381,7 +381,7 @@ def test_the_unused_part_of_a_charge_is_refunded():
     assert subject._queue._kernel.counter("A") == 4.0
 
 
-def test_a_job_waits_until_the_cache_holds_it_and_is_passed_at_most_eight_times():
+def test_job_waits_until_the_cache_holds_it_and_is_passed_at_most_eight_times():
     subject, effects = scheduler()
     subject.node_up(*FakeNode(), limits(2, cache_tokens=100))
     holder, big = submit(subject, job("A", tokens=60), job("B", tokens=60))
@@ -394,7 +394,7 @@ def test_a_job_waits_until_the_cache_holds_it_and_is_passed_at_most_eight_times(
     assert big in effects.granted
 
 
-def test_a_job_larger_than_the_whole_cache_runs_alone():
+def test_job_larger_than_the_whole_cache_runs_alone():
     subject, effects = scheduler()
     subject.node_up(*FakeNode(), limits(2, cache_tokens=100))
     (huge,) = submit(subject, job(tokens=1000))

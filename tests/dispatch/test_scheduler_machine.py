@@ -185,12 +185,12 @@ def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name,
         run_state_machine_as_test(SchedulerMachine, settings=HUNT)
 
 
-def test_a_separate_test_catches_what_the_machine_reaches_too_rarely(monkeypatch: pytest.MonkeyPatch):
+def test_separate_test_catches_what_the_machine_reaches_too_rarely(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Scheduler, "drain", keeps_evicting_when_it_drains)
     case = swaps.test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown
     with pytest.raises(AssertionError):
         case()
 
 
-def test_the_machine_uses_the_compiled_queue():
+def test_machine_uses_the_compiled_queue():
     assert isinstance(SchedulerMachine().subject._queue._kernel._line, FairQueue)

@@ -13,7 +13,7 @@ from fairlead.swap.lru import LruPolicy
 from fairlead.swap.policy import KeepEverything
 
 
-def test_a_load_request_waits_for_running_jobs_and_ends_when_the_model_is_loaded():
+def test_load_request_waits_for_running_jobs_and_ends_when_the_model_is_loaded():
     subject, effects = swapping()
     up(subject, "x")
     (running,) = submit(subject, job(model="x"))
@@ -37,7 +37,7 @@ def test_load_requests_and_jobs_are_ordered_by_arrival():
     assert [model for model, _ in effects.swaps] == ["y"]
 
 
-def test_a_starving_load_request_comes_before_jobs_for_the_loaded_model():
+def test_starving_load_request_comes_before_jobs_for_the_loaded_model():
     subject, effects = swapping()
     up(subject, "x")
     running, _later = submit(subject, job(model="x"), job(model="x"))
@@ -62,7 +62,7 @@ def test_load_of_a_loaded_model_succeeds_at_once_and_an_impossible_load_is_refus
     assert isinstance(effects.loads[late], Draining)
 
 
-def test_a_spare_load_request_evicts_nothing_until_it_is_strengthened():
+def test_spare_load_request_evicts_nothing_until_it_is_strengthened():
     subject, effects = swapping()
     up(subject, "x")
     request = LoadRequest("y", only_if_free=True)
@@ -72,7 +72,7 @@ def test_a_spare_load_request_evicts_nothing_until_it_is_strengthened():
     assert [("y", frozenset("x"))] == effects.swaps
 
 
-def test_a_failed_load_ends_its_load_request():
+def test_failed_load_ends_its_load_request():
     subject, effects = swapping()
     request = LoadRequest("x")
     subject.request_load(request)
@@ -96,7 +96,7 @@ def test_unloaded_model_finishes_its_jobs_and_is_reloaded_for_waiting_jobs():
     assert [running, waiting] == effects.granted
 
 
-def test_an_unload_with_an_error_ends_what_waits_for_the_model_and_not_what_runs():
+def test_unload_with_an_error_ends_what_waits_for_the_model_and_not_what_runs():
     subject, effects = swapping()
     up(subject, "x")
     running, waiting, other = submit(subject, job(model="x"), job(model="x"), job(model="y"))
@@ -111,7 +111,7 @@ def test_an_unload_with_an_error_ends_what_waits_for_the_model_and_not_what_runs
     assert TicketState.QUEUED is later.state
 
 
-def test_an_unload_with_an_error_ends_a_load_that_has_not_begun():
+def test_unload_with_an_error_ends_a_load_that_has_not_begun():
     subject, effects = swapping()
     up(subject, "x")
     submit(subject, job(model="x"))
@@ -123,7 +123,7 @@ def test_an_unload_with_an_error_ends_a_load_that_has_not_begun():
     assert effects.swaps == []
 
 
-def test_an_unload_with_an_error_leaves_jobs_waiting_that_another_node_can_run():
+def test_unload_with_an_error_leaves_jobs_waiting_that_another_node_can_run():
     subject, effects = swapping()
     subject.node_up(*FakeNode("far", "x"), NodeLimits(seats=1, max_model_len=100, evictable=False))
     up(subject, "x")
@@ -159,7 +159,7 @@ def test_unloading_stops_a_running_load_at_once():
     assert effects.stopped_models == ["x"]
 
 
-def test_a_model_expires_only_if_it_had_no_job_since():
+def test_model_expires_only_if_it_had_no_job_since():
     subject, effects = swapping()
     up(subject, "x")
     ((node, used),) = effects.idle_nodes
@@ -173,7 +173,7 @@ def test_a_model_expires_only_if_it_had_no_job_since():
     assert subject.statistics().seats == 0
 
 
-def test_a_model_that_is_not_loadable_is_never_reported_as_idle():
+def test_model_that_is_not_loadable_is_never_reported_as_idle():
     subject, effects = scheduler()
     up(subject, "x")
     submit(subject, job(model="x"))
@@ -181,7 +181,7 @@ def test_a_model_that_is_not_loadable_is_never_reported_as_idle():
     assert effects.idle_nodes == []
 
 
-def test_a_remote_model_is_neither_evicted_nor_loaded_here_except_on_request():
+def test_remote_model_is_neither_evicted_nor_loaded_here_except_on_request():
     subject, effects = swapping()
     far = FakeNode("far", "x")
     subject.node_up(*far, NodeLimits(seats=1, max_model_len=100, evictable=False))
@@ -195,7 +195,7 @@ def test_a_remote_model_is_neither_evicted_nor_loaded_here_except_on_request():
     assert [("z", frozenset("y")), ("x", frozenset("z"))] == effects.swaps
 
 
-def test_a_closed_node_finishes_its_jobs_and_gets_no_more_after_a_restart_either():
+def test_closed_node_finishes_its_jobs_and_gets_no_more_after_a_restart_either():
     subject, effects = scheduler()
     far, at = FakeNode("far"), NodeLimits(seats=2, max_model_len=100, evictable=False)
     subject.node_up(*far, at)
@@ -213,7 +213,7 @@ def test_a_closed_node_finishes_its_jobs_and_gets_no_more_after_a_restart_either
     assert TicketState.GRANTED is waiting.state
 
 
-def test_a_node_that_is_down_is_closed_at_once():
+def test_node_that_is_down_is_closed_at_once():
     subject, effects = scheduler()
     subject.close_node("far")
     assert effects.closed_nodes == ["far"]
@@ -242,7 +242,7 @@ def test_rejects_loading_applies_only_to_loadable_models(loads):
     assert loads == (TicketState.GRANTED is there.state)
 
 
-def test_the_node_that_reports_the_least_load_is_chosen():
+def test_node_that_reports_the_least_load_is_chosen():
     subject, effects = scheduler()
     for name, load in (("busy", 0.9), ("calm", 0.1)):
         subject.node_up(*FakeNode(name), NodeLimits(seats=4, max_model_len=100, load=load))
@@ -253,7 +253,7 @@ def test_the_node_that_reports_the_least_load_is_chosen():
     assert limits(1).load is None
 
 
-def test_a_job_that_cannot_be_relayed_never_gets_a_seat_on_a_remote_node():
+def test_job_that_cannot_be_relayed_never_gets_a_seat_on_a_remote_node():
     subject, effects = scheduler()
     subject.node_up(*FakeNode("far"), remote_limits(2))
     own, relayed = submit(subject, job(), job(relay=RELAY))
@@ -264,7 +264,7 @@ def test_a_job_that_cannot_be_relayed_never_gets_a_seat_on_a_remote_node():
     assert own.node.id == "near"
 
 
-def test_a_relayed_job_without_prompts_never_gets_a_seat_of_an_engine():
+def test_relayed_job_without_prompts_never_gets_a_seat_of_an_engine():
     subject, effects = scheduler()
     subject.node_up(*FakeNode("near"), limits(1))
     ticket = job(relay=RELAY)
@@ -276,7 +276,7 @@ def test_a_relayed_job_without_prompts_never_gets_a_seat_of_an_engine():
     assert [relayed] == effects.granted
 
 
-def test_a_remote_model_is_loaded_here_for_a_job_that_cannot_be_relayed():
+def test_remote_model_is_loaded_here_for_a_job_that_cannot_be_relayed():
     subject, effects = swapping()
     subject.node_up(*FakeNode("far", "x"), remote_limits(1))
     submit(subject, *(job(model="x", relay=RELAY) for _ in range(2)))
@@ -295,7 +295,7 @@ def test_where_loading_is_rejected_a_remote_model_does_not_help_a_job_that_canno
     assert TicketState.GRANTED is relayed.state
 
 
-def test_a_prompt_too_long_for_the_local_node_is_refused_if_it_cannot_be_relayed():
+def test_prompt_too_long_for_the_local_node_is_refused_if_it_cannot_be_relayed():
     subject, effects = scheduler()
     subject.node_up(*FakeNode("near"), limits(1, longest=5))
     subject.node_up(*FakeNode("far"), remote_limits(1, longest=1000))

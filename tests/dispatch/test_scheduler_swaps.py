@@ -40,7 +40,7 @@ def test_first_job_for_a_model_loads_it_and_others_join_that_swap():
     assert [first, second] == effects.granted
 
 
-def test_an_idle_model_makes_room():
+def test_idle_model_makes_room():
     subject, effects = swapping()
     up(subject, "x")
     submit(subject, job(model="y"))
@@ -48,7 +48,7 @@ def test_an_idle_model_makes_room():
     assert subject.statistics().seats == 0
 
 
-def test_a_model_with_work_in_flight_is_never_evicted():
+def test_model_with_work_in_flight_is_never_evicted():
     subject, effects = swapping()
     up(subject, "x")
     running, _waiting = submit(subject, job(model="x"), job(model="y"))
@@ -57,7 +57,7 @@ def test_a_model_with_work_in_flight_is_never_evicted():
     assert [("y", frozenset("x"))] == effects.swaps
 
 
-def test_the_jobs_of_the_loaded_model_go_first_so_that_swaps_are_few():
+def test_jobs_of_the_loaded_model_go_first_so_that_swaps_are_few():
     subject, effects = swapping()
     up(subject, "x")
     submit(subject, job(model="x"), job("B", model="y"), job("C", model="x"), job("D", model="x"))
@@ -69,7 +69,7 @@ def test_the_jobs_of_the_loaded_model_go_first_so_that_swaps_are_few():
     assert [("y", frozenset("x"))] == effects.swaps
 
 
-def test_a_starving_job_gets_its_model_before_later_jobs():
+def test_starving_job_gets_its_model_before_later_jobs():
     subject, effects = swapping()
     up(subject, "x")
     _running, starving, later = submit(subject, job(model="x"), job("B", model="y"), job("C", model="x"))
@@ -104,7 +104,7 @@ def test_of_models_with_one_priority_the_one_that_is_waited_for_longest_is_loade
     assert [("z", frozenset("x"))] == effects.swaps
 
 
-def test_a_starving_job_comes_before_every_priority():
+def test_starving_job_comes_before_every_priority():
     subject, effects = swapping()
     subject.prioritize({"z": 5})
     up(subject, "x")
@@ -114,7 +114,7 @@ def test_a_starving_job_comes_before_every_priority():
     assert [("y", frozenset("x"))] == effects.swaps
 
 
-def test_a_priority_stops_no_running_job_and_delays_no_job_for_a_loaded_model():
+def test_priority_stops_no_running_job_and_delays_no_job_for_a_loaded_model():
     subject, effects = swapping()
     subject.prioritize({"z": 5})
     up(subject, "x", seats=2)
@@ -123,7 +123,7 @@ def test_a_priority_stops_no_running_job_and_delays_no_job_for_a_loaded_model():
     assert effects.swaps == []
 
 
-def test_a_load_request_has_the_priority_of_its_model():
+def test_load_request_has_the_priority_of_its_model():
     subject, effects = swapping()
     subject.prioritize({"z": 5})
     up(subject, "x")
@@ -172,13 +172,13 @@ def treats_zero_as_unset(self: Swaps, priorities: Mapping[str, int]) -> None:
 
 
 @pytest.mark.parametrize("mutant", [ignores_priorities, loads_the_lowest_first, treats_zero_as_unset])
-def test_the_comparison_of_load_orders_catches(monkeypatch: pytest.MonkeyPatch, mutant):
+def test_comparison_of_load_orders_catches(monkeypatch: pytest.MonkeyPatch, mutant):
     monkeypatch.setattr(Swaps, "prioritize", mutant)
     with pytest.raises((AssertionError, ExceptionGroup)):
         test_models_are_loaded_in_the_order_of_a_plain_account()
 
 
-def test_a_starving_job_that_leaves_delays_no_other_job():
+def test_starving_job_that_leaves_delays_no_other_job():
     subject, effects = swapping()
     up(subject, "x")
     running, starving, later = submit(subject, job(model="x"), job("B", model="y"), job("C", model="x"))
@@ -201,7 +201,7 @@ def test_when_a_starving_job_leaves_the_draining_model_has_its_seats_again_at_on
     assert effects.swaps == []
 
 
-def test_a_model_that_is_being_loaded_is_not_evicted_again():
+def test_model_that_is_being_loaded_is_not_evicted_again():
     subject, effects = swapping()
     submit(subject, job(model="x"), job("B", model="y"))
     assert effects.swaps == [("x", frozenset())]
@@ -226,7 +226,7 @@ def test_no_swap_is_started_for_a_job_that_has_left():
     assert effects.swaps == []
 
 
-def test_a_new_policy_is_a_few_lines_and_touches_nothing_else():
+def test_new_policy_is_a_few_lines_and_touches_nothing_else():
     class KeepX(EvictionPolicy):
         def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
             return frozenset(running) - {"x"}
@@ -264,7 +264,7 @@ def test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown():
     failed, working, starving = submit(subject, job(model="x"), job(model="x"), job(model="y"))
     subject.starved(starving)
     subject.requeued(failed)
-    assert TicketState.QUEUED is failed.state, "its node makes room"
+    assert TicketState.QUEUED is failed.state, "its node unloads the model for another"
     subject.drain()
     assert starving in effects.refused
     assert [failed.state, working.state] == [TicketState.GRANTED] * 2
@@ -273,7 +273,7 @@ def test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown():
 PASSTHROUGH = Relay("/x", b"", passthrough=Passthrough("GET", ()))
 
 
-def test_a_request_for_a_commands_server_waits_for_it_though_a_remote_server_has_the_model():
+def test_request_for_a_commands_server_waits_for_it_though_a_remote_server_has_the_model():
     subject, effects = swapping()
     subject.node_up(*FakeNode("far", "x"), remote_limits(2))
     ordinary, passed = submit(

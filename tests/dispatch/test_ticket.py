@@ -24,7 +24,7 @@ def ticket_in(state: TicketState) -> Ticket:
 
 
 @pytest.mark.parametrize(("before", "after"), [*itertools.product(TicketState, repeat=2)])
-def test_a_ticket_makes_the_transitions_of_the_table_and_no_others(before, after):
+def test_ticket_makes_the_transitions_of_the_table_and_no_others(before, after):
     ticket = ticket_in(before)
     if (before, after) in TRANSITIONS:
         ticket.become(after)

@@ -28,7 +28,7 @@ async def test_alarms_fire_at_their_time_and_simultaneous_ones_in_creation_order
     assert len(timer) == 0
 
 
-async def test_an_alarm_before_all_others_wakes_the_timer(autojump_clock, nursery):
+async def test_alarm_before_all_others_wakes_the_timer(autojump_clock, nursery):
     timer = running(nursery)
     seen = []
     timer.at(trio.current_time() + 100, lambda: seen.append("late"))
@@ -38,7 +38,7 @@ async def test_an_alarm_before_all_others_wakes_the_timer(autojump_clock, nurser
     assert seen == ["soon"]
 
 
-async def test_an_alarm_may_drop_those_of_its_own_time_and_set_others(autojump_clock, nursery):
+async def test_alarm_may_drop_those_of_its_own_time_and_set_others(autojump_clock, nursery):
     timer = running(nursery)
     seen, now = [], trio.current_time()
 
@@ -55,7 +55,7 @@ async def test_an_alarm_may_drop_those_of_its_own_time_and_set_others(autojump_c
     assert seen == ["at once", "later"]
 
 
-async def test_a_dropped_alarm_releases_its_callback_at_once(autojump_clock, nursery):
+async def test_dropped_alarm_releases_its_callback_at_once(autojump_clock, nursery):
     timer = running(nursery)
 
     class Waiter:

@@ -25,7 +25,7 @@ def estimator(seats: int = 1, *, estimate: str = "mean", **more: int) -> tuple[W
     return WaitEstimator(its, QueueConfig(estimate=estimate), Random(0)), its
 
 
-def come(subject: WaitEstimator, to: Scheduler, spec: JobSpec) -> Waiter:
+def submit_job(subject: WaitEstimator, to: Scheduler, spec: JobSpec) -> Waiter:
     """Submit a job, as the dispatcher does."""
     waiter = Waiter(subject.new_ticket(spec))
     to.submit(waiter.ticket)
@@ -35,7 +35,7 @@ def come(subject: WaitEstimator, to: Scheduler, spec: JobSpec) -> Waiter:
     return waiter
 
 
-def go(subject: WaitEstimator, to: Scheduler, waiter: Waiter) -> None:
+def end_job(subject: WaitEstimator, to: Scheduler, waiter: Waiter) -> None:
     subject.ended(waiter)
     to.finished(waiter.ticket, cost=subject.cost(waiter))
 
@@ -43,11 +43,11 @@ def go(subject: WaitEstimator, to: Scheduler, waiter: Waiter) -> None:
 async def test_waits_are_estimated_from_the_service_times_of_jobs_that_had_a_seat(autojump_clock):
     subject, to = estimator()
     assert WaitEstimate(0, 0) == subject.for_newcomer("m", "A", 1), "a seat is free"
-    served = come(subject, to, job().job)
+    served = submit_job(subject, to, job().job)
     await trio.sleep(SERVICE_S)
-    go(subject, to, served)
+    end_job(subject, to, served)
     assert subject.mean.mean_service_s == SERVICE_S
-    sitting, first, second = (come(subject, to, job().job) for _ in range(3))
+    sitting, first, second = (submit_job(subject, to, job().job) for _ in range(3))
     assert [sitting.ticket] == list(subject._running)
     predicted = [
         subject.for_ticket(first.ticket, is_arriving=True),
@@ -61,21 +61,21 @@ async def test_waits_are_estimated_from_the_service_times_of_jobs_that_had_a_sea
 
 async def test_jobs_that_never_had_a_seat_or_lost_it_do_not_change_the_estimate(autojump_clock):
     subject, to = estimator()
-    lost, waiting = come(subject, to, job().job), come(subject, to, job().job)
+    lost, waiting = submit_job(subject, to, job().job), submit_job(subject, to, job().job)
     await trio.sleep(SERVICE_S)
     subject.requeued(lost)
     assert list(subject._running) == []
     for waiter in (waiting, lost):
-        go(subject, to, waiter)
-    taught = come(subject, to, job().job)
+        end_job(subject, to, waiter)
+    taught = submit_job(subject, to, job().job)
     await trio.sleep(1.0)
-    go(subject, to, taught)
+    end_job(subject, to, taught)
     assert subject.mean.mean_service_s == 1.0
 
 
-async def test_a_job_costs_nothing_before_its_first_delta():
+async def test_job_costs_nothing_before_its_first_delta():
     subject, to = estimator()
-    waiter = come(subject, to, job(prompt=3).job)
+    waiter = submit_job(subject, to, job(prompt=3).job)
     waiter.generated = lambda: 5
     assert subject.cost(waiter) == 0.0
     to.first_delta(waiter.ticket)
@@ -84,8 +84,8 @@ async def test_a_job_costs_nothing_before_its_first_delta():
 
 async def test_only_errors_that_allow_a_retry_get_retry_after():
     subject, to = estimator()
-    come(subject, to, job().job)
-    come(subject, to, job().job)
+    submit_job(subject, to, job().job)
+    submit_job(subject, to, job().job)
     for error in (QueueFull("full"), QueueTimeout("late")):
         predicted = subject.add_retry_time(error, "m")
         assert predicted is error
@@ -101,10 +101,10 @@ async def test_estimates_of_refusals_are_kept_for_a_bounded_number_of_models():
         assert len(subject._refusal_estimates) <= MAX_MODELS
 
 
-async def test_a_refusal_that_has_an_estimate_keeps_it_and_its_position():
+async def test_refusal_that_has_an_estimate_keeps_it_and_its_position():
     subject, to = estimator()
-    come(subject, to, job().job)
-    come(subject, to, job().job)
+    submit_job(subject, to, job().job)
+    submit_job(subject, to, job().job)
     predicted = subject.add_retry_time(QueueFull("too long", estimated_wait_s=40, queue_position=9), "m")
     assert (predicted.estimated_wait_s, predicted.queue_position) == (40, 9)
 
@@ -119,12 +119,12 @@ def long_job(**options: object) -> JobSpec:
     return job(max_tokens=int(SERVICE_S), **options).job
 
 
-async def taught(subject: WaitEstimator, to: Scheduler, model: str = "m") -> None:
+async def run_one_job(subject: WaitEstimator, to: Scheduler, model: str = "m") -> None:
     """Run one job to its end."""
-    served = come(subject, to, long_job(model=model))
+    served = submit_job(subject, to, long_job(model=model))
     begin(to, served)
     await trio.sleep(SERVICE_S)
-    go(subject, to, served)
+    end_job(subject, to, served)
 
 
 def begin(to: Scheduler, waiter: Waiter) -> None:
@@ -134,43 +134,41 @@ def begin(to: Scheduler, waiter: Waiter) -> None:
     to.first_delta(waiter.ticket)
 
 
-async def test_the_first_in_line_waits_at_least_for_the_rest_of_a_job_however_many_run(
-    autojump_clock, estimate
-):
+async def test_first_in_line_waits_at_least_for_the_rest_of_a_job_however_many_run(autojump_clock, estimate):
     subject, to = estimator(3, estimate=estimate)
-    await taught(subject, to)
+    await run_one_job(subject, to)
     for _ in range(3):
-        begin(to, come(subject, to, long_job()))
+        begin(to, submit_job(subject, to, long_job()))
     await trio.sleep(3.0)
-    first = come(subject, to, long_job())
+    first = submit_job(subject, to, long_job())
     assert subject.for_ticket(first.ticket, is_arriving=True).estimated_wait_s == 7
 
 
 async def test_seats_and_jobs_of_another_model_change_no_estimate(autojump_clock, estimate):
     subject, to = estimator(estimate=estimate)
     to.node_up(*FakeNode("other", "k"), limits(4))
-    await taught(subject, to)
-    begin(to, come(subject, to, long_job()))
+    await run_one_job(subject, to)
+    begin(to, submit_job(subject, to, long_job()))
     await trio.sleep(3.0)
     assert subject.for_newcomer("k", "A", 1).estimated_wait_s == 0
     assert subject.for_newcomer("m", "A", 1).estimated_wait_s == 7
     for _ in range(20):  # four have seats, and sixteen wait for them
-        come(subject, to, long_job(model="k"))
+        submit_job(subject, to, long_job(model="k"))
     assert subject.for_newcomer("m", "A", 1).estimated_wait_s == 7
-    assert subject.for_newcomer("m", "A", 1).position == 17, "the queue is one"
+    assert subject.for_newcomer("m", "A", 1).position == 17, "all models share one queue"
     behind_all_s = {"m": 7, "k": 40 if estimate == "mean" else 50}
     for model, wait_s in behind_all_s.items():
         predicted = subject.add_retry_time(QueueFull("full"), model)
         assert predicted.estimated_wait_s == wait_s, model
 
 
-async def test_a_job_that_waits_for_memory_waits_at_least_for_the_rest_of_the_running_job(
+async def test_job_that_waits_for_memory_waits_at_least_for_the_rest_of_the_running_job(
     autojump_clock, estimate
 ):
     subject, to = estimator(8, estimate=estimate, cache_tokens=20)
-    await taught(subject, to)
-    begin(to, come(subject, to, long_job(prompt=15)))
+    await run_one_job(subject, to)
+    begin(to, submit_job(subject, to, long_job(prompt=15)))
     await trio.sleep(3.0)
-    first = come(subject, to, long_job(prompt=15))
+    first = submit_job(subject, to, long_job(prompt=15))
     assert first.ticket.state is TicketState.QUEUED
     assert subject.for_ticket(first.ticket, is_arriving=True).estimated_wait_s >= 7

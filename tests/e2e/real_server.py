@@ -26,7 +26,7 @@ def until(holds: Callable[[], object], within_s: float = TIMEOUT_S) -> None:
     """Wait until the condition holds; fail after `within_s` seconds."""
     deadline = time.monotonic() + within_s
     while not holds():
-        assert time.monotonic() < deadline, "it does not come"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.01)
 
 

@@ -91,13 +91,13 @@ def test_chunks_arrive_while_the_model_generates(server: StockServer):
     assert not any(server.wait_until_at_rest().values())
 
 
-def test_an_error_has_its_status_and_names_the_field(client: OpenAI):
+def test_error_has_its_status_and_names_the_field(client: OpenAI):
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model=MODEL, messages=ASK, temperature=9)
     assert error.value.param == "temperature"
 
 
-def test_a_body_over_the_limit_is_refused(tmp_path: Path):
+def test_body_over_the_limit_is_refused(tmp_path: Path):
     _, file = configured(tmp_path, {}, limits={"bodyBytes": 1000})
     with stock_hypercorn(FAIRLEAD_CONFIG=file) as server:
         answer = server.http.post("/v1/completions", content=b"x" * 1001)
@@ -141,7 +141,7 @@ def _hang_up(client: httpx.Client) -> None:
         connection._connection._network_stream.get_extra_info("socket").shutdown(2)
 
 
-def test_a_job_is_cancelled_by_its_request_id(server: StockServer):
+def test_job_is_cancelled_by_its_request_id(server: StockServer):
     with long_stream(server) as (answer, lines):
         with stopped(server.child_pid()):
             path = f"/v1/requests/{answer.headers['x-request-id']}/cancel"
@@ -168,7 +168,7 @@ def test_sigterm_lets_running_answers_finish_within_graceful_timeout():
         assert "outcome=success" in "".join(server.log)
 
 
-def test_an_answer_that_takes_longer_than_graceful_timeout_is_cut_off_and_its_model_ends():
+def test_answer_that_takes_longer_than_graceful_timeout_is_cut_off_and_its_model_ends():
     with stock_hypercorn("--graceful-timeout", "1") as server:
         children = server.child_pids()
         with long_stream(server) as (_, lines):
@@ -179,7 +179,7 @@ def test_an_answer_that_takes_longer_than_graceful_timeout_is_cut_off_and_its_mo
         assert is_gone(server, children)
 
 
-def test_a_server_that_drains_first_refuses_waiting_jobs_and_finishes_running_ones(tmp_path: Path):
+def test_server_that_drains_first_refuses_waiting_jobs_and_finishes_running_ones(tmp_path: Path):
     _, file = configured(tmp_path, {"slots": 1})
     program = documented("drain.py").replace("127.0.0.1:8000", "127.0.0.1:0")
     with (
@@ -198,7 +198,7 @@ def test_a_server_that_drains_first_refuses_waiting_jobs_and_finishes_running_on
         assert is_gone(server, children)
 
 
-def test_a_wrong_configuration_ends_hypercorn_and_names_the_setting(tmp_path: Path):
+def test_wrong_configuration_ends_hypercorn_and_names_the_setting(tmp_path: Path):
     file = tmp_path / "fairlead.yaml"
     file.write_text("queue: {capacity: -1}\n")
     run = subprocess.run(

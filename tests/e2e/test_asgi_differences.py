@@ -52,12 +52,12 @@ def test_headers_have_hypercorns_own_limits(server):
     assert answer(server, long).startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_malformed_request_gets_400_without_a_body(server):
+def test_malformed_request_gets_400_without_a_body(server):
     head, _, body = answer(server, b"GET / HTTP/1.1\r\nno header\r\n\r\n").partition(b"\r\n\r\n")
     assert (head.partition(b"\r\n")[0].split(b" ")[1], body) == (b"400", b"")
 
 
-def test_a_body_in_very_small_chunks_is_read(server):
+def test_body_in_very_small_chunks_is_read(server):
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"model": 1}' + b" " * 5000)
     data = HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
     assert b'"param":"model"' in answer(server, data).replace(b" ", b"")

@@ -25,7 +25,7 @@ CHAT = {
 LONG = {"model": MODEL, "prompt": "Count", "max_tokens": 900, "ignore_eos": True}
 
 
-async def test_the_documented_test_passes():
+async def test_documented_test_passes():
     module: dict = {}
     exec(documented("test_counting.py"), module)
     await module["test_the_model_counts"]()
@@ -49,7 +49,7 @@ async def test_quart_trios_test_client_chats_and_streams():
         assert "".join(texts) == "1, 2, 3, 4, 5"
 
 
-async def test_the_model_that_the_environment_names_is_served(monkeypatch, tmp_path):
+async def test_model_that_the_environment_names_is_served(monkeypatch, tmp_path):
     monkeypatch.setenv("FAIRLEAD_MODEL", str(own_copy(tmp_path / "named-so")))
     async with create_app().test_app() as running:
         chat = CHAT | {"model": "named-so"}

@@ -70,7 +70,7 @@ def test_server_with_few_descriptors_loads_and_restarts_beside_more_clients_than
         assert server.stop() == 0
 
 
-def test_the_soft_limit_is_raised_and_a_load_without_descriptors_fails_alone(tmp_path: Path):
+def test_soft_limit_is_raised_and_a_load_without_descriptors_fails_alone(tmp_path: Path):
     arguments = (*configured(tmp_path, {"preload": False}), "--log-json")
     with real_server(*arguments, prefix=limited("-S -n 128")) as server:
         soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)

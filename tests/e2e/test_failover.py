@@ -131,7 +131,7 @@ def retries(server: RealServer) -> float:
     "body",
     [pytest.param(GREEDY, id="greedy", marks=pytest.mark.nightly), pytest.param(SEEDED, id="seeded")],
 )
-def test_a_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(
+def test_stream_that_can_be_repeated_is_whole_and_the_same_as_undisturbed(
     server: RealServer, body, kill_engine
 ):
     expected = Stream().read(server, body)
@@ -164,7 +164,7 @@ def test_constrained_call_resumes_where_it_stopped(server: RealServer, kill_engi
     assert not any(server.wait_until_at_rest().values())
 
 
-def test_a_random_stream_ends_with_an_error_and_a_cut(server: RealServer, kill_engine):
+def test_random_stream_ends_with_an_error_and_a_cut(server: RealServer, kill_engine):
     killed = Stream().read(server, RANDOM | ENDLESS, lambda: kill_during(server, kill_engine))
     assert not killed.is_whole
     assert killed.events[-1]["error"]["code"] == "node_failed"
@@ -197,7 +197,7 @@ def stream_killed_midway(
     "body",
     [pytest.param(GREEDY, id="greedy"), pytest.param(RANDOM, id="random", marks=pytest.mark.nightly)],
 )
-def test_a_plain_request_is_answered_by_the_next_child(server: RealServer, body, kill_engine):
+def test_plain_request_is_answered_by_the_next_child(server: RealServer, body, kill_engine):
     answer = stream_killed_midway(server, body, kill_engine)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 450

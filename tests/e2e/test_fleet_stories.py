@@ -91,7 +91,7 @@ def _end(servers: dict[str, subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def running_world(folder: Path, **queue: Any) -> Iterator[NodesAndRouter]:
+def running_router(folder: Path, **queue: Any) -> Iterator[NodesAndRouter]:
     servers = {name: subprocess.Popen([*STUB, "0"], stdout=subprocess.PIPE) for name in NODES}
     try:
         configuration = {
@@ -125,7 +125,7 @@ def _port(process: subprocess.Popen[bytes]) -> int:
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodesAndRouter]:
     """Shared by the tests which leave it unchanged, and by the last one, which does not."""
-    with running_world(tmp_path_factory.mktemp("fleet")) as started:
+    with running_router(tmp_path_factory.mktemp("fleet")) as started:
         yield started
 
 
@@ -190,7 +190,7 @@ def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: NodesA
 
 def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_path: Path):
     timeout_s = 5  # a node is free long before that
-    with running_world(tmp_path, timeout=f"{timeout_s}s") as opened:
+    with running_router(tmp_path, timeout=f"{timeout_s}s") as opened:
         with opened.blocked_answers() as stub_options:
             opened.collect_answers(**stub_options)
             in_time = opened.submit_chat(delay_s=timeout_s + 1)
@@ -199,7 +199,7 @@ def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_pa
 
 
 def test_edge_queue_timeout_of_a_stream_covers_the_time_to_its_first_chunk(tmp_path: Path):
-    with running_world(tmp_path, timeout="1s") as opened:
+    with running_router(tmp_path, timeout="1s") as opened:
         # On a slow node, or while it waits for one.
         for busy in (0, len(NODES)):
             late = opened.submit_chat(stream=True, **LONG).result()

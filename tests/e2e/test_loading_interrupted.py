@@ -89,7 +89,7 @@ def test_request_that_waits_for_an_unloaded_model_gets_409_and_may_be_repeated(l
     assert loading.http.post("/v1/completions", json=ASK).status_code == 200
 
 
-def test_a_request_that_waits_for_a_model_stays_queued_when_the_unload_waits(loading: Loading):
+def test_request_that_waits_for_a_model_stays_queued_when_the_unload_waits(loading: Loading):
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(loading.http.post, "/v1/completions", json=ASK)
         until(lambda: loading.http.get("/queue").json()["waiting"] == 1)

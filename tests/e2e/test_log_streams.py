@@ -116,7 +116,7 @@ def test_server_runs_with_its_log_on_a_full_device(quick_server):
         assert server.stop() == 0
 
 
-def test_a_log_at_its_size_limit_does_not_make_a_clean_stop_a_failure(tmp_path, quick_server):
+def test_log_at_its_size_limit_does_not_make_a_clean_stop_a_failure(tmp_path, quick_server):
     log = tmp_path / "log"
     with log.open("w") as file, serving(file.fileno(), *quick_server) as server:
         until(lambda: log.stat().st_size > 0)
@@ -266,7 +266,7 @@ sys.exit(main(["serve", *sys.argv[1:]]))
 
 
 @pytest.mark.parametrize("arguments", [[], ["--log-json"]], ids=["plain", "json"])
-def test_a_crash_shows_its_traceback(arguments, quick_server):
+def test_crash_shows_its_traceback(arguments, quick_server):
     command = [sys.executable, "-c", CRASH, *quick_server, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
     assert ran.returncode == 1

@@ -25,7 +25,7 @@ def open_client(server: RealServer, key: str = "unused") -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 
-def test_a_chat_answer_has_text_a_reason_and_the_right_usage(client: OpenAI, server: RealServer):
+def test_chat_answer_has_text_a_reason_and_the_right_usage(client: OpenAI, server: RealServer):
     answer = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0)
     tokens = server.http.post("/tokenize", json={"model": MODEL, "messages": ASK}).json()["count"]
     assert "1, 2, 3, 4, 5" in (answer.choices[0].message.content or "")
@@ -35,7 +35,7 @@ def test_a_chat_answer_has_text_a_reason_and_the_right_usage(client: OpenAI, ser
     assert answer.usage.prompt_tokens + answer.usage.completion_tokens == answer.usage.total_tokens
 
 
-def test_a_streamed_chat_is_the_same_text_with_the_same_usage(client: OpenAI):
+def test_streamed_chat_is_the_same_text_with_the_same_usage(client: OpenAI):
     plain = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0)
     stream = client.chat.completions.create(
         model=MODEL, messages=ASK, temperature=0, stream=True, stream_options={"include_usage": True}
@@ -49,7 +49,7 @@ def test_a_streamed_chat_is_the_same_text_with_the_same_usage(client: OpenAI):
     ] == ["stop"]
 
 
-def test_a_completion_takes_a_string_strings_or_token_ids(client: OpenAI, server: RealServer):
+def test_completion_takes_a_string_strings_or_token_ids(client: OpenAI, server: RealServer):
     tokens = server.http.post("/tokenize", json={"model": MODEL, "prompt": "Fairlead is"}).json()["tokens"]
     options = {"model": MODEL, "max_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
     one = client.completions.create(prompt="Fairlead is", **options)
@@ -62,7 +62,7 @@ def test_a_completion_takes_a_string_strings_or_token_ids(client: OpenAI, server
     assert one.choices[0].finish_reason == "length"
 
 
-def test_a_streamed_completion_is_the_same_text(client: OpenAI):
+def test_streamed_completion_is_the_same_text(client: OpenAI):
     options = {"model": MODEL, "prompt": "Fairlead is", "max_tokens": 12, "temperature": 0}
     plain = client.completions.create(**options)
     stream = client.completions.create(stream=True, **options)
@@ -93,7 +93,7 @@ def test_choices_of_one_seed_differ_and_are_reproducible(client: OpenAI):
     assert len(set(first)) == 3
 
 
-def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client: OpenAI):
+def test_stop_string_ends_the_answer_and_is_not_part_of_it(client: OpenAI):
     answer = client.chat.completions.create(model=MODEL, messages=ASK, temperature=0, stop=["3"])
     assert answer.choices[0].finish_reason == "stop"
     assert "3" not in (answer.choices[0].message.content or "")
@@ -112,12 +112,12 @@ def test_logprobs_name_the_tokens_of_the_text(client: OpenAI):
         assert token.token == token.top_logprobs[0].token
 
 
-def test_the_models_are_listed(client: OpenAI):
+def test_models_are_listed(client: OpenAI):
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_an_unknown_model_raises_not_found(client: OpenAI):
+def test_unknown_model_raises_not_found(client: OpenAI):
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="gpt-unknown", messages=ASK)
     assert error.value.code == "model_not_found"
@@ -136,7 +136,7 @@ def test_an_unknown_model_raises_not_found(client: OpenAI):
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, "messages"),
     ],
 )
-def test_a_wrong_parameter_raises_bad_request_and_names_it(client: OpenAI, wrong, param):
+def test_wrong_parameter_raises_bad_request_and_names_it(client: OpenAI, wrong, param):
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(**({"model": MODEL, "messages": ASK} | wrong))
     assert param == error.value.param
@@ -154,7 +154,7 @@ def test_prompt_that_exceeds_the_context_gets_openais_error_code(client: OpenAI)
     assert (error.value.code, error.value.type) == ("context_length_exceeded", "invalid_request_error")
 
 
-def test_a_constraint_that_is_not_served_raises_bad_request_and_is_named(client: OpenAI):
+def test_constraint_that_is_not_served_raises_bad_request_and_is_named(client: OpenAI):
     schema = {"guided_json": {"type": "object"}}
     with pytest.raises(openai.BadRequestError, match="guided_json: is not served") as error:
         client.chat.completions.create(model=MODEL, messages=ASK, extra_body=schema)
@@ -172,7 +172,7 @@ def control_tokens_of(server: RealServer, text: str) -> list[str]:
     return [token for token in tokens if token.startswith("<|")]
 
 
-def test_a_user_cannot_begin_a_message_of_another_role(client: OpenAI, server: RealServer):
+def test_user_cannot_begin_a_message_of_another_role(client: OpenAI, server: RealServer):
     assert control_tokens_of(server, CONTROL_TOKEN_TEXT) == [
         "<|bos|>",
         "<|user|>",
@@ -198,7 +198,7 @@ def test_control_tokens_of_users_are_parsed_where_configured(tmp_path: Path):
         ]
 
 
-def test_a_wrong_key_raises_authentication_error_and_the_right_one_does_not():
+def test_wrong_key_raises_authentication_error_and_the_right_one_does_not():
     with real_server("--api-key", "ana=secret-key") as server:
         with open_client(server, "wrong") as wrong, pytest.raises(openai.AuthenticationError):
             wrong.models.list()
@@ -207,7 +207,7 @@ def test_a_wrong_key_raises_authentication_error_and_the_right_one_does_not():
         assert server.http.get("/health").status_code == 200
 
 
-def test_a_full_queue_raises_rate_limit(tmp_path: Path):
+def test_full_queue_raises_rate_limit(tmp_path: Path):
     arguments = configured(tmp_path, {"slots": 1}, queue={"capacity": 1, "timeout": "1h"})
     with real_server(*arguments) as server, open_client(server) as client, ThreadPoolExecutor(2) as pool:
         with stopped(server.child_pid()):
@@ -224,7 +224,7 @@ def test_a_full_queue_raises_rate_limit(tmp_path: Path):
         assert not any(server.wait_until_at_rest().values())
 
 
-def test_a_wait_that_takes_too_long_raises_status_504(tmp_path: Path):
+def test_wait_that_takes_too_long_raises_status_504(tmp_path: Path):
     arguments = configured(tmp_path, {"slots": 1}, queue={"timeout": "300ms"})
     with real_server(*arguments) as server, open_client(server) as client, ThreadPoolExecutor(1) as pool:
         with stopped(server.child_pid()):

@@ -154,7 +154,7 @@ def test_invalid_answer_of_a_node_is_a_502_with_our_own_error(server, how, expec
     until(lambda: node(server, "remote")["state"] == "up")
 
 
-def test_a_model_that_no_node_has_is_not_found(server):
+def test_model_that_no_node_has_is_not_found(server):
     for path in STREAMING:
         reply = server.http.post(path, content=relay_body("huge"))
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
@@ -187,7 +187,7 @@ def test_official_client_receives_the_same_responses(client, model):
     assert text() == "".join(event.delta for event in events if event.type == "response.output_text.delta")
 
 
-def test_the_official_client_raises_what_the_node_answered(client):
+def test_official_client_raises_what_the_node_answered(client):
     with pytest.raises(openai.UnprocessableEntityError) as raised:
         client.chat.completions.create(
             model=FAR, messages=ASK, extra_body={"stub": {"how": "status", "after": 422}}
@@ -196,7 +196,7 @@ def test_the_official_client_raises_what_the_node_answered(client):
 
 
 @pytest.mark.parametrize("how", ["error", "end", "reset"])
-def test_the_official_client_notices_a_stream_that_is_not_whole(client, server, how, tmp_path):
+def test_official_client_notices_a_stream_that_is_not_whole(client, server, how, tmp_path):
     blocking_file = tmp_path / "blocking_file"
     blocking_file.touch()
     stub = {"how": how, "after": 4, "held": str(blocking_file)}
@@ -208,7 +208,7 @@ def test_the_official_client_notices_a_stream_that_is_not_whole(client, server, 
     until(lambda: node(server, "remote")["state"] == "up" and node(server, "remote")["busy"] == 0)
 
 
-def test_the_official_client_lists_the_models(client):
+def test_official_client_lists_the_models(client):
     assert {model.id for model in client.models.list()} == {FAR, LOCAL}
     assert client.models.retrieve("here").id == LOCAL
 

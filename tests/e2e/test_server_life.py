@@ -24,7 +24,7 @@ def test_importing_the_application_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
-def test_the_parent_never_maps_libtorch_and_the_child_does(server: RealServer):
+def test_parent_never_maps_libtorch_and_the_child_does(server: RealServer):
     server.http.post("/v1/completions", json=LONG | {"max_tokens": 2}).raise_for_status()
     assert "libtorch" not in Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "libtorch" in Path(f"/proc/{server.child_pid()}/maps").read_text()
@@ -34,7 +34,7 @@ def test_health_and_ready_are_200_once_the_model_is_loaded(server: RealServer):
     assert (server.http.get("/health").status_code, server.http.get("/ready").status_code) == (200, 200)
 
 
-def test_a_node_refuses_what_has_no_free_seat(tmp_path: Path):
+def test_node_refuses_what_has_no_free_seat(tmp_path: Path):
     directory = own_copy(tmp_path / "named-so")
     job = LONG | {"model": "named-so", "max_tokens": 20}
     with real_server(str(directory), "--slots", "1", kind="node") as server, ThreadPoolExecutor(1) as pool:
@@ -72,7 +72,7 @@ def test_two_tenants_with_five_jobs_and_two_on_one_seat_are_answered_a_b_a_b_a_a
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_running_stream_finish_and_then_ends_everything(number):
+def test_signal_lets_the_running_stream_finish_and_then_ends_everything(number):
     with real_server("--drain-timeout", str(TIMEOUT_S)) as server:
         child = server.child_pid()
         text: list[str] = []
@@ -110,7 +110,7 @@ def test_sigterm_ends_the_server_even_when_a_client_never_reads(tmp_path: Path):
         assert server.stop() == 0
 
 
-def test_a_model_that_is_not_there_ends_the_program_with_one_clear_line(tmp_path: Path):
+def test_model_that_is_not_there_ends_the_program_with_one_clear_line(tmp_path: Path):
     command = [sys.executable, "-m", "fairlead", "serve", str(tmp_path / "nothing"), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode in (1, 2)
@@ -118,7 +118,7 @@ def test_a_model_that_is_not_there_ends_the_program_with_one_clear_line(tmp_path
     assert "Traceback" not in ended.stderr
 
 
-def test_a_truncated_model_ends_the_program_naming_the_file(tmp_path: Path):
+def test_truncated_model_ends_the_program_naming_the_file(tmp_path: Path):
     for file in demonstration_model().iterdir():
         content = file.read_bytes()
         (tmp_path / file.name).write_bytes(content[:-1000] if file.suffix == ".safetensors" else content)
@@ -129,7 +129,7 @@ def test_a_truncated_model_ends_the_program_naming_the_file(tmp_path: Path):
     assert "Traceback" not in ended.stderr
 
 
-def test_a_port_that_is_taken_ends_the_program_naming_it(server: RealServer):
+def test_port_that_is_taken_ends_the_program_naming_it(server: RealServer):
     port = str(server.address[1])
     command = [sys.executable, "-m", "fairlead", "serve", "--port", port]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -138,7 +138,7 @@ def test_a_port_that_is_taken_ends_the_program_naming_it(server: RealServer):
     assert "Traceback" not in ended.stderr
 
 
-def test_the_demonstration_model_answers_its_questions_through_the_chat_endpoint(server: RealServer):
+def test_demonstration_model_answers_its_questions_through_the_chat_endpoint(server: RealServer):
     from demonstration_questions import QUESTIONS
 
     wrong = []

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from soak import Options, run_soak
+from soaking.deployment import Deployment
 from soaking.exchange import Answer
 from soaking.report import growth_of, problems_at_rest, problems_in_log, problems_of_growth
 from soaking.sampling import Idle, Sample
 from soaking.slopes import slope
 from soaking.tenants import LoadReport, Tenants
-from soaking.world import World
 
 HOUR_S = 3600
 
@@ -121,12 +121,12 @@ def error(code: str) -> bytes:
     ],
 )
 def test_only_requests_to_a_killed_model_may_fail(answer, outcome, tmp_path: Path):
-    world = World(tmp_path)
-    tenants = Tenants(world, LoadReport(), 0)
-    assert outcome == tenants._outcome(answer, "victim", is_stream=False, began_s=world.began_s)
-    world.harm("SIGKILL", "victim")
+    deployment = Deployment(tmp_path)
+    tenants = Tenants(deployment, LoadReport(), 0)
+    assert outcome == tenants._outcome(answer, "victim", is_stream=False, began_s=deployment.began_s)
+    deployment.harm("SIGKILL", "victim")
     with_faults = "harmed" if answer.code == "node_failed" or answer.ending == "cut" else outcome
-    assert with_faults == tenants._outcome(answer, "victim", is_stream=False, began_s=world.began_s)
+    assert with_faults == tenants._outcome(answer, "victim", is_stream=False, began_s=deployment.began_s)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_only_requests_to_a_killed_model_may_fail(answer, outcome, tmp_path: Pat
         (b'data: {"choices": []}\n\ndata: ' + error("engine_failed") + b"\n\n", "refused"),
     ],
 )
-def test_a_stream_is_a_success_only_with_its_end(body, outcome, tmp_path: Path):
-    tenants = Tenants(World(tmp_path), LoadReport(), 0)
+def test_stream_is_a_success_only_with_its_end(body, outcome, tmp_path: Path):
+    tenants = Tenants(Deployment(tmp_path), LoadReport(), 0)
     answer = Answer(200, body, "whole")
     assert outcome == tenants._outcome(answer, "steady", is_stream=True, began_s=0.0)

@@ -98,7 +98,9 @@ def test_streamed_call_is_that_of_the_whole_answer(server: RealServer, seed):
 def test_grammar_without_any_answer_is_refused(server: RealServer):
     outputs = {"grammar": "start: start"}
     reply = server.http.post(COMPLETIONS, json={"prompt": "a", "structured_outputs": outputs})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_request")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "invalid_request")
+    assert error["param"] == "structured_outputs.grammar"
 
 
 def hostile_bodies() -> list[bytes]:

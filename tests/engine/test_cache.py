@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 2)])
-def test_a_token_costs_a_key_and_a_value_a_layer_and_head(dtype, itemsize):
+def test_token_costs_a_key_and_a_value_a_layer_and_head(dtype, itemsize):
     expected = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim * itemsize
     assert (expected,) == bytes_per_token(SHAPE, dtype)
     cache = KVCache(SHAPE, blocks=(5,), block_size=8, dtype=dtype, device=CPU)

@@ -188,7 +188,7 @@ def test_aborting_a_refused_sequence_drops_its_output():
     assert not tested.take_outcome()
 
 
-def test_an_abort_frees_at_once_between_steps():
+def test_abort_frees_at_once_between_steps():
     tested = loop()
     tested.engine.submit(1, PROMPT, GREEDY)
     tested.turn()
@@ -286,7 +286,7 @@ def test_logprobs_of_an_aborted_sequence_do_not_reach_the_next_one_in_its_slot()
         (VOCABULARY, {}, f"the model picked token id {VOCABULARY}, outside 0…12"),
     ],
 )
-def test_a_row_that_failed_ends_that_sequence_alone(token_id, errors, reason):
+def test_row_that_failed_ends_that_sequence_alone(token_id, errors, reason):
     tested = engine()
     tested.submit(1, PROMPT, GREEDY)
     tested.submit(2, PROMPT, GREEDY)
@@ -390,7 +390,7 @@ def test_planning_a_third_concurrent_step_raises():
 # Time ----------------------------------------------------------------------------------------------
 
 
-def test_a_time_limit_begins_with_the_first_plan_and_ends_a_sequence_wherever_it_is():
+def test_time_limit_begins_with_the_first_plan_and_ends_a_sequence_wherever_it_is():
     tested = loop(slots=1)
     for key in (1, 2):
         tested.engine.submit(key, PROMPT, Sampling(max_tokens=30, ignore_eos=True), timeout_s=5.0)

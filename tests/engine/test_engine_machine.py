@@ -278,7 +278,7 @@ class EngineMachine(RuleBasedStateMachine):
         reported = self.loop.token_ids_of.keys() | self.loop.ends.keys()
         self.loop.collect(outcome)
         named = {*memoryview(outcome.keys).cast("q"), *(output.key for output in outcome.outputs)}
-        assert named <= self.open, "of one that has ended, or was aborted"
+        assert named <= self.open, "output of a sequence that has ended or was aborted"
         assert reported is not None
         for key in named:
             self.check(key, self.loop.token_ids_of[key], self.loop.ends.get(key))

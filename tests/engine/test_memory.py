@@ -109,7 +109,7 @@ def test_shared_prefix_is_counted_as_shared():
     assert cache.memory.shared_tokens(0) == 0
 
 
-def test_a_prefix_reaches_only_as_far_as_every_group_has_it():
+def test_prefix_reaches_only_as_far_as_every_group_has_it():
     cache = Cache(blocks=(20, 20), windows=(None, 6), chunk=40)
     first = cache.new(1, 30)
     cache.enter(first)
@@ -163,7 +163,7 @@ def test_without_prefix_cache_nothing_is_hashed_or_kept():
         ((3,), (6,), 2**31 - 1),
     ],
 )
-def test_the_longest_sequence_is_what_no_group_bounds(blocks, windows, tokens):
+def test_longest_sequence_is_what_no_group_bounds(blocks, windows, tokens):
     assert tokens == longest(blocks, windows, SIZE)
 
 

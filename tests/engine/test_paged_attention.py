@@ -6,7 +6,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.attention_world import HEADS, MIXED, AttentionInputs
+from engine.attention_inputs import HEADS, MIXED, AttentionInputs
 from engine.interpreted import interpreted
 from fairlead.engine.paged_attention import DeviceAttention, decode_tiles, prefill_tiles, splits
 

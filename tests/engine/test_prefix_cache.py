@@ -91,7 +91,7 @@ def test_cached_prefix_is_kept_while_usage_is_below_the_threshold():
     assert computed(tested, 9, [*SYSTEM, 5]) == 1
 
 
-def test_the_least_recently_used_requests_go_when_the_threshold_is_passed():
+def test_least_recently_used_requests_go_when_the_threshold_is_passed():
     tested = loop(blocks=100)
     computed(tested, 1, SYSTEM)
     computed(tested, 2, text(2, 320))
@@ -110,7 +110,7 @@ def test_cached_tokens_never_exceed_max_entries_between_cleanups():
         kept.append(tested.engine.statistics().cached_tokens)
     assert kept[:3] == [320, 640, 960]
     assert 0 < max(kept) <= 1000
-    assert computed(tested, 99, [*text(11, 320), 5]) == 1, "what was used last is kept"
+    assert computed(tested, 99, [*text(11, 320), 5]) == 1, "the most recently used request is kept"
 
 
 def test_requests_with_different_salts_never_share_blocks():

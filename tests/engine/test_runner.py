@@ -204,7 +204,7 @@ def test_nan_in_every_row_fails_every_sequence_without_an_exception(directory, t
     assert all("NaN" in text.sampled[0].error for text in driver.sequences)
 
 
-def test_the_defaults_on_a_cpu_are_those_of_the_specification(directory):
+def test_defaults_on_a_cpu_are_those_of_the_specification(directory):
     loaded = load(directory)
     assert (loaded.slots, loaded.max_batch, loaded.max_batched_tokens) == (8, 8, 512)
     assert loaded.max_model_len == 512

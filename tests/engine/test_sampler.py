@@ -276,7 +276,7 @@ def test_each_row_gets_only_as_many_logprobs_as_requested():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_of_nan_fails_alone(temperature):
+def test_row_of_nan_fails_alone(temperature):
     logits = LOGITS.repeat(3, 1)
     logits[1, 4] = float("nan")
     rows = [sequence(seed=row, temperature=temperature, logprobs=1, top_p=0.9) for row in range(3)]

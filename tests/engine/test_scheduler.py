@@ -97,7 +97,7 @@ def test_no_step_is_planned_without_sequences():
     assert SchedulerDriver().scheduler.plan() is None
 
 
-def test_a_prompt_is_prefilled_and_then_decoded_token_by_token():
+def test_prompt_is_prefilled_and_then_decoded_token_by_token():
     driver = SchedulerDriver()
     driver.submit(1, prompt_length=5)
     assert driver.step() == [(1, 0, 5, True)]
@@ -105,7 +105,7 @@ def test_a_prompt_is_prefilled_and_then_decoded_token_by_token():
     assert driver.step() == [(1, 6, 1, True)]
 
 
-def test_a_long_prompt_is_prefilled_in_chunks_and_only_the_last_samples():
+def test_long_prompt_is_prefilled_in_chunks_and_only_the_last_samples():
     driver = SchedulerDriver(max_batched_tokens=4)
     driver.submit(1, prompt_length=9)
     assert driver.step() == [(1, 0, 4, False)]
@@ -169,7 +169,7 @@ def test_stream_of_short_sequences_does_not_starve_long_ones():
 # Admission -----------------------------------------------------------------------------------------
 
 
-def test_a_sequence_waits_while_no_slot_is_free():
+def test_sequence_waits_while_no_slot_is_free():
     driver = SchedulerDriver(slots=1)
     first = driver.submit(1, prompt_length=2)
     second = driver.submit(2, prompt_length=2)
@@ -218,7 +218,7 @@ def test_admission_is_by_class_and_then_first_come_first_served():
     assert [driver.keys()[0] for _ in range(5)] == [3, 5, 2, 4, 1]
 
 
-def test_a_lower_class_does_not_overtake_a_higher_one_that_does_not_fit():
+def test_lower_class_does_not_overtake_a_higher_one_that_does_not_fit():
     driver = SchedulerDriver(blocks=8, predicted=8)
     driver.submit(1, prompt_length=8, max_tokens=50)
     driver.step()
@@ -288,7 +288,7 @@ def test_newest_sequence_is_preempted_and_requeued_first():
     assert [*driver.scheduler._queue._classes[1]] == [2, 9]
 
 
-def test_the_lowest_class_is_preempted_first():
+def test_lowest_class_is_preempted_first():
     driver, sequences = crowded(priorities=(2, 1, 1))
     while driver.scheduler.preemptions == 0:
         driver.step()

@@ -146,7 +146,7 @@ def test_grammar_that_is_refused_fails_only_its_sequence():
     assert tested.everything_is_free()
 
 
-def test_grammar_whose_mask_takes_too_long_fails_only_its_sequence(monkeypatch):
+def test_slow_grammar_mask_fails_only_its_sequence(monkeypatch):
     tested = Constrained()
     tested.submit(1, grammar=DIGITS)
     tested.submit(2, grammar=YES_OR_NO)

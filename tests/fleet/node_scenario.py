@@ -4,7 +4,7 @@ import socket
 
 import trio
 
-from fairlead.answer import relay, relayed_stream
+from fairlead.answer import relay, upstream_stream
 from fairlead.answer.relay_sink import RelaySink
 from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.config import HealthConfig, NodeConfig
@@ -97,7 +97,7 @@ def wrap_relaying(points: FaultPoints) -> None:
     for module, names in (
         (server_probe, ("instance_of", "load_of", "models_of")),
         (relay, ("rewritten",)),
-        (relayed_stream, ("split_events",)),
+        (upstream_stream, ("split_events",)),
         (ChunkReader, ("read_response", "read_event", "read_plain")),
     ):
         for name in names:

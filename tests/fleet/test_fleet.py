@@ -35,7 +35,7 @@ from nodes.stub_server import text
 ONE_AT_A_TIME = LruSwap(max_loaded=1)
 
 
-async def test_a_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_process_is_gone():
+async def test_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_process_is_gone():
     # On one port: the second server could not listen if the first one still ran.
     port = free_port()
     async with running_fleet(command("x", port), command("y", port), swap=ONE_AT_A_TIME) as opened:

@@ -190,7 +190,7 @@ async def test_killed_model_restarts_only_if_it_evicts_nothing(monkeypatch, make
         if makes_room:
             await opened.until(lambda: "x" in opened.dispatcher.models._loads)
             assert (opened.status("x").state, opened.status("y").state) == ("failed", "ready")
-            assert opened.fleet.is_ready, "its room is another's now"
+            assert opened.fleet.is_ready, "another model has taken its place"
             await opened.fleet.unload("y")
         await opened.state("x", "ready")
         assert opened.status("x").counts.restarts == 1

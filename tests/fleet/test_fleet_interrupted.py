@@ -21,7 +21,7 @@ LOADED = engine(preload=True)
 QUICK = HealthConfig(interval_s=0.05, failures=3, timeout_s=60.0)
 
 MOMENTS = {
-    "it has a life": lambda opened: True,
+    "it has an instance": lambda opened: True,
     "its process has started": lambda opened: opened.fleet._local["m"].pid is not None,
     "it has reported progress": lambda opened: opened.status().load.progress > 0,
 }
@@ -67,7 +67,7 @@ async def test_server_is_not_ready_after_its_only_model_is_unloaded_during_load(
 
 
 async def test_server_is_not_ready_after_an_early_unload_and_a_failed_load():
-    async with loading("it has a life") as opened:
+    async with loading("it has an instance") as opened:
         await opened.fleet.unload("m")
         await becomes(opened, engine(behaviour="fail_load", preload=True))
         with pytest.raises(LoadFailed, match="no such fake model"):
@@ -115,7 +115,7 @@ async def test_only_model_changed_during_load_loads_with_its_new_settings(moment
 
 
 async def test_server_is_ready_when_its_loading_model_is_no_longer_preloaded():
-    async with loading("it has a life") as opened:
+    async with loading("it has an instance") as opened:
         await opened.fleet.reload(Config(models=(engine(),)))
         await opened.until(lambda: opened.fleet.is_ready)
         await opened.state("m", "stopped")
@@ -152,7 +152,7 @@ async def test_removed_node_does_not_affect_the_first_load(moment):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(moment):
+async def test_server_that_is_to_stop_while_its_only_model_loads_waits_for_no_load(moment):
     async with loading(moment) as opened:
         opened.dispatcher.scheduler.drain()
         await is_over(opened)

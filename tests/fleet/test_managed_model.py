@@ -11,7 +11,7 @@ from fairlead.fleet.managed_model import TRANSITIONS, ManagedModel
 from fairlead.nodes.node import ModelState
 from fleet.running_fleet import running_fleet, sleeper
 
-# A model that is draining is "ready" here: only the dispatcher knows that it gets no more jobs.
+# A model that is draining is "ready" here: only the dispatcher tracks that it gets no more jobs.
 STATES = tuple(state for state in get_args(ModelState) if state != "draining")
 
 

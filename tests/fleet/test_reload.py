@@ -175,7 +175,7 @@ async def test_setting_that_needs_a_restart_keeps_its_first_value(writing, nurse
     assert server.configs == [Config(models=(), port=1, priorities={"m": port}) for port in (2, 3)]
 
 
-async def test_a_key_of_a_class_that_only_a_restart_would_add_is_refused_by_name(writing, nursery):
+async def test_key_of_a_class_that_only_a_restart_would_add_is_refused_by_name(writing, nursery):
     server = Server()
     nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), FIRST, server.change)
     await wait_all_tasks_blocked()

@@ -12,7 +12,7 @@ import trio
 from fairlead.config import Config, HealthConfig, NodeConfig, QueueConfig
 from fairlead.errors import FairleadError, InvalidRequest, NotFound
 from fairlead.job import Job, Sampling
-from fleet.running_fleet import STUB, OpenFiles, RunningFleet, engine, free_port, running_fleet
+from fleet.running_fleet import STUB, OpenFiles, RunningFleet, engine, free_port, running_fleet, sleeper
 from nodes.listening import relayed_job, stub
 from nodes.stub_server import StubServer, text
 
@@ -51,6 +51,24 @@ async def test_removed_node_finishes_its_jobs_and_can_be_added_again():
         await opened.fleet.add_node(node(server.url))
         await opened.until(lambda: state(opened) == "up")
         assert await opened.run_job(relayed_job()) == text()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "command_speaks", "expected"),
+    [
+        (("openai", "messages"), ("messages",), ("messages",), True),
+        (("openai", "messages"), ("openai",), ("messages",), False),
+        (("messages",), ("messages",), ("openai",), False),
+    ],
+)
+async def test_dialect_of_a_model_is_one_that_all_its_servers_speak(first, second, command_speaks, expected):
+    local = sleeper("m", dialects=command_speaks)
+    async with stub() as server, stub() as other, running_fleet(local, health_check=QUICK) as opened:
+        await opened.fleet.add_node(node(server.url, "first", models=("m", "more"), dialects=first))
+        await opened.fleet.add_node(node(other.url, "second", models=("m",), dialects=second))
+        assert opened.fleet.speaks("m", "messages") is expected
+        assert opened.fleet.speaks("more", "messages")
+        assert opened.fleet.speaks("of no node", "messages")
 
 
 async def test_model_of_several_nodes_is_listed_with_a_node_that_is_up():

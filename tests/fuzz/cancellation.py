@@ -27,7 +27,7 @@ from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
 from fairlead.gateway import ATTEMPTS, spec_of
 from fuzz.crashing_node import CrashingNode, History
 from fuzz.plan import ClientPlan, Plan
-from fuzz.world import World
+from fuzz.simulated_system import SimulatedSystem
 
 Kind = Literal["leave", "cancel", "die", "swap", "spoil", "drop", "full", "pause"]
 
@@ -39,7 +39,7 @@ class Strike(NamedTuple):
     """An event that is injected before this step.
 
     A client disconnects, or its job is cancelled by request id. A node dies, swaps its model, fails its next
-    load, drops its jobs or turns jobs away. Or the clock jumps, as on a busy or a suspended machine.
+    load, drops its jobs or rejects jobs. Or the clock jumps, as on a busy or a suspended machine.
     `target` is the name of the client or the node, or the number of seconds.
     """
 
@@ -78,7 +78,7 @@ class Striker(trio.abc.Instrument):
         self.clock = trio.testing.MockClock(autojump_threshold=0)
         self.steps = 0
         self.trace: list[str] = []
-        self.world: World | None = None
+        self.system: SimulatedSystem | None = None
         self._strikes = strikes
         self._due = {strike.step for strike in strikes}
         self._traced = traced
@@ -87,26 +87,26 @@ class Striker(trio.abc.Instrument):
         self.steps += 1
         if self._traced:
             self.trace.append(task.name)
-        if self.steps in self._due and self.world is not None:
+        if self.steps in self._due and self.system is not None:
             for strike in self._strikes:
                 if strike.step == self.steps:
-                    self._strike(self.world, strike)
+                    self._strike(self.system, strike)
 
-    def _strike(self, world: World, strike: Strike) -> None:
+    def _strike(self, system: SimulatedSystem, strike: Strike) -> None:
         if strike.kind == "leave":
-            world.disconnect_client(strike.target)
+            system.disconnect_client(strike.target)
         elif strike.kind == "cancel":
-            world.cancel(strike.target)
+            system.cancel(strike.target)
         elif strike.kind == "die":
-            world.nodes[int(strike.target)].die()
+            system.nodes[int(strike.target)].die()
         elif strike.kind == "swap":
-            world.nodes[int(strike.target)].swap()
+            system.nodes[int(strike.target)].swap()
         elif strike.kind == "spoil":
-            world.nodes[int(strike.target)].spoil()
+            system.nodes[int(strike.target)].spoil()
         elif strike.kind == "drop":
-            world.nodes[int(strike.target)].drop()
+            system.nodes[int(strike.target)].drop()
         elif strike.kind == "full":
-            world.nodes[int(strike.target)].refuse_jobs()
+            system.nodes[int(strike.target)].refuse_jobs()
         else:
             self.clock.jump(float(strike.target))
 
@@ -126,42 +126,42 @@ def run(plan: Plan, strikes: tuple[Strike, ...] = (), parts: Parts = REAL, *, tr
 
 
 async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
-    world = World(done.plan, done.problems, parts.dispatcher_type, parts.node_type)
+    system = SimulatedSystem(done.plan, done.problems, parts.dispatcher_type, parts.node_type)
 
     async def run_client(client_plan: ClientPlan) -> None:
         first = striker.steps + 1
-        await world.receive(client_plan)
+        await system.receive(client_plan)
         done.client_steps[client_plan.name] = first, striker.steps
 
-    async with world.open():
-        striker.world = world
+    async with system.open():
+        striker.system = system
         with trio.move_on_after(TIMEOUT_S) as scope:
             async with trio.open_nursery() as visitors:
                 for client_plan in done.plan.client_plans:
                     visitors.start_soon(run_client, client_plan)
         if scope.cancelled_caught:
             done.problems.append("hang: a visitor never left")
-        striker.world = None
+        striker.system = None
         await trio.testing.wait_all_tasks_blocked()
-        done.problems += _wrong_outcomes(done, world) + _late(done, world) + _left_behind(world)
-        done.problems += _wrongly_charged(world)
-        if not done.problems and not await _every_seat_is_free(world):
+        done.problems += _wrong_outcomes(done, system) + _late(done, system) + _left_behind(system)
+        done.problems += _wrongly_charged(system)
+        if not done.problems and not await _every_seat_is_free(system):
             done.problems.append("leak: a seat cannot be had")
 
 
-def _wrong_outcomes(done: Run, world: World) -> list[str]:
+def _wrong_outcomes(done: Run, system: SimulatedSystem) -> list[str]:
     """Return a problem for each client that got neither its exact answer nor a permitted error."""
     may_leave = {strike.target for strike in done.strikes if strike.kind == "leave"}
     refusals: set[type[FairleadError]] = done.plan.refusals
-    if any(node.failures for node in world.nodes):
+    if any(node.failures for node in system.nodes):
         refusals |= {LoadFailed}
     problems = []
     for client_plan in done.plan.client_plans:
-        outcome = world.outcomes.get(client_plan.name)
+        outcome = system.outcomes.get(client_plan.name)
         answered = outcome == f"{client_plan.name} first, {client_plan.name} last"
         left = outcome is None and client_plan.name in may_leave
-        cancelled = outcome is Cancelled and client_plan.name in world.cancelled_at
-        failed = outcome is NodeFailed and _may_fail(client_plan, world.histories[client_plan.name])
+        cancelled = outcome is Cancelled and client_plan.name in system.cancelled_at
+        failed = outcome is NodeFailed and _may_fail(client_plan, system.histories[client_plan.name])
         if not answered and not left and not cancelled and not failed and outcome not in refusals:
             problems.append(f"wrong answer: visitor {client_plan.name} got {outcome}")
     return problems
@@ -174,32 +174,32 @@ def _may_fail(client_plan: ClientPlan, history: History) -> bool:
     )
 
 
-def _wrongly_charged(world: World) -> list[str]:
+def _wrongly_charged(system: SimulatedSystem) -> list[str]:
     """Return a problem for each tenant that was not charged exactly the cost of its jobs."""
-    if any(node.failures for node in world.nodes):
+    if any(node.failures for node in system.nodes):
         return []  # a job that had begun is charged its estimate if the model cannot be loaded again
-    tenants = world.ledger.charged.keys() | world.costs.keys()
+    tenants = system.ledger.charged.keys() | system.costs.keys()
     return [
-        f"charged: tenant {tenant} {world.ledger.charged[tenant]} instead of {world.costs[tenant]}"
+        f"charged: tenant {tenant} {system.ledger.charged[tenant]} instead of {system.costs[tenant]}"
         for tenant in sorted(tenants)
-        if not isclose(world.ledger.charged[tenant], world.costs[tenant], abs_tol=1e-6)
+        if not isclose(system.ledger.charged[tenant], system.costs[tenant], abs_tol=1e-6)
     ]
 
 
-def _late(done: Run, world: World) -> list[str]:
+def _late(done: Run, system: SimulatedSystem) -> list[str]:
     """Return a problem for each client that stayed after it had to disconnect, or was cancelled."""
     if any(strike.kind == "pause" for strike in done.strikes):
         return []  # time passes before any client can leave
     return [
         f"late: visitor {name} had to leave at {cancelled_at_s}"
-        for name, cancelled_at_s in (*world.cancelled_at.items(), *world.disconnected_at.items())
-        if not world.left_at.get(name, inf) <= cancelled_at_s
+        for name, cancelled_at_s in (*system.cancelled_at.items(), *system.disconnected_at.items())
+        if not system.left_at.get(name, inf) <= cancelled_at_s
     ]
 
 
-def _left_behind(world: World) -> list[str]:
+def _left_behind(system: SimulatedSystem) -> list[str]:
     """Return each count that is not zero after all clients have left, before any time has passed."""
-    dispatcher = world.dispatcher
+    dispatcher = system.dispatcher
     statistics = dispatcher.statistics()
     alarms = sum(not alarm.dropped for _, _, alarm in dispatcher._timer._alarms)
     # The meter, full nodes and load requests keep their alarms. A load request outlives its callers.
@@ -208,8 +208,8 @@ def _left_behind(world: World) -> list[str]:
     left = {
         "waiting": statistics.waiting,
         "running": statistics.running,
-        "held": sum(node.held for node in world.nodes),
-        "working": sum(node.working for node in world.nodes),
+        "held": sum(node.held for node in system.nodes),
+        "working": sum(node.working for node in system.nodes),
         "alarms": alarms,
         "tickets": _tickets(dispatcher, set()),
     }
@@ -229,26 +229,26 @@ def _tickets(owner: object, counted: set[int]) -> int:
     return found + sum(_tickets(part, counted) for part in parts if id(part) not in counted)
 
 
-async def _every_seat_is_free(world: World) -> bool:
+async def _every_seat_is_free(system: SimulatedSystem) -> bool:
     """Take all seats of all nodes at once, and not one more, then give them back."""
     with trio.move_on_after(TIMEOUT_S):
-        while world.dispatcher.models._loads:  # noqa: ASYNC110  # no event reports that none are left
+        while system.dispatcher.models._loads:  # noqa: ASYNC110  # no event reports that none are left
             await trio.sleep(1)
-    for node in world.nodes:
+    for node in system.nodes:
         await node.wait_back()
     await trio.sleep(2 * FULL_FOR_S)  # until then a node that rejected a job has no seats
     job = ClientPlan(
-        "canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=world.model
+        "canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=system.model
     ).job
     with trio.move_on_after(TIMEOUT_S) as scope:
         async with AsyncExitStack() as stack:
-            for _ in range(sum(world.plan.seats)):
-                await stack.enter_async_context(world.dispatcher.seat(spec_of(job)))
-            full = world.dispatcher.statistics()
+            for _ in range(sum(system.plan.seats)):
+                await stack.enter_async_context(system.dispatcher.seat(spec_of(job)))
+            full = system.dispatcher.statistics()
             if full.running != full.seats:
                 return False
     await trio.testing.wait_all_tasks_blocked()
-    return not scope.cancelled_caught and not _left_behind(world)
+    return not scope.cancelled_caught and not _left_behind(system)
 
 
 @contextmanager

@@ -34,8 +34,7 @@ class History:
 
 
 class CrashingNode:
-    """Answers from its own task, as the engine does. At any step it can die, swap its model, turn jobs away
-    or drop them.
+    """Answers from its own task, like the engine. Can die, swap its model, reject or drop jobs at any step.
 
     Checks what a node can see: no job in two places or attempted too often, no more jobs at once than seats,
     no job for another model, no eviction while it works. Aborted work ends at once; `working` counts work
@@ -143,10 +142,10 @@ class CrashingNode:
         history = self._histories[job.id]
         if not self.is_up:
             history.fail()
-            raise NodeFailed("the node is away")
+            raise NodeFailed("the node is down")
         if self._is_full:
             self._is_full = False
-            raise NodeFull("still no room")
+            raise NodeFull("the node is full")
         work, holders = trio.CancelScope(), self._holders
         self._check(job, history)
         holders[job.id] = into, work

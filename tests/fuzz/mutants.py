@@ -254,7 +254,7 @@ class NodeIgnoringAborts(CrashingNode):
 
 
 FOUR = {
-    "a grant whose refusal is ignored": Parts(IgnoredRefusal),
+    "a refused grant that is not undone": Parts(IgnoredRefusal),
     "a buffered hand-off": Parts(BufferedHandOff),
     "a checkpoint between grant and try": Parts(CheckpointBeforeTry),
     "an unshielded await in finally": Parts(UnshieldedFinally),
@@ -267,13 +267,13 @@ MORE = {
 }
 OF_SWAPS = {
     "a swap that is never over": Parts(EndlessSwap),
-    "a swap that does not ask who works": Parts(SwapUnderWork),
+    "a swap of a busy model": Parts(SwapUnderWork),
 }
 OF_FAILOVER = {
     "a first seat that is not given back": Parts(KeptSeat),
     "a second charge": Parts(ChargedPerGrant),
     "a second wait that cannot be left": Parts(UncancellableSecondWait),
     "a node that is full for ever": Parts(FullUntilAJobEnds),
-    "a beginning that is told twice": Parts(retry_sink=from_the_start),
+    "a beginning that is sent twice": Parts(retry_sink=from_the_start),
     "no second attempt": Parts(retry_sink=never_again),
 }

@@ -41,7 +41,7 @@ def failures(runs: Iterable[Run]) -> list[Run]:
 
 @pytest.mark.parametrize("tight", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_same_seed_always_takes_the_same_steps(seed, tight):
+def test_same_seed_always_takes_the_same_steps(seed, tight):
     plan = draw_plan(seed, tight=tight)
     first, second = (run(plan, traced=True) for _ in range(2))
     assert first.trace == second.trace

@@ -59,7 +59,7 @@ def texts(answer: Answer) -> list[str]:
     return [found[index] for index in sorted(found)]
 
 
-class ServerWorld:
+class ServerOverFakeNodes:
     """The real server over fake nodes."""
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -73,7 +73,7 @@ class ServerWorld:
         self.address: tuple[str, int]
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator["ServerWorld"]:
+    async def open(self) -> AsyncIterator["ServerOverFakeNodes"]:
         """Serve until the context exits, which drains the server."""
         path = demonstration_model()
         app = Application(
@@ -170,15 +170,15 @@ async def test_storms_of_cut_stalled_dripping_and_reset_connections_leave_nothin
     tasks = trio.lowlevel.current_statistics().tasks_living
     answers: list[Answer] = []
     with structlog.testing.capture_logs() as logs:
-        async with ServerWorld(LIMITS).open() as world:
+        async with ServerOverFakeNodes(LIMITS).open() as server:
             undisturbed = trio.lowlevel.current_statistics().tasks_living
             for first in count(0, STORM):
                 seeds = range(first, first + STORM)
-                answers += await storm_with_canary(world.address, seeds, expected="first last")
+                answers += await storm_with_canary(server.address, seeds, expected="first last")
                 with trio.fail_after(CANARY_S):
                     while trio.lowlevel.current_statistics().tasks_living > undisturbed:  # noqa: ASYNC110  # no event
                         await trio.sleep(0.01)
-                assert world.at_rest()
+                assert server.at_rest()
                 assert wrong(answers) == []
                 # On a slow machine all clients of a storm may disconnect too early for one of these.
                 seen = {answer.is_complete for answer in answers if answer.status == 200}
@@ -196,33 +196,36 @@ async def test_storms_of_cut_stalled_dripping_and_reset_connections_leave_nothin
         *((kind, "to the client") for kind in ("cut", "half-close", "reset", "stall")),
     ],
 )
-async def test_a_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kind: Kind, way: Way):
+async def test_connection_that_fails_in_the_middle_of_a_job_frees_its_seat(kind: Kind, way: Way):
     content = request("A", stream=True)
-    world = ServerWorld()
-    for node in world.nodes:
+    server = ServerOverFakeNodes()
+    for node in server.nodes:
         node.service_s = 1000
     # At the byte after the request, or within the first event of its answer.
     after = len(content) + 1 if way == "to the server" else 300
-    async with world.open(), faulty(world.address, Fault(kind, way, after)) as address:
+    async with server.open(), faulty(server.address, Fault(kind, way, after)) as address:
         with trio.socket.socket() as sock, suppress(OSError):
             await sock.connect(address)
             client = Client(sock)
             await client.send(content)
-            while not any(node.served for node in world.nodes):  # noqa: ASYNC110  # no event
+            while not any(node.served for node in server.nodes):  # noqa: ASYNC110  # no event
                 await trio.sleep(0.005)
             await client.send(b"\r\n")
             with trio.move_on_after(0.3):
                 await client.end()
         with trio.fail_after(CANARY_S):
-            while not world.at_rest():  # noqa: ASYNC110  # no event
+            while not server.at_rest():  # noqa: ASYNC110  # no event
                 await trio.sleep(0.005)
-    assert sum(len(node.served) for node in world.nodes) == 1
+    assert sum(len(node.served) for node in server.nodes) == 1
 
 
 @pytest.mark.parametrize("way", ["to the server", "to the client"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_bytes_that_arrive_one_at_a_time_give_a_correct_answer(way: Way, stream):
-    async with ServerWorld().open() as world, faulty(world.address, Fault("drip", way, 0)) as address:
+    async with (
+        ServerOverFakeNodes().open() as server,
+        faulty(server.address, Fault("drip", way, 0)) as address,
+    ):
         answer = await fetch(address, request("A", stream=stream, n=2))
     assert answer is not None
     assert texts(answer) == ["first last"] * 2

@@ -20,7 +20,7 @@ from fairlead.api.paths import Paths
 from fairlead.api.routes import Application
 from fairlead.config import Limits, demonstration_model
 from fairlead.http import protocol
-from fuzz.test_faults import ServerWorld
+from fuzz.test_faults import ServerOverFakeNodes
 from hostile_client.attack import Attack
 from hostile_client.target import Canary, grammar_of, send
 from hostile_client.wire import fault_of
@@ -34,7 +34,7 @@ OUR_BUGS = re.compile(r"Traceback|\[(?:error|critical)|unexpected error|request 
 
 KEPT = {
     "a path that Quart normalizes": ("POST", post(b"{}", "//v1/completions")),
-    "a method in small letters": ("GET", get().replace(b"GET", b"head")),
+    "a method in lower case": ("GET", get().replace(b"GET", b"head")),
     "a host that DNS could not have": ("GET", get("/queue").replace(b"test", b"x" * 300)),
 }
 
@@ -112,10 +112,10 @@ def refuse_in_plain_text(monkeypatch):
 
 async def attack_in_process(seeds: range, max_faults: int = 20) -> list[str]:
     """Attack the application over fake nodes; return the faults."""
-    world = ServerWorld(Limits(body_timeout_s=0.2))
-    async with world.open():
-        grammar = await grammar_of(world.address, models=(MODEL,), spare="x")
-        attack = Attack(world.address, grammar, max_faults=max_faults)
+    server = ServerOverFakeNodes(Limits(body_timeout_s=0.2))
+    async with server.open():
+        grammar = await grammar_of(server.address, models=(MODEL,), spare="x")
+        attack = Attack(server.address, grammar, max_faults=max_faults)
         await attack.run(requests=seeds, connections=seeds[::10])
     return list(map(str, attack.findings.faults))
 
@@ -134,9 +134,9 @@ async def test_attack_finds_no_fault_in_a_correct_server():
 
 
 async def test_seed_always_makes_the_same_request():
-    world = ServerWorld()
-    async with world.open():
-        first, second = [await grammar_of(world.address, models=(MODEL,), spare="x") for _ in range(2)]
+    server = ServerOverFakeNodes()
+    async with server.open():
+        first, second = [await grammar_of(server.address, models=(MODEL,), spare="x") for _ in range(2)]
     for seed in (3, 1, 2, 3):
         assert first.request(seed) == second.request(seed)
         assert first.conversation(seed) == second.conversation(seed)

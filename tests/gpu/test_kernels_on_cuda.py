@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention_world import HEADS, MIXED, AttentionInputs
+from engine.attention_inputs import HEADS, MIXED, AttentionInputs
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +21,7 @@ LARGE = [(32, 8, 128, None, None), (32, 32, 80, 300, None), (16, 8, 256, 250, 30
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "window", "cap"), HEADS + LARGE)
 def test_attention_equals_the_portable_attention(dtype, longest, heads, kv_heads, head_dim, window, cap):
     for spans in (MIXED, LONG):
-        world = AttentionInputs(
+        inputs = AttentionInputs(
             spans,
             heads=heads,
             kv_heads=kv_heads,
@@ -31,7 +31,7 @@ def test_attention_equals_the_portable_attention(dtype, longest, heads, kv_heads
             dtype=dtype,
             device=CUDA,
         )
-        found, expected = world.actual(longest=longest), world.expected()
+        found, expected = inputs.actual(longest=longest), inputs.expected()
         tolerance = TOLERANCES[dtype]
         torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
 

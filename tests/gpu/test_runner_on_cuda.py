@@ -145,7 +145,7 @@ def test_launching_a_step_ahead_does_not_change_the_tokens(directories):
     )
 
 
-def test_a_launch_does_not_wait_for_the_device(directories):
+def test_launch_does_not_wait_for_the_device(directories):
     loaded = on_cuda(directories("gemma3"))
     driver = Driver(loaded, ahead=True)
     for row in range(10):

@@ -1,6 +1,6 @@
 """How far bfloat16 may be from float32, for every family and option, by the compiled step and by torch.
 
-Measured are the logits of all positions of a text: ours in bfloat16, compared with transformers in float32
+It measures the logits of all positions of a text: ours in bfloat16, compared with transformers in float32
 *on the same weights*. The checkpoint is in bfloat16, so its own rounding is not counted. The relative error
 of a position is |ours − theirs| / |theirs|, in the Euclidean norm over the vocabulary. For a text, it is the
 same over all its logits. For dense models, a single logit's error relative to the largest logit has the same
@@ -13,8 +13,8 @@ texts vary; there, transformers' own bfloat16 is 3 to 16 % off. So the second bo
 1.25 times the error of transformers in bfloat16.
 
 A router chooses experts by comparing scores. Where two are nearly equal, rounding decides, in transformers
-too, and differently on each kind of processor. A different expert is no rounding error of the logits, and it
-affects later positions. So where a router chooses experts, the bounds apply to the median position of two
+too, and differently on each kind of processor. A different expert is not a rounding error of the logits, and
+it affects later positions. So where a router chooses experts, the bounds apply to the median position of two
 models in three. Where every expert is used, they apply to all.
 """
 

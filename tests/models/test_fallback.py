@@ -168,7 +168,7 @@ EXCLUDED = {
             num_hidden_layers=1,
             num_attention_heads=2,
         ),
-        "something else than its body",
+        "something other than its body",
     ),
     "state space": (
         transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4),

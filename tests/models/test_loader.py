@@ -96,7 +96,7 @@ def test_a_second_copy_of_a_tied_head_is_ignored(tmp_path):
 
 
 @pytest.mark.parametrize("stored_tensors", [0, 4, 200, 5000, -1])
-def test_a_truncated_file_is_named(checkpoint, stored_tensors):
+def test_truncated_file_is_named(checkpoint, stored_tensors):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:stored_tensors])
     assert str(path) in failure(checkpoint)
@@ -116,7 +116,7 @@ def test_file_with_offsets_beyond_its_end_is_named(checkpoint):
     assert str(path) in failure(checkpoint)
 
 
-def test_a_missing_tensor_is_named(checkpoint):
+def test_missing_tensor_is_named(checkpoint):
     name = "model.layers.1.self_attn.k_proj.weight"
     spoil_tensors(checkpoint, lambda tensors: tensors.pop(name))
     message = failure(checkpoint)
@@ -124,7 +124,7 @@ def test_a_missing_tensor_is_named(checkpoint):
     assert "model.safetensors" in message
 
 
-def test_an_unexpected_tensor_is_named(checkpoint):
+def test_unexpected_tensor_is_named(checkpoint):
     spoil_tensors(checkpoint, lambda tensors: tensors.update({"model.adapter": torch.ones(1)}))
     assert "model.adapter" in failure(checkpoint)
 
@@ -162,7 +162,7 @@ def test_missing_shard_is_named(original_model, tmp_path):
     assert shard.name in failure(tmp_path)
 
 
-def test_a_shard_outside_the_directory_is_refused(checkpoint):
+def test_shard_outside_the_directory_is_refused(checkpoint):
     index = {"weight_map": {"model.norm.weight": "../model.safetensors"}}
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "'../model.safetensors' is not a file beside it" in failure(checkpoint)

@@ -143,7 +143,7 @@ def test_declared_family_runs_in_the_gpu_layers(directory, monkeypatch):
 
 
 class FutureSpec(ArchitectureSpec, frozen=True, kw_only=True):
-    """A description with a field that no backend knows."""
+    """A description with a field that no backend supports."""
 
     residual_scale: float = 1.0
 

@@ -120,7 +120,7 @@ def test_header_length_beyond_the_file_is_refused(tmp_path, length):
 
 
 @pytest.mark.parametrize("size", range(0, len(VALID_FILE), 7))
-def test_a_file_cut_short_anywhere_is_refused(tmp_path, size):
+def test_file_cut_short_anywhere_is_refused(tmp_path, size):
     path = tmp_path / "file"
     path.write_bytes(VALID_FILE[:size])
     failure(path)

@@ -66,7 +66,7 @@ def expected(with_large_cache):
 
 
 class EngineDriver:
-    """An engine over a loaded model; `ask` runs requests together and returns their outputs."""
+    """An engine over a loaded model; `run_together` runs requests and returns their outputs."""
 
     def __init__(self, loaded, *, overlaps):
         loaded.runner.overlaps = overlaps

@@ -8,10 +8,11 @@ import msgspec
 import trio
 
 from fairlead.answer.sink import Sink
+from fairlead.api.dialects.openai_chat_reader import OpenAIChatReader
 from fairlead.config import HealthConfig
 from fairlead.errors import FairleadError
 from fairlead.http.client import Upstream, UpstreamTimeouts
-from fairlead.job import Delta, Job, Relay, Sampling
+from fairlead.job import ChatRelay, Delta, Job, Relay, Sampling
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import RemoteNode
@@ -95,6 +96,7 @@ def relayed_job(
     n: int = 1,
     request_id: str = "r1",
     model: str = "m",
+    stop: tuple[str, ...] = (),
     **body: Any,
 ) -> Job:
     """Return a job with a client's request; `stub` in its body selects the stub's response."""
@@ -106,9 +108,21 @@ def relayed_job(
         prompts=(),
         sampling=Sampling(max_tokens=10),
         n=n,
+        stop=stop,
         stream=stream,
         request_id=request_id,
         relay=Relay(path, msgspec.json.encode(document), stream, reader=READERS.get(path)),
+    )
+
+
+def translated_job(**options: Any) -> Job:
+    """Return a job with a client's message, which is also a chat for nodes that speak no messages."""
+    job = relayed_job("/v1/messages", **options)
+    assert job.relay is not None
+    body = msgspec.json.decode(job.relay.body) | {"stream_options": {"include_usage": True}}
+    chat = ChatRelay(msgspec.json.encode(body), OpenAIChatReader())
+    return msgspec.structs.replace(
+        job, relay=msgspec.structs.replace(job.relay, dialect="messages", chat=chat)
     )
 
 
@@ -143,7 +157,7 @@ def ready_node(server: StubServer, listener: RecordingListener | None = None, **
     """Return a node for the stub which is up and is not probed."""
     names = options.pop("names", {"m": "m"})
     seats = options.pop("seats", 4)
-    own = {name: options.pop(name) for name in {"filters", "answer_bytes"} & options.keys()}
+    own = {name: options.pop(name) for name in {"filters", "answer_bytes", "dialects"} & options.keys()}
     node = RemoteNode(
         "stub",
         upstream_for(server, **options),

@@ -127,14 +127,14 @@ async def test_failed_first_load_is_raised(model: TextModel):
         await node.run()
 
 
-async def test_a_node_that_is_not_up_refuses_to_generate(model: TextModel):
+async def test_node_that_is_not_up_refuses_to_generate(model: TextModel):
     node = EngineNode(model, WorkerSpec(path="fake:"), Reports(), command=FAKE_CHILD)
     with pytest.raises(NodeFailed):
         async with generate_deltas(node, job(1)):
             raise AssertionError("generated without a child")
 
 
-async def test_the_child_ends_with_the_node(model: TextModel):
+async def test_child_ends_with_the_node(model: TextModel):
     async with running(model, Reports()) as node:
         pid = node.pid
     assert not Path(f"/proc/{pid}").exists()
@@ -193,7 +193,7 @@ async def test_prompt_over_the_limit_is_refused_and_output_is_cut_at_its_limit(m
         await _until_idle(node)
 
 
-async def test_the_status_shows_what_the_engine_does(model: TextModel):
+async def test_status_shows_what_the_engine_does(model: TextModel):
     async with running(model, Reports(), "delay_ms=2,slots=2") as node:
         async with generate_deltas(node, job(100_000, n=3)):
             with trio.fail_after(60):  # they arrive one by one, and are reported with a step

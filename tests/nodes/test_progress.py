@@ -38,7 +38,7 @@ def test_last_match_of_the_pattern_is_the_progress(pattern, text, expected):
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        ("[", "is no regular expression: unterminated character set at position 0"),
+        ("[", "is not a regular expression: unterminated character set at position 0"),
         (r"\d+%", "must have one group or two, not 0"),
         (r"(\d)(\d)(\d)", "must have one group or two, not 3"),
     ],
@@ -88,7 +88,7 @@ async def test_progress_of_a_command_is_read_from_its_output():
     assert all(report == (None, "waiting for /health") for report in reports[:-2])
 
 
-async def test_a_progress_bar_on_one_line_is_read_before_the_line_ends():
+async def test_progress_bar_on_one_line_is_read_before_the_line_ends():
     script = "print('\\r 10%\\r 60%', end='')"
     assert (await reported(printing(script, progress_pattern=r"(\d+)%"), last=0.6))[-1][0] == 0.6
 

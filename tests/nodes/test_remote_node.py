@@ -22,6 +22,7 @@ from nodes.listening import (
     quick_health,
     relayed_job,
     stub,
+    translated_job,
     upstream_for,
 )
 from nodes.stub_server import text
@@ -159,6 +160,22 @@ async def test_jobs_of_a_crashed_server_fail_when_it_goes_down(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize(
+    ("seats", "dialects", "path"), [(None, ("openai",), "/v1/chat/completions"), (8, None, "/v1/messages")]
+)
+async def test_server_speaks_the_configured_dialects_unless_it_is_a_fairlead(seats, dialects, path):
+    listener = RecordingListener()
+    async with stub() as server, trio.open_nursery() as nursery:
+        server.seats = seats
+        node = probed_node(server, listener, names={"m": "m"}, dialects=("openai",))
+        nursery.start_soon(node.run)
+        await listener.until("up")
+        assert node.dialects == dialects
+        await generated(node, translated_job())
+        assert server.jobs[0].path == path
+        nursery.cancel_scope.cancel()
+
+
 async def test_unreachable_server_is_never_up():
     listener = RecordingListener()
     config = NodeConfig(id="remote", url="http://127.0.0.1:1")
@@ -182,16 +199,18 @@ async def test_names_key_and_filters_come_from_the_configuration():
             models=("small", "big"),
             model_names={"big": "org/Big"},
             filters=FiltersConfig(strip_params=("top_k",)),
+            dialects=("messages",),
         )
         node = remote_node(config, listener, quick_health())
         nursery.start_soon(node.run)
         await listener.until("up")
         assert listener.reports == [("up", "remote", 3)]
         assert node.models == {"small", "big"}
-        await generated(node, relayed_job(model="big", top_k=5))
+        assert node.dialects == ("messages",)
+        await generated(node, translated_job(model="big", top_k=5))
         nursery.cancel_scope.cancel()
     [request] = server.jobs
-    assert request.path == "/v1/chat/completions"
+    assert request.path == "/v1/messages"
     assert request.headers["authorization"] == "Bearer sk-1"
     assert request.document["model"] == "org/Big"
     assert "top_k" not in request.document

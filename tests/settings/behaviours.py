@@ -75,14 +75,14 @@ async def set_reported_loads(server: Served, one: int, two: int) -> None:
 
 
 @behaviour(TWO)
-async def an_idle_node_is_preferred_whatever_it_reports(server: Served) -> None:
+async def idle_node_is_preferred_whatever_it_reports(server: Served) -> None:
     await set_reported_loads(server, 4, 0)
     await start_jobs(server, 2)
     assert running(server) == (1, 1)
 
 
 @behaviour(TWO)
-async def a_reported_load_counts(server: Served) -> None:
+async def reported_load_counts(server: Served) -> None:
     await set_reported_loads(server, 2, 0)
     for busy in (1, 2, 3):  # while both have equally many busy seats, the load decides every time
         await start_jobs(server, 3 if busy == 1 else 2)
@@ -121,7 +121,7 @@ async def failed_job_is_retried_on_the_other_node(server: Served) -> None:
 
 
 @behaviour(TWO)
-async def a_drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload(server: Served) -> None:
+async def drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload(server: Served) -> None:
     await wait_until_both_up(server)
     assert (await server.fetch("/nodes/one/drain", {})).status < 300
     reloaded = {**TWO, "healthCheck": {"interval": 2}}

@@ -23,7 +23,7 @@ async def hits(server: Served, prompt: str, user: str) -> int:
 
 
 @setting("models.ENGINE.kvCache.isolateTenants", cache(isolateTenants=True))
-async def a_prompt_is_not_answered_faster_because_of_another_tenant(server: Served) -> None:
+async def prompt_is_not_answered_faster_because_of_another_tenant(server: Served) -> None:
     prompt = random_text(80)
     assert await hits(server, prompt, "A") == 0
     assert await hits(server, prompt, "B") == 0

@@ -115,20 +115,20 @@ PLACEMENT = (
         "behaviour",
         "busy_seats_count_more_than_a_reported_load",
     ),
-    Mutant(f"{_PLACEMENT}:_score", "0.3 * load + ", "", "behaviour", "a_reported_load_counts"),
+    Mutant(f"{_PLACEMENT}:_score", "0.3 * load + ", "", "behaviour", "reported_load_counts"),
     Mutant(
         f"{_PLACEMENT}:_score",
         "node.limits.load is None",
         "True",
         "behaviour",
-        "a_reported_load_counts",
+        "reported_load_counts",
     ),
     Mutant(
         f"{_PLACEMENT}:_score",
         "return node.busy > 0, ",
         "return False, ",
         "behaviour",
-        "an_idle_node_is_preferred_whatever_it_reports",
+        "idle_node_is_preferred_whatever_it_reports",
     ),
     Mutant(
         f"{_PLACEMENT}:_score",
@@ -156,7 +156,7 @@ PLACEMENT = (
         "node.leaving = True",
         "pass",
         "behaviour",
-        "a_drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload",
+        "drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload",
     ),
     Mutant(f"{_NODES}.assign", "node.acquire(ticket.tokens)", "pass", "play", "queue.capacity"),
     Mutant(

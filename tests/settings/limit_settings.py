@@ -94,14 +94,14 @@ async def slow_headers_time_out(server: Served) -> None:
 
 
 @setting("limits.idleTimeout", limited(idleTimeout=2))
-async def an_idle_connection_is_closed(server: Served) -> None:
+async def idle_connection_is_closed(server: Served) -> None:
     client = server.connect()
     assert await client.fetch(request("GET", "/queue")) is not None
     assert 1 < await closed_after_s(client) < 4
 
 
 @setting("limits.stall", limited(stall=2))
-async def a_client_that_does_not_read_is_dropped(server: Served) -> None:
+async def client_that_does_not_read_is_dropped(server: Served) -> None:
     end = server.system.network.open_connection("10.0.4.1", buffer_bytes=SLOW_READER_BUFFER_BYTES)
     body = {"model": "m", "prompt": "a", "stream": True, "ignore_eos": True}
     await end.send(request("POST", "/v1/completions", body))

@@ -116,6 +116,14 @@ async def bytes_of_an_answer_are_limited(server: Served) -> None:
     assert (await server.complete(model="far").done()).status == 502
 
 
+@section_setting("dialects", {"models.COMMAND": command, "nodes[]": node}, dialects=["openai"])
+async def request_in_another_dialect_is_not_sent_as_it_is(server: Served) -> None:
+    await wait_until_up(server)
+    messages = [{"role": "user", "content": "hello"}]
+    await server.fetch("/v1/messages", {"model": "far", "max_tokens": 5, "messages": messages})
+    assert server.upstream.posted[-1].path != "/v1/messages"
+
+
 @section_setting("apiKey", NODE_SECTIONS, apiKey="their-key")
 async def node_receives_its_api_key(server: Served) -> None:
     await wait_until_up(server)
@@ -132,7 +140,7 @@ async def concurrent_jobs_of_a_node_are_limited(server: Served) -> None:
 
 
 @setting("nodes[].id", node(id="named"), alternative="other")
-async def a_node_has_this_name(server: Served) -> None:
+async def node_has_this_name(server: Served) -> None:
     assert "named" in [node["id"] for node in await server.get_json("/nodes")]
 
 

@@ -19,7 +19,7 @@ async def complete_one(server: Served, **options: object) -> None:
 
 
 @setting("selectors.NAME.strategy", selector(), alternative="pin")
-async def the_loaded_target_gets_the_job(server: Served) -> None:
+async def loaded_target_gets_the_job(server: Served) -> None:
     await complete_one(server)
     assert await server.states() == {"k": "down", "m": "up"}
 

@@ -158,7 +158,7 @@ class Served:
         return {model: node["state"] for node in nodes for model in node["models"]}
 
     def connect(self, host: str = "10.0.4.1") -> Client:
-        """Open a connection, for requests that `ask` cannot make."""
+        """Open a connection, for requests that `start` cannot make."""
         return Client(self.system.network.open_connection(host, buffer_bytes=BUFFER_BYTES))
 
     async def reload(self, document: Document) -> list[str]:

@@ -49,7 +49,7 @@ async def request_with_the_key_is_accepted(server: Served) -> None:
 
 
 @setting("apiKeys[].user", keyed(user="ana"))
-async def a_key_has_a_user(server: Served) -> None:
+async def key_has_a_user(server: Served) -> None:
     assert (await log_entry_of_job(server, key="k1"))["tenant"] == "ana"
 
 

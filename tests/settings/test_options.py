@@ -66,17 +66,17 @@ TESTS = {
     "serve MODEL": "tests/e2e/test_likelihoods.py::test_lm_evals_requests_give_torchs_sums",
     "serve --config": f"{_LOGS}log_json",
     "serve --watch-config": "tests/e2e/test_reload.py::test_reload_does_not_disturb_clients",
-    "serve --served-model-name": "tests/settings/test_options.py::test_a_model_is_served_by_another_name",
+    "serve --served-model-name": "tests/settings/test_options.py::test_model_is_served_by_another_name",
     "serve --log-json": f"{_LOGS}log_json",
     "serve --lifeline": (
         "tests/cli/test_serve.py::test_server_with_the_lifeline_option_ends_when_its_standard_input_is_closed"
     ),
-    "node MODEL": "tests/e2e/test_server_life.py::test_a_node_refuses_what_has_no_free_seat",
+    "node MODEL": "tests/e2e/test_server_life.py::test_node_refuses_what_has_no_free_seat",
     "config check FILE": f"{_FILE}valid_file_is_summarized_in_a_few_lines",
     "config check --json": f"{_FILE}valid_file_is_summarized_in_json_without_its_secrets",
-    "run --model": f"{_RUN}a_directory_names_the_model_that_is_served_from_it",
-    "run --prompt": f"{_RUN}the_first_model_is_the_default_and_a_v1_url_will_do",
-    "run --url": f"{_RUN}the_answer_is_printed",
+    "run --model": f"{_RUN}directory_names_the_model_that_is_served_from_it",
+    "run --prompt": f"{_RUN}first_model_is_the_default_and_a_v1_url_will_do",
+    "run --url": f"{_RUN}answer_is_printed",
     "run --api-key": _ADDRESSED,
     "logs MODEL": f"{_PRINTED}logs_prints_the_lines_that_the_server_has",
     "logs --follow": f"{_PRINTED}follow_prints_new_lines_until_ctrl_c",
@@ -115,10 +115,10 @@ TESTS = {
     "deploy TARGET": f"{_MACHINE}deploy_writes_the_files_and_names_them",
     "deploy --folder": f"{_MACHINE}deploy_writes_the_files_and_names_them",
     "deploy --force": f"{_MACHINE}deploy_overwrites_only_on_request",
-    "completion SHELL": f"{_MACHINE}completion_is_in_the_language_of_the_shell_and_knows_every_command",
+    "completion SHELL": f"{_MACHINE}completion_is_in_the_language_of_the_shell_and_has_every_command",
     "$FAIRLEAD_URL": f"{_LOOKING}server_and_its_key_may_come_from_the_environment",
-    "$FAIRLEAD_MODEL": f"{_IN_PROCESS}the_model_that_the_environment_names_is_served",
-    "$FAIRLEAD_CONFIG": "tests/e2e/test_asgi.py::test_a_body_over_the_limit_is_refused",
+    "$FAIRLEAD_MODEL": f"{_IN_PROCESS}model_that_the_environment_names_is_served",
+    "$FAIRLEAD_CONFIG": "tests/e2e/test_asgi.py::test_body_over_the_limit_is_refused",
     "$FAIRLEAD_WATCH_CONFIG": f"{_ASGI}watched_file_is_read_again_after_a_change",
     "$CC": "tests/cli/test_first_steps.py::test_doctor_names_the_compiler_that_triton_needs_on_a_gpu",
     "$NO_COLOR": "tests/cli/test_announcer.py::test_no_color_removes_colors",
@@ -174,7 +174,7 @@ def _read_by(part: ast.AST) -> Iterator[str]:
         case _:
             return
     for each in named:
-        assert isinstance(each, ast.Constant), f"the name is no literal: {ast.unparse(part)}"
+        assert isinstance(each, ast.Constant), f"the name is not a literal: {ast.unparse(part)}"
         yield each.value
 
 
@@ -192,11 +192,11 @@ def test_variable_has_the_effect_of_its_key(variable, simulators):
     played(simulators, play_with_variable, VARIABLES[variable], variable)
 
 
-def test_a_model_is_served_by_another_name(simulators):
+def test_model_is_served_by_another_name(simulators):
     played(simulators, play_served_model_name)
 
 
-def test_a_file_may_refer_to_an_environment_variable(simulators):
+def test_file_may_refer_to_an_environment_variable(simulators):
     played(simulators, play_variable_in_a_file)
 
 
@@ -218,7 +218,7 @@ def test_each_option_has_a_test():
         'Parameter(env_var=["A"])',
     ],
 )
-def test_a_variable_is_found_however_it_is_read(source):
+def test_variable_is_found_however_it_is_read(source):
     assert {name for part in ast.walk(ast.parse(source)) for name in _read_by(part)} == {"A"}
 
 
@@ -246,7 +246,7 @@ def test_help_names_the_defaults_that_the_configuration_has():
     assert {name for name in defaults if defaults[name] not in helps[name]} == set()
 
 
-def test_a_node_has_the_options_of_a_server():
+def test_node_has_the_options_of_a_server():
     kinds = [typing.get_type_hints(command)["options"] for command in (serve, node)]
     assert kinds[0] is kinds[1]
     assert "options" in inspect.signature(node).parameters

@@ -45,7 +45,7 @@ def mistake(*kinds: str) -> Callable[[Mistake], Mistake]:
 
 
 @mistake("node_failing", "node_breaking_off", "node_refusing")
-def a_seat_of_a_failed_node_is_kept() -> Iterator[None]:
+def seat_of_a_failed_node_is_kept() -> Iterator[None]:
     """A job that is run again does not give its first seat back."""
     real = Scheduler.requeued
 
@@ -79,7 +79,7 @@ def deadlines_follow_the_wall_clock() -> Iterator[None]:
 
 
 @mistake("reload")
-def a_reload_ends_models_in_use() -> Iterator[None]:
+def reload_ends_models_in_use() -> Iterator[None]:
     """A model with changed settings is stopped, even while it runs jobs."""
     real = Fleet.reload
 
@@ -107,7 +107,7 @@ def stuck_child_is_not_detected() -> Iterator[None]:
 
 
 @mistake("disk_full")
-def a_full_disk_fails_requests() -> Iterator[None]:
+def full_disk_fails_requests() -> Iterator[None]:
     """A log line that cannot be written raises in the code that logs it."""
 
     def msg(self: Any, message: str) -> None:
@@ -145,7 +145,7 @@ def failed_job_still_counts() -> Iterator[None]:
 
 
 @mistake("node_down", "node_unreachable")
-def a_node_never_comes_back() -> Iterator[None]:
+def node_never_comes_back() -> Iterator[None]:
     """A node that has failed its probes stays down, although later probes succeed."""
     real = Breaker.probed
 

@@ -55,7 +55,7 @@ def child_slow(stage: Stage, fault: InjectedFault) -> Undo:
 def child_fated(stage: Stage, fault: InjectedFault) -> Undo:
     """Make each new child fail at some of its frames."""
     fault.allowed_errors = ALLOWED_ERRORS
-    for model in stage.world.models:
+    for model in stage.deployment.models:
         stage.child_faults.fates[model] = (stage.random.choice(FATES), stage.random.choice(FATES))
     _kill(stage)
 
@@ -69,7 +69,7 @@ def child_fated(stage: Stage, fault: InjectedFault) -> Undo:
 def child_not_loading(stage: Stage, fault: InjectedFault) -> Undo:
     """Make each new child fail to load its model. A child that hangs is killed at the end."""
     fault.allowed_errors = ALLOWED_ERRORS
-    for model in stage.world.models:
+    for model in stage.deployment.models:
         stage.child_faults.loading[model] = stage.random.choice(WAYS_TO_LOAD)
     _kill(stage)
 

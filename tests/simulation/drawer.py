@@ -3,8 +3,8 @@
 from random import Random
 from typing import Any
 
+from simulation.deployment import NODE_PORT, NODES, OPERATOR, Deployment, Person
 from simulation.exchanges import NEVER_S, Exchange, Kind
-from simulation.world import NODE_PORT, NODES, OPERATOR, Person, World
 
 READ_PATHS = (
     *("/health", "/ready", "/running", "/nodes", "/queue", "/queue/estimate?model=alpha", "/v1/models"),
@@ -33,8 +33,8 @@ RAW = (
 class Drawer:
     """Draws requests and keeps them. `always_streams`: every text is streamed."""
 
-    def __init__(self, world: World, random: Random) -> None:
-        self._world = world
+    def __init__(self, deployment: Deployment, random: Random) -> None:
+        self._deployment = deployment
         self._random = random
         self.exchanges: list[Exchange] = []
         self.always_streams = False
@@ -81,7 +81,7 @@ class Drawer:
     @property
     def operator(self) -> Person:
         """The user with all permissions."""
-        return Person("operator", OPERATOR if self._world.has_keys else None)
+        return Person("operator", OPERATOR if self._deployment.has_keys else None)
 
     def lacks_node(self, model: str) -> bool:
         """Return whether only remote nodes have a model, and all of them are drained or removed now."""
@@ -94,13 +94,15 @@ class Drawer:
                 exchange.path == "/nodes" and exchange.answer is not None and exchange.answer.status == 201
             )
             (out.discard if is_back else out.add)(exchange.node)
-        return model not in self._world.document["models"] and out.issuperset(self._world.holders(model))
+        return model not in self._deployment.document["models"] and out.issuperset(
+            self._deployment.holders(model)
+        )
 
     def may_have_lacked_node(self, exchange: Exchange) -> bool:
         """Return whether `lacks_node` may have been true during a request."""
         out = {other.node for other in self.exchanges if other.node and other.began_s <= exchange.ended_s}
-        is_ours = exchange.model in self._world.document["models"]
-        return not is_ours and out.issuperset(self._world.holders(exchange.model))
+        is_ours = exchange.model in self._deployment.document["models"]
+        return not is_ours and out.issuperset(self._deployment.holders(exchange.model))
 
     def _keep(self, exchange: Exchange) -> None:
         self.exchanges.append(exchange)
@@ -113,7 +115,7 @@ class Drawer:
 
     def _chat(self, exchange: Exchange) -> None:
         random = self._random
-        exchange.model = random.choice(self._world.models)
+        exchange.model = random.choice(self._deployment.models)
         exchange.stream = self.always_streams or random.random() < 0.5
         exchange.max_tokens = random.choice((3, 64, 64, 64))
         exchange.n = random.choice((1, 1, 1, 1, 2))
@@ -131,7 +133,7 @@ class Drawer:
 
     def _completion(self, exchange: Exchange) -> None:
         random = self._random
-        exchange.model = random.choice(self._world.models)
+        exchange.model = random.choice(self._deployment.models)
         exchange.stream = self.always_streams or random.random() < 0.5
         exchange.path = "/v1/completions"
         filler = "word " * random.choice((0, 0, 200))
@@ -145,7 +147,7 @@ class Drawer:
         return {"max_tokens": exchange.max_tokens, "stream": exchange.stream, "n": exchange.n}
 
     def _embeddings(self, exchange: Exchange) -> None:
-        exchange.model = self._random.choice(self._world.models)
+        exchange.model = self._random.choice(self._deployment.models)
         exchange.path = "/v1/embeddings"
         exchange.body = {"model": exchange.model, "input": f"please {exchange.ticket}"}
 
@@ -166,7 +168,7 @@ class Drawer:
             exchange.path = "/v1/requests/nobody/cancel"
 
     def _tokenize(self, exchange: Exchange) -> None:
-        exchange.model = self._random.choice(self._world.models)
+        exchange.model = self._random.choice(self._deployment.models)
         exchange.path = "/tokenize"
         exchange.body = {"model": exchange.model, "prompt": f"please {exchange.ticket}"}
 
@@ -174,10 +176,10 @@ class Drawer:
         """Load or unload a model; drain or remove a node, or add it again."""
         random = self._random
         exchange.person = self.operator
-        nodes = sorted(self._world.nodes)
+        nodes = sorted(self._deployment.nodes)
         change = random.choice(("load", "unload", "drain", "remove", "add") if nodes else ("load", "unload"))
         if change in ("load", "unload"):
-            exchange.model = random.choice(self._world.models)
+            exchange.model = random.choice(self._deployment.models)
             exchange.path = f"/models/{change}"
             exchange.body = {"model": exchange.model}
             if change == "unload":
@@ -188,7 +190,7 @@ class Drawer:
             exchange.method, exchange.path = "DELETE", f"/nodes/{random.choice(nodes)}"
         else:
             node = random.choice(nodes)
-            names = self._world.nodes[node].names
+            names = self._deployment.nodes[node].names
             exchange.path = "/nodes"
             exchange.body = {
                 "id": node,

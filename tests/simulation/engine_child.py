@@ -222,14 +222,14 @@ class EngineChild:
             await self._end.send(data[: len(data) // 2])
             self._process.exit_with(KILLED)
         elif fate == "exit":
-            self._process.print("RuntimeError: the fake device is on fire")
+            self._process.print("RuntimeError: the fake device failed")
             self._process.exit_with(1)
         else:
             self._process.exit_with(KILLED)
         await trio.sleep_forever()
 
     def _with_unknown_sequences(self, message: messages.ToParent) -> messages.ToParent:
-        """Add output of sequences that the parent does not know."""
+        """Add output of sequences that the parent does not have."""
         if not isinstance(message, messages.StepOutputs):
             return message
         keys = message.keys + struct.pack("<q", 1 << 40)

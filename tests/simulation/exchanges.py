@@ -9,10 +9,10 @@ from typing import Any, Literal
 import trio
 
 from simulation import words
+from simulation.deployment import Deployment, Person
 from simulation.http_client import Answer, Client, request
 from simulation.network import Network
 from simulation.streams import DEFAULT_BUFFER_BYTES, End
-from simulation.world import Person, World
 
 Kind = Literal["chat", "completion", "embeddings", "read", "cancel", "tokenize", "change", "malformed"]
 
@@ -91,9 +91,9 @@ class Exchange:
 class ClientSession:
     """A client at one address that makes requests in sequence, over one connection or several."""
 
-    def __init__(self, network: Network, world: World, host: str, random: Random) -> None:
+    def __init__(self, network: Network, deployment: Deployment, host: str, random: Random) -> None:
         self._network = network
-        self._world = world
+        self._deployment = deployment
         self._host = host
         self._random = random
         self._client: Client | None = None
@@ -143,9 +143,9 @@ class ClientSession:
     def _connect(self, exchange: Exchange) -> End:
         buffer_bytes = SMALL_BUFFER_BYTES if exchange.reads_slowly else DEFAULT_BUFFER_BYTES
         end = self._network.open_connection(
-            self._host, latency_s=self._world.latency_s, buffer_bytes=buffer_bytes
+            self._host, latency_s=self._deployment.latency_s, buffer_bytes=buffer_bytes
         )
-        end.ragged = end.peer.ragged = self._world.ragged
+        end.ragged = end.peer.ragged = self._deployment.ragged
         return end
 
     def leave(self, *, with_reset: bool = False) -> None:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+from simulation.deployment import Deployment
 from simulation.drawer import Drawer
 from simulation.exchanges import NEVER_S, Exchange
 from simulation.injected_faults import RECOVERY_S, InjectedFault
 from simulation.ledger import Ledger
 from simulation.parent import text
 from simulation.words import pieces_of
-from simulation.world import World
 
 # Between a deadline and the arrival of the error: latency, and the virtual time of threads.
 SLACK_S = 1.0
@@ -21,8 +21,10 @@ WINDOW_S = 60.0
 class Explanations:
     """Decides from all requests of a run whether an error was to be expected."""
 
-    def __init__(self, world: World, drawer: Drawer, ledger: Ledger, faults: list[InjectedFault]) -> None:
-        self._world = world
+    def __init__(
+        self, deployment: Deployment, drawer: Drawer, ledger: Ledger, faults: list[InjectedFault]
+    ) -> None:
+        self._deployment = deployment
         self._drawer = drawer
         self._exchanges = drawer.exchanges
         self._ledger = ledger
@@ -52,19 +54,23 @@ class Explanations:
 
     def _may_be_refused_by_load(self, exchange: Exchange) -> bool:
         """Return whether the queue may have been full, or the estimated wait too long."""
-        queue = self._world.document["queue"]
+        queue = self._deployment.document["queue"]
         others = self._overlapping_jobs(exchange)
         return others >= queue["capacity"] or bool(queue["maxEstimatedWait"] and others)
 
     def _waited_long_enough(self, exchange: Exchange) -> bool:
         """Return whether it waited exactly as long as the queue allows, with enough work before it."""
-        patience_s = self._world.queue_timeout_s
+        patience_s = self._deployment.queue_timeout_s
         waited_s = exchange.ended_s - exchange.began_s
         # A slow reader gets the error late.
         longest_s = NEVER_S if exchange.reads_slowly else patience_s + SLACK_S
         if not patience_s - 1e-6 <= waited_s <= longest_s:
             return False
-        swaps = 0 if self._world.document["routing"]["router"]["use"] == "keep" else len(self._world.models)
+        swaps = (
+            0
+            if self._deployment.document["routing"]["router"]["use"] == "keep"
+            else len(self._deployment.models)
+        )
         work_s = self._overlapping_jobs(exchange) * SERVICE_S + LOAD_S * (1 + swaps)
         return work_s >= patience_s / 2 or self._drawer.may_have_lacked_node(exchange)
 
@@ -128,7 +134,7 @@ class Explanations:
 
     def _model_was_changed(self, exchange: Exchange) -> bool:
         """Return whether, shortly before or during it, the model was unloaded or a node with it removed."""
-        nodes = self._world.holders(exchange.model)
+        nodes = self._deployment.holders(exchange.model)
         return any(
             other.kind == "change"
             and (other.model == exchange.model or other.node in nodes)
@@ -146,7 +152,7 @@ class Explanations:
 
     def _is_refused(self, exchange: Exchange) -> bool:
         """Return whether it requests what an engine cannot do, or a change that is not possible."""
-        is_engine = "path" in self._world.document["models"].get(exchange.model, {})
+        is_engine = "path" in self._deployment.document["models"].get(exchange.model, {})
         is_unsupported = exchange.kind == "embeddings" and is_engine
         return is_unsupported or exchange.kind in ("tokenize", "change") or self._prompt_is_too_long(exchange)
 
@@ -177,7 +183,7 @@ _BY_ERROR: Mapping[str, Callable[[Explanations, Exchange], bool]] = {
     "no_queue": lambda _, exchange: "X-No-Queue" in exchange.headers,
     "rate_limited": Explanations._is_limited,
     "cancelled": lambda _, exchange: exchange.was_cancelled,
-    "model_loading": lambda known, _: known._world.document["whileLoading"] == "reject",
+    "model_loading": lambda known, _: known._deployment.document["whileLoading"] == "reject",
     "draining": lambda known, exchange: exchange.ended_s >= known.stopped_s,
     "forbidden": lambda _, exchange: "X-Priority" in exchange.headers or exchange.kind == "change",
     "invalid_request": Explanations._is_refused,

@@ -44,8 +44,8 @@ class FaultInjector:
         self._stage = stage
 
     def kinds(self, only: Sequence[str] | None = None) -> list[str]:
-        """Return the kinds of fault that this world can have; with `only`, those among them."""
-        has_nodes = bool(self._stage.world.nodes)
+        """Return the kinds of fault that this deployment can have; with `only`, those among them."""
+        has_nodes = bool(self._stage.deployment.nodes)
         possible = (name for name in KINDS if has_nodes or not name.startswith("node"))
         return sorted(name for name in possible if only is None or name in only)
 

@@ -10,12 +10,12 @@ import trio
 
 from fairlead.worker.client import LOAD_PROGRESS_TIMEOUT_S
 from simulation.boundary import System
+from simulation.deployment import Deployment, Person
 from simulation.drawer import Drawer
 from simulation.exchanges import Exchange
 from simulation.explanations import streamed_tokens
 from simulation.http_client import Answer
 from simulation.ledger import Ledger
-from simulation.world import Person, World
 
 CANARY_S = 45.0
 # The watchdog detects a child that was left stopped, after a request or when its load takes too long.
@@ -86,7 +86,7 @@ class FinalChecks:
     def __init__(
         self,
         system: System,
-        world: World,
+        deployment: Deployment,
         drawer: Drawer,
         make: Make,
         *,
@@ -95,7 +95,7 @@ class FinalChecks:
         left_stopped: bool,
     ) -> None:
         self._system = system
-        self._world = world
+        self._deployment = deployment
         self._drawer = drawer
         self._make = make
         self._ledger = ledger
@@ -113,10 +113,10 @@ class FinalChecks:
 
     async def _check_canaries(self) -> list[str]:
         """Send a request to every model, and one from every user."""
-        engine = next(name for name, model in self._world.document["models"].items() if "path" in model)
-        models = [model for model in self._world.models if not self._drawer.lacks_node(model)]
+        engine = next(name for name, model in self._deployment.document["models"].items() if "path" in model)
+        models = [model for model in self._deployment.models if not self._drawer.lacks_node(model)]
         client_sessions = [(self._drawer.operator, model) for model in models]
-        client_sessions += [(person, engine) for person in self._world.people]
+        client_sessions += [(person, engine) for person in self._deployment.people]
         return [
             problem
             for client_session in client_sessions
@@ -164,7 +164,7 @@ class FinalChecks:
         problems: list[str] = []
         with trio.move_on_after(CLEAR_S):
             while True:
-                for model in self._world.document["models"]:
+                for model in self._deployment.document["models"]:
                     await self._do("POST", "/models/unload", {"model": model})
                 for node in await self._get("/nodes"):
                     if node["kind"] == "remote":

@@ -5,9 +5,9 @@ from functools import partial
 
 import trio
 
+from simulation.deployment import Person, draw_deployment
 from simulation.node_server import FALSE_USAGES
 from simulation.run import QUIET_S, Broken, Run
-from simulation.world import Person, draw_world
 
 HOUR_S = 3600.0
 PHASES = 7
@@ -32,7 +32,7 @@ class Hour(Run):
         broken: Broken = nullcontext,
         keeps_trace: bool = False,
     ) -> None:
-        super().__init__(seed, draw_world(seed), broken=broken, keeps_trace=keeps_trace)
+        super().__init__(seed, draw_deployment(seed), broken=broken, keeps_trace=keeps_trace)
         self._kinds = kinds
         self._false_usage = false_usage
         self.drawer.always_streams = false_usage is not None
@@ -45,8 +45,8 @@ class Hour(Run):
     def prepare(self) -> None:
         """Make the servers report absurd usage if `false_usage` is set."""
         if self._false_usage is not None:
-            self.world.ragged = False  # else the reported usage would change how a stream is split
-        for plan in (*self.world.nodes.values(), *self.world.servers.values()):
+            self.deployment.ragged = False  # else the reported usage would change how a stream is split
+        for plan in (*self.deployment.nodes.values(), *self.deployment.servers.values()):
             if self._false_usage:
                 plan.reported_usage = partial(self.child_faults.random.choice, FALSE_USAGES)
 
@@ -73,7 +73,7 @@ class Hour(Run):
                 stays = (1, 1, 2, 3)
                 for kind in random.sample(kinds, min(len(kinds), random.choice((1, 2, 3)))):
                     phase.start_soon(self._inject_soon, kind)
-            for person in self.world.people:
+            for person in self.deployment.people:
                 for _ in range(random.choice(stays)):
                     phase.start_soon(self._run_client, person)
 

@@ -80,7 +80,7 @@ class Client:
         return await self.read(on_bytes)
 
     async def read(self, on_bytes: Callable[[int], bool] = lambda _size: True) -> Answer | None:
-        """Return the next answer, like `ask`."""
+        """Return the next answer, as `fetch` does."""
         while (end := self._received.find(b"\r\n\r\n")) < 0:
             if not await self._receive():
                 return None

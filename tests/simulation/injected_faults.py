@@ -10,11 +10,11 @@ from random import Random
 
 from trio.testing import MockClock
 
+from simulation.deployment import Deployment
 from simulation.engine_child import ChildPlan, Fate, Loading
 from simulation.entropy import Source
 from simulation.machine import Machine, Strike
 from simulation.parent import Parent
-from simulation.world import World
 
 # After this time, backoffs, probes and loads have ended, and a fault may cause no more errors.
 RECOVERY_S = 90.0
@@ -83,12 +83,12 @@ class ChildFaults:
     next_fates: dict[int, Fate] = field(default_factory=dict)
     plans: list[ChildPlan] = field(default_factory=list)
 
-    def child(self, world: World, model: str) -> ChildPlan:
+    def child(self, deployment: Deployment, model: str) -> ChildPlan:
         """Return how the next child of a model behaves."""
         fates, self.next_fates = self.next_fates, {}
         if model in self.fates:
             fates = {self.random.randrange(1, 60): fate for fate in self.fates[model]}
-        plan = replace(world.child, loading=self.loading.get(model, "well"), fates=fates)
+        plan = replace(deployment.child, loading=self.loading.get(model, "well"), fates=fates)
         self.plans.append(plan)
         return plan
 
@@ -105,7 +105,7 @@ class Stage:
     """Everything that a fault can reach."""
 
     parent: Parent
-    world: World
+    deployment: Deployment
     child_faults: ChildFaults
     random: Random
     source: Source

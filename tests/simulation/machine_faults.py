@@ -96,7 +96,7 @@ def no_threads(stage: Stage, fault: InjectedFault) -> Undo:
 
 def reload(stage: Stage, fault: InjectedFault) -> Undo:
     """Make a valid or an invalid edit of the configuration file, and undo it later."""
-    edit = stage.random.choice(edits(stage.world, stage.random))
+    edit = stage.random.choice(edits(stage.deployment, stage.random))
     fault.allowed_errors, fault.models, fault.keys = edit.allowed_errors, edit.models, edit.keys
     before = stage.parent.file.content
     _rewrite(stage, edit.content if isinstance(edit.content, bytes) else encoded(edit.content))
@@ -112,6 +112,6 @@ def reload(stage: Stage, fault: InjectedFault) -> Undo:
 
 def _rewrite(stage: Stage, content: bytes) -> None:
     stage.parent.file.write(content)
-    if not stage.world.is_watched or stage.random.random() < 0.5:
+    if not stage.deployment.is_watched or stage.random.random() < 0.5:
         for _ in range(stage.random.choice((1, 1, 3))):
             stage.parent.system.signals.send(signal.SIGHUP)

@@ -2,20 +2,20 @@
 
 from functools import partial
 
+from simulation.deployment import NODES
 from simulation.injected_faults import ENDS_OF_JOBS, GARBLED, InjectedFault, Stage, Undo
 from simulation.node_server import BEFORE, FALSE_USAGES, FATES, MIDWAY, is_well, report_real_usage
-from simulation.world import NODES
 
 
 def node_down(stage: Stage, fault: InjectedFault) -> Undo:
     """Make some nodes reset every connection."""
     nodes = _some(stage, fault)
     for node in nodes:
-        stage.world.nodes[node].is_up = False
+        stage.deployment.nodes[node].is_up = False
 
     def undo() -> None:
         for node in nodes:
-            stage.world.nodes[node].is_up = True
+            stage.deployment.nodes[node].is_up = True
 
     return undo
 
@@ -52,11 +52,11 @@ def node_misreporting(stage: Stage, fault: InjectedFault) -> Undo:
     nodes = _some(stage, fault)
     fault.allowed_errors = frozenset()
     for node in nodes:
-        stage.world.nodes[node].reported_usage = partial(stage.random.choice, FALSE_USAGES)
+        stage.deployment.nodes[node].reported_usage = partial(stage.random.choice, FALSE_USAGES)
 
     def undo() -> None:
         for node in nodes:
-            stage.world.nodes[node].reported_usage = report_real_usage
+            stage.deployment.nodes[node].reported_usage = report_real_usage
 
     return undo
 
@@ -70,19 +70,21 @@ def _fate(stage: Stage, fault: InjectedFault, fates: tuple[str, ...], probabilit
         return stage.random.choice(chosen) if stage.random.random() < probability else None
 
     for node in nodes:
-        stage.world.nodes[node].fate = fate
+        stage.deployment.nodes[node].fate = fate
 
     def undo() -> None:
         for node in nodes:
-            stage.world.nodes[node].fate = is_well
+            stage.deployment.nodes[node].fate = is_well
 
     return undo
 
 
 def _some(stage: Stage, fault: InjectedFault) -> list[str]:
     """Return some nodes, and allow the fault to cause errors of their models."""
-    nodes = sorted(stage.world.nodes)
+    nodes = sorted(stage.deployment.nodes)
     chosen = stage.random.sample(nodes, stage.random.randrange(1, len(nodes) + 1))
     fault.allowed_errors = ENDS_OF_JOBS | {"refused"}
-    fault.models = frozenset(model for node in chosen for model in stage.world.nodes[node].names.values())
+    fault.models = frozenset(
+        model for node in chosen for model in stage.deployment.nodes[node].names.values()
+    )
     return chosen

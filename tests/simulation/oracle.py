@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from itertools import chain
 
 from simulation import words
+from simulation.deployment import Deployment
 from simulation.drawer import Drawer
 from simulation.exchanges import NEVER_S, Exchange, texts_of
 from simulation.explanations import SLACK_S, Explanations
 from simulation.injected_faults import CUT, GARBLED, LATE, InjectedFault
 from simulation.ledger import Ledger
 from simulation.parent import text
-from simulation.world import World
 
 # Error codes that a client may get. An internal error is not among them.
 DOCUMENTED = frozenset(
@@ -54,11 +54,13 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 class Oracle:
     """Checks all requests of a run when it is over. `stopped_s`: when the server was sent SIGTERM."""
 
-    def __init__(self, world: World, drawer: Drawer, faults: list[InjectedFault], ledger: Ledger) -> None:
-        self._world = world
+    def __init__(
+        self, deployment: Deployment, drawer: Drawer, faults: list[InjectedFault], ledger: Ledger
+    ) -> None:
+        self._deployment = deployment
         self._exchanges = drawer.exchanges
         self._faults = faults
-        self._explanations = Explanations(world, drawer, ledger, faults)
+        self._explanations = Explanations(deployment, drawer, ledger, faults)
         self.stopped_s = NEVER_S
 
     def problems(self) -> Iterator[str]:
@@ -153,7 +155,7 @@ class Oracle:
 
     def _check_time(self, exchange: Exchange) -> Iterator[str]:
         took_s = exchange.ended_s - exchange.began_s
-        longest_s = self._world.queue_timeout_s + self._world.request_timeout_s + 20 * SLACK_S
+        longest_s = self._deployment.queue_timeout_s + self._deployment.request_timeout_s + 20 * SLACK_S
         is_patient = exchange.generates and not exchange.reads_slowly
         if took_s > longest_s and is_patient and not self._is_allowed(LATE, exchange):
             yield f"it took {took_s:.1f} s, more than {longest_s:g} s"

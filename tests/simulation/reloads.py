@@ -4,7 +4,7 @@ import copy
 from random import Random
 from typing import Any, NamedTuple
 
-from simulation.world import NODE_PORT, NODES, World
+from simulation.deployment import NODE_PORT, NODES, Deployment
 
 
 class Edit(NamedTuple):
@@ -19,9 +19,9 @@ class Edit(NamedTuple):
     keys: frozenset[str] = frozenset()
 
 
-def edits(world: World, random: Random) -> list[Edit]:
-    """Return all changes that are possible in this world."""
-    document = world.document
+def edits(deployment: Deployment, random: Random) -> list[Edit]:
+    """Return all changes that are possible in this deployment."""
+    document = deployment.document
     found = [
         Edit(b"models: [this is no"),
         Edit(b"\xff\xfe\x00"),
@@ -42,15 +42,15 @@ def edits(world: World, random: Random) -> list[Edit]:
     for index, node in enumerate(document["nodes"]):
         less = copy.deepcopy(document)
         del less["nodes"][index]
-        models = frozenset(world.nodes[node["id"]].names.values())
+        models = frozenset(deployment.nodes[node["id"]].names.values())
         gone = frozenset({"model_not_found", "no_node", "queue_timeout", "queue_full", "not_found"})
         found.append(Edit(less, gone, models))
-    for node in set(NODES) - set(world.nodes):
+    for node in set(NODES) - set(deployment.nodes):
         more = copy.deepcopy(document)
         more["nodes"].append({"id": node, "url": f"http://{NODES[node]}:{NODE_PORT}", "models": ["nobody"]})
         found.append(Edit(more))
-    if world.has_keys:
-        person = random.choice(world.people)
+    if deployment.has_keys:
+        person = random.choice(deployment.people)
         less = copy.deepcopy(document)
         less["apiKeys"] = [key for key in less["apiKeys"] if key["key"] != person.key]
         found.append(Edit(less, frozenset({"invalid_api_key"}), None, frozenset({person.key or ""})))

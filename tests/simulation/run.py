@@ -19,6 +19,7 @@ from fairlead.config import ConfigError
 from fairlead.errors import LoadFailed
 from simulation import entropy, virtual_time
 from simulation.boundary import System
+from simulation.deployment import NODE_PORT, NODES, Deployment
 from simulation.drawer import Drawer
 from simulation.engine_child import ChildPlan
 from simulation.exchanges import ClientSession, Exchange
@@ -30,7 +31,6 @@ from simulation.node_server import NodeServer
 from simulation.oracle import Oracle
 from simulation.parent import Parent, model_folder
 from simulation.verdict import Verdict
-from simulation.world import NODE_PORT, NODES, World
 
 # From the last fault to the checks: every backoff, probe and timeout is over by then.
 QUIET_S = RECOVERY_S + 60.0
@@ -49,15 +49,15 @@ class Run:
     name: ClassVar[str]
 
     def __init__(
-        self, seed: int, world: World, *, broken: Broken = nullcontext, keeps_trace: bool = False
+        self, seed: int, deployment: Deployment, *, broken: Broken = nullcontext, keeps_trace: bool = False
     ) -> None:
         self.seed = seed
-        self.world = world
+        self.deployment = deployment
         self.problems: list[str] = []
         self.ledger = Ledger()
         self.random = Random(f"{self.name} {seed}")
         self.child_faults = ChildFaults(Random(f"mood {seed}"))
-        self.drawer = Drawer(world, Random(f"visits {seed}"))
+        self.drawer = Drawer(deployment, Random(f"visits {seed}"))
         self._broken = broken
         self._keeps_trace = keeps_trace
         self._hosts = 0
@@ -69,7 +69,7 @@ class Run:
 
     def run(self) -> Verdict:
         """Run it in virtual time; return the verdict."""
-        idle_server(is_watched=self.world.is_watched)
+        idle_server(is_watched=self.deployment.is_watched)
         gc.collect()
         self._kept_before = Counter(instances_of_jobs())
         gc.disable()
@@ -99,7 +99,7 @@ class Run:
         """Return a client at a new address."""
         self._hosts += 1
         host = f"10.0.{3 + self._hosts // 250}.{1 + self._hosts % 250}"
-        return ClientSession(self.system.network, self.world, host, self.random)
+        return ClientSession(self.system.network, self.deployment, host, self.random)
 
     async def make(self, exchange: Exchange) -> None:
         """Make a request from a new address."""
@@ -117,16 +117,16 @@ class Run:
         self._prepare_network()
         self.parent = Parent(
             self.system,
-            self.world.document,
-            plan_of=lambda model: self.child_faults.child(self.world, model),
-            servers=self.world.servers,
+            self.deployment.document,
+            plan_of=lambda model: self.child_faults.child(self.deployment, model),
+            servers=self.deployment.servers,
             broken=self._broken,
-            is_watched=self.world.is_watched,
+            is_watched=self.deployment.is_watched,
         )
-        self.stage = Stage(self.parent, self.world, self.child_faults, self.random, source, clock)
+        self.stage = Stage(self.parent, self.deployment, self.child_faults, self.random, source, clock)
         self.maker = FaultInjector(self.stage)
         self.metrics = Metrics(self.drawer, self.make)
-        self._oracle = Oracle(self.world, self.drawer, self.stage.faults, self.ledger)
+        self._oracle = Oracle(self.deployment, self.drawer, self.stage.faults, self.ledger)
         with self.system.installed():
             async with trio.open_nursery() as machine:
                 await machine.start(self.system.machine.run)
@@ -142,10 +142,10 @@ class Run:
         return self._verdict()
 
     def _prepare_network(self) -> None:
-        self.world.child.on_tokens = self.ledger.add
-        for plan in (*self.world.nodes.values(), *self.world.servers.values()):
+        self.deployment.child.on_tokens = self.ledger.add
+        for plan in (*self.deployment.nodes.values(), *self.deployment.servers.values()):
             plan.on_answer = self.ledger.add
-        for node, plan in self.world.nodes.items():
+        for node, plan in self.deployment.nodes.items():
             self.system.network.serve((NODES[node], NODE_PORT), NodeServer(plan).serve)
 
     async def _has_started(self) -> bool:
@@ -172,14 +172,14 @@ class Run:
             self.problems += await self.metrics.read()
             after = FinalChecks(
                 self.system,
-                self.world,
+                self.deployment,
                 self.drawer,
                 self.make,
                 ledger=self.ledger,
                 kept_before=self._kept_before,
                 left_stopped=self.child_faults.left_stopped,
             )
-            idle = idle_server(is_watched=self.world.is_watched)
+            idle = idle_server(is_watched=self.deployment.is_watched)
             self.problems += await after.problems(self.metrics, idle)
         if not self.parent.has_ended.is_set():
             await self._stop()
@@ -189,10 +189,10 @@ class Run:
 
     async def _stop(self) -> None:
         """Stop the server, perhaps while jobs run."""
-        longest_s = self.world.document["limits"]["drain"] + STOP_SLACK_S
+        longest_s = self.deployment.document["limits"]["drain"] + STOP_SLACK_S
         async with trio.open_nursery() as people:
             for _ in range(self.random.choice((0, 0, 3))):
-                people.start_soon(self.make, self.drawer.draw(self.world.people[0]))
+                people.start_soon(self.make, self.drawer.draw(self.deployment.people[0]))
             await trio.sleep(self.random.uniform(0.0, 1.5))
             self._oracle.stopped_s = trio.current_time()
             if not await self.parent.stop(longest_s):

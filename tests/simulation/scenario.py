@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from simulation.deployment import COMMANDS, FAR, NODE_PORT, NODES, Deployment, Person
 from simulation.engine_child import ChildPlan
 from simulation.exchanges import Exchange
 from simulation.injected_faults import CUT, ENDS_OF_JOBS, GARBLED, InjectedFault
@@ -16,7 +17,6 @@ from simulation.machine import os_error
 from simulation.node_server import ServerPlan
 from simulation.parent import SERVER_PROGRAM, model_folder, text
 from simulation.run import Broken, Run
-from simulation.world import COMMANDS, FAR, NODE_PORT, NODES, Person, World
 
 # A node that was never reached has no models yet.
 ALLOWED_ERRORS = ENDS_OF_JOBS | {CUT, "model_not_found"}
@@ -79,7 +79,7 @@ class Scenario(Run):
         broken: Broken = nullcontext,
         keeps_trace: bool = False,
     ) -> None:
-        super().__init__(0, _world(), broken=broken, keeps_trace=keeps_trace)
+        super().__init__(0, _deployment(), broken=broken, keeps_trace=keeps_trace)
         self.name = f"scenario {sweep}:{at}"  # type: ignore[misc]
         self._sweep = sweep
         self._at = at
@@ -129,7 +129,7 @@ class Scenario(Run):
             self.stage.faults.append(
                 InjectedFault(self._sweep, 0.0, allowed_errors=ALLOWED_ERRORS | {"refused", GARBLED})
             )
-            for plan in (*self.world.nodes.values(), *self.world.servers.values()):
+            for plan in (*self.deployment.nodes.values(), *self.deployment.servers.values()):
                 plan.fate = self._fate_of_request
             return
         sweep = SWEEPS[self._sweep]
@@ -151,12 +151,12 @@ class Scenario(Run):
         return self._sweep.removeprefix("node ") if self._made == self._at else None
 
     def _chat(self, model: str, *, stream: bool = False) -> Exchange:
-        exchange = self.drawer.canary(self.world.people[0], model)
+        exchange = self.drawer.canary(self.deployment.people[0], model)
         exchange.stream = exchange.body["stream"] = stream
         return exchange
 
 
-def _world() -> World:
+def _deployment() -> Deployment:
     def server(names: dict[str, str]) -> ServerPlan:
         return ServerPlan(tokenizer=text().tokenizer, names=names, is_fairlead=True)
 
@@ -181,7 +181,7 @@ def _world() -> World:
         "whileLoading": "wait",
         "routing": {"router": {"use": "keep"}},
     }
-    return World(
+    return Deployment(
         document=document,
         people=[Person("person-0", None)],
         child=ChildPlan(slots=2, load_s=0.5, step_s=0.05),

@@ -30,14 +30,14 @@ HOURS_TO_CATCH = 30
 HOURS_WITH_FALSE_USAGE = range(4)
 
 MISTAKES = (
-    "a_seat_of_a_failed_node_is_kept",
+    "seat_of_a_failed_node_is_kept",
     "deadlines_follow_the_wall_clock",
-    "a_reload_ends_models_in_use",
+    "reload_ends_models_in_use",
     "stuck_child_is_not_detected",
-    "a_full_disk_fails_requests",
+    "full_disk_fails_requests",
     "broken_connections_stay_open",
     "failed_job_still_counts",
-    "a_node_never_comes_back",
+    "node_never_comes_back",
     "listener_stops_after_an_error",
     "replay_restarts_the_answer",
 )
@@ -55,7 +55,7 @@ def test_random_hours_leave_the_server_healthy(simulators, pytestconfig, capsys)
 @pytest.mark.parametrize(
     "sweep", [*SWEEPS, *(f"child {fate}" for fate in OF_CHILDREN), *(f"node {fate}" for fate in OF_NODES)]
 )
-def test_a_fault_at_any_place_leaves_the_server_healthy(sweep, simulators, pytestconfig):
+def test_fault_at_any_place_leaves_the_server_healthy(sweep, simulators, pytestconfig):
     indices = simulators.submit(workers.calls_in, sweep).result()
     step = 1 if pytestconfig.getoption("--simulation-thorough") else min(STEP_OF_SWEEP, indices)
     chosen = range(1 + len(sweep) % step, indices + 1, step)
@@ -64,7 +64,7 @@ def test_a_fault_at_any_place_leaves_the_server_healthy(sweep, simulators, pytes
     assert failures(run.result() for run in runs) == []
 
 
-def test_the_same_seed_gives_the_same_hour(simulators):
+def test_same_seed_gives_the_same_hour(simulators):
     runs = [simulators.submit(workers.run_hour, seed) for seed in (3, 3, 4, 4)]
     first, first_repeated, second, second_repeated = (run.result().trace for run in runs)
     assert (first, second) == (first_repeated, second_repeated)

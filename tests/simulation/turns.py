@@ -5,11 +5,11 @@ from contextlib import nullcontext
 
 import trio
 
+from simulation.deployment import Deployment, Person
 from simulation.engine_child import ChildPlan
 from simulation.exchanges import Exchange
 from simulation.parent import model_folder
 from simulation.run import Broken, Run
-from simulation.world import Person, World
 
 APART_S = 0.005
 STEP_S = 0.1
@@ -22,7 +22,7 @@ class Turns(Run):
     name = "turns"
 
     def __init__(self, seed: int, *, broken: Broken = nullcontext, keeps_trace: bool = False) -> None:
-        super().__init__(seed, _world(), broken=broken, keeps_trace=keeps_trace)
+        super().__init__(seed, _deployment(), broken=broken, keeps_trace=keeps_trace)
         self.served: list[str] = []
 
     @property
@@ -32,7 +32,7 @@ class Turns(Run):
 
     def prepare(self) -> None:
         """Record the order in which jobs get the seat."""
-        self.world.child.on_submit = lambda _model, ticket: self.served.append(ticket)
+        self.deployment.child.on_submit = lambda _model, ticket: self.served.append(ticket)
 
     async def run_clients(self) -> None:
         """Let all other jobs arrive while one job holds the seat."""
@@ -71,8 +71,8 @@ class Turns(Run):
             self.problems.append(f"jobs were not served: {dict(waiting)}")
 
 
-def _world() -> World:
-    return World(
+def _deployment() -> Deployment:
+    return Deployment(
         document={
             "host": "10.0.0.1",
             "port": 8000,

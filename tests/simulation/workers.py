@@ -32,9 +32,9 @@ def prepare() -> None:
 
     entropy.install()
 
+    from simulation.deployment import ENGINES
     from simulation.parent import model_folder, text
     from simulation.run import idle_server
-    from simulation.world import ENGINES
 
     text()
     for name in ENGINES:

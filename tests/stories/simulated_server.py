@@ -19,7 +19,7 @@ MODEL = TextModel.load(demonstration_model(), name="m")
 
 
 class SimulatedServer:
-    """A server with some nodes; `ask` sends it an HTTP request (over ASGI) as a tenant."""
+    """A server with some nodes; requests are sent over ASGI, as a tenant."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ async def test_story_1_three_requests_to_one_node_are_all_answered_in_their_orde
     assert node.most_running == 1
 
 
-async def test_story_1_a_request_to_a_busy_node_is_served_after_the_one_before(autojump_clock, nursery):
+async def test_story_1_request_to_a_busy_node_is_served_after_the_one_before(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=5))
     await server.send_in_order("A", "B")
     assert ((await server.queue())["running"], (await server.queue())["waiting"]) == (1, 1)
@@ -64,9 +64,7 @@ async def test_story_1_answer_to_a_queued_request_has_a_header(autojump_clock, n
 # Story 2: a full queue -----------------------------------------------------------------------------
 
 
-async def test_story_2_the_hundred_and_first_waiter_gets_429_with_a_time_to_come_back(
-    autojump_clock, nursery
-):
+async def test_story_2_hundred_and_first_waiter_gets_429_with_retry_after(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=50))
     await server.send_in_order(*101 * "A")
     assert (await server.queue())["waiting"] == 100
@@ -95,7 +93,7 @@ async def test_story_3_thirty_seconds_in_the_queue_end_in_504(autojump_clock, nu
     assert late.headers["x-queue-position"] == "1"
 
 
-async def test_story_3_a_client_that_disconnects_is_taken_out_of_the_queue(autojump_clock, nursery):
+async def test_story_3_client_that_disconnects_is_taken_out_of_the_queue(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=50))
     await server.send_in_order("A")
     disconnected = trio.Event()
@@ -125,7 +123,7 @@ async def test_story_4_jobs_beyond_the_seats_of_a_node_are_reported_as_waiting(a
 # Story 5: several nodes ----------------------------------------------------------------------------
 
 
-async def test_story_5_a_request_goes_to_the_idle_node(autojump_clock, nursery):
+async def test_story_5_request_goes_to_the_idle_node(autojump_clock, nursery):
     first, second = TimedNode(service_s=5), TimedNode(service_s=5)
     server = SimulatedServer(nursery, first, second)
     await server.send_in_order("A", "B")
@@ -271,7 +269,7 @@ async def test_edge_jobs_waiting_for_a_stopped_model_without_another_node_fail_a
     assert refused.error["message"] == "m was unloaded while the request waited for it"
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     await trio.sleep(21)
-    assert replies[1].status == 200, "what it ran is finished"
+    assert replies[1].status == 200, "its running job is finished"
 
 
 async def test_edge_stopping_server_finishes_running_jobs_and_refuses_waiting_and_new_ones(
@@ -289,7 +287,7 @@ async def test_edge_stopping_server_finishes_running_jobs_and_refuses_waiting_an
     assert replies[1].status == 200
 
 
-async def test_edge_a_stream_waits_for_its_first_chunk_no_longer_than_the_queue_timeout(
+async def test_edge_stream_waits_for_its_first_chunk_no_longer_than_the_queue_timeout(
     autojump_clock, nursery
 ):
     server = SimulatedServer(nursery, TimedNode(service_s=90, first_s=80), timeout_s=30, keep_alive_s=0)
@@ -324,7 +322,7 @@ async def test_criteria_2_and_3_refusals_are_at_once_and_timeouts_on_time(autoju
     assert {429: pytest.approx(0, abs=0.01), 504: pytest.approx(60, abs=0.1)} == times
 
 
-async def test_criterion_4_an_idle_node_is_chosen_whenever_there_is_one(autojump_clock, nursery):
+async def test_criterion_4_idle_node_is_chosen_whenever_there_is_one(autojump_clock, nursery):
     nodes = [TimedNode(service_s=7) for _ in range(4)]
     server = SimulatedServer(nursery, *nodes, seats=2)
     for _ in range(50):
@@ -335,7 +333,7 @@ async def test_criterion_4_an_idle_node_is_chosen_whenever_there_is_one(autojump
         await trio.sleep(1.5)
 
 
-async def test_criterion_5_the_totals_are_those_of_this_moment(autojump_clock, nursery):
+async def test_criterion_5_totals_are_those_of_this_moment(autojump_clock, nursery):
     server = SimulatedServer(nursery, TimedNode(service_s=5))
     for expected in [(1, 0), (1, 1), (1, 2)]:
         await server.send_in_order("A")
@@ -344,7 +342,7 @@ async def test_criterion_5_the_totals_are_those_of_this_moment(autojump_clock, n
 
 
 async def finished(server: SimulatedServer, *tenants: str, **body: object) -> list[Reply]:
-    """Send one request per tenant with `come`, and wait for all replies."""
+    """Send one request per tenant in order, and wait for all replies."""
     replies = await server.send_in_order(*tenants, **body)
     with trio.fail_after(1000):
         while len(replies) < len(tenants):  # noqa: ASYNC110  # the clock is virtual

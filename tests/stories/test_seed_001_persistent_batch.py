@@ -461,7 +461,7 @@ def test_group_with_a_window_frees_blocks_outside_it_and_the_other_group_keeps_t
 # Steps write only differences ----------------------------------------------------------------------
 
 
-def test_a_step_that_changes_nothing_writes_no_block_table():
+def test_step_that_changes_nothing_writes_no_block_table():
     batch = new_batch()
     add_to_batch(batch, 0, prompt=[1])
     first, _ = run_step(batch, 5)
@@ -469,7 +469,7 @@ def test_a_step_that_changes_nothing_writes_no_block_table():
     assert (len(first.block_writes), len(second.block_writes)) == (5, 0)
 
 
-def test_a_new_block_is_the_only_thing_written():
+def test_new_block_is_the_only_thing_written():
     batch = new_batch()
     add_to_batch(batch, 0, prompt=[1, 2, 3, 4])
     run_step(batch, 5)
@@ -477,7 +477,7 @@ def test_a_new_block_is_the_only_thing_written():
     assert list(step.block_writes) == [0, 0, 1, 1, 1]
 
 
-def test_a_slot_that_is_reused_between_two_steps_is_written_once():
+def test_slot_that_is_reused_between_two_steps_is_written_once():
     batch = new_batch()
     for block in range(50):
         batch.add_request(2, new_state(), ([block],))
@@ -487,7 +487,7 @@ def test_a_slot_that_is_reused_between_two_steps_is_written_once():
     assert list(batch.prepare_inputs().block_writes) == [0, 2, 0, 1, 49]
 
 
-def test_a_step_with_removed_and_added_rows_has_one_slot_mapping_with_decodes_first():
+def test_step_with_removed_and_added_rows_has_one_slot_mapping_with_decodes_first():
     batch = new_batch()
     add_to_batch(batch, 0, prompt=[1, 2, 3])
     add_to_batch(batch, 1, prompt=[4, 5, 6])
@@ -516,7 +516,7 @@ def test_unscheduled_rows_stay_in_the_batch_and_miss_a_step_only():
     assert (batch.order(), batch.num_tokens[0], batch.num_tokens[1]) == ([0, 1], 4, 5)
 
 
-def test_the_next_step_is_prepared_while_one_is_under_way():
+def test_next_step_is_prepared_while_one_is_under_way():
     batch = new_batch()
     state, _ = add_to_batch(batch, 0)
     batch.num_scheduled[0] = 3
@@ -531,7 +531,7 @@ def test_the_next_step_is_prepared_while_one_is_under_way():
     assert state.token_ids(3).tolist() == [40, 41]
 
 
-def test_a_late_result_never_reaches_the_slots_next_occupant():
+def test_late_result_never_reaches_the_slots_next_occupant():
     batch = new_batch()
     add_to_batch(batch, 0)
     batch.num_scheduled[0] = 3

@@ -85,7 +85,7 @@ class Server(Loop):
 # Configuration -------------------------------------------------------------------------------------
 
 
-def test_the_numbers_of_the_seed_are_a_configuration():
+def test_numbers_of_the_seed_are_a_configuration():
     assert (
         CONFIG.queue.capacity,
         MODEL.slots,
@@ -137,7 +137,7 @@ def sequence_in(state: SequenceStatus) -> Sequence:
 
 
 @pytest.mark.parametrize(("before", "after"), sorted(SEED_TRANSITIONS))
-def test_a_transition_of_the_seed_is_made(before, after):
+def test_transition_of_the_seed_is_made(before, after):
     sequence = sequence_in(before)
     sequence.become(after)
     assert after is sequence.state
@@ -221,7 +221,7 @@ def test_no_request_times_out_within_60_seconds():
     assert SequenceStatus.PROCESSING is server.state(key)
 
 
-def test_a_timeout_is_seen_by_the_next_step_however_often_steps_are():
+def test_timeout_is_seen_by_the_next_step_however_often_steps_are():
     server = Server()
     keys = [server.request(tokens=2000)]
     for _ in range(10):
@@ -259,7 +259,7 @@ def test_eight_run_at_once_and_four_of_them_are_in_a_step():
     assert rows == [4 * 3, 4 * 3, 4, 4, 4, 4]  # two steps of prompts, then decodes in turn
 
 
-def test_a_prompt_has_at_most_128_tokens():
+def test_prompt_has_at_most_128_tokens():
     server = Server()
     fits, refused = server.request([1] * 128, tokens=2), server.request([1] * 129, tokens=2)
     server.run()
@@ -267,7 +267,7 @@ def test_a_prompt_has_at_most_128_tokens():
     assert server.ends[refused].error == "the prompt has 129 tokens; at most 128 are accepted"
 
 
-def test_an_output_has_at_most_2048_tokens():
+def test_output_has_at_most_2048_tokens():
     server = Server(blocks=200)
     key = server.request([1] * 128, tokens=100_000)
     server.now_s = -1000.0
@@ -287,7 +287,7 @@ def test_when_one_of_a_batch_is_complete_the_others_continue():
     assert answer([4, 5, 6], Sampling(max_tokens=9, ignore_eos=True), 2176)[0] == server.token_ids_of[long]
 
 
-def test_the_next_request_gets_a_slot_as_soon_as_one_is_released():
+def test_next_request_gets_a_slot_as_soon_as_one_is_released():
     server = Server()
     keys = [server.request(tokens=3 if field == 0 else 500) for field in range(9)]
     while server.state(keys[0]) is not None:
@@ -320,7 +320,7 @@ def test_when_all_sequence_ids_are_taken_nothing_changes_and_the_request_stays_p
     assert SequenceStatus.PENDING is server.state(keys[8])
 
 
-def test_a_sequence_id_is_reused_and_its_former_owner_is_refused():
+def test_sequence_id_is_reused_and_its_former_owner_is_refused():
     pool = SlotMap(1)
     first = pool.alloc(1)
     pool.free(first)
@@ -392,7 +392,7 @@ def test_reused_request_is_not_the_least_recently_used():
     assert pool.trim() == [2]
 
 
-def test_the_cache_is_trimmed_every_second():
+def test_cache_is_trimmed_every_second():
     server = Server(blocks=20)
     server.request([1] * 128, tokens=1)
     server.request([2] * 128, tokens=1)
@@ -430,7 +430,7 @@ def test_full_cache_evicts_kept_requests_for_a_new_request():
     assert 2 in server.ends
 
 
-def test_the_cache_belongs_to_the_request_not_to_its_sequence_id():
+def test_cache_belongs_to_the_request_not_to_its_sequence_id():
     server = Server(slots=1)
     server.request([1] * 100, tokens=1)
     server.request([2] * 100, tokens=1)  # the same sequence id

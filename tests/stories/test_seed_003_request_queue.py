@@ -45,7 +45,7 @@ def test_count_and_emptiness_describe_the_waiting_entries(queue):
 # Cancellation --------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_entry_never_comes_out(queue):
+def test_cancelled_entry_never_comes_out(queue):
     first, cancelled, last = (queue.push("A") for _ in range(3))
     assert queue.discard(cancelled)
     assert [first, last] == [queue.pop(), queue.pop()]
@@ -67,12 +67,12 @@ def test_batch_has_at_most_max_count_entries(queue):
     assert len(queue) == 2
 
 
-def test_a_batch_fits_its_memory(queue):
+def test_batch_fits_its_memory(queue):
     handles = [queue.push("A", size=40) for _ in range(4)]
     assert handles[:2] == queue.pop_many(10, 100)
 
 
-def test_a_batch_is_in_the_order_of_priority(queue):
+def test_batch_is_in_the_order_of_priority(queue):
     low, high = queue.push("A", priority=2, size=1), queue.push("A", priority=0, size=1)
     assert [high, low] == queue.pop_many(2, 10)
 
@@ -90,7 +90,7 @@ def test_removing_an_unknown_entry_returns_false(queue):
     assert not queue.discard(12345)
 
 
-def test_a_cleared_queue_is_empty(queue):
+def test_cleared_queue_is_empty(queue):
     for tenant in "ABC":
         queue.push(tenant)
     queue.clear()

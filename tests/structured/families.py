@@ -6,7 +6,7 @@ from fairlead.structured.grammar import ReasoningState
 
 
 class Family(NamedTuple):
-    """A template, the wire format that it has, and what its prompts have of the reasoning.
+    """A template, the wire format that it has, and the state of the reasoning in its prompts.
 
     `states`: for the variables of the request, as JSON members. `special`: the marks that are special tokens.
     """

@@ -156,7 +156,7 @@ def test_end_is_not_forced_within_a_character():
     mark=st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple),
     text=st.lists(st.integers(0, 2), max_size=20),
 )
-def test_marks_whose_ids_repeat_are_found_where_they_first_occur(mark, text):
+def test_marks_with_repeated_ids_are_found_where_they_first_occur(mark, text):
     matched, found = 0, None
     for index, token_id in enumerate(text):
         matched = _matched(mark, matched, token_id)

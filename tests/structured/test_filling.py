@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from fairlead.structured import filling as fillings
 from fairlead.structured.constraint import Constraint
 from fairlead.structured.filling import MaskFilling
 
@@ -82,6 +83,26 @@ def test_several_masks_that_take_long_fail_one_by_one(filling):
     assert filled(filling, constraints).tolist() == [[0] * 3, [7] * 3, [0] * 3, [7] * 3]
     for one in constraints:
         one.stop.set()
+
+
+def test_slow_masks_of_a_step_share_its_limit():
+    generous = MaskFilling(0.5)
+    bits = filled(generous, [Busy(busy_s=0.3)])
+    assert bits.tolist() == [[7] * 3], "alone it is within the limit"
+    second, quick_one = Busy(busy_s=0.3), quick()
+    assert filled(generous, [Busy(busy_s=0.45), second, quick_one]).tolist() == [[7] * 3, [0] * 3, [7] * 3]
+    assert (second.error is not None, quick_one.error) == (True, None)
+    generous.close()
+
+
+def test_answer_ends_when_its_slow_masks_have_used_up_its_time(filling, monkeypatch):
+    monkeypatch.setattr(fillings, "SLOW_MASK_S", LIMIT_S / 5)
+    monkeypatch.setattr(fillings, "SLOW_ANSWER_S", LIMIT_S)
+    slow, others = Busy(busy_s=LIMIT_S / 2), quick()
+    errors = [(filled(filling, [slow, others]), slow.error)[1] for _ in range(4)]
+    assert errors[0] is None
+    assert errors[-1] is not None
+    assert (others.error, others.slow_s) == (None, 0)
 
 
 def test_others_of_a_grammar_fail_while_its_lexer_is_locked(filling):

@@ -125,7 +125,7 @@ def test_call_without_arguments_has_an_empty_object(name: str) -> None:
     assert parsed(name, written_calls(name, [("f", {})])) == [CallBegin(0, "f"), CallArguments(0, "{}")]
 
 
-def test_call_whose_arguments_are_missing_has_an_empty_object() -> None:
+def test_missing_arguments_are_an_empty_object() -> None:
     assert parsed("hermes", '<tool_call>{"name": "f"}</tool_call>') == [
         CallBegin(0, "f"),
         CallArguments(0, "{}"),

@@ -23,7 +23,7 @@ def test_models_are_evicted_until_the_next_one_fits_the_memory() -> None:
     assert frozenset({"a", "c"}) == policy.eviction_for("d", ["a", "c"])
 
 
-def test_a_model_of_unknown_size_is_loaded_alone() -> None:
+def test_model_of_unknown_size_is_loaded_alone() -> None:
     policy = LruPolicy(capacity_mb=10, memory_mb={"a": 1})
 
     assert frozenset({"a"}) == policy.eviction_for("unknown", ["a"])

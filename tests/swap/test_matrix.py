@@ -23,7 +23,7 @@ from fairlead.swap.policy import SwapReason
         ("org/model:8b.q4 & b", [["b", "org/model:8b.q4"]]),
     ],
 )
-def test_an_expression_expands_into_combinations(expression: str, expected: list[list[str]]) -> None:
+def test_expression_expands_into_combinations(expression: str, expected: list[list[str]]) -> None:
     assert expected == [sorted(each) for each in matrix.expand({"it": expression}, {})]
 
 
@@ -59,7 +59,7 @@ def test_expression_with_too_many_combinations_is_refused() -> None:
         matrix.expand({"it": " & ".join([clause] * 4)}, {})
 
 
-def test_an_expression_nested_too_deep_is_refused() -> None:
+def test_expression_nested_too_deep_is_refused() -> None:
     with pytest.raises(MatrixError, match="nested deeper"):
         matrix.expand({"it": "(" * 2000 + "a" + ")" * 2000}, {})
 

@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerFast
 
 from fairlead.text.chat_template import ChatTemplate
 from fairlead.text.control_tokens import BREAK
-from fairlead.text.model import GenerationDefaults, TextModel
+from fairlead.text.model import TextModel
+from fairlead.text.settings import GenerationDefaults
 from fairlead.text.tokenizer import Tokenizer
 from text.chats import CHATS, chat_library
 

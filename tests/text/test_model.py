@@ -9,7 +9,8 @@ import pytest
 
 from fairlead.config import ConfigError
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
-from fairlead.text.model import GenerationDefaults, TextModel
+from fairlead.text.model import TextModel
+from fairlead.text.settings import GenerationDefaults
 from fairlead.text.tokenizer import Tokenizer
 from text.vocabularies import library
 
@@ -156,18 +157,18 @@ def test_path_that_is_not_a_directory_is_refused(directory):
 # Encoding ------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_has_the_special_tokens_that_are_added(directory):
+def test_prompt_has_the_special_tokens_that_are_added(directory):
     model = load(directory)
     assert model.tokenizer.encode("the") == model.encode_prompt("the")
 
 
-def test_a_chat_has_only_the_special_tokens_that_the_template_writes(directory):
+def test_chat_has_only_the_special_tokens_that_the_template_writes(directory):
     model = load(directory)
     assert model.encode_chat(user("")) == [1, 2]
     assert model.encode_chat(user("the")).count(1) == 1
 
 
-def test_a_prompt_may_fill_all_but_one_token_of_the_context(directory):
+def test_prompt_may_fill_all_but_one_token_of_the_context(directory):
     model = load(directory)
     longest = "a" * 29  # with <s> and ▁ it is 31 tokens
     assert len(model.encode_prompt(longest)) == 31
@@ -179,7 +180,7 @@ def test_a_prompt_may_fill_all_but_one_token_of_the_context(directory):
     assert caught.value.param == "messages"
 
 
-def test_a_text_of_sixteen_megabytes_is_refused_without_encoding_it(directory, monkeypatch):
+def test_text_of_sixteen_megabytes_is_refused_without_encoding_it(directory, monkeypatch):
     model, text = load(directory), "a" * 16_000_000
     encoded = []
     monkeypatch.setattr(Tokenizer, "encode", lambda _self, text, **_options: encoded.append(text))

@@ -141,7 +141,7 @@ def test_error_names_the_missing_file(tmp_path):
 
 
 @pytest.mark.parametrize("part", [0, 0.5, 0.99])
-def test_a_truncated_file_is_named(tmp_path, part):
+def test_truncated_file_is_named(tmp_path, part):
     save(tmp_path)
     path = tmp_path / "tokenizer.json"
     content = path.read_bytes()
@@ -173,7 +173,7 @@ def test_may_fit_is_true_for_text_that_fits_when_it_is_cut(name, text):
             assert tokenizer.may_fit(text, limit)
 
 
-def test_a_text_that_does_not_fit_is_not_encoded_to_its_end(monkeypatch):
+def test_text_that_does_not_fit_is_not_encoded_to_its_end(monkeypatch):
     tokenizer = loaded("byte_level")
     monkeypatch.setattr(tokenizer, "longest_token_chars", 10**6, raising=False)
     counted = []

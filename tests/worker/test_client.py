@@ -36,7 +36,7 @@ from worker.children import (
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="F_SETSIG is Linux's")
 
 
-async def test_a_submitted_sequence_streams_its_tokens_and_finishes():
+async def test_submitted_sequence_streams_its_tokens_and_finishes():
     tested = worker()
     async with running(tested):
         _, stream = submit(tested, [1, 2, 3], Sampling(max_tokens=50))
@@ -132,7 +132,7 @@ async def test_no_callback_follows_an_abort_from_within_a_callback():
     assert (len(stream.token_ids), stream.ends) == (1, [])
 
 
-async def test_an_abort_of_a_sequence_that_finished_is_ignored():
+async def test_abort_of_a_sequence_that_finished_is_ignored():
     tested = worker()
     async with running(tested):
         key, stream = submit(tested, [1], Sampling(max_tokens=1))
@@ -165,7 +165,7 @@ async def test_refused_sequence_does_not_affect_others():
         ([-(2**31) - 1], "invalid_request"),
     ],
 )
-async def test_a_prompt_that_cannot_be_sent_is_an_invalid_request(prompt, code):
+async def test_prompt_that_cannot_be_sent_is_an_invalid_request(prompt, code):
     tested = worker()
     async with running(tested):
         with pytest.raises(InvalidRequest) as caught:
@@ -268,7 +268,7 @@ async def test_child_that_ends_while_loading_is_reported_with_status_and_output(
     assert capfd.readouterr().err == "[engine] about to die\n"
 
 
-async def test_a_child_killed_while_loading_is_a_failed_load_that_names_the_signal():
+async def test_child_killed_while_loading_is_a_failed_load_that_names_the_signal():
     loading = trio.Event()
     tested = worker("slow_load")
     tested.on_progress = lambda _fraction, _stage: loading.set()
@@ -298,7 +298,7 @@ async def test_load_without_progress_is_aborted(monkeypatch):
     assert has_ended(tested.pid)
 
 
-async def test_a_command_that_does_not_exist_is_a_failed_load():
+async def test_command_that_does_not_exist_is_a_failed_load():
     error = await failure_of(Worker(messages.WorkerSpec(path="fake:"), command=["/nonexistent/python"]))
     assert isinstance(error, LoadFailed)
     assert "cannot be started" in error.message
@@ -369,15 +369,15 @@ async def test_cancellation_ends_the_child_and_fails_open_sequences_once():
         submit(tested, [1], ENDLESS)
 
 
-async def test_a_child_that_ignores_sigterm_is_killed(mock_clock):
+async def test_child_that_ignores_sigterm_is_killed(mock_clock):
     tested = scripted("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("deaf", flush=True)
+        print("SIGTERM is ignored", flush=True)
         time.sleep(600)
     """)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tested.run)
-        while "deaf" not in tested._log:
+        while "SIGTERM is ignored" not in tested._log:
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
         with trio.CancelScope(shield=True):
@@ -397,7 +397,7 @@ async def test_ctrl_c_does_not_reach_the_child():
     assert stream.ends == ["length"]
 
 
-async def test_an_idle_child_uses_no_processor_time():
+async def test_idle_child_uses_no_processor_time():
     def processor_ticks() -> int:
         fields = Path(f"/proc/{tested.pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])

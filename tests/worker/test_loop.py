@@ -259,7 +259,7 @@ def test_with_overlap_the_step_before_a_failed_launch_is_still_reported():
 
 @with_and_without_overlap
 @pytest.mark.parametrize("where", ["launch_errors", "wait_errors"])
-def test_the_third_failed_step_in_a_row_is_raised(overlaps, where):
+def test_third_failed_step_in_a_row_is_raised(overlaps, where):
     harness = Harness(overlaps=overlaps, slots=1)
     errors = {number: RuntimeError(f"fire {number}") for number in range(1, 10)}
     getattr(harness, where).update(errors)

@@ -79,7 +79,7 @@ def test_loading_is_reported_and_then_the_limits():
         assert parent.receive() == messages.Ready(3, 1_000_000, 1000, 8000, 1024, "cpu", "fake", 1, 1)
 
 
-def test_a_step_is_one_message_for_all_sequences_together():
+def test_step_is_one_message_for_all_sequences_together():
     with child() as parent:
         begin(parent)
         prompts = {1: [5], 2: [6, 7]}
@@ -180,12 +180,12 @@ def test_load_without_a_compiler_is_reported_with_what_to_do():
         )
 
 
-def test_the_child_imports_neither_torch_nor_trio_before_it_loads():
+def test_child_imports_neither_torch_nor_trio_before_it_loads():
     code = "import sys, fairlead.worker.main; sys.exit(bool({'torch', 'trio', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_parents_side_imports_neither_torch_nor_the_engine():
+def test_parents_side_imports_neither_torch_nor_the_engine():
     code = (
         "import sys, fairlead.worker.client; "
         "sys.exit(bool({'torch', 'fairlead.engine', 'fairlead.worker.main'} & set(sys.modules)))"

@@ -175,7 +175,7 @@ async def test_slow_steps_are_progress(mock_clock):
     assert tested.stuck is None
 
 
-async def test_a_long_prefill_in_chunks_is_progress_before_it_has_an_output(mock_clock):
+async def test_long_prefill_in_chunks_is_progress_before_it_has_an_output(mock_clock):
     tested = worker("delay_ms=5,batched=16", watchdog_s=WATCHDOG_S)
     prompt = [1 + number % 900 for number in range(16 * 60)]
     async with running(tested):

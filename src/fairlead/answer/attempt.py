@@ -1,7 +1,7 @@
 """One node's attempt at a job: the sink that the node writes to, where the node's failure stops.
 
 A node that fails ends its attempt, not the answer. The gateway decides whether another attempt follows or the
-client gets an error. Does not know seats or the queue.
+client gets an error. Independent of seats and the queue.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class Attempt:
             self.scope.cancel()
 
     def close(self) -> None:
-        """Drop everything from now on: the node may not know yet that the attempt is over."""
+        """Drop everything from now on: the node may still put output into it."""
         self.put = _drop
 
 

@@ -5,7 +5,8 @@ the channel never holds more than one job's answer. Writing cannot block, so one
 step.
 
 A waiting reader may register `on_delta`, a function that is called with each delta when it is put. If it
-accepts the delta, the reader is not woken. So a token is cheap: waking a task costs more than sending one.
+accepts the delta, the reader is not woken. This makes a token cheap: waking a task costs more than sending a
+token.
 
 The channel outlives the attempt that writes to it. It can be restarted as long as nothing was read. For an
 answer that can be repeated it keeps what was put, to recognize a repetition.
@@ -32,12 +33,14 @@ class Deltas:
     """One job's deltas. Ends after every choice had its `finish_reason`, or by `fail`.
 
     `tokens` counts the tokens put so far for all choices, read or not. `finish_reasons` are those of the
-    choices that have ended. `keeps`: what was put stays available as `kept`.
+    choices that have ended. `translated_from` is the dialect that pieces of the answer were translated from.
+    `keeps`: what was put stays available as `kept`.
     """
 
     def __init__(self, choices: int, *, keeps: bool = False) -> None:
         self.tokens = 0
         self.finish_reasons: list[FinishReason] = []
+        self.translated_from: str | None = None
         self._choices = choices
         self._open_choices = choices
         self._waiting: dict[int, Delta] = {}
@@ -55,13 +58,18 @@ class Deltas:
     # The node's side: synchronous -------------------------------------------------------------------
 
     def put(self, delta: Delta) -> None:
-        """Add a piece of the answer. It is dropped after the end, which the node may not know of yet."""
+        """Add a piece of the answer. After the end it is dropped: the node may still send some."""
         if self._ended.is_set():
             return
         # Not below 0: a correction may refer to events that a repetition had split differently.
         self.tokens = max(0, self.tokens + len(delta.token_ids) + delta.relayed_tokens)
-        raw_bytes = DELTA_BYTES + sum(map(len, delta.raw)) if delta.raw else 0
-        self._bound_kept(raw_bytes)
+        relayed_bytes = 0
+        if delta.translation is not None:
+            self.translated_from = delta.translation.dialect
+            relayed_bytes = DELTA_BYTES + _text_length(delta)
+        elif delta.raw:
+            relayed_bytes = DELTA_BYTES + sum(map(len, delta.raw))
+        self._bound_kept(relayed_bytes)
         if (
             self._on_delta is not None
             and not self._waiting
@@ -72,7 +80,7 @@ class Deltas:
             if self._kept is not None:
                 self._kept.append(delta)
             return
-        self._unread_bytes += raw_bytes
+        self._unread_bytes += relayed_bytes
         earlier = self._waiting.get(delta.index)
         if earlier is None:
             self._waiting[delta.index] = delta
@@ -121,6 +129,7 @@ class Deltas:
             return False
         self.tokens = 0
         self.finish_reasons.clear()
+        self.translated_from = None
         self._open_choices = self._choices
         self._waiting.clear()
         self._unread_bytes = self._kept_bytes = 0
@@ -178,12 +187,17 @@ class Deltas:
         if not self._ended.is_set():
             await self._ended.wait()
 
-    def _bound_kept(self, raw_bytes: int) -> None:
+    def _bound_kept(self, relayed_bytes: int) -> None:
         """Count these bytes. Above `KEPT_BYTES` nothing is kept, so no other node can repeat the answer."""
-        self._kept_bytes += raw_bytes
+        self._kept_bytes += relayed_bytes
         if self._kept_bytes > KEPT_BYTES:
             self._kept = None
 
     def _wake(self) -> None:
         self._first.set()
         self._changed.set()
+
+
+def _text_length(delta: Delta) -> int:
+    calls = sum(len(piece.name or "") + len(piece.arguments) for piece in delta.calls)
+    return len(delta.text) + len(delta.reasoning) + calls

@@ -1,17 +1,18 @@
 """One job relayed to another server: the request as that server expects it, its response into a sink.
 
-The body of a response is relayed byte for byte; none of its headers is. A response of another media type
+The body of a response is relayed byte for byte; none of its headers is. If the server does not speak the
+client's dialect, both request and response are translated instead. A response of another media type
 than the API's is the node's failure: a proxy's login page must not leave our origin as a success.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from fairlead.answer.passthrough import pass_through
-from fairlead.answer.relayed_stream import RelayedStream, RelayFailed
+from fairlead.answer.relayed_stream import RelayedStream
 from fairlead.answer.reported import (
     BYTES_A_TOKEN,
     allowed_tokens,
@@ -21,6 +22,8 @@ from fairlead.answer.reported import (
     seconds,
 )
 from fairlead.answer.sink import Sink
+from fairlead.answer.translation import TranslatedStream, translated_response
+from fairlead.answer.upstream_stream import RelayFailed
 from fairlead.config import ANSWER_BYTES, FiltersConfig
 from fairlead.errors import (
     Draining,
@@ -34,7 +37,7 @@ from fairlead.errors import (
 )
 from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.response_parser import ResponseHead
-from fairlead.job import Delta, Job, Relay
+from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay
 from fairlead.upstream_events import EVENTS, UpstreamReader
 
 ERROR_BYTES = 1024 * 1024
@@ -56,6 +59,7 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 class _Reason(msgspec.Struct):
     code: str | int | None = None
+    message: Any = None
 
 
 class _Refusal(msgspec.Struct):
@@ -97,35 +101,70 @@ async def relay(
     sink: Sink,
     *,
     model: str,
+    dialects: Container[str] | None = None,
     filters: FiltersConfig | None = None,
     answer_bytes: int = ANSWER_BYTES,
 ) -> None:
     """Send the request and put its whole answer into the sink.
 
-    `answer_bytes` bounds a response that is not streamed, and one event of a stream. Raises `NodeFull` if the
-    server is full, `NodeRefused` if the request is at fault, and `RelayFailed` or `UpstreamFailed` if the
-    server is; the last two also in the middle of the answer.
+    `dialects` are those that the server speaks; None: all. `answer_bytes` bounds a response that is not
+    streamed, and one event of a stream. Raises `NodeFull` if the server is full, `NodeRefused` if the request
+    is at fault, and `RelayFailed` or `UpstreamFailed` if the server is; the last two also in the middle of
+    the answer.
     """
     if request.passthrough is not None:
         await pass_through(upstream, job, request, request.passthrough, sink)
         return
-    assert request.reader is not None
-    body = rewritten(request.body, model, filters)
+    target: Relay | ChatRelay = request
+    if dialects is not None and request.dialect not in dialects:
+        target = _translation(upstream.name, request, dialects)
+    body = rewritten(target.body, model, filters)
     # The server logs and traces it under the client's ids, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
-    stream_type = request.reader.stream_type
+    stream_type = _stream_type(target)
     kind = stream_type if request.stream else JSON
-    async with upstream.exchange("POST", request.path, body, accept=kind, headers=headers) as response:
+    async with upstream.exchange("POST", target.path, body, accept=kind, headers=headers) as response:
         if response.head.status >= HTTPStatus.BAD_REQUEST:
-            raise await _refusal(upstream.name, response)
+            raise await _refusal(upstream.name, response, is_shown=target is request)
         _check(upstream.name, response.head, kind, {JSON, EVENTS, stream_type})
         if request.stream:
-            stream = RelayedStream(upstream.name, job, request.reader, sink, event_bytes=answer_bytes)
-            await stream.run(response)
+            await _stream(upstream.name, job, target, sink, answer_bytes).run(response)
         else:
-            sink.put(await _read_response(upstream.name, job, request.reader, response, answer_bytes))
-            for index in range(1, job.sequences):
-                sink.put(Delta(index, finish_reason="stop"))
+            content = await _read_whole(upstream.name, response, answer_bytes)
+            for delta in _deltas(upstream.name, job, target, content):
+                sink.put(delta)
+
+
+def _translation(name: str, request: Relay, dialects: Container[str]) -> ChatRelay:
+    """Return the request as a chat. Raises `NodeRefused` if it cannot be one, or the server has no chats."""
+    if request.chat is None or CHAT_DIALECT not in dialects:
+        raise NodeRefused(f"{name} does not serve {request.path}, and this request cannot be translated")
+    return request.chat
+
+
+def _stream_type(target: Relay | ChatRelay) -> str:
+    if isinstance(target, ChatRelay):
+        return EVENTS
+    assert target.reader is not None
+    return target.reader.stream_type
+
+
+def _stream(
+    name: str, job: Job, target: Relay | ChatRelay, sink: Sink, event_bytes: int
+) -> RelayedStream | TranslatedStream:
+    if isinstance(target, ChatRelay):
+        return TranslatedStream(name, job, target, sink, event_bytes=event_bytes)
+    assert target.reader is not None
+    return RelayedStream(name, job, target.reader, sink, event_bytes=event_bytes)
+
+
+def _deltas(name: str, job: Job, target: Relay | ChatRelay, body: bytes) -> list[Delta]:
+    """Return the deltas of a whole response. Raises `RelayFailed`."""
+    if isinstance(target, ChatRelay):
+        return translated_response(name, job, target, body)
+    assert target.reader is not None
+    others = [Delta(index, finish_reason="stop") for index in range(1, job.sequences)]
+    return [_relayed_response(name, job, target.reader, body), *others]
 
 
 def _check(name: str, head: ResponseHead, kind: str, kinds: Collection[str]) -> None:
@@ -148,7 +187,8 @@ def _is_encoded(head: ResponseHead) -> bool:
     return head.headers.get("content-encoding", "identity").lower() != "identity"
 
 
-async def _refusal(name: str, response: UpstreamResponse) -> FairleadError:
+async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> FairleadError:
+    """Return the error of a refusal. `is_shown`: the client gets the server's own error, in its dialect."""
     status = response.head.status
     try:
         body = await response.read_all(ERROR_BYTES)
@@ -158,17 +198,19 @@ async def _refusal(name: str, response: UpstreamResponse) -> FairleadError:
         body = b""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return NodeFull(f"{name} is at capacity")
-    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := _code(body)) in BUSY:
+    reason = _reason(body)
+    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := reason.code) in BUSY:
         # A server that shuts down is full for all its models, for the time that it reports.
         retry_after = response.head.headers.get("retry-after", "")
         wait_s = seconds(retry_after, RETRY_AFTER_AT_MOST_S) if code == Draining.code else None
         return NodeFull(f"{name} is at capacity: {code}", retry_after_s=wait_s)
-    quoted = excerpt(body)
+    quoted = excerpt(body if is_shown or not isinstance(reason.message, str) else reason.message)
     message = f"{name} answered {status}: {quoted}" if quoted else f"{name} answered {status}"
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
         return RelayFailed(f"{name} rejected our API key")  # the client cannot change that
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return NodeRefused(message, status=status, body=body if _is_error(response.head, body) else b"")
+        shown = body if is_shown and _is_error(response.head, body) else b""
+        return NodeRefused(message, status=status, body=shown)
     return UpstreamFailed(message) if status in GATEWAY_ERRORS else RelayFailed(message)
 
 
@@ -184,21 +226,23 @@ def _is_error(head: ResponseHead, body: bytes) -> bool:
     return decoded(_decode_object, body) is not None
 
 
-def _code(body: bytes) -> str | int | None:
-    """Return the code of an error in OpenAI's format, if there is one."""
+def _reason(body: bytes) -> _Reason:
+    """Return the code and the message of an error in OpenAI's format, as far as there are any."""
     refusal = decoded(_decode_refusal, body)
-    return None if refusal is None else refusal.error.code
+    return _Reason() if refusal is None else refusal.error
 
 
-async def _read_response(
-    name: str, job: Job, reader: UpstreamReader, response: UpstreamResponse, answer_bytes: int
-) -> Delta:
+async def _read_whole(name: str, response: UpstreamResponse, answer_bytes: int) -> bytes:
     try:
         body = await response.read_all(answer_bytes)
     except ResponseTooLarge as error:
         raise RelayFailed(error.message) from error  # a request may cause that
     if not body:
         raise UpstreamFailed(f"{name} sent an empty answer")
+    return body
+
+
+def _relayed_response(name: str, job: Job, reader: UpstreamReader, body: bytes) -> Delta:
     try:
         answer = reader.read_response(body)
     except ValueError as error:

@@ -1,33 +1,17 @@
 """Relays a stream of another server into a sink and reads as much of its events as accounting needs.
 
-Everything received in one read is relayed at once. Memory and computation are bounded, by bytes and by the
-number of events without text.
+Everything received in one read is relayed at once.
 """
 
 from dataclasses import dataclass, field
 
-import trio
-
-from fairlead.answer.reported import generated_tokens
 from fairlead.answer.sink import Sink
-from fairlead.errors import NodeFailed
-from fairlead.http.client import UpstreamFailed, UpstreamResponse
+from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
 from fairlead.job import Delta, FinishReason, Job
-from fairlead.upstream_events import UpstreamEvent, UpstreamReader
+from fairlead.upstream_events import Splitter, UpstreamEvent, UpstreamReader
 
-STREAM_BYTES = 256 * 1024 * 1024
-# Allowed events without text, such as keep-alive comments: a fixed number, plus some for each token.
-SILENT_EVENTS = 10_000
-SILENT_PER_TOKEN = 10
-# Events that are read before other tasks run.
-EVENTS_A_TURN = 200
 # Memory of a buffered event, besides its bytes.
 BUFFERED_EVENT_BYTES = 64
-AFTER_END_S = 1.0
-
-
-class RelayFailed(NodeFailed):
-    """The server sent an invalid response or an error. That does not count against its health."""
 
 
 @dataclass(slots=True)
@@ -44,7 +28,7 @@ class _Pending:
         )
 
 
-class RelayedStream:
+class RelayedStream(UpstreamStream):
     """Relays a stream's events. Two kinds are held back.
 
     Events before any generated text are held until some follows: a client that has received nothing can get
@@ -55,49 +39,29 @@ class RelayedStream:
     """
 
     def __init__(self, name: str, job: Job, reader: UpstreamReader, sink: Sink, *, event_bytes: int) -> None:
-        self._name = name
+        super().__init__(name, job, sink, event_bytes=event_bytes)
         self._reader = reader
-        self._job = job
-        self._sink = sink
-        self._choices = job.sequences
-        self._event_bytes = event_bytes
-        self._ends: dict[int, FinishReason] = {}
         self._last_index = 0
         self._has_begun = False
-        self._is_complete = False
-        self._tokens = 0
-        self._text_bytes = 0
         self._reported: int | None = None
-        self._silent_events = 0
         self._buffered_bytes = 0
         self._beginning: list[bytes] = []
         self._pending: _Pending | None = None
         self._end: Delta | None = None
         self._tail: list[bytes] = []
 
-    async def run(self, response: UpstreamResponse) -> None:
-        """Put the whole stream into the sink. Raises `RelayFailed` or `UpstreamFailed`."""
-        splitter = self._reader.splitter(self._event_bytes)
-        read_bytes = 0
-        while not self._is_complete and (data := await response.read()):
-            read_bytes += len(data)
-            if read_bytes > STREAM_BYTES:
-                raise RelayFailed(f"{self._name} sent more than {STREAM_BYTES} bytes")
-            try:
-                events = splitter.feed(data)
-                if not self._put_plain(events):
-                    await self._read_all(self._reader.split(events))
-            except OverflowError as error:
-                raise RelayFailed(f"{self._name} sent {error}") from error
-            finally:
-                self._flush()
-            if (pressure := self._sink.backpressure()) is not None:
-                await response.pause(pressure.wait)
-        if not self._is_complete and (self._end is None or splitter.has_rest):
-            raise UpstreamFailed(f"{self._name} ended a stream before its end")
-        self._finish()
-        # Only the body's end should follow, after which the connection can be reused.
-        await response.drain(AFTER_END_S)
+    def _splitter(self) -> Splitter:
+        return self._reader.splitter(self._event_bytes)
+
+    def _split(self, events: bytes) -> list[bytes]:
+        return self._reader.split(events)
+
+    async def _take(self, events: bytes) -> None:
+        try:
+            if not self._put_plain(events):
+                await super()._take(events)
+        finally:
+            self._flush()
 
     def _put_plain(self, events: bytes) -> bool:
         """Put events that are only text of one choice at once; return False if they are not, or not now."""
@@ -110,13 +74,8 @@ class RelayedStream:
         self._sink.put(Delta(self._last_index, text, raw=[events], relayed_tokens=len(texts)))
         return True
 
-    async def _read_all(self, events: list[bytes]) -> None:
-        for number, raw in enumerate(events, 1):
-            self._read(raw, self._reader.read_event(raw))
-            if number % EVENTS_A_TURN == 0:
-                await trio.lowlevel.checkpoint()
-
-    def _read(self, raw: bytes, event: UpstreamEvent) -> None:
+    def _read(self, raw: bytes) -> None:
+        event = self._reader.read_event(raw)
         if event.error is not None:
             raise RelayFailed(f"{self._name} failed: {event.error}")
         if event.generated is not None:
@@ -146,15 +105,6 @@ class RelayedStream:
     def _choice(self, index: int) -> int:
         """Return the choice of that index; an index that the request does not have is clamped."""
         return max(0, min(index, self._choices - 1))
-
-    def _count(self, text: str, tokens: int) -> None:
-        self._tokens += tokens
-        self._text_bytes += len(text) if text.isascii() else len(text.encode())
-
-    def _check_silence(self) -> None:
-        self._silent_events += 1
-        if self._silent_events > SILENT_EVENTS + SILENT_PER_TOKEN * self._tokens:
-            raise RelayFailed(f"{self._name} sent {self._silent_events} events without content")
 
     def _buffer(self, raw: bytes, buffer: list[bytes]) -> None:
         self._buffered_bytes += len(raw) + BUFFERED_EVENT_BYTES
@@ -188,14 +138,7 @@ class RelayedStream:
             self._end.raw = [b"".join([*self._beginning, *self._end.raw])]
             self._sink.put(self._end)
             unended = [self._end.index]
-        generated = generated_tokens(
-            self._job,
-            self._reported,
-            counted=self._tokens,
-            text_bytes=self._text_bytes,
-            least=min(1, self._tokens),
-        )
-        correction = generated - self._tokens
+        correction = self._correction(self._reported)
         if self._tail or correction:
             # With several choices the tail has its own index, so that it comes after all of them.
             tail = self._choices if self._choices > 1 else 0

@@ -1,8 +1,8 @@
-"""A second attempt at an answer whose beginning the client has received.
+"""A second attempt at an answer that the client has received in part.
 
 `RecordingSink` records what was put into a sink. `ReplaySink` takes another node's answer, checks that it
-repeats the recorded one, and forwards what follows. The engine's output is compared by its tokens, relayed
-output by the text of its events, because chunks may be cut differently. Only a greedy or seeded answer can be
+repeats the recorded one, and forwards what follows. The engine's output is compared by its tokens, that of
+other servers by its text, because chunks may be cut differently. Only a greedy or seeded answer can be
 repeated, which the caller has to check.
 """
 
@@ -147,13 +147,13 @@ class _SentText:
 
 
 class _ReplayedChoice:
-    """What has to be repeated of one choice, and how much of it has been."""
+    """The part of one choice that has to be repeated, and how much of it was repeated."""
 
     def __init__(self, recorded: _RecordedChoice, reader: UpstreamReader | None) -> None:
         self._reader = reader
         self._text = _SentText("".join(recorded.texts))
         self._reasoning = _SentText("".join(recorded.reasoning))
-        self._calls = {call.number: _SentText(call.arguments) for call in recorded.calls}
+        self._calls = {call.number: (call.name, _SentText(call.arguments)) for call in recorded.calls}
         self._token_ids = list(recorded.token_ids)
         self._logprobs = recorded.logprobs
         self._finished = recorded.finished
@@ -163,9 +163,15 @@ class _ReplayedChoice:
         self._tokens_at = 0
 
     def generated(self, delta: Delta) -> Delta | None:
-        """Return the new part of an engine's delta; None if nothing is new. Raises `_Mismatch`."""
+        """Return the new part of a delta without events; None if nothing is new. Raises `_Mismatch`."""
+        is_translated = delta.translation is not None
+        self._is_relayed = self._is_relayed or is_translated
+        # The text of relayed events is of all kinds.
+        before = self._text if self._was_relayed else self._reasoning
+        reasoning, _ = before.following(delta.reasoning)
         text, is_repeated = self._new_text(delta.text)
-        reasoning, _ = self._reasoning.following(delta.reasoning)
+        if (text and not self._reasoning.is_repeated) or (delta.calls and not self._text.is_repeated):
+            raise _Mismatch("it continues elsewhere")
         calls = [new for piece in delta.calls if (new := self._new_piece(piece)) is not None]
         token_ids = self._new_tokens(delta.token_ids)
         logprobs = delta.logprobs[min(self._logprobs, len(delta.logprobs)) :]
@@ -186,9 +192,14 @@ class _ReplayedChoice:
             logprobs,
             delta.finish_reason,
             delta.stop_reason,
+            relayed_tokens=delta.relayed_tokens,
+            cached_tokens=delta.cached_tokens if is_translated else 0,  # others were put with the first delta
             reasoning=reasoning,
-            reasoning_tokens=min(delta.reasoning_tokens, len(token_ids)),
+            reasoning_tokens=(
+                delta.reasoning_tokens if is_translated else min(delta.reasoning_tokens, len(token_ids))
+            ),
             calls=calls,
+            translation=delta.translation,
         )
 
     def relayed(self, delta: Delta) -> Delta | None:
@@ -223,7 +234,8 @@ class _ReplayedChoice:
         """Return an event, or the new end of it, and its text; None if it was sent before."""
         assert self._reader is not None
         event = self._reader.read_event(raw)
-        if self._was_relayed and (not event.is_known or not self._text.sent):
+        has_parts = self._reasoning.sent or self._calls
+        if has_parts or (self._was_relayed and (not event.is_known or not self._text.sent)):
             raise _Mismatch("what was sent cannot be compared")
         if not event.text:
             if not self._text.is_repeated or self._finished:
@@ -254,9 +266,11 @@ class _ReplayedChoice:
 
     def _new_piece(self, piece: CallPiece) -> CallPiece | None:
         """Return the part of a call's piece that was not sent yet, None if all of it was."""
-        sent = self._calls.get(piece.number)
-        if sent is None:
+        if piece.number not in self._calls:
             return piece
+        name, sent = self._calls[piece.number]
+        if piece.name not in (None, name):
+            raise _Mismatch("it calls another function")
         arguments, _ = sent.following(piece.arguments)
         return CallPiece(piece.number, None, arguments) if arguments else None
 
@@ -268,7 +282,8 @@ class _ReplayedChoice:
         return token_ids[len(left) :]
 
     def _check_end(self, tokens: int = 0) -> None:
-        if not self._text.is_repeated or self._tokens_at < tokens:
+        sent = (self._text, self._reasoning, *(arguments for _, arguments in self._calls.values()))
+        if not all(each.is_repeated for each in sent) or self._tokens_at < tokens:
             raise _Mismatch("it ended earlier")
 
 

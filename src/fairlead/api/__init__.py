@@ -1,1 +1,1 @@
-"""The HTTP server: the only package that knows its routes and formats."""
+"""The HTTP server: the only package with its routes and formats."""

@@ -20,7 +20,7 @@ from fairlead.errors import InvalidRequest
 
 Body = TypeVar("Body")
 
-# Members, in any dialect, whose numbers are token ids: there are many, and each costs little.
+# Members, in any dialect, that hold token ids: there are many, and each costs little.
 TOKEN_LISTS = (b"prompt", b"input", b"tokens")
 # A body has at most this many values per byte ("1.," counts as four), so most need not be counted.
 _MAX_VALUES_PER_BYTE = 2
@@ -137,7 +137,7 @@ def _invalid_value(message: str) -> InvalidRequest:
     member = _MEMBER.fullmatch(reason)
     if member is not None and "[...]" not in path:
         param = f"{param}.{member['name']}" if param else member["name"]
-        what = "is missing" if member["fault"] == "missing required" else "is no field of this request"
+        what = "is missing" if member["fault"] == "missing required" else "is not a field of this request"
         return invalid_field(param, what)
     if not param:
         return InvalidRequest(f"the body does not fit: {reason}")

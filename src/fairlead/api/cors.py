@@ -12,7 +12,8 @@ from fairlead.http.headers import Headers
 
 EVERY_ORIGIN = "*"
 EXPOSED = (
-    "X-Request-Id, Retry-After, X-Estimated-Wait, X-Estimated-Wait-P90, X-Queue-Position, x-should-retry, "
+    "X-Request-Id, request-id, Retry-After, X-Estimated-Wait, X-Estimated-Wait-P90, X-Queue-Position, "
+    "X-Fairlead-Translated, x-should-retry, "
     "x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     "x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 )
@@ -25,7 +26,7 @@ _NAMES = re.compile(rf"{_NAME}(?:[ \t]*,[ \t]*{_NAME})*", re.ASCII)
 
 
 class Cors:
-    """The origins whose pages may use the API: `*` stands for all. There are none by default."""
+    """The origins of pages that may use the API: `*` stands for all. There are none by default."""
 
     def __init__(self, origins: Iterable[str] = ()) -> None:
         self._origins = frozenset(origins)

@@ -122,7 +122,7 @@ class ScopedSnapshot:
             return
         self._taken = taken
         snapshot = self._snapshots.scope_of(self._api_key).of_snapshot(taken)
-        seen = msgspec.structs.replace(snapshot, at_s=0.0)  # a new time alone is no change
+        seen = msgspec.structs.replace(snapshot, at_s=0.0)  # a new time alone is not a change
         if seen != self._seen:
             self._seen = seen
             self.changes += 1

@@ -5,8 +5,8 @@ has been sent. So a route can start a task there and need not stop it. Once a st
 cannot change it. The exchange then returns or raises with its response unfinished, and the listener closes
 the connection.
 
-Knows ASGI and Quart, not sockets or routes. The limits are in the ASGI scope (`state["limits"]`); without
-them, as under a test client, the defaults hold.
+Depends on ASGI and Quart, not on sockets or routes. The limits are in the ASGI scope (`state["limits"]`);
+without them, as under a test client, the defaults hold.
 """
 
 from typing import Any
@@ -69,7 +69,7 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
                 await self._send_response(send, await self._error_page(request, failure))
             elif failure is not None and not isinstance(failure, CutStream):
                 raise failure
-            # A route that was not found is an exception whose frames refer to the request: a reference cycle.
+            # A route that was not found is an exception. Its frames refer to the request: a reference cycle.
             request.routing_exception = None
 
     async def _send_response(self, send: Any, response: Any) -> None:

@@ -2,7 +2,7 @@
 
 A request for a model of another server is relayed as it is, and its response is streamed back as it arrives.
 Only its envelope is read: the model, the user, the size, and whether an answer is repeatable. The rest of its
-body, and whether it is valid, is left to the server that answers it.
+body, and whether it is valid, is left to the server that answers it, if that speaks the dialect (`relays`).
 """
 
 import time
@@ -13,32 +13,30 @@ from typing import Any
 import msgspec
 
 from fairlead.answer.relay import rewritten
-from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.body import invalid_field
 from fairlead.api.dialects.dialect import (
     AnswerContext,
     AnswerTimes,
-    AnswerWriter,
+    CountingDialect,
     Dialect,
     GenerationRequest,
     Prompt,
     RelayDialect,
     StreamingDialect,
 )
-from fairlead.api.dialects.fields import MAX_INT32, Envelope
-from fairlead.api.encoding import encode_prompts
+from fairlead.api.dialects.fields import Envelope
+from fairlead.api.encoding import encode_conversation, encode_pairs, encode_prompts
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
+from fairlead.api.relays import Relays, RelayWriter
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
-from fairlead.api.structuring import GrammarCheck, check_combinations, structure_of
-from fairlead.errors import FairleadError, quoted
-from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
+from fairlead.api.structuring import GrammarCheck, Structure, check_combinations, structure_of
+from fairlead.api.tokenize import count_tokens
+from fairlead.errors import InvalidRequest, quoted
+from fairlead.job import Job, Sampling
 from fairlead.text.model import TextModel
-
-# The assumed length of an answer without a limit in its request: the other server's limit is unknown.
-USUAL_TOKENS = 256
 
 
 class GenerationPipeline:
@@ -48,6 +46,7 @@ class GenerationPipeline:
         self._jobs = jobs
         self._services = jobs.services
         self._grammars = GrammarCheck()
+        self._relays = Relays(jobs)
 
     async def respond(
         self,
@@ -70,8 +69,18 @@ class GenerationPipeline:
                 return envelope
         if adapt is not None:
             dialect = adapt(envelope)
-        job, context = await self._prepare(request, dialect, body, envelope)
+        if isinstance(dialect, CountingDialect):
+            model = self._jobs.models.known_text(request, envelope.model)
+            if model is not None:
+                return await count_tokens(self._jobs, request, dialect, body, envelope, model)
+        job, context = await self.prepare(request, dialect, body, envelope)
         del body, envelope
+        return await self.answer(request, dialect, job, context)
+
+    async def answer(
+        self, request: Request, dialect: RelayDialect, job: Job, context: AnswerContext | None
+    ) -> Response:
+        """Run a job that was prepared, and return the response as `respond` does."""
         writer, times = None, context.times if context is not None else None
         if context is not None and job.stream:
             assert isinstance(dialect, StreamingDialect)
@@ -90,28 +99,37 @@ class GenerationPipeline:
             body = dialect.write_response(context, deltas)
         return json_response(body, headers=headers)
 
-    async def _prepare(
+    async def prepare(
         self, request: Request, dialect: RelayDialect, body: bytes, envelope: Envelope
     ) -> tuple[Job, AnswerContext | None]:
-        """Return the request's job, and the context of our engine's answer; None if it is only relayed."""
+        """Return the request's job, and the context of an answer that the dialect writes.
+
+        That is None if the answer can only be one that is relayed.
+        """
         request.user = envelope.user or envelope.safety_identifier
-        body, name = self._find(request, body, envelope)
+        body, requested, name = self._find(request, body, envelope)
         model = self._services.models.get(name)
         if model is None:
-            return self._relayed_job(request, dialect, name, body, envelope), None
+            self._check_choices(envelope.choices, "n")
+            return await self._relays.job(request, dialect, body, envelope, model=name, requested=requested)
         if not isinstance(dialect, Dialect):
             raise invalid_field("model", f"{quoted(name)} is not served under {dialect.path}")
         generation = await self._jobs.offload.decode(request, body, dialect.decode)
-        model.check_purpose(embed=generation.embed)
+        model.check_purpose(*generation.tasks)
         self._check_limits(generation, model)
         prompts = await self._encode(request, generation, model)
         texts: tuple[str, ...] = ()
         if generation.echo:
             texts = await self._jobs.offload.encode(request, _decoded, model, generation.prompts)
-        sampling, parts = Sampling(max_tokens=1, temperature=0), None
+        sampling, structure = Sampling(max_tokens=1, temperature=0), Structure()
         if not generation.embed:
-            sampling, parts = await self._sampling(request, generation, model, prompts)
+            sampling, structure = await self._sampling(request, generation, model, prompts)
         streams = envelope.wants_stream and dialect.streams
+        relay = None
+        if self._services.fleet.is_relayed(name):
+            relay = await self._relays.relay(
+                request, dialect, body, generation, model=name, requested=requested, streams=streams
+            )
         job = self._jobs.job(
             request,
             envelope,
@@ -122,9 +140,10 @@ class GenerationPipeline:
             n=generation.n,
             stop=generation.stop,
             stream=streams,
-            relay=_relay(dialect, body, streams) if self._services.fleet.is_relayed(name) else None,
+            relay=relay,
             embed=generation.embed,
-            parts=parts,
+            parts=structure.parts,
+            grammar_field=structure.grammar_field,
         )
         return job, AnswerContext(job, model, int(time.time()), generation.options, texts, AnswerTimes())
 
@@ -134,11 +153,11 @@ class GenerationPipeline:
         generation: GenerationRequest,
         model: TextModel,
         prompts: tuple[ReadOnlySequence[int], ...],
-    ) -> tuple[Sampling, AnswerParts | None]:
-        """Return the sampling parameters, with the grammar of the answer, and the parts of its text."""
+    ) -> tuple[Sampling, Structure]:
+        """Return the sampling parameters, with the grammar of the answer, and its structure."""
         sampling = sampling_of(generation, model, prompts)
         if generation.answer is None and not generation.is_chat:
-            return sampling, None
+            return sampling, Structure()
         offload = self._jobs.offload
         structure = await offload.encode(request, structure_of, generation, model, prompts[0])
         grammar = structure.grammar
@@ -149,18 +168,19 @@ class GenerationPipeline:
             sampling = msgspec.structs.replace(
                 sampling, grammar=grammar, reasoning_limit=structure.reasoning_limit
             )
-        return sampling, structure.parts
+        return sampling, structure
 
-    def _find(self, request: Request, body: bytes, envelope: Envelope) -> tuple[bytes, str]:
-        """Return the body, and the canonical name of its model. Raises as `ModelAccess.find` does.
+    def _find(self, request: Request, body: bytes, envelope: Envelope) -> tuple[bytes, str, str]:
+        """Return the body, and its model: as requested, and the canonical name. Raises as `ModelAccess.find`.
 
         In a body for a selector, the model is replaced by the one that the job gets.
         """
         models = self._jobs.models
         if envelope.model is not None and models.selectors.has(envelope.model):
             target = models.selectors.take(request, envelope.model)
-            return rewritten(body, target.name), target.model
-        return body, models.find(request, envelope.model)
+            return rewritten(body, target.name), target.name, target.model
+        name = models.find(request, envelope.model)
+        return body, envelope.model or name, name
 
     def _check_limits(self, generation: GenerationRequest, model: TextModel) -> None:
         if generation.embed:
@@ -183,92 +203,25 @@ class GenerationPipeline:
         """Return the prompts' token ids. Raises as `Offload.encode` does."""
         encode = self._jobs.offload.encode
         if generation.messages is not None:
-            chat = await encode(
-                request,
-                model.encode_chat,
-                generation.messages,
-                tools=generation.tools,
-                variables=generation.template_variables,
-            )
-            return (chat,)
+            try:
+                return (await encode(request, encode_conversation, model, generation),)
+            except InvalidRequest as error:
+                if error.param == "messages":
+                    error.param = generation.messages_field
+                raise
+        limits = self._services.config.limits
+        if generation.pairs is not None:
+            return await encode(request, encode_pairs, model, generation.pairs, limits)
         return await encode(
             request,
             encode_prompts,
             model,
             generation.prompts,
-            self._services.config.limits,
+            limits,
             generation.prompts_field,
             special_tokens=generation.special_tokens,
+            suffix=generation.suffix,
         )
-
-    def _relayed_job(
-        self, request: Request, dialect: RelayDialect, model: str, body: bytes, envelope: Envelope
-    ) -> Job:
-        streams = envelope.wants_stream and dialect.streams
-        self._check_choices(envelope.choices, "n")
-        return self._jobs.job(
-            request,
-            envelope,
-            model,
-            prefix="relay",
-            sampling=_relayed_sampling(dialect, envelope),
-            n=envelope.choices,
-            stream=streams,
-            relay=_relay(dialect, body, streams),
-            prompt_estimate=len(body) // BYTES_A_TOKEN,
-        )
-
-
-class RelayWriter:
-    """A `StreamWriter` of other servers' events, which are passed on unchanged, including their end.
-
-    After a failure, another node may continue the answer: what our own engine generates is written by `own`.
-    """
-
-    def __init__(self, dialect: RelayDialect, own: AnswerWriter | None = None) -> None:
-        self._dialect = dialect
-        self._own = own
-        self._is_relayed = own is None
-
-    def write(self, deltas: list[Delta]) -> bytes:
-        """See `StreamWriter`."""
-        events: list[bytes] = []
-        for delta in deltas:
-            if delta.raw:
-                events += delta.raw
-                self._is_relayed = True
-            elif self._own is not None:
-                events.append(self._write_own(self._own, delta))
-        return b"".join(events)
-
-    def end(self) -> bytes:
-        """See `StreamWriter`. If another server wrote last, it has ended the answer itself."""
-        return b"" if self._own is None or self._is_relayed else self._own.end()
-
-    def fail(self, error: FairleadError) -> bytes:
-        """See `StreamWriter`."""
-        if self._own is None or self._is_relayed:
-            return self._dialect.error_event(error)
-        return self._own.fail(error)
-
-    def _write_own(self, own: AnswerWriter, delta: Delta) -> bytes:
-        if self._is_relayed:
-            self._is_relayed = False
-            own.skip_beginnings()
-        return own.write([delta])
-
-
-def _relay(dialect: RelayDialect, body: bytes, streams: bool) -> Relay:
-    return Relay(dialect.path, body, streams, reader=dialect.reader)
-
-
-def _relayed_sampling(dialect: RelayDialect, envelope: Envelope) -> Sampling:
-    """Return what the queue and a failover use: the longest possible answer, and if it is repeatable."""
-    if not dialect.streams:  # nothing is generated
-        return Sampling(max_tokens=1)
-    temperature = 1.0 if envelope.temperature is None else envelope.temperature
-    limit = min(envelope.token_limit or USUAL_TOKENS, MAX_INT32)
-    return Sampling(max_tokens=limit, temperature=temperature, seed=envelope.seed)
 
 
 def _decoded(model: TextModel, prompts: ReadOnlySequence[Prompt]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """What the routes share: reading a body, and running jobs.
 
-Request ids: a job has the `X-Request-Id` of its request, for its own client, for `cancel` and in the log. An
-id that a job in flight has already gets a suffix, which the response's header includes.
+Request ids: a job has the `X-Request-Id` of its request, for its own client, for `cancel` and in the log. If
+another job in flight has the id, a suffix is appended, which the response's header includes.
 """
 
 from collections.abc import Callable
@@ -93,6 +93,7 @@ class JobService:
         prompt_estimate: int = 0,
         embed: bool = False,
         parts: AnswerParts | None = None,
+        grammar_field: str = "",
     ) -> Job:
         """Return the job for the request; `prefix` begins its id.
 
@@ -120,6 +121,7 @@ class JobService:
             path=request.path[:LOGGED_LENGTH],
             client=request.address,
             parts=parts,
+            grammar_field=grammar_field,
         )
 
     # Running its job ---------------------------------------------------------------------------------
@@ -127,14 +129,14 @@ class JobService:
     async def collect(
         self, request: Request, job: Job, *, times: AnswerTimes | None = None
     ) -> tuple[list[Delta], dict[str, str]]:
-        """Run the job to its end. Return one delta per choice, and the response headers about its wait.
+        """Run the job to its end. Return one delta per choice, and the response headers about the answer.
 
         `times` notes the beginning of the answer. Raises a `FairleadError`.
         """
         job, charge, pending = self._admit(request, job, times)
         await self._serve(job, charge, pending)
         answer = await pending.get()
-        return await _collect(answer.deltas, job.sequences), waiting_headers(answer)
+        return await _collect(answer.deltas, job.sequences), answer_headers(answer)
 
     async def stream(
         self,
@@ -158,7 +160,7 @@ class JobService:
         waiting = partial(self.services.gateway.waiting, job.request_id)
         body = EventStream(pending, dialect, writer, waiting, loading)
         if pending.is_available:
-            return stream_response(body, waiting_headers(await pending.get()))
+            return stream_response(body, answer_headers(await pending.get()))
         now = waiting()
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
         return stream_response(body, headers)
@@ -226,9 +228,11 @@ async def _collect(deltas: Deltas, choices: int) -> list[Delta]:
     return merged
 
 
-def waiting_headers(answer: Answer) -> dict[str, str]:
-    """Return the response headers about a job's wait; none for a job that did not wait."""
-    return _headers(answer.estimated_wait_s, answer.queue_position, answer.estimated_wait_p90_s)
+def answer_headers(answer: Answer) -> dict[str, str]:
+    """Return the response headers about a job's wait, if it did wait, and about a translated answer."""
+    headers = _headers(answer.estimated_wait_s, answer.queue_position, answer.estimated_wait_p90_s)
+    translated_from = answer.deltas.translated_from
+    return headers if translated_from is None else {**headers, "X-Fairlead-Translated": translated_from}
 
 
 def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -> dict[str, str]:
@@ -237,10 +241,10 @@ def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Return whether a job without an answer costs nothing.
+    """Return whether a job without an answer is not charged.
 
-    A job that ran until its timeout costs, and so does one that its client cancelled: otherwise clients could
-    have prompts computed for free.
+    A job that ran until its timeout is charged, and also one that its client cancelled. Otherwise clients
+    could have prompts computed without a charge.
     """
     return isinstance(error, FairleadError) and not isinstance(error, RequestTimeout | Cancelled)
 

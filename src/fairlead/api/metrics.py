@@ -8,7 +8,7 @@ from prometheus_client.exposition import choose_encoder
 from fairlead.api.request import Request, Response
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
-from fairlead.telemetry.metrics import ServerMetrics
+from fairlead.telemetry.metrics import KeptResponses, ServerMetrics
 from fairlead.telemetry.snapshot import Overview
 from fairlead.telemetry.tenants import TenantNames
 
@@ -17,11 +17,15 @@ class Metrics:
     """The view of `/metrics`, in the text format or as OpenMetrics, as the request's `Accept` requires."""
 
     def __init__(
-        self, services: Services, overview: Overview, refusals: Callable[[], Mapping[str, int]]
+        self,
+        services: Services,
+        overview: Overview,
+        refusals: Callable[[], Mapping[str, int]],
+        responses: Callable[[], KeptResponses],
     ) -> None:
         tenants = TenantNames(services.config)
         self._services = services
-        self._metrics = ServerMetrics(overview, refusals=refusals, tenants=tenants)
+        self._metrics = ServerMetrics(overview, refusals=refusals, tenants=tenants, responses=responses)
         self._threads = trio.CapacityLimiter(1)
 
     async def metrics(self, request: Request) -> Response:

@@ -56,6 +56,10 @@ class ModelAccess:
             raise InvalidRequest(f"model: the tokens of {quoted(found)} are not known here", param="model")
         return model
 
+    def known_text(self, request: Request, name: str | None) -> TextModel | None:
+        """Return the model, as `find` does; None if its tokenizer is unknown."""
+        return self._services.models.get(self.find(request, name))
+
     def _only_model(self, request: Request) -> str:
         models = self.listed(request)
         if len(models) == 1:

@@ -40,7 +40,9 @@ class ModelRoutes:
         card = self._blank_card(name)
         if (model := self._services.models.get(name)) is not None:
             card |= {"created": model.created, "max_model_len": model.max_model_len}
-            card["task"] = "generate" if model.embedding is None else "embed"
+            card["task"] = model.task
+            if model.infill is not None:
+                card["infill"] = True
         config = self._services.fleet.catalog.models.get(name)
         if isinstance(config, CommandConfig):
             card |= _described(config)

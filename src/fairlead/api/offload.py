@@ -60,7 +60,7 @@ class Offload:
     async def encode(
         self, request: Request, encode: Callable[..., Encoded], *arguments: Any, **options: Any
     ) -> Encoded:
-        """Call a function whose time grows with a job's prompt, as `in_turn` does.
+        """Call a function that takes longer for longer prompts, as `in_turn` does.
 
         Raises `RateLimited`, too, if the body is long and the key's limits are used up.
         """
@@ -70,7 +70,7 @@ class Offload:
         return await self.in_turn(request, partial(encode, *arguments, **options))
 
     async def in_turn(self, request: Request, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
-        """Call a function whose time grows with a text: for a long body in a thread, by tenants' turns.
+        """Call a function that takes longer for longer texts: for a long body in a thread, by tenants' turns.
 
         Raises what the function raises, `QueueFull` and `QueueTimeout`.
         """

@@ -13,7 +13,8 @@ import msgspec
 
 from fairlead.answer.reported import decoded
 from fairlead.config import AnyModelConfig, CommandConfig
-from fairlead.text.model import GenerationDefaults, TextModel
+from fairlead.text.model import TextModel
+from fairlead.text.settings import GenerationDefaults
 
 _MAX_HEADER_BYTES = 100 * 1024 * 1024
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))

@@ -8,7 +8,7 @@ its clients. So the raw path (RFC 3986, 3.3)
 - is printable UTF-8 when its escapes are decoded. They are decoded once, as in ASGI;
 - may end in a slash below `/upstream/`, where the paths are another server's;
 - has an escaped slash only in a name: OpenAI's client requests `/v1/models/org%2Fmodel`, which is the same as
-  `/v1/models/org/model`, but `/v1%2Fmodels` is no route.
+  `/v1/models/org/model`, but `/v1%2Fmodels` is not a route.
 """
 
 import re

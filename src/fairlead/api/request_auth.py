@@ -4,7 +4,7 @@ Independent of frameworks.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 from secrets import token_hex
 
@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from fairlead.api.cors import Cors
+from fairlead.api.dialects.dialect import REQUEST_ID_HEADERS
 from fairlead.api.origin import OriginPolicy
 from fairlead.api.paths import nearest_route
 from fairlead.api.request import Request
@@ -29,7 +30,10 @@ logger = structlog.get_logger("fairlead.api")
 
 
 class RequestAuth:
-    """The checks of requests, the log of refused ones, and the headers common to all responses."""
+    """The checks of requests, the log of refused ones, and the headers common to all responses.
+
+    `id_headers` returns, for a path, the names of the headers that have the request's id.
+    """
 
     def __init__(
         self,
@@ -39,12 +43,14 @@ class RequestAuth:
         cors: Cors | None = None,
         *,
         paths: Collection[str] = (),
+        id_headers: Callable[[str], Iterable[str]] = lambda _path: REQUEST_ID_HEADERS,
     ) -> None:
         self._authenticator = authenticator
         self._quotas = quotas
         self._origins = origins
         self._cors = cors or Cors()
         self._paths = paths
+        self._id_headers = id_headers
         self._refusals: Counter[str] = Counter()
         self._next_nearest_route = -inf
 
@@ -110,7 +116,7 @@ class RequestAuth:
         """Return the headers of every response. A caller without a known key has no limits to report."""
         limits = self._quotas.of(request.api_key).headers(trio.current_time())
         cors = self._cors.headers(request.headers) if request.is_open_to_pages else {}
-        return {"X-Request-Id": request.request_id, **limits, **cors}
+        return dict.fromkeys(self._id_headers(request.path), request.request_id) | limits | cors
 
 
 def _request_id(given: str) -> str:

@@ -47,8 +47,8 @@ class IncomingBody:
         """Return the whole body, once. Count it for the tenant.
 
         Raises `BodyTooLarge` as soon as more than `limits.body_bytes` is announced or received, `BodyTimeout`
-        after `limits.body_timeout_s`, `BodiesFull`, and `InvalidRequest` for a compressed body. The listener
-        closes a connection whose body was not read to its end, after the response.
+        after `limits.body_timeout_s`, `BodiesFull`, and `InvalidRequest` for a compressed body. If a body was
+        not read to its end, the listener closes the connection after the response.
         """
         check_encoding(self._headers.get("Content-Encoding", ""))
         announced = self._headers.get("Content-Length", "")
@@ -138,7 +138,7 @@ class IncomingBody:
 def check_encoding(encoding: str) -> None:
     """Raise `InvalidRequest` unless this `Content-Encoding` means that the body is not encoded."""
     if encoding.strip().lower() not in {"", "identity"}:
-        raise InvalidRequest(f"the body must not be encoded, not as {encoding!r}", param="Content-Encoding")
+        raise InvalidRequest(f"the body must not be encoded, but is {encoding!r}", param="Content-Encoding")
 
 
 async def _raise(error: FairleadError) -> None:

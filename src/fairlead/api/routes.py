@@ -33,10 +33,10 @@ from fairlead.tenancy.access import Authenticator
 
 
 class Match:
-    """The route of a request, or why there is none: found once, and then used in place of Quart's adapter."""
+    """The route of a request, or the reason why it has none; used instead of Quart's adapter."""
 
     def __init__(self, url_map: Map, scope: Any, *, has_path: bool) -> None:
-        # Quart's own adapter also reads `Host`, and fails if DNS could not have it.
+        # Quart's own adapter also reads `Host`, and fails for names that DNS does not allow.
         self._adapter = url_map.bind("localhost", default_method=scope["method"], path_info=scope["path"])
         self.error: werkzeug.HTTPException | None = None if has_path else werkzeug.NotFound()
         self.rule: Any = None
@@ -64,7 +64,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     """Quart with the rules of the route table, our own exchange and request. Holds nothing to be closed.
 
     With `bypasses_quart`, the direct routes, and requests without a route, are handled without Quart. A flood
-    of them would cost more in Quart, which has all rules in any case.
+    of them would cost more in Quart. Quart has the rules of all routes in any case.
     """
 
     asgi_http_class = Exchange
@@ -84,14 +84,15 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._authenticator = Authenticator(services.config.api_keys)
         self._cors = Cors(services.config.cors.origins)
         self._paths = Paths(route.path for route in routes)
+        self._error_formats = ErrorFormats(dialects_of(routes))
         self._auth = RequestAuth(
             self._authenticator,
             self._jobs.quotas,
             OriginPolicy(services.config.host, services.config.allowed_hosts),
             self._cors,
             paths=tuple(dict.fromkeys(route.path for route in routes)),
+            id_headers=lambda path: self._error_formats.of(path).request_id_headers,
         )
-        self._error_formats = ErrorFormats(dialects_of(routes))
         self._permissions: dict[str, Permission] = {}
         self._add_routes(Views(services, routes, self._jobs, self._auth, self._cors), routes)
         self.before_request(self._enter)
@@ -126,7 +127,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         self._authenticator.change(api_keys)
 
     def _add_routes(self, views: Views, routes: Sequence[Route]) -> None:
-        """Add a rule for each route. Record the dashboard's history while the application is served."""
+        """Add a rule for each route. Run the views' own tasks while the application is served."""
         direct: dict[str, View] = {}
         for route in routes:
             endpoint, view = f"{route.method} {route.path}", views.of(route)
@@ -140,10 +141,12 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         )
 
         @self.while_serving  # type: ignore[untyped-decorator]  # quart_trio has no types
-        async def record_history() -> AsyncIterator[None]:
+        async def run_tasks() -> AsyncIterator[None]:
             self.nursery.start_soon(views.events.record_history)
+            await self.nursery.start(views.responses.background.run)
             yield
             views.events.stop()
+            views.responses.background.stop()
 
     async def _enter(self) -> QuartResponse | None:
         """Check a request before routing errors are raised, because they show which routes exist."""

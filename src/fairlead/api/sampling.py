@@ -39,6 +39,8 @@ def sampling_of(request: GenerationRequest, model: TextModel, prompts: Sequence[
         if (value := getattr(requested, name)) is not None:
             values[name] = value
     values["top_k"] = max(0, values["top_k"])  # vLLM's -1 means off
+    if request.suffix and model.infill is not None and not requested.ignore_eos:
+        values["stop_token_ids"] = (*(requested.stop_token_ids or ()), *model.infill.ends)
     values["prompt_logprobs"] = _prompt_logprobs(request, prompts)
     return Sampling(max_tokens=limit, logprobs=request.logprobs, **values)
 

@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from fairlead.api.dialects.fields import PositiveCount
 from fairlead.config.fleet import MAX_ID_LENGTH
+from fairlead.config.models import Dialects
 
 
 class LoadModelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,3 +39,4 @@ class AddNodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     seats: PositiveCount | None = None
     models: tuple[str, ...] | None = None
     model_names: dict[str, str] | None = None
+    dialects: Annotated[Dialects, Meta(extra_json_schema={"minItems": 1})] | None = None

@@ -15,9 +15,9 @@ from fairlead.text.model import TextModel
 class Services:
     """Everything that the routes use.
 
-    `models` are the engine's, by canonical name: their tokenizers are loaded here. Others, which only `fleet`
-    knows, are relayed. `aliases` maps other names to canonical ones, of all kinds of models, and `selectors`
-    has the names that stand for several. All three may change at run time.
+    `models` are the engine's, by canonical name: their tokenizers are loaded here. Requests for other models
+    of `fleet` are relayed. `aliases` maps other names to canonical ones, of all kinds of models, and
+    `selectors` has the names that stand for several. All three may change at run time.
 
     `estimate` returns, for a model, tenant and priority, the forecast for a new job: `position`,
     `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns the current problems, by model;

@@ -17,7 +17,7 @@ MAX_REMEMBERED = 4096
 
 
 class Structure(NamedTuple):
-    """What a job needs so that its answer has the requested form. `grammar_field`: what the grammar is of."""
+    """What a job needs so that its answer has the requested form. `grammar_field`: the grammar's source."""
 
     grammar: str | None = None
     grammar_field: str = ""

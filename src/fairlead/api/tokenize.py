@@ -1,6 +1,6 @@
-"""`POST /tokenize` and `/detokenize`, with vLLM's field names.
+"""`POST /tokenize` and `/detokenize`, with vLLM's field names, and the number of tokens of any prompt.
 
-Both are bounded by the model's context and charged to the API key like a prompt. Long texts are encoded
+All are bounded by the model's context and charged to the API key like a prompt. Long texts are encoded
 in threads, which tenants use in turn.
 """
 
@@ -13,9 +13,11 @@ import trio
 from msgspec import Meta
 
 from fairlead.api.body import BodyParser, invalid_field
-from fairlead.api.dialects.fields import TemplateVariables, TokenId
+from fairlead.api.dialects.dialect import CountingDialect
+from fairlead.api.dialects.fields import Envelope, TemplateVariables, TokenId
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
 from fairlead.api.dialects.unserved import TOKENIZE, capturing, refuse_unserved
+from fairlead.api.encoding import encode_conversation
 from fairlead.api.job_service import JobService
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import check_token_ids
@@ -85,7 +87,7 @@ class Tokens:
         _check(parsed)
         chars = request.body_bytes if parsed.prompt is None else len(parsed.prompt)
         estimate = chars // USUAL_CHARS_PER_TOKEN
-        with self._charged(request, estimate, "prompt", is_estimate=True) as charge:
+        with _charged(self._jobs, request, estimate, "prompt", is_estimate=True) as charge:
             body, tokens = await self._jobs.offload.in_turn(request, _tokenized, model, parsed)
             charge.correct_prompt(tokens, trio.current_time())
         return json_response(body)
@@ -96,25 +98,45 @@ class Tokens:
         model = self._jobs.models.find_text(request, parsed.model)
         if len(parsed.tokens) > model.max_model_len:
             raise _too_long(model, f"{len(parsed.tokens)} tokens", "tokens")
-        with self._charged(request, len(parsed.tokens), "tokens"):
+        with _charged(self._jobs, request, len(parsed.tokens), "tokens"):
             body = await self._jobs.offload.in_turn(request, _detokenized, model, parsed.tokens)
         return json_response(body)
 
-    @contextmanager
-    def _charged(
-        self, request: Request, tokens: int, param: str, *, is_estimate: bool = False
-    ) -> Iterator[Charge]:
-        """Charge the key as for a job; refund it if the request is refused. Raises as `Quota.admit` does."""
-        charge = self._jobs.quotas.of(request.api_key).admit(
-            prompt_tokens=tokens, is_estimate=is_estimate, now_s=trio.current_time(), param=param
-        )
-        try:
-            yield charge
-        except FairleadError:
-            charge.refund()
-            raise
-        finally:
-            charge.end()
+
+async def count_tokens(
+    jobs: JobService,
+    request: Request,
+    dialect: CountingDialect,
+    body: bytes,
+    envelope: Envelope,
+    model: TextModel,
+) -> Response:
+    """Return the number of tokens of a prompt in any dialect, with which a job would have that prompt."""
+    request.user = envelope.user or envelope.safety_identifier
+    generation = await jobs.offload.decode(request, body, dialect.decode)
+    model.check_purpose("generate")
+    estimate = request.body_bytes // USUAL_CHARS_PER_TOKEN
+    with _charged(jobs, request, estimate, "messages", is_estimate=True) as charge:
+        ids = await jobs.offload.in_turn(request, encode_conversation, model, generation)
+        charge.correct_prompt(len(ids), trio.current_time())
+    return json_response(dialect.write_count(len(ids)))
+
+
+@contextmanager
+def _charged(
+    jobs: JobService, request: Request, tokens: int, param: str, *, is_estimate: bool = False
+) -> Iterator[Charge]:
+    """Charge the key as for a job; refund it if the request is refused. Raises as `Quota.admit` does."""
+    charge = jobs.quotas.of(request.api_key).admit(
+        prompt_tokens=tokens, is_estimate=is_estimate, now_s=trio.current_time(), param=param
+    )
+    try:
+        yield charge
+    except FairleadError:
+        charge.refund()
+        raise
+    finally:
+        charge.end()
 
 
 def _check(request: TokenizeRequest) -> None:

@@ -42,7 +42,7 @@ class Turns:
         self._free = threads
         self._each = each
         self._running: dict[str, int] = {}
-        # By tenant, in round-robin order. A tenant whose turn has ended moves to the end.
+        # By tenant, in round-robin order. After its turn a tenant moves to the end.
         self._lines: dict[str, dict[Turn, None]] = {}
         self._shares = Shares(most_waiting)
 

@@ -13,7 +13,7 @@ from fairlead.answer.passthrough import decode_head, forwarded_headers
 from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.cors import Cors
 from fairlead.api.dialects.fields import CommonFields
-from fairlead.api.job_service import JobService, waiting_headers
+from fairlead.api.job_service import JobService, answer_headers
 from fairlead.api.request import NO_SNIFFING, CutStream, Request, Response
 from fairlead.errors import FairleadError, Forbidden, InvalidRequest, ModelUnloaded, NotFound, quoted
 from fairlead.job import Job, Passthrough, Relay, Sampling
@@ -114,7 +114,7 @@ class UpstreamRoute:
         answer = await pending.get()
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
-        headers = {**head.headers, **waiting_headers(answer), **NO_SNIFFING}
+        headers = {**head.headers, **answer_headers(answer), **NO_SNIFFING}
         return Response(PassedThrough(answer.deltas, b"".join(first.raw)), head.status, headers)
 
 

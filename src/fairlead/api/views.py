@@ -17,6 +17,7 @@ from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
 from fairlead.api.request import View
 from fairlead.api.request_auth import RequestAuth
+from fairlead.api.responses.routes import ResponseRoutes
 from fairlead.api.route import Route
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
@@ -40,14 +41,16 @@ class Views:
             refusals=auth.refusals,
         )  # shared: rates are computed between snapshots
         self.events = Events(overview.snapshot, services.draining, partial(scope_of, services))
+        self.responses = ResponseRoutes(jobs, self._pipeline)
         self._objects = (
+            self.responses,
             ModelRoutes(jobs),
             Tokens(jobs),
             UpstreamRoute(jobs, cors),
             QueueRoutes(jobs),
             FleetRoutes(jobs),
             Admin(services),
-            Metrics(services, overview, auth.refusals),
+            Metrics(services, overview, auth.refusals, self.responses.totals),
             OpenApi(routes),
             OllamaRoutes(jobs, self._pipeline, auth),
             Dashboard(),
@@ -56,9 +59,9 @@ class Views:
 
     def of(self, route: Route) -> View:
         """Return the view of a route."""
-        if route.dialect is not None and route.view is None:
+        if route.view is None:
+            assert route.dialect is not None
             return partial(self._pipeline.respond, dialect=route.dialect)
-        assert route.view is not None
         name = route.view.__name__
         (found,) = (each for each in self._objects if getattr(type(each), name, None) is route.view)
         view: View = getattr(found, name)

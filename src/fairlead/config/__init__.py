@@ -20,6 +20,7 @@ from fairlead.config.models import (
     MODEL_KINDS,
     AnyModelConfig,
     CommandConfig,
+    DialectName,
     FiltersConfig,
     KvCacheConfig,
     ModelConfig,
@@ -29,7 +30,7 @@ from fairlead.config.models import (
     demonstration_model,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
-from fairlead.config.server import Config, Limits, QueueConfig, ServerConfig, UpstreamConfig
+from fairlead.config.server import Config, Limits, QueueConfig, ResponsesConfig, ServerConfig, UpstreamConfig
 from fairlead.config.spelling import ConfigError, Fault
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "CorsConfig",
+    "DialectName",
     "Fault",
     "FiltersConfig",
     "GroupConfig",
@@ -57,6 +59,7 @@ __all__ = [
     "NamedSwap",
     "NodeConfig",
     "QueueConfig",
+    "ResponsesConfig",
     "SelectorConfig",
     "SelectorSettings",
     "ServerConfig",

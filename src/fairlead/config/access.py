@@ -9,7 +9,7 @@ import msgspec
 from fairlead.config.spelling import AtLeastOne, Fault, spelled
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*\\A-Z]+")
-_ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in small letters, without the usual port"
+_ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in lower case, without the default port"
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 

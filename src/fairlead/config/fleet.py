@@ -5,7 +5,15 @@ from typing import Any
 
 import msgspec
 
-from fairlead.config.models import ANSWER_BYTES, HTTP_URL, FiltersConfig, TimeoutsConfig, is_http_url
+from fairlead.config.models import (
+    ANSWER_BYTES,
+    HTTP_URL,
+    MOST_DIALECTS,
+    Dialects,
+    FiltersConfig,
+    TimeoutsConfig,
+    is_http_url,
+)
 from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, spelled
 
 MAX_ID_LENGTH = 128
@@ -28,6 +36,9 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Its own names for some models, by their names in requests."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
+    dialects: Dialects = MOST_DIALECTS
+    """The dialects that it speaks: openai, responses, messages, ollama. Requests in others are translated to
+    openai. A Fairlead server speaks all."""
     answer_bytes: AtLeastOne = ANSWER_BYTES
     """Maximum size in bytes of a response, or of one event of a streamed response; a larger one fails."""
 
@@ -44,6 +55,8 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
             yield Fault(("url",), f"must be {HTTP_URL}; its key goes into apiKey")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             yield Fault(("apiKey",), "has characters that no header may have")
+        if not self.dialects:
+            yield Fault(("dialects",), "must be one or more")
         if self.models is not None and not self.models:
             yield Fault(("models",), "must be one name or more; omit it to query the node")
         if self.models is not None and not all(name.strip() for name in self.models):
@@ -112,7 +125,7 @@ class MatrixSwap(msgspec.Struct, frozen=True, tag="matrix"):
 
 
 class LruSwap(msgspec.Struct, frozen=True, tag="lru", rename=spelled):
-    """Eviction of the least recently used models, above these limits. Not in llama-swap."""
+    """Eviction of the least recently used models, above these limits. llama-swap has no such policy."""
 
     max_loaded: AtLeastOne | None = None
     """Maximum number of models that are loaded at the same time."""

@@ -24,6 +24,9 @@ from fairlead.config.spelling import (
 from fairlead.structured import formats
 
 ModelKind = Literal["engine", "command"]
+DialectName = Literal["openai", "responses", "messages", "ollama"]
+Dialects = tuple[DialectName, ...]
+MOST_DIALECTS: Dialects = ("openai", "responses", "messages")
 SpecialTokens = Literal["text", "parse"]
 ConfiguredFormat = Annotated[str | dict[str, Any] | None, Meta(extra={"choices": formats.NAMES})]
 ANSWER_BYTES = 16 * 1024 * 1024
@@ -57,6 +60,7 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
 
     kind: ClassVar[ModelKind] = "engine"
     is_relayed: ClassVar = False
+    dialects: ClassVar[tuple[str, ...]] = ()
     unlisted: ClassVar = False
 
     path: Path
@@ -201,6 +205,9 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
     """The server's name for the model. Default: the name here."""
     filters: FiltersConfig = FiltersConfig()
     timeouts: TimeoutsConfig = TimeoutsConfig()
+    dialects: Dialects = MOST_DIALECTS
+    """The dialects that the server speaks: openai, responses, messages, ollama. Requests in others are
+    translated to openai."""
     answer_bytes: AtLeastOne = ANSWER_BYTES
     """Maximum size in bytes of a response, or of one event of a streamed response; a larger one fails."""
     unlisted: bool = False
@@ -222,6 +229,8 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
         """Yield faults of settings with which no server could be started or reached."""
         if not self.cmd:
             yield Fault(("cmd",), "must not be empty")
+        if not self.dialects:
+            yield Fault(("dialects",), "must be one or more")
         if not is_http_url(self.proxy):
             yield Fault(("proxy",), f"must be {HTTP_URL}")
         if self.check_endpoint != "none" and not self.check_endpoint.startswith("/"):
@@ -242,7 +251,7 @@ def _faults_of_pattern(pattern: str) -> Iterator[Fault]:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        yield Fault(("progressPattern",), f"is no regular expression: {error}")
+        yield Fault(("progressPattern",), f"is not a regular expression: {error}")
         return
     if groups not in (1, 2):
         yield Fault(("progressPattern",), f"must have one group or two, not {groups}")

@@ -103,6 +103,21 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """Maximum number of answers of one request: prompts times n."""
 
 
+class ResponsesConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """What is kept of the responses of `/v1/responses`: in memory only, each for its own key."""
+
+    store: bool = True
+    """Whether responses are kept, so that clients can read, continue and cancel them. If not, `store` in a
+    request has no effect, and `previous_response_id` and `background` are refused.
+    """
+    max_bytes: AtLeastOne = 64 * 1024 * 1024
+    """Maximum size in bytes of all kept responses. When it is exceeded, the tenant with the most loses its
+    oldest ones.
+    """
+    ttl_s: Seconds = 3600.0
+    """How long a response is kept after its end, or after the last request that continued it."""
+
+
 # Files of a web page. A browser that requests them for an open page must not load a model.
 _STATIC_FILES = r".*\.(js|json|css|png|gif|jpg|jpeg|ico|txt)$"
 
@@ -126,7 +141,7 @@ class UpstreamConfig(msgspec.Struct, frozen=True, rename=spelled):
             try:
                 re.compile(pattern)
             except re.error as error:
-                yield Fault(("ignorePaths", index), f"is no regular expression: {error}")
+                yield Fault(("ignorePaths", index), f"is not a regular expression: {error}")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
@@ -145,6 +160,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """Keys, of which clients must send one, each as text or as a mapping; empty: no key is needed."""
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
+    responses: ResponsesConfig = ResponsesConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     request_timeout_s: Seconds = 600.0
     """How long a job may run, from its seat to its last token, before it fails with 408."""

@@ -75,7 +75,7 @@ class _Types:
         return {"$ref": f"#/$defs/{name}"}
 
     def struct(self, kind: type[msgspec.Struct]) -> Schema:
-        """Return the schema of a struct, and of the other keys that a file may have in its place."""
+        """Return the schema of a struct, including the further keys that its mapping in a file may have."""
         texts = documentation_of(kind)
         fields = {field.name: field for field in msgspec.structs.fields(kind)}
         properties: dict[str, Schema] = {}
@@ -180,7 +180,7 @@ def _bounds(shape: Shape) -> Schema:
 
 @cache
 def _beside() -> dict[type, dict[str, Schema]]:
-    """Return the keys that are not settings, by the struct in whose place a file may have them."""
+    """Return the keys that a mapping in a file may have besides the settings of its struct, by struct."""
     macros = {
         "description": "Values that replace ${NAME} in the file, by name.",
         "type": ["object", "array", "null"],

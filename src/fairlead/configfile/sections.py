@@ -1,6 +1,6 @@
 """The configuration file without its models: our settings, and llama-swap's sections as types.
 
-Knows how settings are spelled and which exclude each other, not what they do (`llama_swap`).
+Defines how settings are spelled and which exclude each other, not what they do (`llama_swap`).
 """
 
 from collections.abc import Iterator

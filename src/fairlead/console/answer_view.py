@@ -129,7 +129,7 @@ class AnswerView:
 def described_call(name: str, arguments: str) -> str:
     """Return lines with the function's name and each argument; a text of several lines is a block of its own.
 
-    Arguments that are no JSON object are shown as they are.
+    Arguments that are not a JSON object are shown as they are.
     """
     lines = [f"call {_on_one_line(name)}"]
     try:

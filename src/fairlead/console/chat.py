@@ -83,7 +83,7 @@ def _connect(
         if model and is_gguf(model):
             raise ServerError(gguf_advice(model)) from None
         if model and path is None:
-            missing = f"{absent}, and {model} is no directory to serve a model from"
+            missing = f"{absent}, and {model} is not a directory of a model"
             raise ServerError(missing + _or_question(model, prompt)) from None
         served = []
     if name in served or (name is None and served):

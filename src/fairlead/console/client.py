@@ -249,7 +249,7 @@ def _pieces(events: Iterator[bytes]) -> Iterator[Piece | Queued]:
             raise ServerError(_message(chunk.error))
         for choice in chunk.choices:
             yield from choice.delta.pieces()
-    raise ServerError("the server ended the answer before its end")
+    raise ServerError("the server closed the stream before the end of the answer")
 
 
 def _refusal(response: httpx.Response) -> str:

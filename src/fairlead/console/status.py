@@ -207,7 +207,7 @@ def nodes_table(nodes: Iterable[NodeRow]) -> "Table":
 
 
 def problems(models: Iterable[ModelRow], nodes: Iterable[NodeRow]) -> "list[Text]":
-    """Return a line for each model and node with a problem, whose text is too long for a table."""
+    """Return a line for each model and node with a problem: its text is too long for a table."""
     from rich.text import Text
 
     named = [*((row.model, row.problem) for row in models), *((row.id, row.problem) for row in nodes)]

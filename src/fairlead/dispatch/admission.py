@@ -45,7 +45,7 @@ class JobAdmission:
         if self._rejects_loading and self.must_load(job):
             return ModelLoading(f"the model {job.model} is being loaded", retry_after_s=RETRY_S)
         if job.no_queue:
-            return NoQueue("no seat is free, and the request asks not to be queued")
+            return NoQueue("no seat is free, and the request must not be queued")
         if not self._queue.has_bytes_for(job):
             return QueueFull("the queue is full: the requests that wait are too large together")
         return too_long

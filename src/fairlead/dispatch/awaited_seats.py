@@ -6,7 +6,7 @@ from fairlead.dispatch.node_state import NodeState
 
 
 class AwaitedSeats:
-    """The seats of the `nodes` that have the model; of all nodes if none has it, for it must be loaded.
+    """The seats of the `nodes` that have the model; of all nodes if none has it, because it must be loaded.
 
     `seats` leaves out free ones. A waiting job cannot have them: cache memory is short, or the node drains or
     is full.

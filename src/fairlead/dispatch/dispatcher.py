@@ -88,7 +88,7 @@ class Dispatcher:
         scheduler: str = "default",
     ) -> None:
         self._queue = queue
-        random = random or Random()  # noqa: S311  # spreads load and retries, guards nothing
+        random = random or Random()  # noqa: S311  # spreads load and retries, not for secrets
         make_scheduler = SCHEDULERS.find(scheduler, "scheduler")
         self.scheduler = make_scheduler(self, SchedulingOptions(queue, random, rejects_loading))
         self._timer = Timer()

@@ -26,7 +26,7 @@ class ModelEffects(Protocol):
         """Report that the requested model is loaded, or the error because of which it will not be."""
 
     def idle(self, node_id: str, models: frozenset[str], used: int) -> None:
-        """Report that a node, whose models can be loaded again, has no jobs until its next grant.
+        """Report that a node with models that can be loaded again has no jobs until its next grant.
 
         `used` changes with each grant, and is passed back with `expired`.
         """

@@ -1,4 +1,4 @@
-"""Estimates of waits, from the durations of past jobs. Pure: knows no clock and no queue."""
+"""Estimates of waits, from the durations of past jobs. Pure, without a clock or a queue."""
 
 import math
 from collections import defaultdict, deque
@@ -11,7 +11,7 @@ import msgspec
 from fairlead.dispatch.window import SlidingWindow
 
 KEPT_JOBS = 100
-KEPT_ERRORS = 2000  # errors of one busy hour are correlated: fewer would cover only that
+KEPT_ERRORS = 2000  # errors of one busy hour are correlated: fewer would cover only that hour
 ENOUGH_ERRORS = 30
 NEGLIGIBLE_S = 0.25  # added to both waits of a ratio: 40 ms instead of 10 ms is a small error
 
@@ -53,8 +53,8 @@ class MeanEstimate:
         """Return whole seconds until a job with `ahead` jobs before it gets a seat.
 
         `running_s`: how long each running job has held its seat, the longest first. Example: three jobs
-        ahead, 10 s each, one seat: 30. Never less than the remaining time of the running job whose seat this
-        one will get. Before any job has finished, the age of the oldest running job replaces the mean:
+        ahead, 10 s each, one seat: 30. Never less than the remaining time of the running job that holds the
+        seat for this one. Before any job has finished, the age of the oldest running job replaces the mean:
         service takes at least that long.
         """
         service_s = self.mean_service_s if self._service_s else max(running_s, default=0.0)
@@ -65,7 +65,7 @@ class MeanEstimate:
         return math.ceil(max(queued_s, rest_s))
 
     def _rest_s(self, running_s: float) -> float:
-        """Return how much longer a job will probably run that has run for `running_s`."""
+        """Return how much longer a job that has run for `running_s` will probably run."""
         if not self._service_s:
             return running_s  # assume as long again
         longer = [service_s for service_s in self._service_s if service_s > running_s]
@@ -108,8 +108,8 @@ class QuantileEstimate:
 
     Each running job keeps its seat for its remaining time. Then the jobs ahead take the seats in the order in
     which they leave the queue, each for its predicted duration. The result is scaled by the quantiles of
-    actual ÷ predicted over past waits that were about as many rounds of the seats away. The error for the
-    next job in turn has little in common with that for the sum of a hundred jobs.
+    actual ÷ predicted over past waits of about the same number of rounds of the seats. The error for the next
+    job in turn has little in common with that for the sum of a hundred jobs.
 
     Predictions are at least 0, are 0 when a seat is free, and never fall with the position.
     """
@@ -124,7 +124,7 @@ class QuantileEstimate:
             self._errors.add(prediction.rounds, prediction.work_s, waited_s)
 
     def finished(self, size: JobSize, service_s: float) -> None:
-        """Learn from a job that held its seat this long; `size.output_tokens` is what it really sent."""
+        """Learn from a job that held its seat this long; `size.output_tokens` is what it sent."""
         self._rates.add(size, service_s)
 
     def predict(
@@ -139,11 +139,11 @@ class QuantileEstimate:
         seats_free = max(seats - len(running), 0)
         if len(ahead) < seats_free:
             return QuantilePrediction(0.0, 0.0, None, 0)
-        # After a node went down, more jobs may run than there are seats: the first of them to end free none.
+        # After a node went down, more jobs may run than there are seats: the first ones to end free no seat.
         free_after_s = [0.0] * seats_free + self._remaining_s(running)[-seats:]
         heapify(free_after_s)
         oldest_s = max((job.running_s for job in running), default=0.0)
-        # The correction must not promise a seat before a running job gives it back.
+        # The correction must not estimate a seat before a running job gives it back.
         wait_s = p90_s = sorted(free_after_s)[min(len(ahead), seats - 1)]
         for index in range(position):
             work_s = free_after_s[0]
@@ -229,7 +229,7 @@ class _Errors:
 
 
 def _rounds(ahead: int, seats: int) -> int:
-    """Return how often all seats are granted again before, on a log scale: 1, 2…3, 4…7, … are one number."""
+    """Return how often all seats are granted again before, in classes: 0, 1, 2…3, 4…7, and so on."""
     return (ahead // seats + 1).bit_length()
 
 

@@ -4,7 +4,7 @@ import msgspec
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler knows of a job: ids and numbers, which may be sent to another process.
+    """A job as the scheduler sees it: ids and numbers, which may be sent to another process.
 
     `owner` identifies the API key that may cancel the job. `priority` is an index into `queue.classes`, where
     0 is served first. `no_queue`: refuse it rather than queue it. `stream`: its wait ends with its first

@@ -1,6 +1,6 @@
 """Predictions of answer lengths from those of past answers, and what an answer costs.
 
-Pure: knows no clock and no queue. Counts output tokens of whole jobs or of single sequences, whichever the
+Pure, without a clock or a queue. Counts output tokens of whole jobs or of single sequences, whichever the
 caller uses; predictions are of the same kind.
 """
 

@@ -70,7 +70,7 @@ class ModelLifecycle:
         return load
 
     async def load(self, model: str, *, only_if_free: bool = False) -> None:
-        """Request that a model be loaded, in the turn of a job that arrived now; return when it is loaded.
+        """Request that a model be loaded, as for a job that arrives now; return when it is loaded.
 
         `only_if_free`: only without evictions. Raises `LoadFailed`, `ModelNotFound`, `ModelUnloaded` or
         `Draining`.

@@ -1,6 +1,7 @@
 """The nodes that are up, and their seats: which could take a job, which have jobs, which get no more.
 
-Pure: knows no queue, swap or effect. One node's seats are a `NodeState`; `choose` selects among several.
+Pure: independent of the queue, swaps and effects. One node's seats are a `NodeState`; `choose` selects among
+several.
 """
 
 from random import Random
@@ -66,7 +67,8 @@ class NodePool(dict[str, NodeState]):
     def with_several_seats(self) -> NodeState | None:
         """Return the only node, if it has several free seats for any job that fits its cache.
 
-        Not while limited cache memory is empty or overfull: an empty cache takes a first job of any size.
+        Does not apply while limited cache memory is empty or overfull: an empty cache takes a first job of
+        any size.
         """
         if len(self) != 1:
             return None
@@ -81,7 +83,7 @@ class NodePool(dict[str, NodeState]):
         return [node for node in self.values() if node.accepts(job) and node.free > 0]
 
     def local(self) -> list[NodeState]:
-        """Return the nodes whose models swaps load and evict."""
+        """Return the nodes with models that swaps load and evict."""
         return [node for node in self.values() if node.limits.evictable]
 
     def local_with(self, model: str) -> NodeState | None:

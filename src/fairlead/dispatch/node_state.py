@@ -1,4 +1,4 @@
-"""The scheduler's record of a node, and the choice between several for a job. Pure: knows no queue."""
+"""The scheduler's record of a node, and the choice between several for a job. Pure."""
 
 from collections.abc import Sequence
 from random import Random

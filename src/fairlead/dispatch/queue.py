@@ -1,7 +1,7 @@
 """The waiting jobs: their order, the size of their requests, and what each tenant was charged.
 
-Pure. The `FairQueue` kernel keeps the order; it knows handles, tenants and costs, and each handle here is a
-ticket's. Knows no seats: a function that `pop` is given checks which jobs fit.
+Pure. The `FairQueue` kernel keeps the order of handles with their tenants and costs; here each handle is a
+ticket's. Independent of seats: a function that is passed to `pop` checks which jobs fit.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -163,6 +163,6 @@ class Queue:
         return ticket
 
     def _forget(self, ticket: Ticket) -> None:
-        """Drop a ticket whose entry has left the kernel."""
+        """Drop a ticket after its entry has left the kernel."""
         del self._tickets[ticket.handle]
         self._bodies.remove(ticket.job.body_bytes)

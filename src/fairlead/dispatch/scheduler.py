@@ -1,4 +1,4 @@
-"""Assigns jobs to seats and decides which models to load. Knows no clock, socket or tokenizer.
+"""Assigns jobs to seats and decides which models to load. Independent of clocks, sockets and text.
 
 A pure state machine: events come in as public methods, and actions go out through `Effects`. Every event ends
 in `_pump`, the only place where seats are granted and swaps are started. The parts hold all state: waiting
@@ -73,7 +73,7 @@ class Scheduler:
         self._pump()
 
     def leave(self, ticket: Ticket) -> None:
-        """End a job whose client disconnected, in whatever state; it is charged for what it used."""
+        """End a job after its client disconnected, in any state; it is charged for what it used."""
         self.finished(ticket, cost=ticket.charged if ticket.has_begun else 0.0)
 
     def finished(self, ticket: Ticket, *, cost: float) -> None:
@@ -110,7 +110,7 @@ class Scheduler:
             self._pump()
 
     def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
-        """End the wait of a job. A stream waits until its first delta, other jobs until their seat."""
+        """End the wait of a job. A stream waits for its first delta, other jobs for their seat."""
         ticket.late = error
         if ticket.has_begun:
             return
@@ -140,12 +140,12 @@ class Scheduler:
         self._pump()
 
     def remove_model(self, model: str, error: FairleadError | None = None) -> None:
-        """Stop serving a model: what waits for it ends, unless another node has it."""
+        """Stop serving a model; its waiting jobs end unless another node has it."""
         self._fail(model, error or ModelNotFound(f"the model {model} is not served any more", param="model"))
         self._pump()
 
     def request_load(self, request: LoadRequest) -> None:
-        """Queue a request for a model without a job, in the turn of a job that arrived now."""
+        """Queue a request for a model without a job, at the position of a job that arrives now."""
         self._swaps.request_load(request, self._admission.load_refusal(request))
         self._pump()
 
@@ -170,7 +170,7 @@ class Scheduler:
         self._pump()
 
     def expired(self, node_id: str, used: int) -> None:
-        """Unload a node's idle models, whose time to live is over, unless it was `used` meanwhile."""
+        """Unload a node's idle models after their time to live, unless it was `used` meanwhile."""
         node = self._nodes.get(node_id)
         if node is not None and node.used == used and not node.busy:
             node.leaving = True
@@ -191,7 +191,7 @@ class Scheduler:
     # Events of nodes and of the server ---------------------------------------------------------------
 
     def node_up(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
-        """Add a node, whose models are loaded. Seats of an earlier run of it are forgotten."""
+        """Add a node with loaded models. Seats of an earlier run of it are forgotten."""
         node = self._nodes.add(node_id, models, limits)
         if limits.evictable:
             self._swaps.load_ended(models)
@@ -303,7 +303,7 @@ class Scheduler:
         self._pump()
         self._swaps.report_idle(node)
         if ticket in self._queue and ticket.job.no_queue and not ticket.has_begun:
-            message = "the node failed, no other seat is free, and the request asks not to be queued"
+            message = "the node failed, no other seat is free, and the request must not be queued"
             self._tickets.withdraw(ticket, NoQueue(message))
             self._pump()
 

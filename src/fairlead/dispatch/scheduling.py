@@ -84,7 +84,7 @@ class ModelEvents(Protocol):
         """
 
     def expired(self, node_id: str, used: int) -> None:
-        """Unload a node's idle models, whose time to live is over, unless its `used` has changed."""
+        """Unload a node's idle models after their time to live, unless its `used` has changed."""
 
     def stopped(self, models: frozenset[str]) -> None:
         """Note that no processes of these models are left."""
@@ -150,7 +150,7 @@ class JobScheduler(JobEvents, ModelEvents, NodeEvents, SchedulerQueries, Protoco
 class SchedulingOptions(msgspec.Struct, frozen=True):
     """The options of a scheduler. `random` breaks ties.
 
-    `rejects_loading`: refuse a job whose model is not loaded, rather than queue it.
+    `rejects_loading`: refuse a job rather than queue it if its model is not loaded.
     """
 
     queue: QueueConfig

@@ -1,4 +1,4 @@
-"""Which model is loaded next, and which are evicted for it. Pure: knows no queue and no process."""
+"""Which model is loaded next, and which are evicted for it. Pure: independent of queues and processes."""
 
 from collections.abc import Iterable, Mapping
 
@@ -69,7 +69,7 @@ class Swaps:
             _subtract(self._local_only, job.model)
 
     def starved(self, model: str) -> None:
-        """Count a job or load request whose long wait gives its model precedence over loaded ones."""
+        """Count a job or load request that has waited so long that its model precedes loaded ones."""
         _add(self._starved, model)
 
     def requests_only(self, models: frozenset[str]) -> bool:

@@ -1,7 +1,8 @@
 """Decides whether a sequence may start now, by the predicted peak memory of all running sequences.
 
 Reserving `max_tokens` for each leaves most of the cache empty, and reserving nothing recomputes a fifth of
-all tokens. Predicting each one's remaining output comes close to knowing it. Pure arithmetic over arrays.
+all tokens. Predictions of the remaining output of each are almost as good as the true lengths. Pure
+arithmetic over arrays.
 """
 
 from typing import Protocol

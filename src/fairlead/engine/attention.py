@@ -1,8 +1,8 @@
 """Attention over the paged cache, in plain torch, for any device. One object per step, shared by all layers.
 
 Decodes run together: their blocks are copied side by side, padded, and the query heads that share a KV head
-become rows of one query. Prefill chunks run one by one. Promises that a sequence's result does not depend on
-the rest of the batch, up to the rounding of torch's own kernels.
+become rows of one query. Prefill chunks run one by one. Guarantees that a sequence's result does not depend
+on the rest of the batch, up to the rounding of torch's own kernels.
 
 T tokens of the step, B decodes, L cached tokens, H query heads, K KV heads, G = H / K, D channels per head.
 """

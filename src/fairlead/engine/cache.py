@@ -1,4 +1,4 @@
-"""The paged KV cache's memory: one K and one V tensor per layer, in blocks. Knows no sequences.
+"""The paged KV cache's memory: one K and one V tensor per layer, in blocks. Independent of sequences.
 
 `engine/memory.py` assigns blocks to sequences; here a block is only an index. Layers with the same window
 form a group, and all tensors of a group have the same number of blocks.

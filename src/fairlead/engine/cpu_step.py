@@ -1,8 +1,8 @@
 """A model on a CPU that runs each step as one call of our compiled kernel: a `forward.Forward` without torch.
 
 Owns the translation of an `ArchitectureSpec`, and of a step's `Inputs`, to the kernel's arguments. The kernel
-(`fairlead._cext.cpustep`) owns weights, cache and buffers. Promises that loading never holds a second copy of
-more than one tensor, and `LoadFailed` for a tensor with an infinity or NaN.
+(`fairlead._cext.cpustep`) owns weights, cache and buffers. Guarantees that loading never holds a second copy
+of more than one tensor, and `LoadFailed` for a tensor with an infinity or NaN.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """The device memory that receives every step, always at the same addresses, so that CUDA graphs can read it.
 
 A step is one copy of its arena, from pinned memory; `unpack` copies its parts to buffers of their own and
-applies its changes of the block tables. Promises not to wait for the device. Steps must be copied and
-unpacked in their order, each once, because the tables here accumulate the changes of all steps.
+applies its changes of the block tables. Never waits for the device. Steps must be copied and unpacked in
+their order, each once, because the tables here accumulate the changes of all steps.
 """
 
 import numpy as np

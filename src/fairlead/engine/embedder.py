@@ -1,7 +1,7 @@
 """Runs steps of texts to embed; each ends with its vector. Loaded in place of `runner.ModelRunner`.
 
 Owns the sums of texts with tokens in several steps. Chooses no tokens: an id in its results only means
-that the text has ended. Knows neither the queue nor the wire protocol.
+that the text has ended. Independent of the queue and the wire protocol.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddingRunner:
-    """`fairlead.engine.step.Runner` over a model that was made for embeddings.
+    """`fairlead.engine.step.Runner` over a model that was made for embeddings, or to score texts.
 
     The rows of its steps must have their blocks, and all tokens of a text must be run, in order.
     `slots`: how many texts can be in progress.
@@ -37,7 +37,11 @@ class EmbeddingRunner:
         self.forward = forward
         self.arenas = arenas
         self._pooler = Pooler(
-            pooling, slots=slots, hidden_size=forward.model.shape.hidden_size, device=forward.device
+            pooling,
+            slots=slots,
+            hidden_size=forward.model.shape.hidden_size,
+            device=forward.device,
+            score=forward.model.score,
         )
 
     @torch.inference_mode()

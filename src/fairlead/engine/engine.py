@@ -1,4 +1,4 @@
-"""The engine: sequences in, steps, tokens out. Knows token ids, not text; no torch, no clock, no socket.
+"""The engine: sequences in, steps, tokens out. Uses no text, torch, clock or socket.
 
 A sequence's failure ends that sequence; a step's failure ends the sequences of that step. An ended sequence
 frees its slot and blocks at once. The caller bounds the number of sequences (by seats).
@@ -27,7 +27,7 @@ from fairlead.structured.compiler import GrammarCompiler
 
 # The batch's parameters of a prompt to embed: it ends where its first token would be chosen.
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
-# While nothing but grammars is under way, this is how often they are looked at.
+# How often grammars are checked while nothing else is under way.
 COMPILING_POLL_S = 0.0005
 # Bound on the logits of scored prompts that are in memory at once.
 SCORED_BYTES = 32 * 1024 * 1024
@@ -45,14 +45,15 @@ class Engine:
     recently used request first, or with `first_in_first_out` the oldest. This is checked every
     `cleanup_interval_s`, whenever blocks are needed, and when more than `max_entries` tokens are kept. A
     sequence has at most `max_entries` tokens, too. `hash_key` (16 bytes, random by default) keeps clients
-    from constructing prompts whose block hashes collide.
+    from constructing prompts with colliding block hashes.
 
     With `embeds`, a sequence is only a prompt and ends with its vector (`SampledTokens.vectors`). All its
-    tokens are computed, in chunks that do not depend on the rest of the batch; so neither does the vector.
+    tokens are computed, in chunks that do not depend on the rest of the batch, so that its vector does not
+    either.
 
     `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths; `compiler`
-    compiles grammars, None: sequences with one are refused. A step is in
-    flight between `plan` and its `commit` or `fail`: one, or two where the runner overlaps.
+    compiles grammars, None: sequences with one are refused. A step is in flight between `plan` and its
+    `commit` or `fail`: one, or two where the runner overlaps.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Engine:
         """Queue a sequence behind those of its class (0 is served first).
 
         `prompt`: token ids, or a buffer of little-endian int32. `max_tokens` is cut to what fits after it.
-        A prompt whose log-probabilities are requested is computed whole and is not cached. With `embed` the
+        A prompt is computed whole and not cached if its log-probabilities are requested. With `embed` the
         result is the prompt's vector, and `sampling` is ignored. After `timeout_s`, counted from the next
         plan, the sequence ends in any state. Sequences with different `salt` never share blocks. A sequence
         that can never run fails alone: the next outcome has the error.
@@ -287,7 +288,7 @@ class Engine:
     # Helpers -----------------------------------------------------------------------------------------
 
     def _embedded(self, sampled: SampledTokens, committed: Committed) -> list[Output]:
-        """End the sequences whose last token was computed, each with its vector."""
+        """End the sequences that were computed to their last token, each with its vector."""
         outputs = []
         for slot, _, index in committed.finished:
             vector = sampled.vectors[committed.samples[index]]

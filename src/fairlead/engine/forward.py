@@ -1,4 +1,4 @@
-"""One step through a model. All implementations return the same logits. Knows no sampling and no batch.
+"""One step through a model. All implementations return the same logits. No sampling, no batch.
 
 Owns the model and the cache's memory. A compiled kernel for a whole step takes the place of `TorchForward`;
 all that it needs of the step is in `Inputs`.

@@ -1,7 +1,7 @@
 """Steps recorded once for each of some batch sizes, and replayed with one launch.
 
-Knows no model. Recorded work must do the same at the same addresses each time, whatever they contain, so
-it must not read the step on the host. Sizes form a ladder; a batch is padded to the next size.
+Independent of models. Recorded work must do the same at the same addresses each time, whatever they contain.
+So it must not read the step on the host. Sizes form a ladder; a batch is padded to the next size.
 """
 
 from bisect import bisect_left

@@ -1,4 +1,4 @@
-"""The sequences that were submitted and have not ended, and how they end. Knows no step and no batch."""
+"""The sequences that were submitted and have not ended, and how they end."""
 
 from collections.abc import Hashable
 

@@ -206,14 +206,8 @@ def _with_cache(
             groups=len(blocks),
         ),
     )
-    runner: ModelRunner | EmbeddingRunner
-    if source.pooling is None:
-        runner = ModelRunner(forward, source.eos_token_ids, overlaps=not on_cpu, arenas=arenas)
-    else:
-        assert isinstance(forward, TorchForward)
-        runner = EmbeddingRunner(forward, source.pooling, slots=slots, arenas=arenas)
     return LoadedModel(
-        runner=runner,
+        runner=_runner(source, forward, arenas, slots=slots, overlaps=not on_cpu),
         slots=slots,
         max_batch=max_batch,
         max_batched_tokens=max_batched_tokens,
@@ -234,6 +228,15 @@ def _with_cache(
         gpu_bytes=0 if memory is None else memory.taken(),
         gpu_total_bytes=0 if memory is None else memory.free_and_total()[1],
     )
+
+
+def _runner(
+    source: WeightSource, forward: Forward, arenas: "Sequence[Buffer] | int", *, slots: int, overlaps: bool
+) -> ModelRunner | EmbeddingRunner:
+    if source.pooling is None:
+        return ModelRunner(forward, source.eos_token_ids, overlaps=overlaps, arenas=arenas)
+    assert isinstance(forward, TorchForward)
+    return EmbeddingRunner(forward, source.pooling, slots=slots, arenas=arenas)
 
 
 def _cache_size(spec: WorkerSpec, memory: CudaMemory | None, useful: int) -> int:

@@ -1,7 +1,7 @@
 """Owns the KV cache's blocks: one pool per KV cache group (the layers with the same window).
 
-Promises that a call takes what it needs in every group or changes nothing, and that a pinned sequence's
-blocks are available when it needs them. Knows neither the queue nor the step.
+Guarantees that a call takes what it needs in every group or changes nothing, and that a pinned sequence's
+blocks are available when it needs them. Independent of the queue and of steps.
 """
 
 from collections.abc import Iterable

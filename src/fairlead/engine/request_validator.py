@@ -1,4 +1,4 @@
-"""Validates requests and converts them to the batch's `SequenceState`. Knows only the limits."""
+"""Validates requests and converts them to the batch's `SequenceState`. Uses only the limits."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias

@@ -1,7 +1,7 @@
 """Runs steps over a model and its KV cache: the device half's side of `fairlead.engine.step.Runner`.
 
-Knows no queue, no wire protocol and no text; blocks are assigned before. Promises that `launch` does not
-wait for a CUDA device: `wait` fetches a step's results.
+Independent of the queue, the wire protocol and text; blocks are assigned before. `launch` does not wait for a
+CUDA device: `wait` fetches a step's results.
 """
 
 from collections.abc import Sequence

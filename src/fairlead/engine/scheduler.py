@@ -1,8 +1,8 @@
 """Decides what runs in the next step: which sequences are admitted, which take part, with how many tokens.
 
-Owns the queue, the running sequences and the batch. Promises that a step costs no Python for a sequence
-that only decodes, and that every sequence gets to its end: see `_make_room`. Knows no clock, no torch and no
-token's meaning.
+Owns the queue, the running sequences and the batch. Guarantees that a step costs no Python for a sequence
+that only decodes, and that every sequence ends: see `_make_room`. Independent of clocks, torch and the
+meaning of tokens.
 """
 
 from array import array
@@ -22,14 +22,14 @@ class StepScheduler:
     """Schedules decodes first, then chunked prefills, first come first served within a class.
 
     A step has at most `max_batch` sequences and `max_batched_tokens` tokens. When more run than a step
-    takes, those whose last step is longest ago go first, so none starves. Of the queued sequences, the first
-    of the highest class is admitted as soon as it fits; no other overtakes it.
+    takes, those that were scheduled least recently go first, so none starves. Of the queued sequences, the
+    first of the highest class is admitted as soon as it fits; no other overtakes it.
 
     With `even_chunks` a prompt is cut at the same places whatever shares its steps (unless a window's blocks
     run short). It waits for a step with room for a whole chunk; the first in prefill always gets one.
 
-    A step has at most `most_scored` tokens of prompts whose log-probabilities are requested, because all
-    their logits are in memory at once.
+    A step has at most `most_scored` tokens of prompts with requested log-probabilities, because all their
+    logits are in memory at once.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class StepScheduler:
             self._start(sequence, prefix)
 
     def _is_admissible(self, sequence: Sequence) -> bool:
-        """Return whether the predicted peak fits. Not computed for a lone or a pinned sequence."""
+        """Return whether the predicted peak fits. It is not computed for a lone or a pinned sequence."""
         tokens = sequence.tokens
         longest = self._running.longest_tokens + tokens.prompt_length + tokens.max_tokens
         if not self._running or sequence.pinned or self.admission.always_fits(longest):

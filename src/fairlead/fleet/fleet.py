@@ -153,6 +153,12 @@ class Fleet:
         config = self.catalog.models.get(model)
         return (config is not None and config.is_relayed) or self._remote.has(model)
 
+    def speaks(self, model: str, dialect: str) -> bool:
+        """Return whether all servers that jobs for the model may be relayed to speak the dialect."""
+        config = self.catalog.models.get(model)
+        local = config is None or not config.is_relayed or dialect in config.dialects
+        return local and self._remote.speak(model, dialect)
+
     def output(self, model: str) -> ProcessOutput:
         """Return what the processes of a local model have printed.
 
@@ -195,7 +201,7 @@ class Fleet:
     async def add_node(self, config: NodeConfig) -> None:
         """Add a remote node; return after its first probe, whether that succeeded or not.
 
-        Raises `InvalidRequest` if its id is taken, or if it is this very server.
+        Raises `InvalidRequest` if its id is taken, or if it is this server itself.
         """
         if config.id in self._remote or self._is_local(config.id):
             raise InvalidRequest(f"id: there is a node {config.id} already", param="id")
@@ -258,9 +264,9 @@ class Fleet:
             log_failure("progress not reported", boundary.failure, model=model)
 
     def _spawn(self, task: Callable[..., Awaitable[None]], *arguments: Any) -> None:
-        """Start a task whose failure ends neither its siblings nor the fleet."""
+        """Start a task. Its failure ends neither its siblings nor the fleet."""
         assert self._nursery is not None, "the fleet runs"
-        # In an empty context: its log lines must not refer to the job whose request started it.
+        # In an empty context: its log lines must not refer to the job that started it.
         name = task.__qualname__
         Context().run(partial(self._nursery.start_soon, name=name), contain, name, task, *arguments)
 

@@ -1,7 +1,7 @@
 """One local model, an engine or a command, and its instances, one after the other.
 
-Promises: an instance starts only when all processes of earlier ones, and of those that make room for it, are
-gone; and its end is reported once. The dispatcher decides whether the model is loaded.
+Guarantees: an instance starts only when all processes of earlier ones, and of those that make room for it,
+are gone; and its end is reported once. The dispatcher decides whether the model is loaded.
 """
 
 from collections.abc import Callable, Sequence

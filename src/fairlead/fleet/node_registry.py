@@ -7,7 +7,7 @@ from fairlead.nodes.node import Node
 
 
 class NodeRegistry:
-    """Passes the reports of nodes to the scheduler, which knows their ids only."""
+    """Passes the reports of nodes to the scheduler, which uses only their ids."""
 
     def __init__(self, scheduler: JobScheduler) -> None:
         self._scheduler = scheduler

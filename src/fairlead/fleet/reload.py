@@ -1,6 +1,6 @@
 """Reads the configuration again while the server runs: on SIGHUP, or whenever its file has changed.
 
-An invalid file changes nothing, and the log says why, by file, line and key. Knows neither models nor keys:
+An invalid file changes nothing, and the log says why, by file, line and key. Independent of models and keys:
 the composition root applies a new configuration.
 """
 

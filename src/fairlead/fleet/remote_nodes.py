@@ -43,8 +43,12 @@ class RemoteEntry:
         """The models that it has, as last reported; it may be down now."""
         return self._node.models
 
+    def speaks(self, dialect: str) -> bool:
+        """Return whether it speaks a dialect, as far as is known."""
+        return self._node.dialects is None or dialect in self._node.dialects
+
     async def is_this_server(self) -> bool:
-        """Return whether it is this very server; wait for the first probe to know."""
+        """Return whether it is this server itself; wait for the first probe."""
         await self._node.was_probed.wait()
         return self._node.is_this_server
 
@@ -162,6 +166,10 @@ class RemoteNodes:
         """Return whether one of them has the model and may get jobs, now or when it is up again."""
         return any(model in node.models and not node.is_withdrawn for node in self._nodes.values())
 
+    def speak(self, model: str, dialect: str) -> bool:
+        """Return whether all that have the model speak the dialect."""
+        return all(node.speaks(dialect) for node in self._nodes.values() if model in node.models)
+
     def add(self, config: NodeConfig, health: HealthConfig) -> None:
         """Add a node to the fleet. Its id must be free."""
         assert config.id not in self._nodes
@@ -221,7 +229,7 @@ class RemoteNodes:
         return next((status for status in found if status.state == "ready"), found[0] if found else None)
 
     def _withdraw(self, node: RemoteEntry) -> trio.Event:
-        """Drain a node for good; return an event that is set when it has no jobs."""
+        """Drain a node permanently; return an event that is set when it has no jobs."""
         node.is_withdrawn = True
         drained = node.drain()
         self._fail_waiting(node)

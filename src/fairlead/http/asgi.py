@@ -1,7 +1,7 @@
 """The ASGI side of one request: `RequestBodyChannel.receive` and `Stream.app_send`.
 
 Both sides are bounded: parsing stops while an app does not read, and an app that always has data to send
-yields to other tasks. Does not know the HTTP format or sockets.
+yields to other tasks. Independent of the HTTP format and of sockets.
 """
 
 from collections import deque

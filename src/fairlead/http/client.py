@@ -62,7 +62,7 @@ class UpstreamStatistics(msgspec.Struct, frozen=True):
 
 
 class UpstreamResponse:
-    """A response whose head has been received."""
+    """A response after its head has been received."""
 
     def __init__(self, name: str, connection: ClientConnection, clock: Clock, first: bytes) -> None:
         head = connection.parser.head
@@ -115,7 +115,7 @@ class UpstreamResponse:
         return bytes(body)
 
     async def drain(self, within_s: float) -> None:
-        """Read and drop the rest, so that the connection can be reused; give up if that is long or slow."""
+        """Read and drop the rest, so that the connection can be reused; give up if it is long or slow."""
         self._clock.suspend()
         parser, left = self._connection.parser, DRAIN_BYTES
         with trio.move_on_after(within_s), suppress(OSError, InvalidResponse):
@@ -124,7 +124,7 @@ class UpstreamResponse:
 
 
 class Upstream:
-    """One server at `url`, whose path, without a final `/v1`, is prepended to every request's path.
+    """One server at `url`. The URL's path, without a final `/v1`, is prepended to every request's path.
 
     At most `capacity` exchanges at a time, one connection each; more wait, first come, first served. Errors
     are `UpstreamFailed`, and their messages begin with `name`. Raises `ValueError` for an invalid URL.

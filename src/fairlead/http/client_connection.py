@@ -44,7 +44,7 @@ class ClientConnection:
 
 
 class Clock:
-    """One cancel scope whose deadline moves from phase to phase: a scope for each phase would cost more."""
+    """One cancel scope with the deadline of the current phase: a scope for each phase would cost more."""
 
     __slots__ = ("_at_most", "_reason", "_seconds", "scope")
 
@@ -90,7 +90,7 @@ def is_local_shortage(error: OSError) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the system's message. Of several tries, one per address, the first one's is enough."""
+    """Return the system's message. Of several attempts, one per address, the first one's is enough."""
     first = _first_try(error)
     of_libraries = isinstance(first, socket.gaierror | ssl.SSLError)
     if isinstance(first, OSError) and first.errno is not None and not of_libraries:

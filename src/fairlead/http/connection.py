@@ -1,8 +1,8 @@
 """One client's socket: reading ahead, writing with a deadline, and an orderly close.
 
 One task reads for the whole life of the connection, also while a request is handled, so that a disconnect is
-seen at once. Everything the app does runs in the connection's nursery and is cancelled with it. An error here
-ends this connection and no other. Does not know HTTP, which `protocol` implements.
+noticed at once. Everything the app does runs in the connection's nursery and is cancelled with it. An error
+here ends this connection and no other. Independent of HTTP, which `protocol` implements.
 
 A disconnect is the end of the client's stream (FIN) or a reset. A client that shuts down only its sending
 side looks just like one that has closed. While a job is queued or runs there is no other sign, so it counts

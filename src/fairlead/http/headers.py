@@ -17,7 +17,7 @@ class Headers(Protocol):
 
 
 class FirstHeaders:
-    """`Headers` over ASGI's pairs of bytes, whose names are in lower case."""
+    """`Headers` over ASGI's pairs of bytes, with names in lower case."""
 
     __slots__ = ("_values",)
 

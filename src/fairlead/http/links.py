@@ -1,6 +1,6 @@
 """One connection to a server, plain or with TLS: sends and receives bytes, and closes without waiting.
 
-A plain connection bypasses Trio's streams: a send that would not block is no checkpoint, which halves the
+A plain connection bypasses Trio's streams: a send that would not block is not a checkpoint, which halves the
 cost of a small request.
 """
 
@@ -19,7 +19,7 @@ class Link(Protocol):
     """The common interface of both kinds. All errors are `OSError`."""
 
     async def send(self, data: bytes) -> None:
-        """Send all of it. Not always a checkpoint."""
+        """Send all of it. It is not always a checkpoint."""
 
     async def receive(self) -> bytes:
         """Wait for bytes and return them; empty if the other side has closed. Always a checkpoint."""

@@ -4,7 +4,7 @@ No client can end it: connections are isolated from each other (`connection`). O
 and idle connections end at once. Running responses have `limits.drain_s` to finish. Then all remaining
 connections are closed, and `serve_http` returns.
 
-Does not know routes: it serves any ASGI app, and runs the app's lifespan. It uses Hypercorn's protocol and
+Independent of routes: it serves any ASGI app, and runs the app's lifespan. It uses Hypercorn's protocol and
 lifespan, but not its accept loop, timers and logs.
 """
 
@@ -41,7 +41,7 @@ PORTS_TRIED = 16  # a port that is free on one address of the host may be taken 
 # only when a third of it is free again, so a small buffer makes the progress of a slow client visible.
 SEND_BUFFER_BYTES = 256 * 1024
 
-# A client whose machine is unreachable is detected after about a minute.
+# A client on an unreachable machine is detected after about a minute.
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 Address = tuple[str, int]

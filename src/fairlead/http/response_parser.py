@@ -1,9 +1,9 @@
 """A strict, bounded parser of HTTP/1.1 responses, without a socket or a clock.
 
-httptools, which wraps Node's llhttp, parses heads and chunks. It has no bounds, does not know that a response
-to HEAD has no body, and reads on behind the end of a response. So this module finds the end of a head, bounds
-it, and decides what frames the body. httptools decodes only a chunked body. Where llhttp accepts more than
-one reading of a head, this module refuses it. `bench/router.py` measures the cost, also that of h11.
+httptools, which wraps Node's llhttp, parses heads and chunks. It has no bounds, expects a body in a response
+to HEAD, and reads on behind the end of a response. So this module finds the end of a head, bounds it, and
+decides what frames the body. httptools decodes only a chunked body. Where llhttp accepts more than one
+reading of a head, this module refuses it. `bench/router.py` measures the cost, also that of h11.
 """
 
 from http import HTTPStatus

@@ -41,6 +41,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     embedding: str = "model.embed_tokens"
     head: str = "lm_head"
     norm: str = "model.norm"
+    score: str = "score"
     layer: str = "model.layers.{}."
     attention_norm: str = "input_layernorm"
     query: str = "self_attn.q_proj"
@@ -73,7 +74,8 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
 
         A network without a head, saved alone, has names without the prefix "model.".
         """
-        rules = (*self.prefixes, ("model.", "model."), ("lm_head.", "lm_head."), ("", "model."))
+        kept = tuple((prefix, prefix) for prefix in ("model.", "lm_head.", "score."))
+        rules = (*self.prefixes, *kept, ("", "model."))
         before, after = next(rule for rule in rules if name.startswith(rule[0]))
         return None if after is None else after + name.removeprefix(before)
 
@@ -86,8 +88,10 @@ class ArchitectureSpec(ModelShape, frozen=True, kw_only=True):
     stored weight. `query_key_norm` "head": queries and keys are normalized head by head before they are
     rotated. `activation` is the MLP's. `embedding_scale` multiplies the embedding, rounded to the weights'
     dtype. A `logit_cap` c maps a logit x to c·tanh(x / c). `tied`: the head's weight is the embedding's;
-    `headless`: there is no head, as the model makes embeddings. The biases are those of the q, k, v
-    projections, of the attention's output and of the MLP.
+    `headless`: there is no head, as the model makes embeddings. `scores`: in place of a head it has one row,
+    and scores texts. With `score_tokens` that row is the head's for the first token, minus the one for the
+    second token, if any. The biases are those of the q, k, v projections, of the attention's output and of
+    the MLP.
     """
 
     intermediate_size: int
@@ -101,6 +105,8 @@ class ArchitectureSpec(ModelShape, frozen=True, kw_only=True):
     logit_cap: float | None = None
     tied: bool
     headless: bool = False
+    scores: bool = False
+    score_tokens: tuple[int, ...] = ()
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

@@ -1,6 +1,6 @@
 """Reads a `config.json` of Hugging Face's layout and reports errors by file and key.
 
-Knows no keys: each module that reads a key defines its meaning.
+Defines no keys: each module that reads a key defines its meaning.
 """
 
 import json

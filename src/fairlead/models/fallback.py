@@ -76,6 +76,8 @@ def fallback(
 class FallbackModel:
     """`Model` over a model of transformers."""
 
+    score = None
+
     def __init__(
         self, config: CheckpointConfig, model_class: Any, model_config: Any, weights: Weights
     ) -> None:

@@ -43,7 +43,7 @@ class AttentionForwarder:
     def __call__(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         attention = self.attention
         if attention is None:
-            raise NotImplementedError("its layers are run by something else than its body")
+            raise NotImplementedError("its layers are run by something other than its body")
         if isinstance(attention, RecordingAttention):
             attention.calls.append(call)
         return attention(call.layer, query, key, value)

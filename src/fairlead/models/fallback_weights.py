@@ -1,6 +1,6 @@
 """A model of transformers with our weights: built without memory, then filled from the checkpoint.
 
-Promises what `Weights` does, for models that name their tensors like their modules. Where that is
+Guarantees what `Weights` does, for models that name their tensors like their modules. Where that is
 impossible, it raises `NotImplementedError` with the reason.
 """
 

@@ -1,7 +1,7 @@
 """Loads a model from a directory of Hugging Face's layout into memory.
 
-Promises that every tensor of the model was in the checkpoint, with the right shape, and that every tensor of
-the checkpoint is in the model. Anything else is a `LoadFailed` that names the file and the key or tensor.
+Guarantees that every tensor of the model was in the checkpoint, with the right shape, and that every tensor
+of the checkpoint is in the model. Anything else is a `LoadFailed` that names the file and the key or tensor.
 Runs nothing from the directory and unpickles nothing.
 """
 
@@ -89,18 +89,23 @@ def read_source(
 ) -> WeightSource:
     """Read all but the weights of the model in `directory`.
 
-    A model that can make neither text nor embeddings is a `LoadFailed`; with `needs_head`, one that cannot
-    make text is. `dtype`: a name of `DTYPES`, or "auto" for the checkpoint's own if the device computes it.
+    Raises `LoadFailed` for a model that makes neither text nor embeddings and, with `needs_head`, for one
+    that makes no text. `dtype`: a name of `DTYPES`, or "auto" for the checkpoint's own if the device computes
+    it.
     """
     if not directory.is_dir():
         raise LoadFailed(f"{directory}: no such directory")
     config = CheckpointConfig.read(directory / "config.json")
     if "auto_map" in config:
         raise config.fails("auto_map", "the model needs code from its repository, which is never run")
-    pooling = read_pooling(directory)
     spec = read_built_in(config)
+    pooling = read_pooling(directory, scores=spec is not None and spec.scores)
+    if pooling is not None and pooling.score_tokens:
+        spec = _with_score(config, spec, pooling.score_tokens)
     if spec is not None and spec.headless and (needs_head or pooling is None):
-        reason = "makes embeddings, no text" if needs_head else "has neither a head nor modules.json"
+        reason = "has neither a head nor modules.json"
+        if needs_head:
+            reason = "scores texts, and makes none" if spec.scores else "makes embeddings, no text"
         raise config.fails("architectures", f"{config.texts('architectures')} {reason}")
     chosen = choose_dtype(config, dtype, device)
     method = find_quantization(quantization)
@@ -116,6 +121,17 @@ def read_source(
 
         build = fallback(config, config.texts("architectures"), ARCHITECTURES)
     return WeightSource(directory, build, spec, chosen, method, read_eos_token_ids(config), pooling)
+
+
+def _with_score(
+    config: CheckpointConfig, spec: ArchitectureSpec | None, tokens: tuple[int, ...]
+) -> ArchitectureSpec:
+    """Return the network with the score of these tokens in place of its head."""
+    if spec is None:
+        raise config.fails("architectures", "scores are supported for our own model families only")
+    if max(tokens) >= spec.vocab_size:
+        raise config.fails("vocab_size", f"{max(tokens)}, the token of its score, is not in the vocabulary")
+    return msgspec.structs.replace(spec, headless=True, scores=True, score_tokens=tokens)
 
 
 def choose_dtype(config: CheckpointConfig, name: str, device: torch.device) -> torch.dtype:

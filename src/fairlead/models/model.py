@@ -24,6 +24,10 @@ class Model(Protocol):
     @property
     def shape(self) -> ModelShape: ...
 
+    @property
+    def score(self) -> Tensor | None:
+        """The float32 row [1, C] that projects a text's last state to its score; None if it scores none."""
+
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """Run all layers over token ids [T] at positions [T]: [T, C], not yet normalized."""
 
@@ -31,4 +35,4 @@ class Model(Protocol):
         """Return each token's final state, for embeddings, which a head would project: [T, C] → [T, C]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the next-token logits: [T, C] → [T, V]. Not for a model without a head."""
+        """Return the next-token logits: [T, C] → [T, V]. The model must have a head."""

@@ -26,6 +26,8 @@ SUPPORTED = {
     "query_key_norm": (None, "head"),
     "activation": ("silu", "gelu_tanh"),
     "headless": (False, True),
+    "scores": (False, True),
+    "score_tokens": ANY,
     "experts": ANY,
 }
 
@@ -58,6 +60,22 @@ class Network:
         ]
         self.layers = [Layer(_LayerWeights(spec, weights, layer)) for layer in range(spec.layers)]
         self.norm = _make_norm(spec, weights.tensor(f"{spec.names.norm}.weight", spec.hidden_size))
+        self.score = self._take_score(weights) if spec.scores else None
+
+    def _take_score(self, weights: Weights) -> Tensor:
+        """Return the row of the score, [1, C], in float32."""
+        spec = self.shape
+        if not spec.score_tokens:
+            return weights.tensor(f"{spec.names.score}.weight", 1, spec.hidden_size).float()
+        head = f"{spec.names.head}.weight"
+        if spec.tied:
+            weights.rename(lambda name: None if name == head else name)  # some checkpoints keep a second copy
+            table = self.embedding.table
+        else:
+            table = weights.tensor(head, spec.vocab_size, spec.hidden_size)
+        first, *second = table[list(spec.score_tokens)].float()
+        row: Tensor = first - second[0] if second else first
+        return row[None]
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
         """See `Model`."""

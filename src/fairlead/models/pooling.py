@@ -1,6 +1,6 @@
 """Pools the states of tokens into one vector per text, as the model's `sentence-transformers` files define.
 
-Reads `modules.json` and the configurations it names; knows no network and no cache.
+Reads `modules.json` and the configurations it names. Independent of the network and the cache.
 
 T tokens of the texts of a step, R rows (each a run of one text's tokens), C channels.
 """
@@ -24,13 +24,27 @@ _MODES: dict[str, Literal["mean", "last"]] = {
     "pooling_mode_lasttoken": "last",
 }
 _SWITCH = "pooling_mode_"
+_SUPPORTED = (
+    ["Transformer", "Pooling"],
+    ["Transformer", "Pooling", "Normalize"],
+    ["Transformer", "LogitScore"],
+)
 
 
 class Pooling(msgspec.Struct, frozen=True):
-    """How a text's vector is made: its tokens' "mean" or "last" state, scaled to length 1 if `normalize`."""
+    """How a text's vector is made: its tokens' "mean" or "last" state, scaled to length 1 if `normalize`.
+
+    `score_tokens`: the vector is the score of the text, the logit of the first one of these tokens, minus
+    that of the second one if there are two.
+    """
 
     kind: Literal["mean", "last"]
     normalize: bool
+    score_tokens: tuple[int, ...] = ()
+
+
+SCORE = Pooling("last", normalize=False)
+"""The pooling of a model that scores texts by a row of its own."""
 
 
 class _Module(msgspec.Struct):
@@ -38,15 +52,15 @@ class _Module(msgspec.Struct):
     path: str = ""
 
 
-def read_pooling(directory: Path) -> Pooling | None:
-    """Return the pooling that `modules.json` defines, or None if the model was not made for embeddings.
+def read_pooling(directory: Path, *, scores: bool = False) -> Pooling | None:
+    """Return the pooling that `modules.json` defines; None if the model makes no embeddings and no scores.
 
-    Modules other than the network, its pooling and a normalization are a `LoadFailed`, because ignoring them
-    would change the vectors.
+    `scores`: the network scores texts by a row of its own. Modules other than the network, its pooling and a
+    normalization, or the logits of a score, are a `LoadFailed`: ignoring them would change the vectors.
     """
     path = directory / FILE
     if not path.is_file():
-        return None
+        return SCORE if scores else None
     try:
         modules = msgspec.json.decode(path.read_bytes(), type=list[_Module])
     except OSError as error:
@@ -54,14 +68,27 @@ def read_pooling(directory: Path) -> Pooling | None:
     except (ValueError, RecursionError) as error:
         raise LoadFailed(f"{path}: {error}") from error
     kinds = [module.type.rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    if scores and kinds == ["Transformer"]:
+        return SCORE
+    if scores or kinds not in _SUPPORTED:
         raise LoadFailed(
             f"{path}: only Transformer, Pooling, Normalize are supported, not {', '.join(kinds)}"
         )
     folder = modules[1].path
     if not folder or Path(folder).name != folder:
         raise LoadFailed(f"{path}: {folder!r} is not a directory beside it")
-    return Pooling(_read_kind(CheckpointConfig.read(directory / folder / "config.json")), len(kinds) == 3)
+    config = CheckpointConfig.read(directory / folder / "config.json")
+    if kinds[1] == "LogitScore":
+        return Pooling("last", normalize=False, score_tokens=_read_score_tokens(config))
+    return Pooling(_read_kind(config), len(kinds) == 3)
+
+
+def _read_score_tokens(config: CheckpointConfig) -> tuple[int, ...]:
+    ids = (config.token_ids(name) for name in ("true_token_id", "false_token_id"))
+    tokens = tuple(token_id for listed in ids for token_id in listed)
+    if "true_token_id" not in config or len(tokens) > 2:
+        raise config.fails("true_token_id", "must be a token id")
+    return tokens
 
 
 def _read_kind(config: CheckpointConfig) -> Literal["mean", "last"]:
@@ -82,10 +109,20 @@ class Pooler:
     """Makes the vectors of texts. The tokens of a text may span several steps. Sums are float32, by slot.
 
     For a mean, every token of a text must be added, so texts must not begin with a cached prefix.
+    With the row `score` [1, C], a text's vector is a single number: its projection.
     """
 
-    def __init__(self, pooling: Pooling, *, slots: int, hidden_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        pooling: Pooling,
+        *,
+        slots: int,
+        hidden_size: int,
+        device: torch.device,
+        score: Tensor | None = None,
+    ) -> None:
         self._pooling = pooling
+        self._score = score
         self._sums = torch.zeros((slots, hidden_size), device=device)
 
     def add(
@@ -97,6 +134,8 @@ class Pooler:
         finished: np.ndarray,
     ) -> Tensor:
         """Add a step's `states` [T, C], taken after the last norm; return vectors of rows `finished` [F, C].
+
+        With a `score` they are [F, 1].
 
         As in `engine.inputs.Inputs`: row r's tokens are query_starts[r] … query_starts[r + 1] − 1,
         `sequence_lengths` [R] how many its text has with these, `slots` [R] its text's slot. `finished` [F]:
@@ -116,4 +155,7 @@ class Pooler:
         return self._scaled(self._sums[row_slots[torch.from_numpy(finished).to(device)]] / lengths[:, None])
 
     def _scaled(self, vectors: Tensor) -> Tensor:
+        if self._score is not None:
+            # Not a matrix product: its rounding would depend on the number of rows.
+            return (vectors * self._score).sum(-1, keepdim=True)
         return torch.nn.functional.normalize(vectors, dim=-1) if self._pooling.normalize else vectors

@@ -29,10 +29,21 @@ _BODIES = {
     **{name.replace("ForCausalLM", "Model"): name for name in ARCHITECTURES if name.endswith("ForCausalLM")},
 }
 
+# Networks that score texts in place of a head.
+_SCORERS = {
+    "Gemma3TextForSequenceClassification": "Gemma3ForCausalLM",
+    **{
+        name.replace("ForCausalLM", "ForSequenceClassification"): name
+        for name in ARCHITECTURES
+        if name.endswith("ForCausalLM") and not name.startswith("Gemma3")
+    },
+}
+_HEADLESS = _BODIES | _SCORERS
+
 
 def read_built_in(config: CheckpointConfig) -> ArchitectureSpec | None:
     """Return the description of a built-in architecture, None for another. `LoadFailed` if it is invalid."""
     for name in config.texts("architectures"):
-        if (read := ARCHITECTURES.get(_BODIES.get(name, name))) is not None:
-            return msgspec.structs.replace(read(config), headless=name in _BODIES)
+        if (read := ARCHITECTURES.get(_HEADLESS.get(name, name))) is not None:
+            return msgspec.structs.replace(read(config), headless=name in _HEADLESS, scores=name in _SCORERS)
     return None

@@ -1,7 +1,7 @@
 """A safetensors file, mapped into memory: which tensors it has, and their bytes piece by piece.
 
 A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes without a gap.
-Promises that any other file is a `LoadFailed` with its name before a tensor of it is touched, and that
+Guarantees that any other file is a `LoadFailed` with its name before a tensor of it is touched, and that
 pages which have been read are dropped from memory by `drop_pages`.
 """
 
@@ -132,7 +132,7 @@ class TensorFile:
         except (ValueError, RecursionError) as error:
             raise self._fails(f"its header is not valid JSON: {error}") from error
         if not isinstance(header, dict):
-            raise self._fails("its header is no JSON object")
+            raise self._fails("its header is not a JSON object")
         header.pop("__metadata__", None)
         return header, begin
 

@@ -1,8 +1,8 @@
 """Takes tensors from a checkpoint: safetensors, mapped into memory, one file or shards with an index.
 
 A model takes its tensors by name and shape while it is built; `finish` then rejects a checkpoint with
-tensors left over. Promises `LoadFailed` with the file and the tensor at fault, and that beside the weights
-there is never more in memory than the one tensor that is being made. Never unpickles.
+tensors left over. Guarantees `LoadFailed` with the file and the tensor at fault. In memory, beside the
+weights, there is never more than the one tensor that is being made. Never unpickles.
 """
 
 from collections.abc import Callable, Mapping, Sequence

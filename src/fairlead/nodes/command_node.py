@@ -69,6 +69,7 @@ class CommandNode:
             seats=config.concurrency_limit,
             filters=config.filters,
             answer_bytes=config.answer_bytes,
+            dialects=config.dialects,
             evictable=True,
         )
         self._process = CommandProcess(

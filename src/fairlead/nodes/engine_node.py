@@ -14,7 +14,7 @@ from fairlead.answer.embedding_job import embedding
 from fairlead.answer.sequence import NodeSequence
 from fairlead.answer.sink import Sink
 from fairlead.config import HealthConfig, ModelConfig
-from fairlead.errors import ContextLengthExceeded, FairleadError, NodeFailed
+from fairlead.errors import ContextLengthExceeded, FairleadError, InvalidRequest, NodeFailed
 from fairlead.job import AnswerParts, Job
 from fairlead.messages import EngineStatistics, Ready, WorkerSpec
 from fairlead.nodes.limits import NodeLimits
@@ -138,13 +138,15 @@ class EngineNode:
         worker = self._worker
         if worker is None or not self.is_ready:
             raise NodeFailed(f"{self._model.name} is not running")
-        self._model.check_purpose(embed=job.embed)
+        self._model.check_purpose(*(("embed", "score") if job.embed else ("generate",)))
         self._check_input(job)
 
         def failed(error: FairleadError) -> None:
             # The node goes down before its tasks wake up, which would free seats that no longer exist.
             try:
-                if isinstance(error, NodeFailed):
+                if isinstance(error, InvalidRequest):  # the process knows the grammar, but not its field
+                    error.param = job.grammar_field or None
+                elif isinstance(error, NodeFailed):
                     self._went_down()
             finally:
                 into.fail(error)

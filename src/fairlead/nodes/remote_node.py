@@ -1,10 +1,10 @@
-"""A remote server as a node: jobs are relayed to it as their clients wrote them.
+"""A remote server as a node: jobs are relayed to it as their clients wrote them, if it speaks their dialect.
 
 It is probed, and gets no work while its circuit breaker is open.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
@@ -37,10 +37,11 @@ logger = structlog.get_logger("fairlead.node")
 class RemoteNode:
     """Relays jobs to the server at `upstream`.
 
-    `names` maps the models it is used for to its own names of them. None: it is asked for its models, and the
+    `names` maps the models it is used for to its own names of them. None: its models are queried, and the
     names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
-    `relay`. `evictable` is as in `NodeLimits`, `own_instance` as in `ServerProbe`.
+    `relay`, and so are `dialects`, but a Fairlead speaks all. `evictable` is as in `NodeLimits`,
+    `own_instance` as in `ServerProbe`.
 
     `was_probed` is set after the first probe, whatever its result.
     """
@@ -55,6 +56,7 @@ class RemoteNode:
         seats: int | None = None,
         filters: FiltersConfig | None = None,
         answer_bytes: int = ANSWER_BYTES,
+        dialects: Collection[str] | None = None,
         health: HealthConfig | None = None,
         evictable: bool = False,
         own_instance: str | None = None,
@@ -67,6 +69,7 @@ class RemoteNode:
         self._is_evictable = evictable
         self._names = None if names is None else dict(names)
         self._seats = seats
+        self._dialects = dialects
         self._relay_job = partial(relay, upstream, filters=filters, answer_bytes=answer_bytes)
         self._health = None if health is None else HealthCheck(health)
         self._server = ServerProbe(
@@ -80,8 +83,13 @@ class RemoteNode:
 
     @property
     def is_this_server(self) -> bool:
-        """Whether the latest probe has found that it is this very server."""
+        """Whether the latest probe has found that it is this server itself."""
         return self._server.is_this_server
+
+    @property
+    def dialects(self) -> Collection[str] | None:
+        """The dialects that it speaks; None: all."""
+        return None if self._server.is_fairlead else self._dialects
 
     async def run(self) -> None:
         """Probe the server until cancelled; report when it comes up or goes down.
@@ -126,7 +134,7 @@ class RemoteNode:
             problem=self._problem(),
         )
 
-    # For callers that know more than a probe -----------------------------------------------------------
+    # For callers with newer information than a probe --------------------------------------------------
 
     def came_up(self) -> None:
         """Note that the server is up: it gets work from now on."""
@@ -143,7 +151,7 @@ class RemoteNode:
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
             with sink.scope:
-                await self._relay_job(job, request, sink, model=model)
+                await self._relay_job(job, request, sink, model=model, dialects=self.dialects)
                 self._breaker.requested(succeeded=True)
         except LocalShortage as error:
             sink.fail(error)  # not a failure of the node
@@ -264,6 +272,7 @@ def remote_node(
         seats=seats,
         filters=config.filters,
         answer_bytes=config.answer_bytes,
+        dialects=config.dialects,
         health=health,
         own_instance=own_instance,
     )

@@ -1,8 +1,8 @@
 """A command's process, with everything it starts: its process group, its output, its end.
 
-Promises: when `run` is over, however it ended, no process of the group is left and no pipe is open; and when
-this program dies, the group ends too. The output is copied to our stderr, and the last lines are kept. Does
-not know what the command is for.
+Guarantees: when `run` is over, however it ended, no process of the group is left and no pipe is open; and
+when this program dies, the group ends too. The output is copied to our stderr, and the last lines are kept.
+Independent of the command's purpose.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Whether a node gets work: `failures` in a row open its circuit breaker, a successful probe closes it.
 
-`Breaker` is pure: results go in, changes come out. `watch` calls it after each probe. Neither knows what a
-node is. Both use the settings of a `HealthCheck`, which a reload may change.
+`Breaker` is pure: results go in, changes come out. `watch` calls it after each probe. Neither depends on
+nodes. Both use the settings of a `HealthCheck`, which a reload may change.
 """
 
 from collections.abc import Awaitable, Callable

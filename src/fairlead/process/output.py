@@ -1,7 +1,7 @@
 """The last lines that a model's processes have printed, kept in memory across restarts.
 
 Bounded by `LINES_KEPT` lines and by `CHARACTERS_KEPT` of text. Lines are numbered from 0. So a reader that
-follows the output can request the lines after its last one, and learns how many were dropped before.
+follows the output can request the lines after its last one, and finds out how many were dropped before.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""The part of a grammar that a model's tool calls are."""
+"""The part of a grammar for a model's tool calls."""
 
 from collections.abc import Mapping
 from typing import Any

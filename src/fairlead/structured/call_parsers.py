@@ -26,7 +26,7 @@ class CallParser(Protocol):
 def call_parser(syntax: CallSyntax, name: str, schema: Any) -> CallParser:
     """Return the parser of a call, or of several.
 
-    `name`: what the opening mark has, if it has one. `schema` is that of the arguments, if it is known.
+    `name`: the name in the opening mark, if it has one. `schema` is that of the arguments, if it is known.
     """
     if syntax.content == "xml-inline":
         return _TaggedArguments(name, syntax.tag, schema)
@@ -211,7 +211,7 @@ def _decoded(written: str) -> Any:
 
 
 def _json_of(text: str, kind: TagValue) -> str:
-    """Return a value as JSON; as a string if it is no JSON, or if its schema is that of a string."""
+    """Return a value as JSON; as a string if it is not JSON, or if its schema is that of a string."""
     word = _PYTHON_WORDS.get(text.strip(), text.strip())
     try:
         value = json.loads(word)

@@ -1,7 +1,7 @@
 """Compiles grammars in threads while the engine steps, and keeps them for later requests with the same.
 
-llguidance releases the GIL while it compiles. A grammar that takes too much memory or time is refused by its
-limits; so is a single step of a mask that does.
+llguidance releases the GIL while it compiles. Limits refuse a grammar that takes too much memory or time, and
+end a single step of a mask that does.
 """
 
 import threading
@@ -53,7 +53,7 @@ class GrammarRefused(ValueError):
 
 
 def grammar_fault(grammar: str) -> str | None:
-    """Return why a grammar cannot be compiled, None if nothing speaks against it. Needs no vocabulary."""
+    """Return why a grammar cannot be compiled, None if it can. Needs no vocabulary."""
     with ThreadPoolExecutor(1) as pool:
         validating = _submit(pool, LLMatcher.validate_grammar_with_warnings, grammar, limits=LIMITS)
         is_error, messages = validating.result()

@@ -24,7 +24,7 @@ def error_of(matcher: LLMatcher) -> str:
 class Constraint:
     """A grammar's matcher, a limit of the reasoning, or both. `grammar`: the matcher's.
 
-    `consumed`: how many tokens of the answer they have consumed.
+    `consumed`: how many tokens of the answer they have consumed. `slow_s`: the CPU time of its slow masks.
     It belongs to the sequence, not to its slot: a sequence that is preempted keeps it. The matcher may be set
     later than the rest, when its grammar is compiled.
     """
@@ -39,6 +39,7 @@ class Constraint:
         self.grammar = grammar
         self._reasoning = None if limit is None else _Reasoning(limit)
         self.consumed = 0
+        self.slow_s = 0.0
         self.error: str | None = None
         """Why it cannot go on; None if it can."""
 

@@ -37,7 +37,7 @@ class DialectGrammar:
         opening, self._closing = dialect.string_delimiters or ('"', '"')
         self._opening = pattern.quoted(opening, rules.special)
         self._unquoted = dialect.unquoted_keys
-        self._targets: dict[str, str] = {}  # the rules of what references are to
+        self._targets: dict[str, str] = {}  # the rules of the targets of references
 
     def add(self, name: str, schema: Any) -> str:
         """Add a rule of the values that are valid for `schema`, and return its name."""
@@ -74,7 +74,7 @@ class DialectGrammar:
         )
 
     def _target(self, name: str, schema: Mapping[str, Any]) -> str:
-        """Return the rule of what a reference is to; it may be the value that has the reference."""
+        """Return the rule of a reference's target, which may be the value that has the reference."""
         key = str(sorted(schema.items(), key=str))
         if key not in self._targets:
             self._targets[key] = f"{name}_target"

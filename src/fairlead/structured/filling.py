@@ -14,19 +14,34 @@ import numpy as np
 from fairlead.structured.constraint import Constraint
 
 MASK_LIMIT_S = 0.2
-"""CPU time that one mask may take. With 20 ms, a busy processor refused a schema of four fields."""
+"""CPU time of the slow masks of one step. With 20 ms, a busy processor refused a schema of four fields."""
+
+SLOW_MASK_S = 0.02
+"""CPU time from which on a mask is slow. One that is faster is filled however slow others are."""
+
+SLOW_ANSWER_S = 2.0
+"""CPU time of all slow masks of one answer."""
 
 
 class _Fill:
-    """Masks to fill. `index`: of the one that is filled now; `lock` guards it and `is_abandoned`."""
+    """Masks to fill. `index`: of the one that is filled now; `lock` guards it and `is_abandoned`.
+
+    `slow_s`: the CPU time of the slow ones so far.
+    """
 
     def __init__(
-        self, constraints: Sequence[Constraint], tokens: Sequence[list[int]], bits: np.ndarray, begin: int
+        self,
+        constraints: Sequence[Constraint],
+        tokens: Sequence[list[int]],
+        bits: np.ndarray,
+        begin: int,
+        slow_s: float,
     ) -> None:
         self.constraints = constraints
         self.tokens = tokens
         self.bits = bits
         self.index = begin
+        self.slow_s = slow_s
         self.lock = threading.Lock()
         self.is_abandoned = False
         self.error: BaseException | None = None
@@ -40,15 +55,26 @@ class _Fill:
                     if self.is_abandoned:
                         return False
                     self.index = index
+                began_s = time.thread_time()
                 self.constraints[index].consume(self.tokens[index])
                 self.constraints[index].fill(self.bits[index])
+                self._charge(self.constraints[index], time.thread_time() - began_s)
         except BaseException as error:  # noqa: BLE001  raised in the thread that waits
             self.error = error
         self.done.set()
         return not self.is_abandoned
 
+    def _charge(self, constraint: Constraint, took_s: float) -> None:
+        """Count a slow mask. An answer that has had too many of them ends at its next token."""
+        if took_s < SLOW_MASK_S:
+            return
+        self.slow_s += took_s
+        constraint.slow_s += took_s
+        if constraint.slow_s > SLOW_ANSWER_S and constraint.error is None:
+            constraint.error = f"its tokens took longer than {SLOW_ANSWER_S:g} s to find"
+
     def abandon(self, index: int) -> bool:
-        """Return whether the mask `index` is still filled; if so, no later one will be."""
+        """Return whether the mask `index` is still being filled; if so, no later one will be."""
         with self.lock:
             self.is_abandoned = self.index == index and not self.done.is_set()
         return self.is_abandoned
@@ -74,7 +100,7 @@ class _Filler(threading.Thread):
 
 
 class MaskFilling:
-    """Fills the masks of steps. `limit_s`: the CPU time that one may take."""
+    """Fills the masks of steps. `limit_s`: the CPU time that the slow ones of a step may take together."""
 
     def __init__(self, limit_s: float = MASK_LIMIT_S) -> None:
         self._limit_s = limit_s
@@ -88,16 +114,16 @@ class MaskFilling:
         """Let each of M constraints consume its tokens and fill a row of `bits` [M, words], uint32.
 
         Return `bits`, or a copy. A constraint that takes too long gets an error and an empty mask. Its thread
-        is abandoned: it goes on, with the memory that it writes to, until the mask is found. So long, it
-        locks the lexer that others of the same grammar share, so they get the error, too.
+        is abandoned: it goes on, with the memory that it writes to, until the mask is found. Until then it
+        locks the lexer that others of the same grammar share, so these get the error, too.
         """
-        begin = 0
+        begin, slow_s = 0, 0.0
         self._abandoned = {name: one for name, one in self._abandoned.items() if one.is_alive()}
         self._fail_abandoned(constraints)
         while begin < len(constraints):
             if self._filler is None:
                 self._filler = _Filler()
-            fill = _Fill(constraints, tokens, bits, begin)
+            fill = _Fill(constraints, tokens, bits, begin, slow_s)
             self._filler.fills.put(fill)
             late = self._wait(fill, self._filler)
             if late is None:
@@ -112,7 +138,7 @@ class MaskFilling:
             bits[late] = 0
             constraints[late].error = self._reason
             self._fail_abandoned(constraints[late + 1 :])
-            begin = late + 1
+            begin, slow_s = late + 1, self._limit_s
         return bits
 
     def _fail_abandoned(self, constraints: Sequence[Constraint]) -> None:
@@ -123,11 +149,13 @@ class MaskFilling:
     def _wait(self, fill: _Fill, filler: _Filler) -> int | None:
         """Return the index of a constraint that takes too long, which is abandoned; None if all are done."""
         index, began_s = fill.index, filler.cpu_s()
-        while not fill.done.wait(self._limit_s / 2):
+        while not fill.done.wait(min(SLOW_MASK_S, self._limit_s / 2)):
             now_s = filler.cpu_s()
             if fill.index != index:
                 index, began_s = fill.index, now_s
-            elif now_s - began_s >= self._limit_s and fill.abandon(index):
+                continue
+            left_s = max(min(SLOW_MASK_S, self._limit_s), self._limit_s - fill.slow_s)
+            if now_s - began_s >= left_s and fill.abandon(index):
                 return index
         return None
 

@@ -16,7 +16,7 @@ from fairlead.structured.wire_format import Marks, WireFormat
 
 MAX_RULES = 1000  # of a client's grammar; llguidance recurses along a chain of them
 ReasoningState = Literal["not opened", "opened", "closed"]
-"""What the prompt has of the reasoning."""
+"""The state of the reasoning at the end of the prompt."""
 
 
 class ToolGrammar(NamedTuple):

@@ -47,7 +47,7 @@ def _as_text(message: Message) -> Message:
 def _call(function: Message) -> str:
     arguments = function["arguments"]
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # a text that is no JSON is shown as a string
+        with suppress(ValueError, RecursionError):  # a text that is not JSON is shown as a string
             arguments = json.loads(arguments)
     return json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
 

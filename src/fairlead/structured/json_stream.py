@@ -1,7 +1,7 @@
 """Reads JSON that arrives in pieces: where a value ends, and the members of an object that calls need.
 
 Nothing is decoded but keys: what a model writes as arguments is passed on as it is. A reader `is_faulty` from
-the first character that no JSON has there.
+the first character that is not valid JSON.
 """
 
 import json
@@ -75,7 +75,7 @@ class ObjectReader:
     def feed(self, text: str, at: int = 0) -> tuple[list[Member], int | None]:
         """Return the pieces of members in `text` from `at`, and where the object ends or is faulty.
 
-        None instead of that: it goes on.
+        None instead of an index: it goes on.
         """
         pieces: list[Member] = []
         while True:
@@ -142,7 +142,7 @@ class ListReader:
     def feed(self, text: str) -> tuple[list[tuple[list[Member], bool]], int | None]:
         """Return the pieces of each object in `text`, with whether it has ended; and where the list ends.
 
-        None instead of that: it goes on.
+        None instead of an index: it goes on.
         """
         objects: list[tuple[list[Member], bool]] = []
         at = 0

@@ -6,7 +6,7 @@ from fairlead.structured import pattern
 from fairlead.structured.pattern import Class, Elements
 
 MAX_CHARS = 2048
-"""A longer match is no mark, so that a text which only begins like one is not held back for ever."""
+"""A longer match is not a mark; otherwise a text that only begins like one would be held back forever."""
 MAX_BLANKS = 64
 """Blanks before a mark, or at one place in it, that belong to it."""
 # A mark is a few words; a match that takes longer than this is an attack on the pattern.

@@ -1,6 +1,6 @@
 """Divides the text of an answer into its pieces while it arrives.
 
-Text is returned as soon as no continuation can make it part of a mark. What begins like a call but is none
+Text is returned as soon as no continuation can make it part of a mark. What begins like a call but is not one
 is returned as content, unless its name was returned already.
 """
 
@@ -168,7 +168,7 @@ class AnswerParser:
         return True
 
     def _release(self, held: str, rest: str | None) -> None:
-        """Return what is no call as content; `rest`: from its fault on, None if it is unfinished.
+        """Return what is not a call as content; `rest`: from its fault on, None if it is unfinished.
 
         The text after its mark is parsed again, unless it is so long that this could be repeated for ever.
         """

@@ -42,7 +42,7 @@ class Class:
 
 @dataclass(frozen=True)
 class PatternGroup:
-    """Alternatives. `quantifier` is empty, "?", "*" or "+". `is_ahead`: they are only looked at."""
+    """Alternatives. `quantifier` is empty, "?", "*" or "+". `is_ahead`: they are a lookahead."""
 
     alternatives: "tuple[Elements, ...]"
     quantifier: str = ""
@@ -263,7 +263,7 @@ def may_grow(elements: Elements) -> bool:
 
 
 def ends_ahead(elements: Elements) -> bool:
-    """Return whether a mark only looks at what follows it, so that its content begins with it."""
+    """Return whether a mark ends with a lookahead, so that its content begins with what that matches."""
     return bool(elements) and isinstance(elements[-1], PatternGroup) and elements[-1].is_ahead
 
 

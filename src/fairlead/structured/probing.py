@@ -70,7 +70,7 @@ def detect(
 
 
 def reasoning_state(marks: Marks | None, prompt_end: str) -> ReasoningState:
-    """Return what the end of a prompt, some tens of characters, has of the reasoning."""
+    """Return the state of the reasoning at the end of a prompt; some tens of characters suffice."""
     if marks is None:
         return "closed"
     end = prompt_end.rstrip()

@@ -57,13 +57,14 @@ def check_schema(schema: Any, *, lenient: bool = False) -> None:
         if isinstance(one, dict) and "$ref" in one:
             references.add(one["$ref"])
         if len(references) > MAX_REFERENCES:
-            raise SchemaFault("", f"there are references to more than {MAX_REFERENCES} schemas in it")
+            raise SchemaFault("", f"it has references to more than {MAX_REFERENCES} schemas in it")
 
 
 def resolved(schema: Any, root: Any) -> Any:
     """Return a part of the schema `root` with its reference replaced by its target.
 
-    So is the only element of `allOf`. Faulty references, of schemas that were not checked, are left out.
+    The only element of `allOf` is replaced, too. Faulty references, of schemas that were not checked, are
+    left out.
     """
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, Mapping):
@@ -132,7 +133,7 @@ def _keyword_fault(keyword: str, value: Any, *, lenient: bool) -> str | None:
 
 
 def _check_reference(root: Any, path: str, reference: Any) -> None:
-    """Check that a reference is to a part of the schema, which is not only another way back to itself."""
+    """Check that a reference points to a part of the schema, and that the chain of references ends."""
     seen: set[str] = set()
     while True:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -149,7 +150,7 @@ def _check_reference(root: Any, path: str, reference: Any) -> None:
 
 
 def _target(root: Any, reference: Any) -> Any:
-    """Return the part of a schema that a reference is to; None if it has no such part."""
+    """Return the part of a schema that a reference points to; None if it has no such part."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target = root

@@ -13,7 +13,7 @@ _OF_NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMax
 
 
 class TagValue(NamedTuple):
-    """The alternatives of a value: schemas of its strings, and of what is no string."""
+    """The alternatives of a value: schemas of its strings, and of its other values."""
 
     texts: tuple[Mapping[str, Any], ...] = ()
     others: tuple[Any, ...] = ()
@@ -24,7 +24,7 @@ class TagValue(NamedTuple):
         return not self.others
 
     def is_other(self, text: str, value: Any) -> bool:
-        """Return whether a text, which is JSON of `value`, is no string of the schema."""
+        """Return whether a text, which is JSON of `value`, is not a string of the schema."""
         if any(text in one.get("enum", ()) for one in self.texts):
             return False
         names = {name for one in self.others for name in _types(one)}

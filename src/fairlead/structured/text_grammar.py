@@ -31,7 +31,7 @@ def add_text(rules: Rules, name: str, schema: Mapping[str, Any], end: str, befor
     if "pattern" in schema:
         bodies.append(whole_pattern(schema["pattern"]))
     if bodies and before_end:
-        # What may be between the text and the end of its tag is none of the text.
+        # What may be between the text and the end of its tag does not belong to the text.
         edge = r"\S" if pattern.bounded(before_end, 1) != before_end else r"[^\n]"
         bodies.append(rf"({edge}((.|\n)*{edge})?)?")
     return rules.add_until(name, end, *bodies, between=pattern.to_regex(before_end))

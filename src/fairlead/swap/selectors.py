@@ -25,7 +25,7 @@ _DELAY_RANKS: dict[ModelState, int] = {
 
 
 class Target(NamedTuple):
-    """One of the models of a selector, in its current state. `name` is what the selector calls it."""
+    """One of the models of a selector, in its current state. `name` is its name in the selector's list."""
 
     name: str
     model: str

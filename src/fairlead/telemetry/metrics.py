@@ -4,6 +4,7 @@ All values are read on request, from the same sources as the dashboard's snapsho
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import get_args
 
 from prometheus_client import ProcessCollector
@@ -23,6 +24,15 @@ from fairlead.telemetry.vllm import as_vllm
 from fairlead.version import VERSION
 
 Refusals = Callable[[], Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponses:
+    """The responses of `/v1/responses` that are kept: their number, and their memory in bytes."""
+
+    count: int = 0
+    size: int = 0
+
 
 SERVER: tuple[Row[Snapshot], ...] = (
     Gauge("fairlead_ready", "1 if no job would wait for a model to be loaded.", lambda now: now.ready),
@@ -115,6 +125,11 @@ NODES: tuple[Row[NodeStatus], ...] = (
     Counter("fairlead_node_downs", "How often it went down.", lambda n: n.downs),
 )
 
+RESPONSES: tuple[Row[KeptResponses], ...] = (
+    Gauge("fairlead_kept_responses", "Responses that are kept for later requests.", lambda r: r.count),
+    Gauge("fairlead_kept_responses_bytes", "Memory of kept responses.", lambda r: r.size),
+)
+
 BUILD: Row[float] = Gauge("fairlead_build_info", "1, with the version of the server.", identity)
 STATE: Row[float] = Gauge(
     "fairlead_model_state", "1 for the current state of the model, 0 for others.", identity
@@ -131,18 +146,28 @@ OUTCOMES: Row[float] = Counter(
 
 
 class ServerMetrics:
-    """Collects all metrics. `refusals` returns counts by error code."""
+    """Collects all metrics. `refusals` returns counts by error code, `responses` the kept ones."""
 
-    def __init__(self, overview: Overview, *, refusals: Refusals, tenants: TenantNames) -> None:
+    def __init__(
+        self,
+        overview: Overview,
+        *,
+        refusals: Refusals,
+        tenants: TenantNames,
+        responses: Callable[[], KeptResponses] = KeptResponses,
+    ) -> None:
         self._overview = overview
         self._refusals = refusals
         self._tenants = tenants
+        self._responses = responses
 
     def pull(self, scope: Scope) -> "CollectedMetrics":
         """Return the current values that `scope` allows."""
         jobs = scope.of_jobs(self._overview.jobs())
         now = scope.of_snapshot(self._overview.snapshot())
-        return CollectedMetrics(now, jobs, self._refusals(), self._tenants, lines_dropped=lines_dropped())
+        return CollectedMetrics(
+            now, jobs, self._refusals(), self._tenants, self._responses(), lines_dropped=lines_dropped()
+        )
 
 
 class CollectedMetrics(Collector):
@@ -154,6 +179,7 @@ class CollectedMetrics(Collector):
         jobs: JobStatistics,
         refusals: Mapping[str, int],
         tenants: TenantNames,
+        responses: KeptResponses,
         *,
         lines_dropped: int,
     ) -> None:
@@ -161,6 +187,7 @@ class CollectedMetrics(Collector):
         self._jobs = jobs
         self._refusals = refusals
         self._tenants = tenants
+        self._responses = responses
         self._lines_dropped = lines_dropped
         self._process = ProcessCollector(registry=None)
 
@@ -170,6 +197,7 @@ class CollectedMetrics(Collector):
         models = now.models[:LABELS_AT_MOST]  # local ones come first; a node may report any number
         yield BUILD.family(("version",), [((VERSION,), 1.0)])
         yield from families(SERVER, (), [((), now)])
+        yield from families(RESPONSES, (), [((), self._responses)])
         yield DROPPED.family((), [((), self._lines_dropped)])
         yield REFUSED.family(("code",), [((code,), number) for code, number in self._refusals.items()])
         yield from _jobs(jobs.models)

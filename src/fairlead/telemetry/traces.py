@@ -39,12 +39,21 @@ WARNING_INTERVAL_S = 60.0
 logger = structlog.get_logger("fairlead.telemetry")
 
 # By the prefix of a job's id, and by the path of a relayed request.
-_OPERATIONS = {"chatcmpl": "chat", "cmpl": "text_completion", "embd": "embeddings"}
+_OPERATIONS = {
+    "chatcmpl": "chat",
+    "cmpl": "text_completion",
+    "embd": "embeddings",
+    "rerank": "embeddings",
+    "score": "embeddings",
+}
 _RELAYED = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
+    "/v1/rerank": "embeddings",
+    "/v2/rerank": "embeddings",
+    "/v1/score": "embeddings",
 }
 
 

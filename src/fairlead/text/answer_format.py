@@ -17,6 +17,7 @@ from fairlead.text.tokenizer import Tokenizer
 
 # The end of a prompt that is searched for marks of reasoning.
 _PROMPT_END_TOKENS = 24
+_PROMPT_END_CHARS = 200
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,13 @@ class AnswerFormat:
         return self.detected.wire_format
 
     def reasoning_at_the_end(self, prompt: Sequence[int], tokenizer: Tokenizer) -> ReasoningState:
-        """Return what a prompt has of the reasoning of its answer."""
+        """Return the state of the reasoning at the end of a prompt."""
         end = tokenizer.decode(prompt[-_PROMPT_END_TOKENS:], skip_special_tokens=False)
         return reasoning_state(self.wire_format.reasoning, end)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Return whether a prompt ends within the reasoning of its answer."""
+        return reasoning_state(self.wire_format.reasoning, prompt[-_PROMPT_END_CHARS:]) == "opened"
 
     def reasoning_limit(
         self, max_tokens: int, state: ReasoningState, tokenizer: Tokenizer

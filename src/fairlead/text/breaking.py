@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from fairlead.text.control_tokens import BREAK
+from fairlead.text.infill import INFILL_MARKS
 
 # Some models do not mark such tokens as special.
 _IN_BARS = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
@@ -21,9 +22,11 @@ _SEPARATORS = ("", "\u200b", " ")
 def control_tokens(tokenizer: tokenizers.Tokenizer, named: Collection[str] = ()) -> dict[str, int]:
     """Return the spelling and the id of each token that only a template may write.
 
-    These are the added tokens that are marked as special, that are `named`, or that are spelled <|...|>. Not
-    `<think>` or `<tool_call>`: clients get these in answers and send them back in their history.
+    These are the added tokens that are marked as special, that are `named`, that are spelled <|...|>, or that
+    mark infilling. Not `<think>` or `<tool_call>`: clients get these in answers and send them back in their
+    history.
     """
+    named = {*named, *INFILL_MARKS}
     return {
         token.content: token_id
         for token_id, token in tokenizer.get_added_tokens_decoder().items()

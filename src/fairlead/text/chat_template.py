@@ -6,6 +6,7 @@ Renders the same text as transformers' `apply_chat_template`. Every failure in r
 The form of message content that a template accepts is detected when it is loaded, by rendering a probe. If it
 renders the text of `[{"type": "text", "text": ...}]`, and not the list's notation, it gets lists. Any other
 template gets the texts joined by line breaks. A template that accepts only lists gets strings as lists.
+`message_order` probes what orders of messages it accepts.
 """
 
 import json
@@ -21,6 +22,7 @@ from fairlead._cext.jsoncount import count
 from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.text.control_tokens import BREAK, ControlTokens
 from fairlead.text.files import Templates, TokenizerConfig, read_json, read_special_tokens, read_text
+from fairlead.text.message_order import MessageOrder
 from fairlead.text.sandbox import Refusal, environment
 
 MAX_RENDERED_CHARS = 64 * 1024 * 1024
@@ -54,6 +56,7 @@ class ChatTemplate:
         self.literals = frozenset(_literals(source)) | frozenset(_literals(tool_source or ""))
         self._accepts_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._accepts_strings = self._shows(_PROBE) or not self._accepts_parts
+        self._order = MessageOrder.probe(self._shows_messages, _PROBE)
         # Some templates concatenate the arguments of calls, and fail for objects.
         self._wants_written_arguments = not self._shows_call({"a": _PROBE}) and self._shows_call(_PROBE)
 
@@ -103,7 +106,7 @@ class ChatTemplate:
             # Prepared first: escapes in the JSON of a call's arguments may hide a spelling.
             given = {
                 **variables,
-                "messages": [self._prepared(message) for message in messages],
+                "messages": [self._prepared(message) for message in self._order.fitted(messages)],
                 "tools": tools,
             }
             if control is not None and control.may_be_in(given):
@@ -151,6 +154,10 @@ class ChatTemplate:
         """Return whether the template renders the probe's text without the notation around it."""
         text = self._probed([{"role": "user", "content": content}])
         return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+
+    def _shows_messages(self, messages: list[Message]) -> bool:
+        """Return whether the template renders the probe's text in these messages."""
+        return _PROBE in self._probed(list(map(self._prepared, messages)))
 
     def _shows_call(self, arguments: Any) -> bool:
         """Return whether the template renders a call with these arguments."""

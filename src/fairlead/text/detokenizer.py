@@ -1,8 +1,8 @@
 """Decodes token ids incrementally. The pieces together are the text of all ids decoded at once.
 
-Text is returned as soon as no later token can change it. An incomplete character is held back. So is, with
-vocabularies that have tokens of single bytes, a whole run of these: the library replaces *every* byte of an
-invalid run by U+FFFD. (Its own `DecodeStream` returns text too early there or raises, and takes quadratic
+Text is returned as soon as no later token can change it. An incomplete character is held back. If the
+vocabulary has tokens of single bytes, a whole run of them is held back: the library replaces *every* byte of
+an invalid run by U+FFFD. (Its own `DecodeStream` returns text too early there or raises, and takes quadratic
 time for bytes that never become a character.) Independent of stop strings and sequences.
 """
 

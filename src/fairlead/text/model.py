@@ -6,9 +6,7 @@ Read once from a local Hugging Face directory, and immutable. Does not read the 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, Literal
 
 from fairlead.config import ConfigError, SpecialTokens
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
@@ -17,20 +15,18 @@ from fairlead.text.answer_format import AnswerFormat
 from fairlead.text.chat_template import ChatTemplate, Message
 from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.embedding import EmbeddingSettings, read_embedding
-from fairlead.text.files import read_json, read_special_tokens
+from fairlead.text.infill import InfillTokens
+from fairlead.text.scoring import ScoringSettings, read_scoring
+from fairlead.text.settings import GenerationDefaults, read_settings
 from fairlead.text.tokenizer import Tokenizer
 
+Task = Literal["generate", "embed", "score"]
+_VERBS: Mapping[Task, str] = {
+    "generate": "make text",
+    "embed": "make embeddings",
+    "score": "score pairs of texts",
+}
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
-
-
-class GenerationDefaults(msgspec.Struct, frozen=True):
-    """Defaults of the sampling parameters of a request. The field names are OpenAI's and vLLM's."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +34,9 @@ class TextModel:
     """The text side of one model. `max_model_len` in tokens, prompt + output; `created` in Unix time.
 
     `max_input_tokens` and `max_output_tokens` are the configuration's lower limits for a prompt and for one
-    answer to it; None: no limit but the model's. `embedding`: the form of its embeddings; None if it
-    generates text.
+    answer to it; None: no limit but the model's. `embedding`: the form of its embeddings, or
+    `scoring`: how it scores pairs of texts; both None if it generates text. `infill`: the tokens for a text
+    between two others; None if it has none.
 
     `special_tokens`: whether a control token that a client spells in a chat remains text or is parsed.
     """
@@ -57,6 +54,8 @@ class TextModel:
     embedding: EmbeddingSettings | None = None
     special_tokens: SpecialTokens = "text"
     answer_format: AnswerFormat | None = None
+    infill: InfillTokens | None = None
+    scoring: ScoringSettings | None = None
     _control: ControlTokens = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -83,15 +82,16 @@ class TextModel:
         """
         if not path.is_dir():
             raise LoadFailed(f"{path} is not a directory")
-        config_path = path / "config.json"
-        config = read_json(config_path, _Config)
-        generation_path = path / "generation_config.json"
-        generation = read_json(generation_path, _Generation) if generation_path.exists() else _Generation()
         tokenizer = Tokenizer.load(path)
+        settings = read_settings(path, tokenizer, max_model_len=max_model_len)
         chat_template = ChatTemplate.load(path)
-        eos_token_ids = _eos_token_ids(path, config, generation, tokenizer)
+        scoring = read_scoring(path, chat_template)
+        embedding = None if scoring is not None else read_embedding(path)
+        generates = scoring is None and embedding is None
         try:
-            answer_format = AnswerFormat.find(path, chat_template, tokenizer, eos_token_ids, wire_format)
+            answer_format = AnswerFormat.find(
+                path, chat_template, tokenizer, settings.eos_token_ids, wire_format
+            )
         except ValueError as error:
             raise ConfigError(f"wireFormat: {error}") from error
         return cls(
@@ -99,15 +99,17 @@ class TextModel:
             path=path,
             tokenizer=tokenizer,
             chat_template=chat_template,
-            eos_token_ids=eos_token_ids,
-            max_model_len=_max_model_len(config_path, config, max_model_len),
-            defaults=generation.defaults(),
-            created=int(config_path.stat().st_mtime),
+            eos_token_ids=settings.eos_token_ids,
+            max_model_len=settings.max_model_len,
+            defaults=settings.defaults,
+            created=settings.created,
             max_input_tokens=max_input_tokens,
             max_output_tokens=max_output_tokens,
-            embedding=read_embedding(path),
+            embedding=embedding,
             special_tokens=special_tokens,
             answer_format=answer_format,
+            infill=InfillTokens.find(tokenizer.control_tokens) if generates else None,
+            scoring=scoring,
         )
 
     @property
@@ -116,12 +118,16 @@ class TextModel:
         longest = self.max_model_len - 1
         return longest if self.max_input_tokens is None else min(longest, self.max_input_tokens)
 
-    def check_purpose(self, *, embed: bool) -> None:
-        """Raise `InvalidRequest` (param `model`) if `embed` does not fit the purpose of the model."""
-        if embed and self.embedding is None:
-            raise InvalidRequest(f"the model {self.name} does not make embeddings", param="model")
-        if self.embedding is not None and not embed:
-            raise InvalidRequest(f"the model {self.name} makes embeddings, no text", param="model")
+    @property
+    def task(self) -> Task:
+        """What the model makes: text, embeddings, or scores of pairs of texts."""
+        return "embed" if self.embedding is not None else "generate" if self.scoring is None else "score"
+
+    def check_purpose(self, *tasks: Task) -> None:
+        """Raise `InvalidRequest` (param `model`) unless the model's task is one of these."""
+        if self.task not in tasks:
+            verbs = " or ".join(_VERBS[task] for task in tasks)
+            raise InvalidRequest(f"the model {self.name} does not {verbs}", param="model")
 
     def longest_answer(self, prompt_tokens: int) -> int:
         """Return the maximum number of tokens of an answer to a prompt of `prompt_tokens`."""
@@ -139,6 +145,47 @@ class TextModel:
         """
         self._check_may_fit(text, param)
         ids = self.tokenize(text, special_tokens=special_tokens, param=param)
+        self.check_prompt(ids, param=param)
+        return ids
+
+    def encode_infill(self, prompt: str, suffix: str, *, special_tokens: SpecialTokens = "text") -> list[int]:
+        """Return the ids of a prompt for the text between `prompt` and `suffix`, which may be empty.
+
+        Control tokens in them remain text, unless `special_tokens` is "parse". Raises `InvalidRequest` as
+        `encode_prompt`, and of `suffix` if the model has no tokens for this.
+        """
+        if self.infill is None:
+            raise InvalidRequest("this model has no fill-in-the-middle tokens", param="suffix")
+        self._check_may_fit(prompt, "prompt")
+        self._check_may_fit(suffix, "suffix")
+        is_text = special_tokens == "text"
+        before = self.tokenize(prompt, special_tokens=special_tokens, add_special_tokens=False)
+        after = self.tokenizer.encode_continuation(
+            self._control.broken(suffix) if is_text else suffix, with_breaks=is_text, param="suffix"
+        )
+        ids = self.infill.prompt(self.tokenizer.beginning(), before, after)
+        self.check_prompt(ids, param="suffix" if len(after) > len(before) else "prompt")
+        return ids
+
+    def encode_pair(self, first: str, second: str, *, fields: tuple[str, str]) -> list[int]:
+        """Return the ids of two texts that are scored together; control tokens in them remain text.
+
+        Raises `InvalidRequest` as `encode_prompt`; `fields`: the params of the two texts.
+        """
+        assert self.scoring is not None
+        for text, field_ in zip((first, second), fields, strict=True):
+            self._check_may_fit(text, field_)
+        param = fields[1]
+        if self.scoring.uses_template:
+            assert self.chat_template is not None
+            try:
+                text = self.chat_template.render(self.scoring.messages(first, second), self._control)
+            except InvalidRequest as error:
+                raise InvalidRequest(error.message, param=param) from error
+            ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=True, param=param)
+        else:
+            first, second = self._control.broken([first, second])
+            ids = self.tokenizer.encode(first, second=second, with_breaks=True, param=param)
         self.check_prompt(ids, param=param)
         return ids
 
@@ -166,12 +213,14 @@ class TextModel:
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        continuation: str = "",
     ) -> list[int]:
         """Return a chat's ids. Raises `InvalidRequest` as `encode_prompt`.
 
-        `variables` are further variables of the template. The template writes the special tokens, so none
-        are added. Those that a client spells in messages, tools or variables remain text, unless
-        `special_tokens` of the model is "parse".
+        `variables` are further variables of the template. `continuation` is the beginning of the answer,
+        refused if the template begins the answer with its reasoning. The template writes the special tokens,
+        so none are added. Those that a client spells remain text, unless `special_tokens` of the model is
+        "parse".
         """
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
@@ -188,6 +237,8 @@ class TextModel:
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
+        if continuation:
+            text += self._continuation(text, continuation)
         self._check_may_fit(text, "messages")
         ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=is_text, param="messages")
         self.check_prompt(ids, param="messages")
@@ -204,6 +255,13 @@ class TextModel:
                 f"token ids of this model are 0...{self.tokenizer.vocab_size - 1}", param=param
             )
 
+    def _continuation(self, text: str, continuation: str) -> str:
+        """Return the beginning of an answer as it follows a rendered chat. Raises `InvalidRequest`."""
+        if self.answer_format is not None and self.answer_format.opens_reasoning(text):
+            reason = "the model's chat template begins an answer with reasoning, which cannot be skipped here"
+            raise InvalidRequest(f"messages: {reason}; disable it to give the beginning", param="messages")
+        return self._control.broken(continuation) if self.special_tokens == "text" else continuation
+
     def _check_may_fit(self, text: str, param: str) -> None:
         if not self.tokenizer.may_fit(text, self.longest_prompt):
             raise self._too_long(f"this one has {len(text)} characters", param)
@@ -212,68 +270,3 @@ class TextModel:
         if self.longest_prompt == self.max_input_tokens:
             return ContextLengthExceeded.of_input(self.max_input_tokens, what, param=param)
         return ContextLengthExceeded.of_prompt(self.max_model_len, what, param=param)
-
-
-TokenIds = int | list[int] | None
-
-
-class _Limits(msgspec.Struct):
-    max_position_embeddings: int | None = None
-    n_positions: int | None = None
-
-
-class _Config(_Limits):
-    """The fields read from config.json. A multimodal model has those of its text model in `text_config`."""
-
-    eos_token_id: TokenIds = None
-    text_config: _Limits | None = None
-
-    def limit(self) -> int | None:
-        parts = [self, self.text_config or _Limits()]
-        limits = (limit for part in parts for limit in (part.max_position_embeddings, part.n_positions))
-        return next((limit for limit in limits if limit is not None), None)
-
-
-class _Generation(msgspec.Struct):
-    """The fields read from generation_config.json."""
-
-    eos_token_id: TokenIds = None
-    do_sample: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-    def defaults(self) -> GenerationDefaults:
-        """Return the sampling parameters of the file, unless they are for greedy decoding."""
-        if self.do_sample is False:
-            return GenerationDefaults()
-        written = {name: getattr(self, name) for name in GenerationDefaults.__struct_fields__}
-        return GenerationDefaults(**{name: value for name, value in written.items() if value is not None})
-
-
-def _eos_token_ids(
-    path: Path, config: _Config, generation: _Generation, tokenizer: Tokenizer
-) -> frozenset[int]:
-    written = config.eos_token_id if generation.eos_token_id is None else generation.eos_token_id
-    ids = {written} if isinstance(written, int) else set(written or ())
-    token = read_special_tokens(path).get("eos_token")
-    if token is not None and (token_id := tokenizer.token_id(token)) is not None:
-        ids.add(token_id)
-    return frozenset(ids)
-
-
-def _max_model_len(path: Path, config: _Config, requested: int | None) -> int:
-    own = config.limit()
-    if own is not None and requested is not None and requested > own:
-        raise ConfigError(
-            f"maxModelLen (--max-model-len): {requested} is above the model's own limit of {own} tokens, "
-            f"which {path} gives; set it to {own} or less, or leave it out"
-        )
-    limits = [limit for limit in (own, requested) if limit is not None]
-    if not limits:
-        raise LoadFailed(f"{path} has no max_position_embeddings: set maxModelLen (--max-model-len)")
-    if min(limits) < 2:
-        raise LoadFailed(f"{path}: a limit of {min(limits)} tokens leaves no room for a prompt and an answer")
-    return min(limits)

@@ -92,11 +92,14 @@ class Tokenizer:
         self,
         text: str,
         *,
+        second: str | None = None,
         add_special_tokens: bool = True,
         with_breaks: bool = False,
         param: str | None = None,
     ) -> list[int]:
-        """Return the text's ids. Raises `InvalidRequest` of `param` if it cannot be encoded.
+        """Return the text's ids, or those of the pair of texts with the `second` one.
+
+        Raises `InvalidRequest` of `param` if a text cannot be encoded.
 
         `add_special_tokens` adds those that the tokenizer defines, such as a beginning of sequence. The
         spelling of a special token in `text` becomes that token, as in transformers: completion prompts rely
@@ -105,10 +108,11 @@ class Tokenizer:
         Encodes a few MB/s without the GIL, so a long text may be encoded in a worker thread. (Measured with
         tokenizers 0.23: `encode` holds the GIL all the time, `encode_batch_fast` releases it.)
         """
-        removes_breaks = with_breaks and (self._always_with_breaks or BREAK in text)
+        removes_breaks = with_breaks and (self._always_with_breaks or BREAK in text + (second or ""))
         tokenizer = self._with_breaks if removes_breaks else self._tokenizer
         try:
-            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            given = text if second is None else (text, second)
+            (encoding,) = tokenizer.encode_batch_fast([given], add_special_tokens=add_special_tokens)
         except TypeError:
             raise InvalidRequest(
                 "the text is not Unicode: it has half of a surrogate pair", param=param
@@ -117,6 +121,30 @@ class Tokenizer:
             raise InvalidRequest(f"the text cannot be tokenized: {error}", param=param) from error
         ids: list[int] = encoding.ids
         return ids
+
+    def beginning(self) -> list[int]:
+        """Return the special tokens that every text begins with, such as a beginning of sequence."""
+        ids, text = self.encode("a"), self.encode("a", add_special_tokens=False)
+        return ids[: ids.index(text[0])] if text else []
+
+    def encode_continuation(
+        self, text: str, *, with_breaks: bool = False, param: str | None = None
+    ) -> list[int]:
+        """Return the ids of a text in the middle of another, without special tokens.
+
+        Some tokenizers add a space to the beginning of every text. So the text is encoded after a line break,
+        which these join with nothing.
+        """
+
+        def encode(text: str) -> list[int]:
+            return self.encode(text, add_special_tokens=False, with_breaks=with_breaks, param=param)
+
+        line_break = encode("\n")
+        if len(line_break) > 1:
+            ids = encode("\n" + text)
+            if ids[: len(line_break)] == line_break:
+                return ids[len(line_break) :]
+        return encode(text)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the ids' text. Unknown ids are skipped; bytes that are not UTF-8 become U+FFFD."""

@@ -1,4 +1,4 @@
-"""The parent's end of a child's socket: messages in both directions. Knows no process and no sequence."""
+"""The parent's end of a child's socket: messages in both directions."""
 
 import contextlib
 import socket

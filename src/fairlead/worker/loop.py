@@ -39,7 +39,7 @@ class _LaunchedStep(NamedTuple):
 class Loop:
     """Steps one engine with one runner. `clock` in seconds; `report_failure` is called with a step's error.
 
-    A step whose launch or wait raises fails its own sequences. The third error in a row is raised, because
+    A step fails its own sequences if its launch or wait raises. The third error in a row is raised, because
     such a runner does not recover.
     """
 

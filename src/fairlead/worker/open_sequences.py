@@ -30,7 +30,7 @@ class Receiver(Protocol):
 
 
 class OpenSequences:
-    """Receivers by the sequence's key. `abort` is called with the key of a sequence whose receiver raised."""
+    """Receivers by the sequence's key. `abort` is called with it after the receiver has raised."""
 
     def __init__(self, abort: Callable[[int], None]) -> None:
         self._abort = abort
@@ -89,7 +89,7 @@ class OpenSequences:
             _fail(receiver, EngineFailed(output.error))
 
     def _drop(self, key: int, receiver: Receiver, error: BaseException) -> None:
-        """Abort a sequence whose receiver has raised. The others continue."""
+        """Abort a sequence after its receiver has raised. The others continue."""
         if isinstance(error, PASSING):
             raise error
         log_failure("sequence dropped", error, key=key)

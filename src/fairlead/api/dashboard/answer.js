@@ -38,7 +38,7 @@ export class AnswerParts {
     return !this.parts.length;
   }
 
-  /** What a screen reader says of it: the text, else the names of the called functions. */
+  /** The text for screen readers: the answer's text, else the names of the called functions. */
   get spoken() {
     return this.text || [...this.calls.values()].map(({ name }) => `${translate("toolCall")} ${name}`).join("\n");
   }

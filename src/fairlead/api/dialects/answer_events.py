@@ -60,12 +60,19 @@ class AnswerEvents:
         self._completion_tokens += len(delta.token_ids) + delta.relayed_tokens
         self._reasoning_tokens += delta.reasoning_tokens
         self._cached_tokens += delta.cached_tokens
+        if delta.translation is not None and delta.translation.prompt_tokens is not None:
+            self._prompt_tokens = delta.translation.prompt_tokens
         if delta.reasoning:
+            yield from self._end_of_call()
             yield Reasoning(delta.reasoning)
+        # The rest of an open call precedes a text that the delta has, because that ends the call.
+        rest = [piece for piece in delta.calls if piece.number == self._open_call]
+        for piece in rest:
+            yield from self._of_call(piece)
         if delta.text:
             yield from self._end_of_call()
             yield Content(delta.text)
-        for piece in delta.calls:
+        for piece in delta.calls[len(rest) :]:
             yield from self._of_call(piece)
         if delta.finish_reason is not None:
             yield from self._end_of_call()

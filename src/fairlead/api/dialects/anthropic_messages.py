@@ -1,19 +1,40 @@
-"""Anthropic's Messages: `POST /v1/messages` and `/v1/messages/count_tokens`, for relayed models only."""
+"""Anthropic's Messages: `POST /v1/messages` and `/v1/messages/count_tokens`."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
 
-from fairlead.api.dialects.dialect import RelayDialect
+from fairlead.api import shapes
+from fairlead.api.dialects.anthropic_events import MessageEvents, MessagePings, whole_message
+from fairlead.api.dialects.anthropic_requests import (
+    CountTokensRequest,
+    CreateMessageRequest,
+    EnvelopeParser,
+    MessagesEnvelope,
+    count_request,
+    message_request,
+)
+from fairlead.api.dialects.dialect import (
+    AnswerContext,
+    CountingDialect,
+    GenerationRequest,
+    RelayDialect,
+    StreamingDialect,
+)
 from fairlead.api.dialects.event_reader import EventShape, TypedReader, text_members
 from fairlead.api.dialects.openai import full_message
-from fairlead.errors import FairleadError
+from fairlead.api.dialects.unserved import MESSAGES
+from fairlead.config import Limits
+from fairlead.errors import ContextLengthExceeded, FairleadError
+from fairlead.job import Delta
 
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -48,17 +69,22 @@ class MessagesReader(TypedReader[MessagesEvent]):
         return text_members(document.get("delta"), MessagesPiece.__struct_fields__)
 
 
-class MessagesDialect(RelayDialect):
-    """Messages."""
+class AnthropicDialect(RelayDialect):
+    """What Anthropic's dialects share: the envelope and errors."""
 
-    path = "/v1/messages"
+    name = "messages"
+    read_envelope = EnvelopeParser(MessagesEnvelope)
     reader = MessagesReader()
+    request_id_headers = ("X-Request-Id", "request-id")
 
     def error_body(self, error: FairleadError) -> bytes:
         """See `RelayDialect`."""
         default = "api_error" if error.status >= 500 else "invalid_request_error"
+        message = full_message(error)
+        if isinstance(error, ContextLengthExceeded):  # by these words, clients know to shorten the chat
+            message = f"prompt is too long: {message}"
         kind = _TYPES.get(error.status, default)
-        members = {"type": kind, "message": full_message(error), "param": error.param, "code": error.code}
+        members = {"type": kind, "message": message, "param": error.param, "code": error.code}
         return _encode({"type": "error", "error": members})
 
     def error_event(self, error: FairleadError) -> bytes:
@@ -66,8 +92,40 @@ class MessagesDialect(RelayDialect):
         return b"event: error\n" + super().error_event(error)
 
 
-class CountTokensDialect(MessagesDialect):
+class MessagesDialect(AnthropicDialect, StreamingDialect):
+    """Messages. Their `options` are `MessageOptions`."""
+
+    path = "/v1/messages"
+    body_type = CreateMessageRequest
+    answer_type = shapes.AnthropicMessage
+    refused_fields = MESSAGES
+    job_prefix = "msg"
+    waiting_events = MessagePings()
+
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """See `Dialect`."""
+        return message_request(body, limits)
+
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+        """See `Dialect`."""
+        return whole_message(context, deltas[0])
+
+    def stream_writer(self, context: AnswerContext) -> MessageEvents:
+        """See `StreamingDialect`."""
+        return MessageEvents(context, self.error_event)
+
+
+class CountTokensDialect(AnthropicDialect, CountingDialect):
     """The number of tokens of a message."""
 
     path = "/v1/messages/count_tokens"
-    streams = False
+    body_type = CountTokensRequest
+    answer_type = shapes.CountedTokens
+
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """See `CountingDialect`."""
+        return count_request(body, limits)
+
+    def write_count(self, tokens: int) -> bytes:
+        """See `CountingDialect`."""
+        return _encode({"input_tokens": tokens})

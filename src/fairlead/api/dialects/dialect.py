@@ -7,37 +7,53 @@ this package, and give it a row in the route table. A `RelayDialect` is for mode
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as ReadOnlySequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from fairlead.api.body import BodyParser
 from fairlead.api.dialects.fields import Envelope, SamplingParameters
 from fairlead.api.dialects.unserved import Fields
-from fairlead.config import Limits, SpecialTokens
+from fairlead.config import DialectName, Limits, SpecialTokens
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import FairleadError, NodeRefused
 from fairlead.http.server_sent_events import encode_comment, encode_event
 from fairlead.job import Delta, Job
 from fairlead.structured.request import AnswerSpec
-from fairlead.text.model import TextModel
+from fairlead.text.model import Task, TextModel
 from fairlead.upstream_events import UpstreamReader
 
 EVENTS = "text/event-stream"
 # The interval of comments in a stream that has no answer yet.
 COMMENT_INTERVAL_S = 5.0
+REQUEST_ID_HEADERS = ("X-Request-Id",)
 
 Prompt = str | list[int]
 
 _encode = msgspec.json.Encoder().encode
 
 
+class TextPairs(NamedTuple):
+    """Texts to compare: each of `seconds` with the first text at its place, or all with the only one.
+
+    `fields`: where the firsts and the seconds are in the body, for errors.
+    """
+
+    firsts: list[str]
+    seconds: list[str]
+    fields: tuple[str, str]
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to one of our own models, in the terms of no dialect.
 
-    It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them; or
+    It continues a chat: `messages`, `tools` and `template_variables`, as chat templates read them, and after
+    those `continuation`, which is the beginning of the answer and not repeated in it; or
     `prompts`, each a text or token ids, from the field `prompts_field`. `special_tokens` is for their texts.
-    With `embed` it returns a vector for each prompt, shortened to `dimensions`.
+    With a `suffix`, the answers are the texts between the prompts, which are texts, and the suffix.
+    With `embed` it returns a vector for each prompt, shortened to `dimensions`. With `pairs` as well, it
+    returns one for each of their texts, or a number for each pair, by the kind of the model.
+    `messages_field`: the field of the body that the messages are from.
 
     `answer`: the form of the answer; None: any text. `is_chat`: its text is divided into reasoning, content
     and calls. `reasoning_tokens`: the most that the reasoning may have; None: no limit.
@@ -48,11 +64,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     messages: list[dict[str, Any]] | None = None
+    messages_field: str = "messages"
     tools: list[dict[str, Any]] | None = None
     template_variables: dict[str, Any] | None = None
+    continuation: str = ""
     prompts: ReadOnlySequence[Prompt] = ()
     prompts_field: str = "prompt"
     special_tokens: SpecialTokens = "parse"
+    suffix: str = ""
     sampling: SamplingParameters = SamplingParameters()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -62,10 +81,18 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False
     embed: bool = False
     dimensions: int | None = None
+    pairs: TextPairs | None = None
     answer: AnswerSpec | None = None
     is_chat: bool = False
     reasoning_tokens: int | None = None
     options: Any = None
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks of the models that can serve it."""
+        if self.pairs is not None:
+            return ("embed", "score")
+        return ("embed",) if self.embed else ("generate",)
 
 
 class AnswerTimes:
@@ -124,6 +151,14 @@ class AnswerWriter(StreamWriter, Protocol):
         """Skip the beginnings of all choices: another server has written them already."""
 
 
+@runtime_checkable
+class RelayFollower(Protocol):
+    """An `AnswerWriter` whose events depend on those that another server has written before."""
+
+    def follow(self, delta: Delta) -> None:
+        """Read a piece of another server, which the client has received."""
+
+
 class WaitingEvents(Protocol):
     """The events of a stream that has no answer yet."""
 
@@ -169,12 +204,17 @@ class RelayedBody(msgspec.Struct, frozen=True):
 class RelayDialect(ABC):
     """A dialect for requests that are relayed: to a node that serves the same `path`, in the same bytes.
 
+    `name` is what the configuration calls it and those that servers have together with it. Where a node does
+    not speak it, a request that can be decoded is translated.
+
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
     request may ask for a stream, of type `stream_type`. Until the answer begins, the stream has
     `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none.
-    `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents.
+    `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents. Every response
+    has the request's id in `request_id_headers`.
     """
 
+    name: ClassVar[DialectName] = "openai"
     path: ClassVar[str]
     body_type: ClassVar[Any] = RelayedBody
     answer_type: ClassVar[Any] = Any
@@ -185,6 +225,7 @@ class RelayDialect(ABC):
     reader: ClassVar[UpstreamReader]
     waiting_events: ClassVar[WaitingEvents] = WaitingComments()
     reasoning_events: ClassVar[ReasoningEvents | None] = None
+    request_id_headers: ClassVar[tuple[str, ...]] = REQUEST_ID_HEADERS
 
     @abstractmethod
     def error_body(self, error: FairleadError) -> bytes:

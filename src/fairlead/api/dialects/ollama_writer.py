@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -15,7 +15,7 @@ from fairlead.api.dialects.answer_events import (
     CallEnd,
     TokenUsage,
 )
-from fairlead.api.dialects.dialect import AnswerContext, AnswerTimes
+from fairlead.api.dialects.dialect import REQUEST_ID_HEADERS, AnswerContext, AnswerTimes
 from fairlead.api.dialects.openai import call_id, encode, full_message
 from fairlead.api.dialects.openai_logprobs import chat_logprobs
 from fairlead.dispatch.estimates import WaitEstimate
@@ -44,6 +44,8 @@ class SilentWaiting:
 
 class OllamaErrors:
     """Writes errors as Ollama does: an object with only a message, also as the last line of a stream."""
+
+    request_id_headers: ClassVar[tuple[str, ...]] = REQUEST_ID_HEADERS
 
     def error_body(self, error: FairleadError) -> bytes:
         """Return the body of an error response."""

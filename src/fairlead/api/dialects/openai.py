@@ -1,13 +1,13 @@
 """What OpenAI's dialects share: fields of bodies and their checks, errors, and members of answers."""
 
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from fairlead.api.body import invalid_field
-from fairlead.api.dialects.dialect import AnswerContext
+from fairlead.api.dialects.dialect import REQUEST_ID_HEADERS, AnswerContext
 from fairlead.api.dialects.fields import PositiveCount, SamplingParameters, StopString
 from fairlead.api.dialects.openai_structured import ResponseFormat, StructuredOutputs
 from fairlead.errors import FairleadError
@@ -28,6 +28,9 @@ _TYPES = {
 }
 
 
+StopStringList = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+
+
 class StreamOptions(msgspec.Struct, frozen=True):
     """`include_usage`: a last chunk with the counts; `continuous_usage_stats`: counts in every chunk."""
 
@@ -41,7 +44,7 @@ class Generation(SamplingParameters, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: PositiveCount | None = None
     max_tokens: PositiveCount | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop: StopStringList | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -54,9 +57,9 @@ def check_generation(body: Generation) -> None:
         raise invalid_field("prompt_logprobs", "is not served with stream: true")
 
 
-def stop_strings(body: Generation) -> tuple[str, ...]:
+def stop_strings(stop: StopStringList | None) -> tuple[str, ...]:
     """Return the stop strings, from either form."""
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def prompts_of(field: str, prompts: str | list[Any], *, empty: str) -> list[str | list[int]]:
@@ -78,6 +81,8 @@ def prompts_of(field: str, prompts: str | list[Any], *, empty: str) -> list[str 
 
 class OpenAIErrors:
     """Writes errors as OpenAI does. All routes that are not of another dialect use this form."""
+
+    request_id_headers: ClassVar[tuple[str, ...]] = REQUEST_ID_HEADERS
 
     def error_body(self, error: FairleadError) -> bytes:
         """Return the body of an error; also the data of an error event in a stream."""
@@ -110,7 +115,7 @@ def usage(job: Job, completion_tokens: int, cached_tokens: int, reasoning_tokens
     return counts
 
 
-def call_id(context: AnswerContext, choice: int, number: int) -> str:
+def call_id(context: AnswerContext, choice: int, number: int, *, prefix: str = "call") -> str:
     """Return the id of a tool call: the same whenever the job is run again.
 
     Mistral's chat templates refuse ids which do not have nine letters or digits.
@@ -119,7 +124,7 @@ def call_id(context: AnswerContext, choice: int, number: int) -> str:
     digest = blake2b(name, digest_size=12).hexdigest()
     answer_format = context.model.answer_format if context.model is not None else None
     is_short = answer_format is not None and answer_format.wire_format.name.startswith("mistral")
-    return digest[:9] if is_short else f"call_{digest}"
+    return digest[:9] if is_short else f"{prefix}_{digest}"
 
 
 def cached_tokens(job: Job, deltas: list[Delta]) -> int:

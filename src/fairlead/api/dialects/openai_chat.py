@@ -28,7 +28,13 @@ from fairlead.api.dialects.openai import (
 from fairlead.api.dialects.openai_chunks import Chunks
 from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.dialects.openai_logprobs import chat_logprobs, prompt_logprobs
-from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
+from fairlead.api.dialects.openai_messages import (
+    Messages,
+    Tools,
+    template_messages,
+    template_tools,
+    template_variables,
+)
 from fairlead.api.dialects.openai_structured import ToolChoice, answer_spec
 from fairlead.api.dialects.unserved import CHAT, capturing, refuse_unserved
 from fairlead.config import Limits
@@ -96,7 +102,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
         return GenerationRequest(
             messages=template_messages(request.messages),
             tools=None if request.tool_choice == "none" else template_tools(request.tools),
-            template_variables=_template_variables(request),
+            template_variables=template_variables(request.reasoning_effort, request.chat_template_kwargs),
             is_chat=True,
             answer=answer_spec(
                 request.response_format,
@@ -108,7 +114,7 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
             reasoning_tokens=None if budget == -1 else budget,
             sampling=request,
             max_tokens=request.max_completion_tokens or request.max_tokens,
-            stop=stop_strings(request),
+            stop=stop_strings(request.stop),
             n=request.n or 1,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             prompt_logprobs=request.prompt_logprobs,
@@ -141,15 +147,6 @@ class ChatDialect(OpenAIErrors, StreamingDialect):
     def stream_writer(self, context: AnswerContext) -> "ChatChunks":
         """See `StreamingDialect`."""
         return ChatChunks(context, self.error_event)
-
-
-def _template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
-    """Return the variables of the chat template, with the effort under the names that templates read."""
-    effort = request.reasoning_effort
-    if effort is None:
-        return request.chat_template_kwargs
-    named = {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
-    return named | (request.chat_template_kwargs or {})
 
 
 def _message(context: AnswerContext, delta: Delta) -> dict[str, Any]:

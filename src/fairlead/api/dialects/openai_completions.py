@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from fairlead.api import shapes
 from fairlead.api.body import BodyParser, invalid_field
-from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
+from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest, Prompt, StreamingDialect
 from fairlead.api.dialects.fields import (
     OF_ONE_KIND,
     Count,
@@ -64,6 +64,9 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
 
     `special_tokens`: whether control tokens in a text are parsed (the default) or stay text. With `echo`, the
     answer begins with the prompt, also in `logprobs`, and `max_tokens` may be 0.
+
+    With a `suffix`, the answer is the text between the prompt and the suffix, for models with tokens for
+    that. Then the prompt must be a text, which may be empty, and control tokens stay text by default.
     """
 
     prompt: NonEmpty | Annotated[Texts, Meta(extra_json_schema={"minItems": 1, **OF_ONE_KIND})]
@@ -105,23 +108,25 @@ class CompletionDialect(OpenAIErrors, StreamingDialect):
         """See `Dialect`."""
         request = _parse(body, limits)
         refuse_unserved(request, COMPLETION)
-        if request.suffix:
-            raise invalid_field("suffix", "inserting text is not served")
         if request.best_of is not None and request.best_of != (request.n or 1):
             raise invalid_field("best_of", "must equal n")
         echo = bool(request.echo)
         if request.max_tokens == 0 and not echo:
             raise invalid_field("max_tokens", "must be at least 1, unless echo is true")
-        prompts = prompts_of("prompt", request.prompt, empty="is empty")
+        if request.suffix:
+            prompts = _infill_prompts(request)
+        else:
+            prompts = prompts_of("prompt", request.prompt, empty="is empty")
         check_generation(request)
         # `echo` lists as many tokens of the prompt as `logprobs` does of the answer.
         listed = [request.prompt_logprobs, request.logprobs if echo else None]
         return GenerationRequest(
             prompts=prompts,
-            special_tokens=request.special_tokens or "parse",
+            special_tokens=request.special_tokens or ("text" if request.suffix else "parse"),
+            suffix=request.suffix or "",
             sampling=request,
             max_tokens=request.max_tokens,
-            stop=stop_strings(request),
+            stop=stop_strings(request.stop),
             n=request.n or 1,
             logprobs=request.logprobs,
             prompt_logprobs=max((count for count in listed if count is not None), default=None),
@@ -197,6 +202,17 @@ class CompletionChunks(Chunks):
             self._tokenizer, [part], offset=self._offsets[index]
         )
         return written
+
+
+def _infill_prompts(request: CompletionRequest) -> list[Prompt]:
+    """Return the texts before the suffix. Raises `InvalidRequest` for what makes no sense with a suffix."""
+    if request.echo:
+        raise invalid_field("echo", "cannot be combined with suffix")
+    given = [request.prompt] if isinstance(request.prompt, str) else request.prompt
+    texts: list[Prompt] = [prompt for prompt in given if isinstance(prompt, str)]
+    if not given or len(texts) < len(given):
+        raise invalid_field("prompt", "with a suffix, it must be a text or a list of texts")
+    return texts
 
 
 def _scored(context: AnswerContext, delta: Delta) -> list[Scored]:

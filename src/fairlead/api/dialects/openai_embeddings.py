@@ -71,8 +71,7 @@ class EmbeddingDialect(OpenAIErrors, Dialect):
         data: list[dict[str, Any]] = []
         for delta in deltas:
             vector = delta.vector
-            if len(vector) != 4 * settings.width:
-                raise NodeFailed(f"the model made a vector of {len(vector)} bytes")
+            _check_width(vector, settings.width)
             if dimensions is not None and dimensions < settings.width:
                 vector = shortened(vector, dimensions, normalized=settings.normalized)
             in_text = encoding_format == "base64"
@@ -89,6 +88,17 @@ def shortened(vector: bytes, dimensions: int, *, normalized: bool) -> bytes:
     # A zero vector has no direction and is not scaled.
     length = (math.hypot(*numbers) or 1.0) if normalized else 1.0
     return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
+
+
+def numbers_of(vector: bytes, width: int) -> tuple[float, ...]:
+    """Return the `width` numbers of a vector. Raises `NodeFailed` if it has more or fewer."""
+    _check_width(vector, width)
+    return _numbers(vector)
+
+
+def _check_width(vector: bytes, width: int) -> None:
+    if len(vector) != 4 * width:
+        raise NodeFailed(f"the model made a vector of {len(vector)} bytes")
 
 
 def _numbers(vector: bytes) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from fairlead.api.dialects.event_reader import (
 from fairlead.upstream_events import UpstreamEvent
 
 # Reasons of other servers, too.
-_CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens"})
+CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens"})
 _IN_CHOICE = ("text",)
 _IN_PIECE = ("reasoning_content", "reasoning", "thinking", "content", "refusal", "text")
 _IN_FUNCTION = ("name", "arguments")
@@ -107,7 +107,7 @@ class ChunkReader(EventReader[ChunkShape]):
                 text = _text(piece)
         finished = choice.finish_reason
         if finished is not None:
-            finished = "length" if finished in _CUT_SHORT else "stop"
+            finished = "length" if finished in CUT_SHORT else "stop"
         is_beginning = not text and not finished
         return UpstreamEvent(choice.index, text, finished, is_beginning, generated=generated)
 

@@ -110,6 +110,14 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return [_template_message(message, index) for index, message in enumerate(messages)]
 
 
+def template_variables(effort: str | None, given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the variables of the chat template, with the effort under the names that templates read."""
+    if effort is None:
+        return given
+    named = {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
+    return named | (given or {})
+
+
 def _template_message(message: Message, index: int) -> dict[str, Any]:
     role = str(message.__struct_config__.tag)
     # Few templates support OpenAI's newer name, and some refuse unknown roles.

@@ -1,14 +1,115 @@
-"""OpenAI's Responses: `POST /v1/responses`, for relayed models only."""
+"""OpenAI's Responses: `POST /v1/responses`."""
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from fairlead.answer.reported import decoded, is_given
-from fairlead.api.dialects.dialect import RelayDialect
+from fairlead.api.body import BodyParser, invalid_field
+from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest, StreamingDialect
 from fairlead.api.dialects.event_reader import ABSENT, EventShape, ResponseShape, TypedReader, text_members
-from fairlead.api.dialects.openai import OpenAIErrors
+from fairlead.api.dialects.fields import (
+    MAX_INT32,
+    Envelope,
+    PositiveCount,
+    SamplingParameters,
+    TemplateVariables,
+    TopLogprobs,
+    UserName,
+)
+from fairlead.api.dialects.openai import OpenAIErrors, StopStringList, encode, stop_strings
+from fairlead.api.dialects.openai_messages import template_variables
+from fairlead.api.dialects.openai_responses_events import ResponseEvents, ResponseOptions
+from fairlead.api.dialects.openai_responses_items import Input, input_messages
+from fairlead.api.dialects.openai_responses_shapes import ResponseObject
+from fairlead.api.dialects.openai_responses_tools import (
+    AnyToolChoice,
+    FunctionTools,
+    TextConfig,
+    answer_form,
+    choice_echo,
+    template_functions,
+    text_echo,
+    tools_echo,
+)
+from fairlead.api.dialects.openai_structured import StructuredOutputs
+from fairlead.api.dialects.unserved import RESPONSES, capturing, refuse_unserved
+from fairlead.config import Limits
+from fairlead.errors import quoted
+from fairlead.job import Delta
+
+LOGPROBS = "message.output_text.logprobs"
+# What else a response may include. We have none of it: most is of OpenAI's own tools.
+_INCLUDABLE = frozenset(
+    {
+        LOGPROBS,
+        "reasoning.encrypted_content",
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class ResponsesEnvelope(Envelope, frozen=True, kw_only=True):
+    """What is read of every body."""
+
+    input: msgspec.Raw = msgspec.Raw()
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    metadata: Metadata | None = None
+
+
+class ReasoningConfig(msgspec.Struct, frozen=True):
+    """How much the model reasons: a value that its chat template knows, or `none`. `summary` is ignored."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(SamplingParameters, frozen=True, kw_only=True):
+    """`POST /v1/responses`. `input`: the user's text, or items. `instructions`: a system message before it.
+
+    `include` accepts OpenAI's values; only `message.output_text.logprobs` has an effect. `truncation` must be
+    `disabled`.
+    """
+
+    input: Input | None = None
+    instructions: str | None = None
+    tools: FunctionTools | None = None
+    tool_choice: AnyToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    max_output_tokens: PositiveCount | None = None
+    max_tool_calls: PositiveCount | None = None
+    include: Annotated[list[str], Meta(max_length=64)] | None = None
+    top_logprobs: TopLogprobs | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stream_options: dict[str, Any] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    metadata: Metadata | None = None
+    prompt_cache_key: UserName | None = None
+    service_tier: str | None = None
+    stop: StopStringList | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+
+
+_parse = BodyParser(capturing(ResponsesRequest, RESPONSES))
 
 
 class ResponsesEvent(EventShape, gc=False):
@@ -51,8 +152,110 @@ class ResponsesReader(TypedReader[ResponsesEvent]):
         return text_members(document, ("delta",))
 
 
-class ResponsesDialect(OpenAIErrors, RelayDialect):
-    """Responses."""
+class ResponsesDialect(OpenAIErrors, StreamingDialect):
+    """Responses.
 
+    `history`: the input and output items of the earlier responses that a request continues, oldest first, as
+    they were sent and answered. `is_stored`: the response is kept, and can be read later.
+    """
+
+    name = "responses"
     path = "/v1/responses"
+    body_type = ResponsesRequest
+    answer_type = ResponseObject
+    refused_fields = RESPONSES
+    job_prefix = "resp"
+    read_envelope = BodyParser(ResponsesEnvelope)
     reader = ResponsesReader()
+
+    def __init__(self, *, history: Sequence[dict[str, Any]] = (), is_stored: bool = False) -> None:
+        self._history = history
+        self._is_stored = is_stored
+
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """See `Dialect`."""
+        request = _parse(body, limits)
+        refuse_unserved(request, RESPONSES)
+        self._check(request)
+        tools = request.tools or []
+        answer = answer_form(
+            request.text,
+            request.structured_outputs,
+            tools,
+            request.tool_choice,
+            parallel=request.parallel_tool_calls is not False,
+        )
+        has_logprobs = LOGPROBS in (request.include or ())
+        effort = request.reasoning.effort if request.reasoning is not None else None
+        budget = request.thinking_token_budget
+        return GenerationRequest(
+            messages=input_messages(request.instructions, self._history, request.input),
+            messages_field="input",
+            tools=None if request.tool_choice == "none" else template_functions(tools),
+            template_variables=template_variables(effort, request.chat_template_kwargs),
+            is_chat=True,
+            answer=answer,
+            reasoning_tokens=None if budget == -1 else budget,
+            sampling=request,
+            max_tokens=request.max_output_tokens,
+            stop=stop_strings(request.stop),
+            logprobs=(request.top_logprobs or 0) if has_logprobs else None,
+            options=ResponseOptions(self._echo(request)),
+        )
+
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+        """See `Dialect`."""
+        events = ResponseEvents(context)
+        events.write(deltas)
+        return encode(events.response())
+
+    def stream_writer(self, context: AnswerContext) -> ResponseEvents:
+        """See `StreamingDialect`."""
+        return ResponseEvents(context)
+
+    def _check(self, request: ResponsesRequest) -> None:
+        """Raise `InvalidRequest` for what is not served."""
+        if request.background and not self._is_stored:
+            raise invalid_field("background", "is not served")
+        if request.previous_response_id is not None and not self._history:
+            raise invalid_field("previous_response_id", "there is no such response")
+        if request.truncation == "auto":
+            raise invalid_field("truncation", "only 'disabled' is served")
+        if request.prompt_logprobs is not None:
+            raise invalid_field("prompt_logprobs", "is not served")
+        for index, name in enumerate(request.include or ()):
+            if name not in _INCLUDABLE:
+                raise invalid_field(f"include[{index}]", f"{quoted(name)} is not served")
+            if name == LOGPROBS and request.tools:
+                raise invalid_field(f"include[{index}]", f"{name!r} cannot be combined with tools")
+        if request.top_logprobs and LOGPROBS not in (request.include or ()):
+            raise invalid_field("top_logprobs", f"needs {LOGPROBS!r} in include")
+
+    def _echo(self, request: ResponsesRequest) -> dict[str, Any]:
+        """Return the members of a response that repeat its request."""
+        effort = request.reasoning.effort if request.reasoning is not None else None
+        return {
+            "background": bool(request.background),
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
+            "reasoning": {"effort": effort, "summary": None},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": self._is_stored,
+            "text": text_echo(request.text),
+            "tool_choice": choice_echo(request.tool_choice),
+            "tools": tools_echo(request.tools or ()),
+            "top_logprobs": request.top_logprobs or 0,
+            "truncation": "disabled",
+            "user": request.user,
+            **{
+                name: value
+                for name in ("temperature", "top_p")
+                if (value := getattr(request, name)) is not None
+            },
+        }

@@ -98,7 +98,7 @@ def constrained_answer(
     described = text_format.json_schema
     if described is None or described.schema is None:
         raise invalid_field("response_format.json_schema", "needs a schema")
-    answer = JsonAnswer(_object_schema(described.schema))
+    answer = JsonAnswer(object_schema(described.schema))
     return answer, "response_format.json_schema.schema", bool(described.lenient)
 
 
@@ -163,7 +163,7 @@ def _of_outputs(outputs: StructuredOutputs) -> tuple[AnyAnswer, str] | None:
     if len(given) > 1:
         raise invalid_field("structured_outputs", f"has {' and '.join(given)}, of which it may have one")
     if outputs.json is not None:
-        return JsonAnswer(_object_schema(outputs.json)), "structured_outputs.json"
+        return JsonAnswer(object_schema(outputs.json)), "structured_outputs.json"
     if outputs.json_object:
         return JsonAnswer({"type": "object"}), "structured_outputs.json_object"
     if outputs.regex is not None:
@@ -185,7 +185,7 @@ def _lark(text: str) -> str:
         raise invalid_field("structured_outputs.grammar", str(error)[:MAX_QUOTED_CHARS]) from error
 
 
-def _object_schema(schema: Schema | str) -> dict[str, Any]:
+def object_schema(schema: Schema | str) -> dict[str, Any]:
     """Return a schema as an object, from its JSON text too."""
     if isinstance(schema, str):
         try:

@@ -142,6 +142,37 @@ CHAT: Fields = {
     "web_search_options": _ANY,
 }
 
+MESSAGES: Fields = {
+    **_CONSTRAINTS,
+    **_SAMPLING,
+    **_PROMPT,
+    "n": _ONE,
+    "stop": Unserved(("", []), "stop_sequences"),
+    "response_format": Unserved((), "output_config.format"),
+    "structured_outputs": Unserved((), "output_config.format"),
+    "container": _ANY,
+    "mcp_servers": _EMPTY_LIST,
+}
+
+RESPONSES: Fields = {
+    **CHAT,
+    "background_options": _EMPTY_OBJECT,
+    "context_management": _EMPTY_LIST,
+    "conversation": _ANY,
+    "image": _ANY,
+    "logprobs": Unserved((False,), "include"),
+    "max_completion_tokens": Unserved((), "max_output_tokens"),
+    "max_tokens": Unserved((), "max_output_tokens"),
+    "messages": Unserved((), "input"),
+    "n": _ONE,
+    "n_cmpl": _ONE,
+    "n_predict": Unserved((-1,), "max_output_tokens"),
+    "n_probs": Unserved((0,), "include"),
+    "prompt": _ANY,
+    "reasoning_effort": Unserved((), "reasoning.effort"),
+    "response_format": Unserved((), "text.format"),
+}
+
 EMBEDDING: Fields = {
     "messages": Unserved((), "input"),
     "prompt_embeds": _ANY,
@@ -153,6 +184,28 @@ EMBEDDING: Fields = {
     "normalize": _ANY,
     "use_activation": _ANY,
     "input_type": _ANY,
+    "lora_path": _ANY,
+}
+
+COMPARISON: Fields = {
+    "truncate_prompt_tokens": _ANY,
+    "truncate": _FALSE,
+    "truncation": _FALSE,
+    "max_tokens_per_doc": _ANY,
+    "max_chunks_per_doc": _ANY,
+    "rank_fields": _EMPTY_LIST,
+    "top_k": Unserved((), "top_n"),
+    "use_activation": _TRUE,
+    "activation": _TRUE,
+    "softmax": _FALSE,
+    "raw_scores": _FALSE,
+    "instruction": _EMPTY_TEXT,
+    "chat_template": _ANY,
+    "chat_template_kwargs": _EMPTY_OBJECT,
+    "add_special_tokens": _TRUE,
+    "texts": Unserved((), "documents"),
+    "data_1": _ANY,
+    "data_2": _ANY,
     "lora_path": _ANY,
 }
 

@@ -35,7 +35,7 @@ class SampledRows(NamedTuple):
     last_ids: np.ndarray | None = None
 
     def indices(self, slots: Collection[int]) -> np.ndarray:
-        """Return the indices of the rows whose slot is among `slots`."""
+        """Return the indices of the rows with a slot among `slots`."""
         return np.array([row for row, slot in enumerate(self.slots.tolist()) if slot in slots], np.int64)
 
 

@@ -1,4 +1,4 @@
-"""The sampling parameters, each declared once, and their values by slot. Knows no logits and no device.
+"""The sampling parameters, each declared once, and their values by slot. Uses no logits and no device.
 
 A new parameter is an entry of `PARAMETERS`, a field of `fairlead.job.Sampling` (its wire form; a test
 compares the two), and its use: in a logits processor, or in the samplers, which find its column by name.

@@ -1,8 +1,9 @@
 """Chooses the next token of every row of logits, in one pass for all; `torch_sampler` defines a draw.
 
 On a CPU the compiled kernel chooses (`fairlead._cext.cpustep.choose`), row by row on all threads: for 32
-draws of 151,936 tokens torch took 30 ms, and with top_p half a second. Elsewhere torch chooses. Promises that
-a broken row fails only that row, and that nothing here waits for the device before `PendingSamples.wait`.
+draws of 151,936 tokens torch took 30 ms, and with top_p half a second. Elsewhere torch chooses. Guarantees
+that a broken row fails only that row, and that nothing here waits for the device before
+`PendingSamples.wait`.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 A draw's random number depends only on the sequence's seed and the token's position, so the rest of the batch
 cannot change it. The draw inverts the cumulative distribution in vocabulary order. top_k, top_p and min_p
-are all thresholds on a row's scores, so only finding them ever sorts; equally likely tokens are kept or
+are all thresholds on a row's scores, so only finding them needs sorting. Equally likely tokens are kept or
 dropped together. Does not wait for the device.
 """
 

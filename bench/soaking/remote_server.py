@@ -1,6 +1,6 @@
 """A server with canned answers in the OpenAI and Anthropic dialects, used as a remote node and as a command.
 
-    python far_server.py PORT
+    python remote_server.py PORT
 
 The answer to any prompt is the numbers from 0 to the limit on tokens, one word a token.
 """

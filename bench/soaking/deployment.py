@@ -23,7 +23,7 @@ from soaking.exchange import Client
 from soaking.vectors import save_vectors
 
 BENCH = Path(__file__).resolve().parents[1]
-FAR_SERVER = Path(__file__).with_name("far_server.py")
+REMOTE_SERVER = Path(__file__).with_name("remote_server.py")
 START_S = 120.0
 STOP_S = 60.0
 # For this time after a fault, a model's requests may fail: the watchdog waits, and a child loads again.
@@ -33,7 +33,7 @@ SWAPPING = ("victim", "talker", "vectors")
 TENANTS = ("ana", "bob", "greedy", "portal", "canary", "admin", "slow", "hostile")
 
 
-class World:
+class Deployment:
     """The server under test. `steady_pid` is the child that must live as long as the server."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +82,7 @@ class World:
         """Start all processes; return when the server is ready."""
         save_vectors(self.folder / "vectors")
         for name in self._far_ports:
-            self.start_far(name)
+            self.start_remote_node(name)
         self._write_config()
         self._reports, theirs = os.pipe()
         os.set_blocking(self._reports, False)
@@ -161,21 +161,21 @@ class World:
         """Send a signal to the command's process."""
         self.harm(f"{number.name} to the command", "talker")
         for pid, command in self.children().items():
-            if FAR_SERVER.name in command:
+            if REMOTE_SERVER.name in command:
                 _send(pid, number)
 
-    def start_far(self, name: str) -> None:
+    def start_remote_node(self, name: str) -> None:
         """Start a remote node, or start it again."""
-        command = [sys.executable, "-IS", str(FAR_SERVER), str(self._far_ports[name])]
+        command = [sys.executable, "-IS", str(REMOTE_SERVER), str(self._far_ports[name])]
         self._far[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
-    def kill_far(self, name: str) -> None:
+    def kill_remote_node(self, name: str) -> None:
         """Kill a remote node."""
         self.harm(f"SIGKILL to node {name}", "far")
         self._far[name].kill()
         self._far[name].wait()
 
-    def pause_far(self, name: str, *, paused: bool) -> None:
+    def pause_remote_node(self, name: str, *, paused: bool) -> None:
         """Pause or continue a remote node."""
         self.harm(f"{'SIGSTOP' if paused else 'SIGCONT'} to node {name}", "far")
         self._far[name].send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
@@ -205,7 +205,7 @@ class World:
                 "victim": engine | {"slots": 3 if self._is_changed else 4},
                 "vectors": engine | {"path": str(self.folder / "vectors"), "slots": 4},
                 "talker": {
-                    "cmd": f"{sys.executable} -IS {FAR_SERVER} ${{PORT}}",
+                    "cmd": f"{sys.executable} -IS {REMOTE_SERVER} ${{PORT}}",
                     "concurrencyLimit": 4,
                     "unloadTimeout": "2s",
                 },

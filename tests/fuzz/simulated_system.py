@@ -1,8 +1,8 @@
 """A server on a virtual clock: fake nodes, the real dispatcher and gateway, clients with one job each.
 
-`World` is the only place that assembles the real parts. In a `swapping` plan, clients request two models,
-nodes hold one of them at a time, and the scheduler decides which. A node that comes up then has the model
-that the scheduler requested last.
+`SimulatedSystem` is the only place that assembles the real parts. In a `swapping` plan, clients request two
+models, and nodes hold one of them at a time. The scheduler decides which. A node that comes up then has the
+model that the scheduler requested last.
 """
 
 from collections import Counter, defaultdict
@@ -28,13 +28,13 @@ from fuzz.crashing_node import CrashingNode, History
 from fuzz.plan import MODEL, OTHER_MODEL, ClientPlan, Plan
 
 
-class World:
+class SimulatedSystem:
     """The dispatcher and gateway between clients and nodes. Nodes add the errors that they see to `problems`.
 
     `outcomes` by client: the text of the answer or the type of the error; none if it had to disconnect.
-    `doors` has the cancel scopes of present clients; `cancelled_at`, `sent_away_at` and `left_at` the times
-    when a job was cancelled, and when a client had to disconnect and did. `histories` has all jobs;
-    `ledger` has what each tenant was charged, and `costs` what its jobs have cost.
+    `client_scopes` has the cancel scopes of present clients. `cancelled_at`, `disconnected_at` and `left_at`
+    are the times when a job was cancelled, and when a client had to disconnect and did. `histories` has all
+    jobs; `ledger` has what each tenant was charged, and `costs` what its jobs have cost.
     """
 
     def __init__(

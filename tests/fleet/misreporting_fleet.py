@@ -177,8 +177,8 @@ class MisreportingFleet:
 
 
 @asynccontextmanager
-async def world() -> AsyncIterator[MisreportingFleet]:
-    """Run a world with all nodes up."""
+async def misreporting_fleet() -> AsyncIterator[MisreportingFleet]:
+    """Run a fleet with all nodes up."""
     with scripted(lambda _request: []) as server:
         made = MisreportingFleet(server)
         async with trio.open_nursery() as nursery:

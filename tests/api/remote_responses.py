@@ -7,8 +7,8 @@ from fairlead.job import Delta, Job
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, COUNT_TOKENS = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
-RELAYED_ONLY = (RESPONSES, MESSAGES, COUNT_TOKENS)
-ALL = (CHAT, COMPLETIONS, *RELAYED_ONLY)
+WITHOUT_CHOICES = (RESPONSES, MESSAGES, COUNT_TOKENS)
+ALL = (CHAT, COMPLETIONS, *WITHOUT_CHOICES)
 STREAMING = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 ANSWER = b'{"id": "theirs",  "unheard_of": [1, {"of": null}], "choices": []}'

@@ -10,7 +10,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.lying_world import CHAT, TRUE_TOKENS, world
+from fleet.misreporting_fleet import CHAT, TRUE_TOKENS, misreporting_fleet
 from nodes.scripted import STREAM_HEAD, chunk, full_response, head, stream
 
 NUMBERS = st.one_of(
@@ -36,10 +36,10 @@ TEXT = "hi hi "
 
 
 def in_fleet(body: Any) -> None:
-    """Run a test in a world on a virtual clock."""
+    """Run a test in a fleet on a virtual clock."""
 
     async def run_checks() -> None:
-        async with world() as made:
+        async with misreporting_fleet() as made:
             await body(made)
 
     trio.run(run_checks, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -29,7 +29,7 @@ class Person:
 
 
 @dataclass
-class World:
+class Deployment:
     """One configuration. `document` is the content of its file; `servers` are those of commands, by port."""
 
     document: dict[str, Any]
@@ -59,8 +59,8 @@ class World:
         return [node for node, plan in self.nodes.items() if model in plan.names.values()]
 
 
-def draw_world(seed: int) -> World:
-    """Return the seed's world."""
+def draw_deployment(seed: int) -> Deployment:
+    """Return the seed's deployment."""
     random = Random(f"world {seed}")
     engines = [name for name in ENGINES if random.random() < 0.75] or ["alpha"]
     commands = [name for name in COMMANDS if random.random() < 0.35]
@@ -103,7 +103,7 @@ def draw_world(seed: int) -> World:
     }
     if has_keys:
         document["apiKeys"] = [*(_key(person) for person in people), {"key": OPERATOR, "user": "operator"}]
-    return World(
+    return Deployment(
         document=document,
         people=people,
         child=ChildPlan(

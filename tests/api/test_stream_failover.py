@@ -150,7 +150,7 @@ async def test_our_engine_completes_a_stream_that_another_server_started(model, 
     assert text() == text_of(answer)
 
 
-async def test_a_failed_stream_that_cannot_be_repeated_ends_with_an_error(model):
+async def test_failed_stream_that_cannot_be_repeated_ends_with_an_error(model):
     engine = Engine(4)
     async with stub() as remote_stub:
         answer = await EngineAndStub(model, engine, remote_stub).post_chat("engine", chat_body(temperature=1))

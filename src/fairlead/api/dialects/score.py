@@ -1,0 +1,92 @@
+"""Scores of pairs of texts, as in vLLM's API: `POST /v1/score`."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from fairlead.api import shapes
+from fairlead.api.body import BodyParser, invalid_field
+from fairlead.api.dialects.comparison import check_texts, scores_of
+from fairlead.api.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
+from fairlead.api.dialects.fields import CommonFields, NonEmpty
+from fairlead.api.dialects.openai import OpenAIErrors, encode
+from fairlead.api.dialects.openai_events import ChunkReader
+from fairlead.api.dialects.unserved import COMPARISON, capturing, refuse_unserved
+from fairlead.config import Limits
+from fairlead.job import Delta
+
+TextOrTexts = NonEmpty | Annotated[list[NonEmpty], Meta(extra_json_schema={"minItems": 1})]
+_NAMES = (("text_1", "text_2"), ("queries", "documents"))
+
+
+class ScoreRequest(CommonFields, frozen=True, kw_only=True):
+    """`POST /v1/score`. One text is compared with each of several, or each text with the one at its place.
+
+    The texts are in `text_1` and `text_2`, or in `queries` and `documents`.
+    """
+
+    text_1: TextOrTexts | None = None
+    text_2: TextOrTexts | None = None
+    queries: TextOrTexts | None = None
+    documents: TextOrTexts | None = None
+
+
+_parse = BodyParser(capturing(ScoreRequest, COMPARISON))
+
+
+class ScoreDialect(OpenAIErrors, Dialect):
+    """Scores, for embedding models and for those that score pairs. `options`: the number of first texts."""
+
+    path = "/v1/score"
+    body_type = ScoreRequest
+    answer_type = shapes.ScoreList
+    refused_fields = COMPARISON
+    job_prefix = "score"
+    reader = ChunkReader()
+
+    def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
+        """See `Dialect`."""
+        request = _parse(body, limits)
+        refuse_unserved(request, COMPARISON)
+        pairs = _pairs_of(request)
+        return GenerationRequest(embed=True, pairs=pairs, options=len(pairs.firsts))
+
+    def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
+        """Return the scores in the order of the pairs."""
+        job = context.job
+        data: list[dict[str, Any]] = [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores_of(context, context.options, deltas))
+        ]
+        usage = {"prompt_tokens": job.prompt_tokens, "total_tokens": job.prompt_tokens}
+        return encode(
+            {
+                "id": job.id,
+                "object": "list",
+                "created": context.created,
+                "model": job.model,
+                "data": data,
+                "usage": usage,
+            }
+        )
+
+
+def _pairs_of(request: ScoreRequest) -> TextPairs:
+    """Return the texts, under either pair of names. Raises `InvalidRequest`."""
+    given = {
+        name: value for names in _NAMES for name in names if (value := getattr(request, name)) is not None
+    }
+    names = _NAMES[1] if not given.keys().isdisjoint(_NAMES[1]) else _NAMES[0]
+    if others := given.keys() - set(names):
+        raise invalid_field(min(others), f"cannot be combined with {names[0]} and {names[1]}")
+    for name in names:
+        if name not in given:
+            raise invalid_field(name, "is missing")
+    texts = [[given[name]] if isinstance(given[name], str) else given[name] for name in names]
+    for name, listed in zip(names, texts, strict=True):
+        check_texts(name, listed)
+    firsts, seconds = texts
+    if len(firsts) not in (1, len(seconds)):
+        reason = f"must have one text, or as many as {names[1]}: {len(firsts)} and {len(seconds)}"
+        raise invalid_field(names[0], reason)
+    return TextPairs(firsts, seconds, names)

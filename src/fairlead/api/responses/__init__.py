@@ -1,0 +1,1 @@
+"""What is kept of OpenAI's Responses, and the routes and tasks that use it."""

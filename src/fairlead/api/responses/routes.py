@@ -1,0 +1,235 @@
+"""The views of `/v1/responses`, and which responses they keep.
+
+A response is kept unless its request has `store: false`, and if our own engine answers: the responses of a
+relayed model, and their ids, are the other server's. A stream that fails is kept, too, with its error. A
+request that is refused is not kept, nor is one whose client disconnects before its end.
+
+A response in the background is kept from its beginning, and goes on without its client. It ends with the
+server.
+"""
+
+from functools import partial
+from typing import Any, Literal, cast
+
+import msgspec
+import trio
+
+from fairlead.api.body import invalid_field
+from fairlead.api.dialects.dialect import AnswerContext
+from fairlead.api.dialects.openai_responses import ResponsesDialect, ResponsesEnvelope
+from fairlead.api.generate import GenerationPipeline
+from fairlead.api.job_service import JobService
+from fairlead.api.offload import LARGE_BODY_BYTES
+from fairlead.api.request import Request, Response, json_response
+from fairlead.api.responses.background import BackgroundRuns, work_in
+from fairlead.api.responses.items import history_of, input_list, turns_before
+from fairlead.api.responses.keeping import KeepingDialect
+from fairlead.api.responses.store import ResponseStore, StoredResponse
+from fairlead.api.route import EVENTS
+from fairlead.api.sse import HEADERS
+from fairlead.errors import NotFound, quoted
+from fairlead.job import Job
+from fairlead.telemetry.metrics import KeptResponses
+from fairlead.tenancy.access import owner_of
+
+MAX_LISTED = 100
+_USUALLY_LISTED = 20
+_MAX_DIGITS = 9
+
+_OFF = "needs stored responses, which the setting responses.store turns off"
+
+
+class ResponseRoutes:
+    """The views of `/v1/responses`. `store` has the responses that are kept."""
+
+    def __init__(self, jobs: JobService, pipeline: GenerationPipeline) -> None:
+        config = jobs.services.config.responses
+        self.store = ResponseStore(config.max_bytes, config.ttl_s)
+        self.background = BackgroundRuns(jobs, self.store)
+        self._is_on = config.store
+        self._jobs = jobs
+        self._services = jobs.services
+        self._pipeline = pipeline
+
+    # Creating a response -----------------------------------------------------------------------------
+
+    async def create(self, request: Request) -> Response:
+        """Respond as `GenerationPipeline.respond` does, and keep the response."""
+        body, envelope = await self._jobs.take(request, ResponsesDialect.read_envelope)
+        if self._jobs.models.find(request, envelope.model) not in self._services.models:
+            dialect = ResponsesDialect()
+            job, relayed = await self._pipeline.prepare(request, dialect, body, envelope)
+            del body, envelope
+            return await self._pipeline.answer(request, dialect, job, relayed)
+        is_stored = self._check(envelope)
+        dialect = ResponsesDialect(history=await self._history(request, envelope), is_stored=is_stored)
+        if envelope.background:
+            return await self._begin(request, dialect, body, envelope)
+        job, context = await self._prepare(request, dialect, body, envelope)
+        response = self._stored(job, envelope) if is_stored else None
+        del body, envelope, dialect  # which the job does not need, as in `respond`
+        if response is None:
+            return await self._pipeline.answer(request, ResponsesDialect(), job, context)
+        return await self._keep(request, job, context, response)
+
+    def _check(self, envelope: ResponsesEnvelope) -> bool:
+        """Return whether the response is kept. Raises `InvalidRequest` if it needs to be and is not."""
+        if not self._is_on:
+            if envelope.background:
+                raise invalid_field("background", _OFF)
+            if envelope.previous_response_id is not None:
+                raise invalid_field("previous_response_id", _OFF)
+        if envelope.background and envelope.store is False:
+            raise invalid_field("background", "cannot be combined with store: false")
+        return self._is_on and envelope.store is not False
+
+    async def _history(self, request: Request, envelope: ResponsesEnvelope) -> list[dict[str, Any]]:
+        """Return the items that precede the input. Their size counts as that of the body from here on."""
+        if envelope.previous_response_id is None:
+            return []
+        turns = turns_before(
+            self.store,
+            envelope.previous_response_id,
+            owner_of(request.api_key),
+            trio.current_time(),
+            max_bytes=self._services.config.limits.body_bytes,
+        )
+        texts = [(turn.input, turn.document) for turn in turns]
+        size = sum(len(given) + len(document) for given, document in texts)
+        request.body_bytes += size
+        if size > LARGE_BODY_BYTES:
+            return await self._jobs.offload.in_thread(request, history_of, texts)
+        return history_of(texts)
+
+    async def _prepare(
+        self, request: Request, dialect: ResponsesDialect, body: bytes, envelope: ResponsesEnvelope
+    ) -> tuple[Job, AnswerContext]:
+        """Return the job and its context. Another server does not have what the request continues."""
+        job, context = await self._pipeline.prepare(request, dialect, body, envelope)
+        if context is None:  # a selector has chosen another model meanwhile
+            raise invalid_field("model", "its responses are not kept")
+        if envelope.background or envelope.previous_response_id is not None:
+            job = msgspec.structs.replace(job, relay=None)
+        return job, context._replace(job=job)
+
+    def _stored(self, job: Job, envelope: ResponsesEnvelope) -> StoredResponse:
+        """Return a new response of the store, which counts from here on."""
+        response = StoredResponse(
+            job.id,
+            job.owner,
+            job.tenant,
+            input=bytes(envelope.input),
+            previous=envelope.previous_response_id,
+            is_background=bool(envelope.background),
+            keeps_events=bool(envelope.background) and envelope.wants_stream,
+        )
+        self.store.begin(response)
+        return response
+
+    async def _keep(
+        self, request: Request, job: Job, context: AnswerContext, response: StoredResponse
+    ) -> Response:
+        """Return the answer, and keep it when it has ended."""
+        dialect = KeepingDialect(partial(self._end, response))
+        if job.stream:
+            request.at_end(self._leave, response)
+            return await self._pipeline.answer(request, dialect, job, context)
+        try:
+            answer = await self._pipeline.answer(request, dialect, job, context)
+            assert isinstance(answer.body, bytes)
+            # Another server may have answered, under an id of its own.
+            if answer.body.startswith(b'{"id":"%s"' % job.id.encode()):
+                self._end(response, answer.body)
+            return answer
+        finally:
+            self._leave(response)
+
+    def _end(self, response: StoredResponse, document: bytes) -> None:
+        self.store.end(response, document, trio.current_time())
+
+    def _leave(self, response: StoredResponse) -> None:
+        if not response.has_ended:
+            self.store.remove(response)
+
+    async def _begin(
+        self, request: Request, dialect: ResponsesDialect, body: bytes, envelope: ResponsesEnvelope
+    ) -> Response:
+        """Begin a response in the background. Return it as it is now, or its events."""
+        nursery = await self.background.open()
+        with work_in(request, nursery):
+            job, context = await self._prepare(request, dialect, body, envelope)
+            job, pending = self._jobs.start(request, msgspec.structs.replace(job, stream=True))
+            response = self._stored(job, envelope)
+            self.background.begin(nursery, response, context._replace(job=job), pending)
+            if response.is_gone:
+                raise invalid_field("input", "is larger than what is kept (responses.maxBytes)")
+        return self._events(response, 0) if response.keeps_events else json_response(response.document)
+
+    # Kept responses ----------------------------------------------------------------------------------
+
+    async def retrieve(self, request: Request) -> Response:
+        """Return a response as it is now; with `stream=true` its events, to the end of the response."""
+        response = self._find(request)
+        if request.query("stream") not in ("true", "1"):
+            return json_response(response.document)
+        if not response.keeps_events:
+            raise invalid_field("stream", "this response was not created with background and stream")
+        after = _whole_number(request, "starting_after")
+        return self._events(response, 0 if after is None else after + 1)
+
+    async def delete(self, request: Request) -> Response:
+        """Remove a response. One in progress is cancelled."""
+        response = self._find(request)
+        self.store.remove(response)
+        return json_response({"id": response.id, "object": "response", "deleted": True})
+
+    async def cancel_response(self, request: Request) -> Response:
+        """Cancel a response in the background, and return it. One that has ended is not changed."""
+        response = self._find(request)
+        if not response.is_background:
+            raise invalid_field("response_id", "only a response in the background can be cancelled")
+        await self.background.cancel(response)
+        return json_response(self._find(request).document)
+
+    async def input_items(self, request: Request) -> Response:
+        """Return a page of a response's input items."""
+        response = self._find(request)
+        limit = _whole_number(request, "limit")
+        if limit is not None and not 1 <= limit <= MAX_LISTED:
+            raise invalid_field("limit", f"must be 1 to {MAX_LISTED}")
+        order = request.query("order") or "desc"
+        if order not in ("asc", "desc"):
+            raise invalid_field("order", "must be asc or desc")
+        page = input_list(
+            response,
+            order=cast(Literal["asc", "desc"], order),
+            after=request.query("after"),
+            limit=limit or _USUALLY_LISTED,
+        )
+        return json_response(page)
+
+    def totals(self) -> KeptResponses:
+        """Return what is kept now."""
+        return KeptResponses(len(self.store), self.store.size)
+
+    def _find(self, request: Request) -> StoredResponse:
+        """Return the response in the path. Those of other keys are reported as not found."""
+        response_id = request.path_parameters["response_id"]
+        found = self.store.find(response_id, owner_of(request.api_key), trio.current_time())
+        if found is None:
+            hint = "" if self._is_on else "; the setting responses.store is off"
+            raise NotFound(f"no response {quoted(response_id)} of yours is kept here{hint}")
+        return found
+
+    def _events(self, response: StoredResponse, first: int) -> Response:
+        return Response(self.background.events(response, first), 200, {"Content-Type": EVENTS, **HEADERS})
+
+
+def _whole_number(request: Request, name: str) -> int | None:
+    """Return a number of the query, None if it is absent. Raises `InvalidRequest`."""
+    text = request.query(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        raise invalid_field(name, "must be a whole number")
+    return int(text)

@@ -1,0 +1,101 @@
+"""Requests to `/v1/responses`, and an application whose own tasks run."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+
+from api.conftest import Client, Reply
+from fairlead.api.routes import Application
+
+PATH = "/v1/responses"
+
+
+def body_of(text: Any = "hello", **fields: Any) -> dict[str, Any]:
+    """Return the body of a request."""
+    return {"model": "small", "input": text, **fields}
+
+
+async def created(client: Client, text: Any = "hello", *, headers: Any = (), **fields: Any) -> Any:
+    """Create a response, and return its object."""
+    reply = await client.post(PATH, body_of(text, **fields), headers=headers)
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+async def kept(client: Client) -> tuple[int, int]:
+    """Return the number of kept responses, and their bytes, from the metrics."""
+    text = (await client.get("/metrics")).body.decode()
+    count, size = (
+        float(re.search(rf"^fairlead_kept_responses{name} (\S+)$", text, re.MULTILINE)[1])  # type: ignore[index]
+        for name in ("", "_bytes")
+    )
+    return int(count), int(size)
+
+
+def events_of(reply: Reply) -> list[Any]:
+    """Return the events of a stream, whose names must be their types. Comments are left out."""
+    *blocks, rest = reply.body.decode().split("\n\n")
+    assert rest == ""
+    events = []
+    for block in blocks:
+        if not block.startswith(":"):
+            name, data = block.split("\n")
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+@asynccontextmanager
+async def running(client: Client) -> AsyncIterator[trio.Nursery]:
+    """Run the application's own tasks during the block; yield a nursery for clients.
+
+    At the end of the block the server stops.
+    """
+    app = client.app
+    assert isinstance(app, Application)
+    async with trio.open_nursery() as clients:
+        async with trio.open_nursery() as app.nursery:
+            await app.startup()
+            yield clients
+            await app.shutdown()
+        clients.cancel_scope.cancel()
+
+
+class Sent:
+    """A request in progress: the pieces that its client has received, and how it leaves."""
+
+    def __init__(self, client: Client, nursery: trio.Nursery, method: str, path: str, **options: Any) -> None:
+        self.reply: Reply | None = None
+        self.pieces: list[bytes] = []
+        self.left = trio.Event()
+        self._over = trio.Event()
+        self._client = client
+        nursery.start_soon(partial(self._send, method, path, **options))
+
+    async def _send(self, method: str, path: str, content: Any = None, **options: Any) -> None:
+        body = b"" if content is None else json.dumps(content).encode()
+        self.reply = await self._client.send(
+            method, path, body, disconnected=self.left, pieces=self.pieces, **options
+        )
+        self._over.set()
+
+    async def over(self) -> Reply:
+        """Wait for the end of the request, and return its response."""
+        await self._over.wait()
+        assert self.reply is not None
+        return self.reply
+
+    async def leave(self) -> Reply:
+        """Disconnect."""
+        self.left.set()
+        return await self.over()
+
+    @property
+    def events(self) -> list[Any]:
+        """The events that have arrived."""
+        return events_of(Reply(pieces=self.pieces))

@@ -1,0 +1,353 @@
+"""Anthropic's Messages for models of our own engine: answers, whole and streamed, and their ends."""
+
+import json
+import re
+
+import pytest
+import trio
+import trio.testing
+
+from api.conftest import client_of, small_model
+from api.message_events import PATH, events_of, read, without_ids
+from api.written_answers import CHAT, HERMES, MISTRAL, call, client_writing, tool
+from fairlead.api.dialects.anthropic_messages import MessagesDialect
+from fairlead.api.dialects.dialect import AnswerContext
+from fairlead.config import ApiKey, QueueConfig
+from fairlead.errors import (
+    Draining,
+    EngineFailed,
+    ModelLoading,
+    NodeFailed,
+    NodeRefused,
+    QueueFull,
+    QueueTimeout,
+)
+from fairlead.job import CallPiece, Delta, Job, Sampling
+
+THOUGHT = "<think>\nIt is easy.\n</think>\n\n"
+OSLO = '{"city": "Oslo", "days": 3}'
+WEATHER_CALL, TIME_CALL = call("weather", OSLO), call("time", "{}")
+SCHEMAS = {"weather": tool("weather")["function"]["parameters"], "time": {"type": "object"}}
+TOOLS = [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()]
+NAMED = {"type": "tool", "name": "weather"}
+TEXT_KINDS = ["text", "text_delta"]
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory):
+    return small_model(tmp_path_factory.mktemp("hermes"), HERMES)
+
+
+def body_of(**fields):
+    messages = [{"role": "user", "content": "hello"}]
+    return {"model": "small", "max_tokens": 100, "messages": messages, **fields}
+
+
+async def answers_of(model, body, *texts, is_cut=False):
+    """Return the whole answer, and the types in the streamed one, which is the same."""
+    client = client_writing(model, *texts, is_cut=is_cut)
+    whole = await client.post(PATH, body)
+    assert whole.status == 200, whole.body
+    streamed = await client.post(PATH, body | {"stream": True})
+    assert streamed.is_complete
+    message, kinds = read(events_of(streamed.body))
+    assert without_ids(message) == without_ids(whole.json)
+    return whole.json, kinds
+
+
+# Answers -------------------------------------------------------------------------------------------
+
+
+async def test_answer_is_a_message_with_one_text(client, model):
+    reply = await client.post(PATH, body_of())
+    assert reply.status == 200
+    assert reply.json.pop("id").startswith("msg-")
+    prompt = len(client.gateway.job.prompts[0])
+    assert {name: one for name, one in reply.json.items() if name != "id"} == {
+        "type": "message",
+        "role": "assistant",
+        "model": "small",
+        "content": [{"type": "text", "text": "Hello world"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": prompt,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 4,
+        },
+    }
+
+
+async def test_events_of_a_text_are_those_of_anthropic(client):
+    reply = await client.post(PATH, body_of(stream=True))
+    assert reply.headers["content-type"] == "text/event-stream"
+    start, *others = events_of(reply.body)
+    prompt = len(client.gateway.job.prompts[0])
+    assert start["message"]["usage"] == {
+        "input_tokens": prompt,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    }
+    assert others == [
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hello"}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": " world"}},
+        {"type": "content_block_stop", "index": 0},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+            "usage": {**start["message"]["usage"], "output_tokens": 4},
+        },
+        {"type": "message_stop"},
+    ]
+    read([start, *others])
+
+
+async def test_thinking_text_and_calls_are_blocks_in_their_order(hermes):
+    text = THOUGHT + "Let me see." + WEATHER_CALL + "\n" + TIME_CALL
+    message, kinds = await answers_of(hermes, body_of(tools=TOOLS), text)
+    thinking, said, weather, time = message["content"]
+    assert (thinking["type"], thinking["thinking"]) == ("thinking", "It is easy.")
+    assert thinking["signature"]
+    assert said == {"type": "text", "text": "Let me see."}
+    assert all(re.fullmatch("toolu_[0-9a-f]{24}", one.pop("id")) for one in (weather, time))
+    assert weather == {"type": "tool_use", "name": "weather", "input": {"city": "Oslo", "days": 3}}
+    assert time == {"type": "tool_use", "name": "time", "input": {}}
+    assert message["stop_reason"] == "tool_use"
+    of_call = ["tool_use", "input_json_delta"]
+    assert kinds == ["thinking", "thinking_delta", "signature_delta", *TEXT_KINDS, *of_call, *of_call]
+    assert message["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+
+
+async def test_thinking_that_shall_be_omitted_has_only_its_signature(hermes):
+    thinking = {"type": "adaptive", "display": "omitted"}
+    message, kinds = await answers_of(hermes, body_of(thinking=thinking), THOUGHT + "Four.")
+    first, said = message["content"]
+    assert (first["thinking"], said["text"]) == ("", "Four.")
+    assert first["signature"]
+    assert kinds == ["thinking", "signature_delta", *TEXT_KINDS]
+
+
+@pytest.mark.parametrize("text", ["", "<think>\n</think>\n\n"])
+async def test_empty_answer_is_an_empty_text(hermes, text):
+    message, kinds = await answers_of(hermes, body_of(), text)
+    assert message["content"] == [{"type": "text", "text": ""}]
+    assert (message["stop_reason"], kinds) == ("end_turn", ["text"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "is_cut", "expected"),
+    [
+        ({}, "Four.", False, ("end_turn", None)),
+        ({}, "Four", True, ("max_tokens", None)),
+        ({"stop_sequences": ["ur"]}, "Four.", False, ("stop_sequence", "ur")),
+        ({"stop_sequences": ["ur"]}, "Fo", True, ("max_tokens", None)),
+        ({"tools": TOOLS}, WEATHER_CALL, False, ("tool_use", None)),
+        ({"tools": TOOLS, "tool_choice": NAMED}, WEATHER_CALL, False, ("tool_use", None)),
+        ({"tools": TOOLS, "stop_sequences": ["!"]}, WEATHER_CALL + "!", False, ("tool_use", None)),
+        ({"tools": TOOLS}, WEATHER_CALL, True, ("max_tokens", None)),
+        ({"tools": TOOLS}, WEATHER_CALL[:-30], True, ("max_tokens", None)),
+        ({}, "<think>\nIt is", True, ("max_tokens", None)),
+    ],
+)  # fmt: skip
+async def test_reason_of_the_end(hermes, fields, text, is_cut, expected):
+    message, _ = await answers_of(hermes, body_of(**fields), text, is_cut=is_cut)
+    assert (message["stop_reason"], message["stop_sequence"]) == expected
+
+
+async def test_arguments_that_are_cut_are_an_empty_input(hermes):
+    message, kinds = await answers_of(hermes, body_of(tools=TOOLS), WEATHER_CALL[:-30], is_cut=True)
+    assert message["content"][0]["input"] == {}
+    assert kinds == ["tool_use", "input_json_delta"]
+
+
+async def test_text_after_a_call_is_a_block_of_its_own(hermes):
+    client = client_writing(hermes, WEATHER_CALL + "Done.")
+    reply = await client.post(PATH, body_of(tools=TOOLS, stream=True))
+    message, _ = read(events_of(reply.body))
+    assert [block["type"] for block in message["content"]] == ["tool_use", "text"]
+    assert message["content"][0]["input"] == json.loads(OSLO)
+    assert message["content"][1]["text"] == "Done."
+
+
+async def test_text_after_a_call_does_not_cut_the_call_where_deltas_are_merged(hermes):
+    client = client_of(hermes)
+    begun, rest = Delta(0, calls=[CallPiece(0, "weather", '{"city": ')]), CallPiece(0, None, '"Oslo"}')
+    end = Delta(0, "Done.", calls=[rest, CallPiece(1, "time", "{}")], finish_reason="tool_calls")
+    client.gateway.script = lambda job: [[begun], [end]]
+    reply = await client.post(PATH, body_of(tools=TOOLS, stream=True))
+    message, _ = read(events_of(reply.body))
+    assert [block["type"] for block in message["content"]] == ["tool_use", "text", "tool_use"]
+    assert message["content"][0]["input"] == {"city": "Oslo"}
+
+
+async def test_cached_tokens_are_counted_apart_from_other_tokens_of_the_prompt(client):
+    client.gateway.script = lambda job: [[Delta(0, "a", [1], finish_reason="stop", cached_tokens=3)]]
+    whole = (await client.post(PATH, body_of())).json
+    streamed = events_of((await client.post(PATH, body_of(stream=True))).body)
+    prompt = len(client.gateway.jobs[0].prompts[0])
+    for usage in (whole["usage"], streamed[0]["message"]["usage"], streamed[-2]["usage"]):
+        assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (prompt - 3, 3)
+
+
+async def test_ids_of_calls_fit_templates_of_mistral(tmp_path):
+    mistral = small_model(tmp_path, MISTRAL)
+    client = client_writing(mistral, f"[TOOL_CALLS]weather[ARGS]{OSLO}")
+    answer = (await client.post(PATH, body_of(tools=TOOLS))).json
+    (used,) = answer["content"]
+    assert re.fullmatch("[0-9a-z]{9}", used["id"])
+    result = {"type": "tool_result", "tool_use_id": used["id"], "content": "4 degrees"}
+    turns = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    reply = await client.post(PATH, body_of(tools=TOOLS, messages=[*body_of()["messages"], *turns]))
+    assert reply.status == 200, reply.body
+
+
+async def test_answer_and_usage_are_those_of_a_chat(hermes):
+    text = THOUGHT + "Let me see." + WEATHER_CALL
+    client = client_writing(hermes, text)
+    chat = await client.post(CHAT, {"messages": body_of()["messages"], "tools": [tool("weather")]})
+    message = await client.post(PATH, body_of(tools=[{**TOOLS[0], "description": "It does weather."}]))
+    one, other = client.gateway.jobs
+    assert (one.prompts, one.parts, one.sampling.grammar) == (
+        other.prompts,
+        other.parts,
+        other.sampling.grammar,
+    )
+    usage, counts = chat.json["usage"], message.json["usage"]
+    assert counts["input_tokens"] + counts["cache_read_input_tokens"] == usage["prompt_tokens"]
+    assert counts["output_tokens"] == usage["completion_tokens"]
+    reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
+    assert counts["output_tokens_details"] == {"thinking_tokens": reasoning}
+    said = chat.json["choices"][0]["message"]
+    thinking, text, used = message.json["content"]
+    assert (thinking["thinking"], text["text"]) == (said["reasoning_content"], said["content"])
+    assert used["input"] == json.loads(said["tool_calls"][0]["function"]["arguments"])
+
+
+async def test_answer_of_another_server_is_written_without_our_model():
+    job = Job("msg-1", "a", "remote", (), Sampling(9), prompt_estimate=5)
+    context = AnswerContext(job, None, 0)
+    piece, rest = CallPiece(0, "weather", '{"a": '), CallPiece(0, None, "1}")
+    deltas = [
+        Delta(0, "Hello", reasoning="I", relayed_tokens=2),
+        Delta(0, calls=[piece], relayed_tokens=1),
+        Delta(0, calls=[rest], relayed_tokens=1),
+        Delta(0, finish_reason="tool_calls", relayed_tokens=-1),
+    ]
+    writer = MessagesDialect().stream_writer(context)
+    message, _ = read(events_of(b"".join(writer.write([delta]) for delta in deltas) + writer.end()))
+    assert writer.end() == b""
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
+    assert (message["stop_reason"], message["usage"]["output_tokens"]) == ("tool_use", 3)
+    for delta in deltas[1:]:
+        deltas[0].merge(delta)
+    whole = json.loads(MessagesDialect().write_response(context, deltas[:1]))
+    assert without_ids(whole) == without_ids(message)
+
+
+# Waiting and errors --------------------------------------------------------------------------------
+
+
+async def test_waiting_stream_gets_pings_before_its_message(client, autojump_clock):
+    client.gateway.wait_s = 28.0
+    reply = await client.post(PATH, body_of(stream=True))
+    events = events_of(reply.body)
+    assert events[:3] == [{"type": "ping"}] * 3
+    assert read(events[3:])[0]["content"] == [{"type": "text", "text": "Hello world"}]
+    assert (reply.headers["x-estimated-wait"], reply.headers["x-queue-position"]) == ("104", "13")
+
+
+async def test_stream_that_is_refused_after_a_ping_ends_with_an_error(client_with, autojump_clock):
+    client = client_with(queue=QueueConfig(keep_alive_s=1.0))
+    client.gateway.wait_s, client.gateway.refusal = 2.0, QueueTimeout("too long")
+    reply = await client.post(PATH, body_of(stream=True))
+    ping, error = events_of(reply.body)
+    assert ping == {"type": "ping"}
+    members = {"type": "timeout_error", "message": "too long", "param": None, "code": "queue_timeout"}
+    assert error == {"type": "error", "error": members}
+    assert not reply.is_complete
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NodeFailed("gone"), "api_error"),
+        (EngineFailed("NaN"), "api_error"),
+        (Draining("bye"), "overloaded_error"),
+        (QueueTimeout("late"), "timeout_error"),
+    ],
+)
+@pytest.mark.parametrize("text", ["", "Hello"])
+async def test_failed_answer_ends_with_an_error_and_a_cut_stream(client, error, kind, text):
+    client.gateway.script = lambda job: [[Delta(0, text, [1])], error]
+    reply = await client.post(PATH, body_of(stream=True))
+    *before, last = events_of(reply.body)
+    assert before[0]["type"] == "message_start"
+    assert (last["type"], last["error"]["type"], last["error"]["message"]) == ("error", kind, error.message)
+    assert not reply.is_complete
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (QueueFull("full", retry_after_s=7), 429, "rate_limit_error"),
+        (ModelLoading("loading"), 503, "overloaded_error"),
+        (QueueTimeout("late"), 504, "timeout_error"),
+        (NodeFailed("gone"), 502, "api_error"),
+        (ZeroDivisionError("secret"), 500, "api_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_refusal_has_its_status_type_and_headers(client, error, status, kind, stream):
+    client.gateway.refusal = error
+    reply = await client.post(PATH, body_of(stream=stream))
+    assert (reply.status, reply.json["type"], reply.error["type"]) == (status, "error", kind)
+    assert "secret" not in reply.error["message"]
+    if status in (429, 503):
+        assert reply.headers["retry-after"] == str(getattr(error, "retry_after_s", None) or 2)
+
+
+async def test_error_of_another_server_keeps_its_form_in_an_event(client):
+    body = b'{"type": "error",\n "error": {"type": "overloaded_error", "message": "busy"}}'
+    client.gateway.script = lambda job: [[Delta(0, "a", [1])], NodeRefused("busy", body=body)]
+    reply = await client.post(PATH, body_of(stream=True))
+    assert events_of(reply.body)[-1]["error"] == {"type": "overloaded_error", "message": "busy"}
+
+
+async def test_prompt_that_is_too_long_is_named_so(client):
+    messages = [{"role": "user", "content": "hello " * 5000}]
+    reply = await client.post(PATH, body_of(messages=messages))
+    assert (reply.status, reply.error["type"]) == (400, "invalid_request_error")
+    assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", "messages")
+    assert reply.error["message"].startswith("prompt is too long: ")
+
+
+@pytest.mark.parametrize("bypasses_quart", [True, False])
+async def test_answers_and_errors_have_the_header_of_the_request_id(model, bypasses_quart):
+    client = client_of(model, ApiKey("sk-1"), bypasses_quart=bypasses_quart)
+    headers = {"x-api-key": "sk-1", "X-Request-Id": "mine", "anthropic-version": "2023-06-01"}
+    for fields, status in (({}, 200), ({"stream": True}, 200), ({"top_p": 7}, 400)):
+        reply = await client.post(f"{PATH}?beta=true", body_of(**fields), headers=headers)
+        assert (reply.status, reply.headers["request-id"], reply.headers["x-request-id"]) == (
+            status,
+            "mine",
+            "mine",
+        )
+    refused = await client.post(PATH, body_of())
+    assert (refused.status, refused.error["type"]) == (401, "authentication_error")
+    assert refused.headers["request-id"] == refused.headers["x-request-id"]
+    other = await client.post(CHAT, body_of(), headers=headers)
+    assert "request-id" not in other.headers
+
+
+async def test_client_that_leaves_ends_its_job(client):
+    left = trio.Event()
+    client.gateway.script = lambda job: [[Delta(0, "a", [1])], None]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.post(PATH, body_of(stream=True), disconnected=left))
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.gateway.ended == 0
+        left.set()
+    assert client.gateway.ended == 1
