@@ -133,7 +133,7 @@ def test_no_registry_is_queried_for_a_model_that_a_request_names(server: Target,
     for name in (f"{at}/library/evil", f"http://{at}/evil", f"hf.co@{at}/evil", "org/name", "org/name@main"):
         assert server.post(CHAT, chat(model=name)).status_code == 404
         assert server.post("/models/load", {"model": name}).status_code == 404
-        assert server.post("/api/pull", {"name": name, "insecure": True}).status_code == 404
+        assert server.http.post("/api/pull", json={"name": name, "insecure": True}).status_code == 501
 
 
 @tries("CVE-2026-59819", "GHSA-g5ff-637f-6q2m")

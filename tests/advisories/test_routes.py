@@ -98,6 +98,10 @@ def test_vulnerable_route_of_a_peer_does_not_exist(server: Target, number):
         if number in numbers:
             method, _, path = route.partition(" ")
             answer = server.raw(f"{method} {path} {HEAD}Content-Length: 2\r\n\r\n{{}}".encode())
+            if path.startswith("/api/"):  # as in Ollama, errors have only a message
+                assert answer.status in {404, 501}, (route, answer)
+                assert answer.error.endswith(("such route", "configuration has its models"))
+                continue
             assert answer.status in {400, 404}, (route, answer)
             assert answer.error["code"] in {"not_found", "invalid_request"}
 
@@ -122,10 +126,13 @@ def test_model_name_is_not_a_path_and_discloses_no_file(server: Target):
             server.post("/tokenize", {"model": name, "prompt": "a"}),
             server.post("/models/load", {"model": name}),
             server.post("/models/unload", {"model": name}),
-            server.post("/api/create", {"name": "a", "path": name, "modelfile": f"FROM {name}"}),
+            server.post("/api/show", {"model": name}),
+            server.post("/api/generate", {"model": name}),
         ]
         assert {answer.status_code for answer in answers} == {404}
-        return [answer.text.replace(name, "NAME") for answer in answers[:4]]
+        created = {"name": "a", "path": name, "modelfile": f"FROM {name}"}
+        assert server.http.post("/api/create", json=created).status_code == 501
+        return [answer.text.replace(name, "NAME") for answer in answers]
 
     of_no_file = responses("/etc/no-such-file")
     for path in (
