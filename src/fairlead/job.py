@@ -84,7 +84,8 @@ class Relay(msgspec.Struct, frozen=True):
     `body` is a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
     `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
     `reader` reads the node's response, which needs none with a `passthrough`. A node that does not speak
-    `dialect` gets `chat` instead; None: the request cannot be translated, or need not be.
+    `dialect` gets `chat` instead; None: the request cannot be translated, or need not be. `only_chat`: so do
+    nodes that speak it, because only `chat` has the whole request.
     """
 
     path: str
@@ -94,6 +95,7 @@ class Relay(msgspec.Struct, frozen=True):
     reader: UpstreamReader | None = None
     dialect: str = CHAT_DIALECT
     chat: ChatRelay | None = None
+    only_chat: bool = False
 
     @property
     def size(self) -> int:

@@ -51,6 +51,16 @@ async def test_node_of_the_same_dialect_gets_the_clients_bytes(stream, dialects)
     assert result.raw != b""
 
 
+@pytest.mark.parametrize("dialects", [("openai", "messages"), None])
+async def test_request_that_only_its_chat_has_in_full_is_never_sent_in_the_clients_bytes(dialects):
+    job = translated_job()
+    job = msgspec.structs.replace(job, relay=msgspec.structs.replace(job.relay, only_chat=True))
+    async with stub() as server:
+        result = await generated(ready_node(server, dialects=dialects), job)
+        assert server.jobs[0].path == CHAT
+    assert (result.raw, result.text()) == (b"", text())
+
+
 async def test_filters_apply_to_the_translated_request():
     filters = FiltersConfig(strip_params=("stream_options",), set_params={"seed": 7})
     async with stub() as server:

@@ -2,15 +2,19 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
 
-from api.conftest import Client, Reply
+from api.conftest import Client, Reply, Script
+from fairlead.api.responses.store import StoredResponse
 from fairlead.api.routes import Application
+from fairlead.config import ApiKey, Config, ModelConfig, ResponsesConfig
+from fairlead.job import Delta, FinishReason
 
 PATH = "/v1/responses"
 
@@ -25,6 +29,55 @@ async def created(client: Client, text: Any = "hello", *, headers: Any = (), **f
     reply = await client.post(PATH, body_of(text, **fields), headers=headers)
     assert reply.status == 200, reply.body
     return reply.json
+
+
+async def found(client: Client, response_id: str) -> Any:
+    """Return the object of a kept response."""
+    return (await client.get(f"{PATH}/{response_id}")).json
+
+
+def keeping(client_with: Callable[..., Client], *api_keys: ApiKey, **settings: Any) -> Client:
+    """Return a client of an application with these keys and settings of kept responses."""
+    card = ModelConfig(path=Path(), name="small")
+    responses = ResponsesConfig(**settings)
+    return client_with(config=Config(models=(card,), api_keys=api_keys, responses=responses))
+
+
+def script_of(text: str, finish_reason: FinishReason = "stop") -> Script:
+    """Return a script that answers with a text, in two pieces."""
+    half = len(text) // 2
+    last = Delta(0, text[half:], [2], finish_reason=finish_reason)
+    return lambda job: [[Delta(0, text[:half], [1])], [last]]
+
+
+def in_steps(client: Client, wait_s: float, *pauses: float) -> None:
+    """Let the job wait, and pause after each of its steps. It has a word for each pause, and one more."""
+    assert client.gateway is not None
+    client.gateway.wait_s = wait_s
+    steps = [[Delta(0, f"word{index} ", [index + 1])] for index in range(len(pauses))]
+    steps.append([Delta(0, "end", [9], finish_reason="stop")])
+
+    async def play(step: Any, deltas: Any, play: Any = client.gateway._play) -> None:
+        if step is not steps[0]:
+            await trio.sleep(pauses[steps.index(step) - 1])
+        await play(step, deltas)
+
+    client.gateway._play = play  # type: ignore[method-assign]
+    client.gateway.script = lambda job: steps
+
+
+async def stored_as(name: str, client: Client, *, headers: Any = ()) -> None:
+    """Keep a response in the background that has ended, under this id, in place of any earlier one."""
+    assert isinstance(client.app, Application)
+    store = client.app.generation_routes._views[PATH].__self__.store  # type: ignore[attr-defined]
+    for earlier in list(store._responses.values()):
+        store.remove(earlier)
+    answer = await created(client, headers=headers)
+    (response,) = store._responses.values()
+    store.remove(response)
+    response = StoredResponse(name, response.owner, response.tenant, b'"hello"', is_background=True)
+    store.begin(response)
+    store.end(response, json.dumps({**answer, "id": name}).encode(), trio.current_time())
 
 
 async def kept(client: Client) -> tuple[int, int]:

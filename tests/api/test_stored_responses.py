@@ -1,57 +1,22 @@
-"""What is kept of responses whose clients wait for them: who finds it, how it is continued, how it ends."""
+"""What is kept of responses whose clients wait for them, who finds it, and for how long."""
 
-import json
 from functools import partial
 
 import pytest
 import trio
 
-from api import far_away
-from api.responses_client import PATH, Sent, body_of, created, events_of, kept
-from fairlead.api import offload
-from fairlead.config import ApiKey, Config, ModelConfig, ResponsesConfig
+from api.responses_client import PATH, Sent, body_of, created, events_of, keeping, kept, script_of
+from fairlead.config import ApiKey
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
-from fake_fleet import FakeFleet
 
 ANA, BEN = {"Authorization": "Bearer ana"}, {"Authorization": "Bearer ben"}
-
-
-@pytest.fixture
-def configured(client_with, tmp_path):
-    """A function that returns a client of an application with these settings of kept responses."""
-
-    def client(*api_keys, **settings):
-        card = ModelConfig(path=tmp_path, name="small")
-        responses = ResponsesConfig(**settings)
-        return client_with(config=Config(models=(card,), api_keys=api_keys, responses=responses))
-
-    return client
 
 
 @pytest.fixture
 def shared(client_with):
     """A client of an application with the keys of two users."""
     return client_with(ApiKey(key="ana"), ApiKey(key="ben"))
-
-
-def script_of(text, **end):
-    """Return a script that answers with a text, in two pieces."""
-    half = len(text) // 2
-    last = {"finish_reason": "stop", **end}
-    return lambda job: [[Delta(0, text[:half], [1])], [Delta(0, text[half:], [2], **last)]]
-
-
-def prompt_of(client):
-    """Return the text of the last job's prompt."""
-    job = client.gateway.jobs[-1]
-    return client.model.tokenizer.decode(list(job.prompts[0]))
-
-
-@pytest.fixture
-def client(client, model):
-    client.model = model
-    return client
 
 
 # Reading ---------------------------------------------------------------------------------------------
@@ -75,7 +40,7 @@ async def test_streamed_response_is_kept_as_its_last_event_has_it(client):
 
 
 async def test_incomplete_response_is_kept(client):
-    client.gateway.script = script_of("abcd", finish_reason="length")
+    client.gateway.script = script_of("abcd", "length")
     answer = await created(client)
     assert answer["status"] == "incomplete"
     assert (await client.get(f"{PATH}/{answer['id']}")).json == answer
@@ -166,106 +131,24 @@ async def test_events_of_a_response_without_background_are_not_kept(client):
     assert (reply.status, reply.error["param"]) == (400, "stream")
 
 
-# Continuing ------------------------------------------------------------------------------------------
+async def test_other_methods_are_refused_in_openais_form(client):
+    reply = await client.send("PUT", f"{PATH}/resp_1", b"")
+    assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
+    assert reply.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
 
 
-async def test_response_continues_the_input_and_output_of_the_chain(client):
-    answer = await created(client, "one", instructions="only for the first")
-    client.gateway.script = script_of("second answer")
-    items = [{"role": "user", "content": "two"}, {"role": "user", "content": "three"}]
-    second = await created(client, items, previous_response_id=answer["id"])
-    third = await created(client, "four", previous_response_id=second["id"], instructions="be brief")
-    assert third["previous_response_id"] == second["id"]
-    assert prompt_of(client) == (
-        "<|system|>be brief\n<|user|>one\n<|assistant|>Hello world\n<|user|>two\n<|user|>three\n"
-        "<|assistant|>second answer\n<|user|>four\n<|assistant|>"
-    )
-
-
-async def test_continued_response_needs_no_input(client):
-    answer = await created(client, "one")
-    reply = await client.post(PATH, {"model": "small", "previous_response_id": answer["id"]})
-    assert reply.status == 200
-    assert prompt_of(client).endswith("<|assistant|>Hello world\n<|assistant|>")
-
-
-async def test_two_responses_may_continue_the_same_one(client):
-    answer = await created(client, "one")
-    for text in ("two", "three"):
-        await created(client, text, previous_response_id=answer["id"])
-        assert prompt_of(client).count("<|user|>") == 2
-
-
-async def test_response_that_is_not_stored_may_continue_one_that_is(client):
-    answer = await created(client, "one")
-    await created(client, "two", previous_response_id=answer["id"], store=False)
-    assert prompt_of(client).count("<|user|>") == 2
-    assert (await kept(client))[0] == 1
-
-
-async def test_unknown_previous_response_is_refused_as_by_openai(client):
-    reply = await client.post(PATH, body_of(previous_response_id="resp-unknown"))
-    assert reply.status == 400
-    assert {name: reply.error[name] for name in ("type", "code", "param")} == {
-        "type": "invalid_request_error",
-        "code": "previous_response_not_found",
-        "param": "previous_response_id",
-    }
-    assert client.gateway.jobs == []
-
-
-async def test_response_whose_chain_has_a_gap_cannot_be_continued(client):
-    first = await created(client)
-    second = await created(client, previous_response_id=first["id"])
-    await client.send("DELETE", f"{PATH}/{first['id']}", b"")
-    reply = await client.post(PATH, body_of(previous_response_id=second["id"]))
-    assert (reply.status, reply.error["code"]) == (400, "previous_response_not_found")
-    assert first["id"] in reply.error["message"]
-
-
-async def test_failed_response_cannot_be_continued(client):
-    client.gateway.script = lambda job: [[Delta(0, "Hello", [1])], NodeFailed("gone")]
-    last = events_of(await client.post(PATH, body_of(stream=True)))[-1]
-    reply = await client.post(PATH, body_of(previous_response_id=last["response"]["id"]))
-    assert (reply.status, reply.error["param"]) == (400, "previous_response_id")
-    assert "failed" in reply.error["message"]
-
-
-async def test_conversation_as_long_as_no_body_may_be_is_refused(client_with, tmp_path):
-    card = ModelConfig(path=tmp_path, name="small")
-    limits = Config(models=(card,)).limits
-    client = client_with(config=Config(models=(card,), limits=type(limits)(body_bytes=4000)))
-    answer = await created(client, "x" * 2000)
-    reply = await client.post(PATH, body_of("x" * 2000, previous_response_id=answer["id"]))
-    assert reply.status == 200
-    reply = await client.post(PATH, body_of(previous_response_id=reply.json["id"]))
-    assert (reply.status, reply.error["param"]) == (400, "previous_response_id")
-
-
-async def test_long_history_is_read_and_encoded_in_threads(client, monkeypatch):
-    """Its body is short."""
-    threads = []
-    run = trio.to_thread.run_sync
-
-    async def run_sync(function, *arguments, **options):
-        threads.append(arguments)
-        return await run(function, *arguments, **options)
-
-    answer = await created(client, "word " * 500)
-    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
-    monkeypatch.setattr("fairlead.api.responses.routes.LARGE_BODY_BYTES", 2000)
-    monkeypatch.setattr(offload, "LONG_BODY_BYTES", 2000)
-    await created(client, "hello", store=False)
-    assert threads == []
-    await created(client, previous_response_id=answer["id"])
-    assert len(threads) > 2
+async def test_answers_of_another_asgi_server_are_the_same(client_with):
+    client = client_with(bypasses_quart=False)
+    stream = partial(client.post, PATH, body_of(stream=True))
+    last = events_of(await stream())[-1]["response"]
+    assert (await client.get(f"{PATH}/{last['id']}")).json == last
 
 
 # Bounds ----------------------------------------------------------------------------------------------
 
 
-async def test_response_expires_unless_it_is_continued(configured, autojump_clock):
-    client = configured(ttl_s=100)
+async def test_response_expires_unless_it_is_continued(client_with, autojump_clock):
+    client = keeping(client_with, ttl_s=100)
     first, other = await created(client), await created(client)
     await trio.sleep(60)
     second = await created(client, previous_response_id=first["id"])
@@ -277,8 +160,8 @@ async def test_response_expires_unless_it_is_continued(configured, autojump_cloc
     assert await kept(client) == (0, 0)
 
 
-async def test_tenant_that_stores_much_loses_its_own_oldest_responses(configured):
-    client = configured(ApiKey(key="ana"), ApiKey(key="ben"), max_bytes=40_000)
+async def test_tenant_that_stores_much_loses_its_own_oldest_responses(client_with):
+    client = keeping(client_with, ApiKey(key="ana"), ApiKey(key="ben"), max_bytes=40_000)
     of_ben = await created(client, headers=BEN)
     of_ana = [await created(client, headers=ANA) for _ in range(20)]
     assert (await client.get(f"{PATH}/{of_ben['id']}", headers=BEN)).status == 200
@@ -287,8 +170,8 @@ async def test_tenant_that_stores_much_loses_its_own_oldest_responses(configured
     assert 1 < sum(found) < 20
 
 
-async def test_hundreds_of_responses_leave_memory_flat(configured):
-    client = configured(max_bytes=40_000)
+async def test_hundreds_of_responses_leave_memory_flat(client_with):
+    client = keeping(client_with, max_bytes=40_000)
     tasks = trio.lowlevel.current_statistics().tasks_living
     for _ in range(300):
         await created(client)
@@ -298,16 +181,16 @@ async def test_hundreds_of_responses_leave_memory_flat(configured):
         assert trio.lowlevel.current_statistics().tasks_living == tasks
 
 
-async def test_response_larger_than_the_bound_is_answered_and_not_kept(configured):
-    client = configured(max_bytes=4000)
+async def test_response_larger_than_the_bound_is_answered_and_not_kept(client_with):
+    client = keeping(client_with, max_bytes=4000)
     answer = await created(client, "x" * 3000)
     assert answer["output"][0]["content"][0]["text"] == "Hello world"
     assert (await client.get(f"{PATH}/{answer['id']}")).status == 404
     assert await kept(client) == (0, 0)
 
 
-async def test_without_the_setting_nothing_is_kept(configured):
-    client = configured(store=False)
+async def test_without_the_setting_nothing_is_kept(client_with):
+    client = keeping(client_with, store=False)
     answer = await created(client, store=True)
     assert answer["store"] is False
     reply = await client.get(f"{PATH}/{answer['id']}")
@@ -316,9 +199,9 @@ async def test_without_the_setting_nothing_is_kept(configured):
     assert await kept(client) == (0, 0)
 
 
-@pytest.mark.parametrize("field", [{"previous_response_id": "resp-1"}, {"background": True}])
-async def test_without_the_setting_fields_that_need_it_are_refused(configured, field):
-    reply = await configured(store=False).post(PATH, body_of(**field))
+@pytest.mark.parametrize("field", [{"previous_response_id": "resp_1"}, {"background": True}])
+async def test_without_the_setting_fields_that_need_it_are_refused(client_with, field):
+    reply = await keeping(client_with, store=False).post(PATH, body_of(**field))
     assert (reply.status, reply.error["param"]) == (400, *field)
     assert "responses.store" in reply.error["message"]
 
@@ -362,42 +245,3 @@ async def test_invalid_page_of_input_items_is_refused(client, query):
     answer = await created(client)
     reply = await client.get(f"{PATH}/{answer['id']}/input_items?{query}")
     assert (reply.status, reply.error["param"]) == (400, query.partition("=")[0])
-
-
-# Relayed models --------------------------------------------------------------------------------------
-
-
-async def test_response_of_a_relayed_model_is_its_servers(relay_client):
-    body = {"model": "remote", "input": "hello", "previous_response_id": "theirs", "background": True}
-    reply = await relay_client.post(PATH, body)
-    assert (reply.status, reply.body) == (200, far_away.ANSWER)
-    assert json.loads(relay_client.gateway.job.relay.body) == body
-    assert await kept(relay_client) == (0, 0)
-
-
-async def test_response_that_another_server_gave_is_not_kept(client_with):
-    client = client_with(fleet=FakeFleet(["small"], ["small"]), gateway_script=far_away.complete_response)
-    reply = await client.post(PATH, body_of())
-    assert (reply.status, reply.body) == (200, far_away.ANSWER)
-    assert await kept(client) == (0, 0)
-
-
-async def test_continued_response_is_not_relayed(client_with):
-    client = client_with(fleet=FakeFleet(["small"], ["small"]))
-    answer = await created(client)
-    assert client.gateway.job.relay is not None
-    await created(client, previous_response_id=answer["id"])
-    assert client.gateway.jobs[-1].relay is None
-
-
-async def test_other_methods_are_refused_in_openais_form(client):
-    reply = await client.send("PUT", f"{PATH}/resp-1", b"")
-    assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
-    assert reply.headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
-
-
-async def test_answers_of_another_asgi_server_are_the_same(client_with):
-    client = client_with(bypasses_quart=False)
-    stream = partial(client.post, PATH, body_of(stream=True))
-    last = events_of(await stream())[-1]["response"]
-    assert (await client.get(f"{PATH}/{last['id']}")).json == last

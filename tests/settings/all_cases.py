@@ -6,7 +6,7 @@ from settings.cases import CASES
 from settings.composition_mutants import COMPOSITION, PLACEMENT
 from settings.limit_mutants import LIMITS, RELOAD
 
-MODULES = ("queue", "cache", "limit", "server", "model", "command", "relay", "swap", "selector")
+MODULES = ("queue", "cache", "limit", "response", "server", "model", "command", "relay", "swap", "selector")
 
 for _name in MODULES:
     import_module(f"settings.{_name}_settings")

@@ -116,7 +116,7 @@ async def relay(
         await pass_through(upstream, job, request, request.passthrough, sink)
         return
     target: Relay | ChatRelay = request
-    if dialects is not None and request.dialect not in dialects:
+    if request.only_chat or (dialects is not None and request.dialect not in dialects):
         target = _translation(upstream.name, request, dialects)
     body = rewritten(target.body, model, filters)
     # The server logs and traces it under the client's ids, too.
@@ -135,9 +135,9 @@ async def relay(
                 sink.put(delta)
 
 
-def _translation(name: str, request: Relay, dialects: Container[str]) -> ChatRelay:
+def _translation(name: str, request: Relay, dialects: Container[str] | None) -> ChatRelay:
     """Return the request as a chat. Raises `NodeRefused` if it cannot be one, or the server has no chats."""
-    if request.chat is None or CHAT_DIALECT not in dialects:
+    if request.chat is None or (dialects is not None and CHAT_DIALECT not in dialects):
         raise NodeRefused(f"{name} does not serve {request.path}, and this request cannot be translated")
     return request.chat
 

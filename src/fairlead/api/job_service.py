@@ -95,14 +95,14 @@ class JobService:
         parts: AnswerParts | None = None,
         grammar_field: str = "",
     ) -> Job:
-        """Return the job for the request; `prefix` begins its id.
+        """Return the job for the request; `prefix` begins its id. A hyphen follows, except after `_`.
 
         Raises as `priority` does, and `NoNode`.
         """
         if not self.services.fleet.offers(model):
             raise NoNode(f"all nodes that have the model {quoted(model)} are drained")
         return Job(
-            id=f"{prefix}-{token_hex(16)}",
+            id=f"{prefix}{'' if prefix.endswith('_') else '-'}{token_hex(16)}",
             tenant=self.tenant(request, user=fields.user, safety_identifier=fields.safety_identifier),
             model=model,
             prompts=tuple(map(packed, prompts)),

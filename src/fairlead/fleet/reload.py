@@ -24,6 +24,7 @@ POLL_INTERVAL_S = 1.0
 FIXED = (
     *("host", "port", "allowed_hosts", "cors", "queue", "limits", "request_timeout_s"),
     *("while_loading", "scheduler", "log_json", "log_level", "tenant_names", "otlp_endpoint", "upstream"),
+    "responses",
 )
 
 logger = structlog.get_logger("fairlead.fleet.reload")

@@ -30,7 +30,7 @@ Refusals = Callable[[], Mapping[str, int]]
 class KeptResponses:
     """The responses of `/v1/responses` that are kept: their number, and their memory in bytes."""
 
-    count: int = 0
+    number: int = 0
     size: int = 0
 
 
@@ -126,7 +126,7 @@ NODES: tuple[Row[NodeStatus], ...] = (
 )
 
 RESPONSES: tuple[Row[KeptResponses], ...] = (
-    Gauge("fairlead_kept_responses", "Responses that are kept for later requests.", lambda r: r.count),
+    Gauge("fairlead_kept_responses", "Responses that are kept for later requests.", lambda r: r.number),
     Gauge("fairlead_kept_responses_bytes", "Memory of kept responses.", lambda r: r.size),
 )
 

@@ -56,12 +56,16 @@ class AnswerEvents:
         """Return the events of these deltas, in their order; none of a text or a call is empty."""
         return [event for delta in deltas for event in self._of(delta)]
 
-    def _of(self, delta: Delta) -> Iterator[AnswerEvent]:
+    def count(self, delta: Delta) -> None:
+        """Count the tokens of a delta, for a writer that needs no events of it."""
         self._completion_tokens += len(delta.token_ids) + delta.relayed_tokens
         self._reasoning_tokens += delta.reasoning_tokens
         self._cached_tokens += delta.cached_tokens
         if delta.translation is not None and delta.translation.prompt_tokens is not None:
             self._prompt_tokens = delta.translation.prompt_tokens
+
+    def _of(self, delta: Delta) -> Iterator[AnswerEvent]:
+        self.count(delta)
         if delta.reasoning:
             yield from self._end_of_call()
             yield Reasoning(delta.reasoning)

@@ -129,7 +129,7 @@ def conversation(system: str | list[TextBlock] | None, turns: list[Turn]) -> Con
 def tool_changes(turns: Iterable[Turn]) -> dict[str, bool]:
     """Return whether the model has a tool, by the names of those that the messages give or take."""
     changes: dict[str, bool] = {}
-    for block in (block for turn in turns for block in turn.content if not isinstance(block, str)):
+    for block in (block for turn in turns if isinstance(turn.content, list) for block in turn.content):
         match block:
             case ToolResultBlock(content=list(parts)):
                 names = (part.tool_name for part in parts if isinstance(part, ToolReferenceBlock))

@@ -71,6 +71,10 @@ class MessageEvents:
 
     def write(self, deltas: list[Delta]) -> bytes:
         """See `StreamWriter`."""
+        # The usual case, one piece of the open text, is made fast: there is one for every token.
+        if len(deltas) == 1 and self._open == "text" and _is_text(deltas[0]):
+            self._answer.count(deltas[0])
+            return self._delta(deltas[0].text)
         events = self._answer.of(deltas)
         written = [] if self._has_begun else [self._beginning()]
         written += map(self._written, events)
@@ -209,6 +213,10 @@ def message_usage(counts: TokenUsage, *, has_parts: bool = False) -> dict[str, A
     if has_parts:
         usage["output_tokens_details"] = {"thinking_tokens": counts.reasoning_tokens}
     return usage
+
+
+def _is_text(delta: Delta) -> bool:
+    return bool(delta.text) and not (delta.reasoning or delta.calls or delta.finish_reason)
 
 
 def _message(

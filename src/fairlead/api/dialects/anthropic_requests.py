@@ -1,6 +1,7 @@
 """Requests of Anthropic's Messages: their fields, and what they request in the terms of no dialect."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -114,14 +115,15 @@ def message_request(body: bytes, limits: Limits) -> GenerationRequest:
     refuse_unserved(request, MESSAGES)
     if request.prompt_logprobs is not None:
         raise invalid_field("prompt_logprobs", "is not served here")
-    prompt = _prompt(request)
+    offered = _offered(request)
+    prompt = _prompt(request, offered)
     output, output_field = _output_format(request)
     if prompt.continuation:
         _check_continuation(request, output)
     thinking = request.thinking
     return msgspec.structs.replace(
         prompt,
-        answer=message_spec(_offered(request), request.tool_choice, output, output_field),
+        answer=message_spec(offered, request.tool_choice, output, output_field),
         reasoning_tokens=thinking.budget_tokens if isinstance(thinking, ThinkingEnabled) else None,
         sampling=request,
         max_tokens=request.max_tokens,
@@ -132,7 +134,8 @@ def message_request(body: bytes, limits: Limits) -> GenerationRequest:
 
 def count_request(body: bytes, limits: Limits) -> GenerationRequest:
     """Return the prompt in a body. Raises `InvalidRequest`."""
-    return _prompt(_parsed(_parse_count, body, limits))
+    request: CountTokensRequest = _parsed(_parse_count, body, limits)
+    return _prompt(request, _offered(request))
 
 
 def _parsed(parse: BodyParser[Any], body: bytes, limits: Limits) -> Any:
@@ -146,13 +149,13 @@ def _parsed(parse: BodyParser[Any], body: bytes, limits: Limits) -> Any:
         raise InvalidRequest(f"{error.message}: {reason}", param=error.param) from None
 
 
-def _prompt(request: CountTokensRequest) -> GenerationRequest:
-    """Return what a request has of its prompt. Raises `InvalidRequest`."""
+def _prompt(request: CountTokensRequest, offered: Mapping[int, CustomTool]) -> GenerationRequest:
+    """Return what a request has of its prompt, with these tools. Raises `InvalidRequest`."""
     found = conversation(request.system, request.messages)
     return GenerationRequest(
         messages=found.messages,
         continuation=found.continuation,
-        tools=template_custom_tools(_offered(request)),
+        tools=template_custom_tools(offered),
         template_variables=_template_variables(request),
         is_chat=True,
     )

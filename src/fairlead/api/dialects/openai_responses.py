@@ -64,10 +64,10 @@ class ResponsesEnvelope(Envelope, frozen=True, kw_only=True):
     """What is read of every body."""
 
     input: msgspec.Raw = msgspec.Raw()
+    metadata: msgspec.Raw = msgspec.Raw()
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
-    metadata: Metadata | None = None
 
 
 class ReasoningConfig(msgspec.Struct, frozen=True):
@@ -164,7 +164,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
     body_type = ResponsesRequest
     answer_type = ResponseObject
     refused_fields = RESPONSES
-    job_prefix = "resp"
+    job_prefix = "resp_"  # LangChain continues only responses with this prefix
     read_envelope = BodyParser(ResponsesEnvelope)
     reader = ResponsesReader()
 

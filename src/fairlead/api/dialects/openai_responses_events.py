@@ -179,10 +179,10 @@ class ResponseEvents:
 
     def _write(self, event: AnswerEvent) -> bytes:
         match event:
-            case Reasoning(text):
-                return self._add_text("reasoning", text)
             case Content(text):
                 return self._add_text("message", text)
+            case Reasoning(text):
+                return self._add_text("reasoning", text)
             case CallBegin(number, name):
                 call = {"call_id": call_id(self._context, 0, number), "name": name, "arguments": ""}
                 closed = self._close("completed")

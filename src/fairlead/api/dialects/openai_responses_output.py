@@ -14,6 +14,7 @@ class OpenItem:
         self.index = index
         self.item = item
         self.content = content
+        self.is_message = item["type"] == "message"
         self.pieces: list[str] = []
         self.logprobs: list[dict[str, Any]] = []
         place = {"item_id": item["id"], "output_index": index}
@@ -28,10 +29,6 @@ class OpenItem:
         if self.content is None:
             return None
         return {**self.content, "text": text} | ({"logprobs": self.logprobs} if self.is_message else {})
-
-    @property
-    def is_message(self) -> bool:
-        return bool(self.item["type"] == "message")
 
     def ended(self, status: str) -> Item:
         """Return the item as it is now."""

@@ -1,8 +1,8 @@
 """The views of `/v1/responses`, and which responses they keep.
 
-A response is kept unless its request has `store: false`, and if our own engine answers: the responses of a
-relayed model, and their ids, are the other server's. A stream that fails is kept, too, with its error. A
-request that is refused is not kept, nor is one whose client disconnects before its end.
+A response is kept unless its request has `store: false`, and if it is written here. One that is relayed in
+the bytes of another server is that server's, as is its id. A stream that fails is kept, too, with its error.
+A request that is refused is not kept, nor is one whose client disconnects before its end.
 
 A response in the background is kept from its beginning, and goes on without its client. It ends with the
 server.
@@ -56,7 +56,7 @@ class ResponseRoutes:
     async def create(self, request: Request) -> Response:
         """Respond as `GenerationPipeline.respond` does, and keep the response."""
         body, envelope = await self._jobs.take(request, ResponsesDialect.read_envelope)
-        if self._jobs.models.find(request, envelope.model) not in self._services.models:
+        if not self._writes(self._jobs.models.find(request, envelope.model)):
             dialect = ResponsesDialect()
             job, relayed = await self._pipeline.prepare(request, dialect, body, envelope)
             del body, envelope
@@ -71,6 +71,11 @@ class ResponseRoutes:
         if response is None:
             return await self._pipeline.answer(request, ResponsesDialect(), job, context)
         return await self._keep(request, job, context, response)
+
+    def _writes(self, model: str) -> bool:
+        """Return whether responses of the model are written here, perhaps translated from another dialect."""
+        speaks = self._services.fleet.speaks
+        return model in self._services.models or not speaks(model, ResponsesDialect.name)
 
     def _check(self, envelope: ResponsesEnvelope) -> bool:
         """Return whether the response is kept. Raises `InvalidRequest` if it needs to be and is not."""
@@ -104,12 +109,13 @@ class ResponseRoutes:
     async def _prepare(
         self, request: Request, dialect: ResponsesDialect, body: bytes, envelope: ResponsesEnvelope
     ) -> tuple[Job, AnswerContext]:
-        """Return the job and its context. Another server does not have what the request continues."""
+        """Return the job and its context. Another server cannot read what the request continues."""
         job, context = await self._pipeline.prepare(request, dialect, body, envelope)
-        if context is None:  # a selector has chosen another model meanwhile
+        if context is None:  # the model has changed meanwhile
             raise invalid_field("model", "its responses are not kept")
-        if envelope.background or envelope.previous_response_id is not None:
-            job = msgspec.structs.replace(job, relay=None)
+        if job.relay is not None and (envelope.background or envelope.previous_response_id is not None):
+            relay = msgspec.structs.replace(job.relay, only_chat=True) if job.relay.chat is not None else None
+            job = msgspec.structs.replace(job, relay=relay)
         return job, context._replace(job=job)
 
     def _stored(self, job: Job, envelope: ResponsesEnvelope) -> StoredResponse:
@@ -137,15 +143,15 @@ class ResponseRoutes:
         try:
             answer = await self._pipeline.answer(request, dialect, job, context)
             assert isinstance(answer.body, bytes)
-            # Another server may have answered, under an id of its own.
-            if answer.body.startswith(b'{"id":"%s"' % job.id.encode()):
-                self._end(response, answer.body)
+            self._end(response, answer.body)
             return answer
         finally:
             self._leave(response)
 
     def _end(self, response: StoredResponse, document: bytes) -> None:
-        self.store.end(response, document, trio.current_time())
+        """Keep the response, unless another server has begun it, and given it an id."""
+        if document.startswith(b'{"id":"%s"' % response.id.encode()):
+            self.store.end(response, document, trio.current_time())
 
     def _leave(self, response: StoredResponse) -> None:
         if not response.has_ended:
@@ -157,8 +163,9 @@ class ResponseRoutes:
         """Begin a response in the background. Return it as it is now, or its events."""
         nursery = await self.background.open()
         with work_in(request, nursery):
-            job, context = await self._prepare(request, dialect, body, envelope)
-            job, pending = self._jobs.start(request, msgspec.structs.replace(job, stream=True))
+            streaming = msgspec.structs.replace(envelope, stream=True)
+            job, context = await self._prepare(request, dialect, body, streaming)
+            job, pending = self._jobs.start(request, job)
             response = self._stored(job, envelope)
             self.background.begin(nursery, response, context._replace(job=job), pending)
             if response.is_gone:
