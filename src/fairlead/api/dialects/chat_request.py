@@ -27,8 +27,8 @@ def chat_request(
     `model` is the name in the request, and `user` the client's own user.
     """
     spec = request.answer or AnswerSpec()
-    wants_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
-    if request.messages is None or wants_logprobs or not isinstance(spec.answer, JsonAnswer | None):
+    has_others = request.logprobs is not None or request.prompt_logprobs is not None or request.continuation
+    if request.messages is None or has_others or not isinstance(spec.answer, JsonAnswer | None):
         return None
     variables = dict(request.template_variables or {})
     members = {
