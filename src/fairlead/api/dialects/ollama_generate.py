@@ -40,6 +40,7 @@ _parse = parser_of(OllamaGenerateRequest, GENERATE)
 class OllamaGenerateDialect(OllamaErrors, StreamingDialect):
     """Generated texts."""
 
+    name = "ollama"
     path = "/api/generate"
     body_type = OllamaGenerateRequest
     answer_type = shapes.OllamaText
