@@ -71,6 +71,17 @@ async def test_a_stream_has_the_same_text(client, coder):
     assert list(client.gateway.job.prompts[0]) == infill_of(coder, "a", "b")
 
 
+async def test_ollamas_generated_text_has_the_same_prompt(client, coder):
+    for prompt in ("def f(", ""):
+        client.gateway.jobs.clear()
+        body = {"model": "small", "prompt": prompt, "suffix": "return 1", "stream": False}
+        reply = await client.post("/api/generate", body)
+        assert (reply.status, reply.json["response"]) == (200, "Hello world")
+        assert list(client.gateway.job.prompts[0]) == infill_of(coder, prompt, "return 1")
+    shown = await client.post("/api/show", {"model": "small"})
+    assert shown.json["capabilities"] == ["completion", "insert", "tools"]
+
+
 async def test_several_prompts_have_n_answers_each_with_the_same_suffix(client, coder):
     reply = await client.post(COMPLETIONS, {"prompt": ["a", "", "c"], "suffix": "b", "n": 2, "logprobs": 1})
     assert reply.status == 200, reply.body

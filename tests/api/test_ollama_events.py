@@ -5,9 +5,10 @@ import json
 import pytest
 
 from api.conftest import client_of
+from api.ollama_lines import lines_of
 from fairlead.api.dialects.event_reader import NOTHING, UNKNOWN
 from fairlead.errors import NodeFailed, NodeRefused
-from fairlead.job import Delta
+from fairlead.job import Delta, Translation
 from fake_fleet import FakeFleet
 from upstream_readers import READERS
 
@@ -110,7 +111,8 @@ def test_line_with_several_texts_is_never_cut(members):
 @pytest.fixture
 def relayed(model):
     script = [[Delta(0, "remote", raw=LINES[:2])], [Delta(0, raw=LINES[2:], finish_reason="stop")]]
-    return client_of(model, fleet=FakeFleet(["small"], ["remote"]), gateway_script=lambda job: script)
+    fleet = FakeFleet(["small"], ["remote"], dialects=("openai", "ollama"))
+    return client_of(model, fleet=fleet, gateway_script=lambda job: script)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -129,6 +131,26 @@ async def test_limit_that_is_none_and_a_random_seed_are_relayed_as_such(relayed)
     options = {"num_predict": -1, "seed": -1}
     await relayed.post("/api/chat", {"model": "remote", "messages": [{}], "options": options})
     assert (relayed.gateway.job.sampling.max_tokens, relayed.gateway.job.sampling.seed) == (256, None)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_request_is_translated_for_a_server_that_has_only_openais_chats(model, path):
+    counts = Translation("openai", 21)
+    script = [
+        [Delta(0, "Hello", relayed_tokens=1, translation=Translation("openai"))],
+        [Delta(0, relayed_tokens=4, finish_reason="stop", translation=counts)],
+    ]
+    fleet = FakeFleet(["small"], ["remote"], dialects=("openai",))
+    client = client_of(model, fleet=fleet, gateway_script=lambda job: script)
+    body = {"model": "remote", "messages": [{"role": "user", "content": "hello"}], "prompt": "hello"}
+    lines = lines_of(await client.post(path, body | {"options": {"num_predict": 9}}))
+    relayed = json.loads(client.gateway.job.relay.chat.body)
+    assert relayed["messages"] == [{"role": "user", "content": "hello"}]
+    assert (relayed["max_tokens"], relayed["stream"]) == (9, True)
+    assert (lines[-1]["prompt_eval_count"], lines[-1]["eval_count"]) == (21, 5)
+    whole = (await client.post(path, body | {"stream": False})).json
+    content = whole["message"]["content"] if path == "/api/chat" else whole["response"]
+    assert (content, whole["eval_count"]) == ("Hello", 5)
 
 
 async def test_failure_of_another_server_is_a_line(relayed):

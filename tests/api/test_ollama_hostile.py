@@ -81,7 +81,7 @@ WRONG_OF_TEXTS = {
     "prompt": [7, ["a"], {}, True, "\ud800"],
     "system": [7, ["a"], {}],
     "raw": [1, "yes"],
-    "suffix": ["after", 7],
+    "suffix": [7, ["a"], "after"],
     "template": ["{{ .Prompt }}", 7],
     "context": [[1, 2], 7],
     "images": [["x"], 7],
@@ -122,9 +122,10 @@ async def test_combination_that_is_not_served_is_refused_by_its_field(client, pa
     assert (await refusal(client, path, GOOD[path] | fields)).startswith(f"{field}: ")
 
 
-async def test_system_message_of_a_raw_prompt_is_refused(client):
-    body = {"prompt": "hello", "raw": True, "system": "Be brief."}
-    assert await refusal(client, GENERATE, body) == "system: cannot be combined with raw"
+async def test_system_message_is_refused_where_there_is_no_chat(client):
+    for field, value in (("raw", True), ("suffix", "after")):
+        body = {"prompt": "hello", field: value, "system": "Be brief."}
+        assert await refusal(client, GENERATE, body) == f"system: cannot be combined with {field}"
 
 
 async def test_fields_that_are_not_served_are_named(client):

@@ -5,6 +5,7 @@ from math import inf
 import pytest
 
 from api.ollama_lines import CHAT, GENERATE, checked, lines_of
+from api.remote_responses import complete_response
 from fairlead.api.dialects.ollama_fields import keep_alive_s
 from fairlead.api.ollama_shapes import OllamaChatAnswer, OllamaText
 from fairlead.config import ApiKey, SelectorConfig
@@ -95,11 +96,24 @@ async def test_load_that_fails_is_an_error(client, fleet):
     assert (reply.status, reply.json) == (502, {"error": "no such file"})
 
 
-async def test_model_of_another_server_is_loaded_by_that_server(relay_client):
-    reply = await relay_client.post(CHAT, {"model": "remote", "messages": []})
+async def test_model_of_another_server_is_loaded_by_that_server(client_with):
+    fleet = FakeFleet(["small"], ["remote"], dialects=("ollama",))
+    client = client_with(fleet=fleet, gateway_script=complete_response)
+    reply = await client.post(CHAT, {"model": "remote", "messages": []})
     assert reply.status == 200
-    job = relay_client.gateway.job
+    job = client.gateway.job
     assert (job.relay.path, job.relay.stream) == (CHAT, False)
+
+
+async def test_model_of_a_server_with_another_api_is_loaded_when_it_has_requests(client_with):
+    fleet = FakeFleet(["small"], ["remote"], dialects=("openai",))
+    client = client_with(fleet=fleet)
+    reply = await client.post(CHAT, {"model": "remote", "keep_alive": 60})
+    assert (reply.status, reply.json["done_reason"]) == (200, "load")
+    fleet.refusal = InvalidRequest("the model remote is on another server", param="model")
+    reply = await client.post(CHAT, {"model": "remote", "keep_alive": 0})
+    assert (reply.status, reply.json["error"]) == (400, "model: the model remote is on another server")
+    assert client.gateway.jobs == []
 
 
 async def test_only_models_of_the_key_are_loaded(client_with):

@@ -113,8 +113,11 @@ class OllamaRoutes:
         if envelope.is_empty:
             model = self._models.find(request, name)
             status = self._fleet.model(model)
-            if status is None or status.kind == "remote":  # the other server loads it, and streams nothing
-                return msgspec.structs.replace(envelope, stream=False)
+            if status is None or status.kind == "remote":  # loading it is left to the other server
+                if self._fleet.speaks(model, CHAT.name):
+                    return msgspec.structs.replace(envelope, stream=False)  # nothing is streamed
+                if kept_s != 0:
+                    return json_response(empty(model, "load"))
             return json_response(empty(model, await self._load(request, model, kept_s)))
         if kept_s is not None and not is_selector:
             request.at_end(self._keep, request, self._models.find(request, name), kept_s)

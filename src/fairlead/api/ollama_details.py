@@ -111,9 +111,9 @@ def capabilities_of(model: TextModel | None, config: AnyModelConfig | None) -> l
             "completion",
             *(name for name in ("tools", "thinking", "insert", "vision") if stated.get(name)),
         ]
-    if model.embedding is not None:
-        return ["embedding"]
-    found = ["completion"]
+    if model.task != "generate":
+        return ["embedding"] if model.task == "embed" else []
+    found = ["completion"] if model.infill is None else ["completion", "insert"]
     wire_format = model.answer_format.wire_format if model.answer_format is not None else None
     if model.chat_template is not None and wire_format is not None:
         found += ["tools"] if wire_format.calls is not None else []

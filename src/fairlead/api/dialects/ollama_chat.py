@@ -64,6 +64,7 @@ _parse = parser_of(OllamaChatRequest, {})
 class OllamaChatDialect(OllamaErrors, StreamingDialect):
     """Chats."""
 
+    name = "ollama"
     path = "/api/chat"
     body_type = OllamaChatRequest
     answer_type = shapes.OllamaChatAnswer

@@ -56,6 +56,7 @@ _parse_prompt = BodyParser(PromptEmbeddingRequest)
 class EmbedDialect(OllamaErrors, Dialect):
     """Embeddings, scaled to length 1. Their `options` are the number of dimensions, None for all."""
 
+    name = "ollama"
     path = "/api/embed"
     body_type: ClassVar[Any] = EmbedRequest
     answer_type: ClassVar[Any] = shapes.OllamaEmbeddings

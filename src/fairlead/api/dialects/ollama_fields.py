@@ -36,7 +36,6 @@ _AT_OPTIONS = {f"options.{name}": field for name, field in OPTIONS.items()}
 _IMAGES = Unserved(([],))
 GENERATE: Fields = {
     "images": _IMAGES,
-    "suffix": Unserved(("",)),
     "template": Unserved(("",)),
     "context": Unserved(([],), "messages of /api/chat"),
 }
@@ -62,13 +61,14 @@ class RelayedOptions(msgspec.Struct, frozen=True):
 class OllamaEnvelope(Envelope, frozen=True, kw_only=True):
     """What is read of every body. A request without content loads or unloads the model.
 
-    `messages`, `prompt` and `input` are the content, each in another route.
+    `messages`, `prompt` with `suffix`, and `input` are the content, each in another route.
     """
 
     options: RelayedOptions | None = None
     keep_alive: KeepAlive | None = None
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
+    suffix: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
 
     @property
@@ -85,7 +85,7 @@ class OllamaEnvelope(Envelope, frozen=True, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Whether the request has no content."""
-        return all(map(_EMPTY.fullmatch, (self.messages, self.prompt, self.input)))
+        return all(map(_EMPTY.fullmatch, (self.messages, self.prompt, self.suffix, self.input)))
 
 
 class OllamaOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,11 +24,13 @@ from fairlead.job import Delta
 class OllamaGenerateRequest(OllamaRequest, frozen=True, kw_only=True):
     """`POST /api/generate`: the answer to a prompt, as a chat, or with `raw` its continuation.
 
-    `system` begins the chat. Without a prompt, the model is loaded, or with a `keep_alive` of 0 unloaded.
+    `system` begins the chat. With a `suffix`, the answer is the text between the prompt and the suffix, for
+    models with tokens for that. Without a prompt, the model is loaded, or with a `keep_alive` of 0 unloaded.
     """
 
     prompt: str | None = None
     system: str | None = None
+    suffix: str | None = None
     raw: bool | None = None
 
 
@@ -38,6 +40,7 @@ _parse = parser_of(OllamaGenerateRequest, GENERATE)
 class OllamaGenerateDialect(OllamaErrors, StreamingDialect):
     """Generated texts."""
 
+    name = "ollama"
     path = "/api/generate"
     body_type = OllamaGenerateRequest
     answer_type = shapes.OllamaText
@@ -52,17 +55,20 @@ class OllamaGenerateDialect(OllamaErrors, StreamingDialect):
         """See `Dialect`."""
         request = _parse(body, limits)
         check_served(request, GENERATE)
-        if request.raw and request.system:
-            raise invalid_field("system", "cannot be combined with raw")
+        is_chat = not (request.raw or request.suffix)
+        if request.system and not is_chat:
+            raise invalid_field("system", f"cannot be combined with {'suffix' if request.suffix else 'raw'}")
         options, prompt = request.given_options, request.prompt or ""
         content: dict[str, Any] = {"prompts": (prompt,)}
-        if not request.raw:
+        if request.suffix:
+            content |= {"suffix": request.suffix, "special_tokens": "text"}
+        elif is_chat:
             system = [{"role": "system", "content": request.system}] if request.system else []
             messages = [*system, {"role": "user", "content": prompt}]
             content = {"messages": messages, "template_variables": request.template_variables}
         return GenerationRequest(
             **content,
-            is_chat=not request.raw,
+            is_chat=is_chat,
             answer=request.answer(),
             sampling=options.sampling(),
             max_tokens=options.max_tokens,
