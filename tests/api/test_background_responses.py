@@ -114,6 +114,29 @@ async def test_invalid_request_is_refused_at_once(client, fields, param, autojum
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
+async def test_client_that_disconnects_before_the_answer_leaves_nothing_behind(client, autojump_clock):
+    """Its prompt is encoded in a thread."""
+    async with running(client) as clients:
+        await trio.testing.wait_all_tasks_blocked()
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        body = body_of("hello " * 20_000, background=True)
+        sent = Sent(client, clients, "POST", PATH, content=body)
+        await trio.testing.wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living > tasks
+        reply = await sent.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living == tasks
+        assert (reply.pieces, client.gateway.jobs) == ([], [])
+        assert await kept(client) == (0, 0)
+
+
+async def test_server_that_is_about_to_stop_begins_no_response(client_with, autojump_clock):
+    client = client_with(draining=lambda: True)
+    async with running(client):
+        reply = await client.post(PATH, body_of(background=True))
+    assert (reply.status, reply.error["code"]) == (503, "draining")
+
+
 async def test_application_without_a_lifespan_refuses_background(client, autojump_clock):
     reply = await client.post(PATH, body_of(background=True))
     assert (reply.status, reply.error["code"]) == (503, "not_started")
