@@ -144,6 +144,12 @@ def test_history_precedes_the_input_and_follows_the_instructions():
     assert decoded({"previous_response_id": "resp-1"}, history=[user(), answer]).messages[0] == user()
 
 
+def test_history_that_cannot_be_read_is_refused():
+    with pytest.raises(InvalidRequest) as refused:
+        decoded({"input": "a", "previous_response_id": "resp_1"}, history=[{"role": 5}])
+    assert refused.value.param == "previous_response_id"
+
+
 @pytest.mark.parametrize(
     ("items", "param"),
     [

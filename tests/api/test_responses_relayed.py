@@ -4,10 +4,13 @@ import json
 
 import pytest
 
-from api.conftest import client_of
+from api.conftest import Reply, client_of
 from api.typed_responses import RESPONSES, events_of, final_response
+from fairlead.api.dialects.dialect import AnswerContext
+from fairlead.api.dialects.openai_responses import ResponsesDialect
+from fairlead.config import Limits
 from fairlead.errors import NodeFailed
-from fairlead.job import Delta
+from fairlead.job import CallPiece, Delta, Job, Sampling
 from fake_fleet import FakeFleet
 
 
@@ -97,3 +100,21 @@ def events_of_ours(reply, raw):
     assert reply.body.startswith(raw)
     reply.pieces[:] = [reply.body.removeprefix(raw)]
     return events_of(reply)
+
+
+def test_translated_answer_needs_no_model_of_ours():
+    dialect = ResponsesDialect()
+    options = dialect.decode(b'{"model": "far", "input": "hello", "top_p": 0.5}', Limits()).options
+    job = Job("resp_1", "ana", "far", (), Sampling(max_tokens=9), prompt_estimate=7)
+    deltas = [
+        Delta(0, reasoning="Hm.", relayed_tokens=1, reasoning_tokens=1),
+        Delta(0, "Hi.", relayed_tokens=1),
+        Delta(0, calls=[CallPiece(0, "f", "{}")], relayed_tokens=1),
+        Delta(0, finish_reason="tool_calls", relayed_tokens=-1),
+    ]
+    writer = dialect.stream_writer(AnswerContext(job, None, 1, options))
+    response = final_response(events_of(Reply(pieces=[writer.write(deltas), writer.end()])))
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
+    assert (response["top_p"], response["temperature"]) == (0.5, 1.0)
+    assert response["usage"]["output_tokens"] == 2
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}

@@ -58,7 +58,7 @@ def input_messages(
     conversation = _Conversation()
     if instructions is not None:
         conversation.messages.append({"role": "system", "content": instructions})
-    for index, item in enumerate(msgspec.convert(list(history), list[InputItem])):
+    for index, item in enumerate(_earlier(history)):
         conversation.add(item, f"previous_response_id.output[{index}]")
     if isinstance(given, str):
         conversation.messages.append({"role": "user", "content": given})
@@ -127,6 +127,13 @@ class _Conversation:
             self._turn = {"role": "assistant"}
             self.messages.append(self._turn)
         return self._turn
+
+
+def _earlier(history: Sequence[dict[str, Any]]) -> list[InputItem]:
+    try:
+        return msgspec.convert(list(history), list[InputItem])
+    except msgspec.ValidationError as error:
+        raise invalid_field("previous_response_id", f"its items cannot be continued: {error}") from error
 
 
 def _required(value: Any, field: str) -> Any:
