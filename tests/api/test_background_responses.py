@@ -7,6 +7,7 @@ import trio
 import trio.testing
 
 from api.responses_client import PATH, Sent, body_of, created, found, in_steps, keeping, kept, running
+from fairlead.api.offload import Offload
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
@@ -114,13 +115,18 @@ async def test_invalid_request_is_refused_at_once(client, fields, param, autojum
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
-async def test_client_that_disconnects_before_the_answer_leaves_nothing_behind(client, autojump_clock):
-    """Its prompt is encoded in a thread."""
+async def test_client_that_disconnects_before_the_answer_leaves_nothing_behind(
+    client, autojump_clock, monkeypatch
+):
+    async def decode(*arguments):
+        """Take as long as a turn of another tenant."""
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Offload, "decode", decode)
     async with running(client) as clients:
         await trio.testing.wait_all_tasks_blocked()
         tasks = trio.lowlevel.current_statistics().tasks_living
-        body = body_of("hello " * 20_000, background=True)
-        sent = Sent(client, clients, "POST", PATH, content=body)
+        sent = Sent(client, clients, "POST", PATH, content=body_of(background=True))
         await trio.testing.wait_all_tasks_blocked()
         assert trio.lowlevel.current_statistics().tasks_living > tasks
         reply = await sent.leave()
