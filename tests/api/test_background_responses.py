@@ -11,6 +11,7 @@ from fairlead.api.offload import Offload
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
+from fake_fleet import FakeFleet
 
 # States ----------------------------------------------------------------------------------------------
 
@@ -189,3 +190,14 @@ def with_key(client, headers):
             return await client.get(path, headers=headers)
 
     return WithKey()
+
+
+async def test_translated_response_is_streamed_by_its_node(client_with, autojump_clock):
+    """The client did not ask for a stream."""
+    client = client_with(fleet=FakeFleet(["small"], ["remote"], dialects=("openai",)))
+    async with running(client):
+        answer = await created(client, model="remote", background=True)
+        await trio.sleep(1)
+        assert (await found(client, answer["id"]))["status"] == "completed"
+    relay = client.gateway.job.relay
+    assert (relay.only_chat, relay.stream, json.loads(relay.chat.body)["stream"]) == (True, True, True)
