@@ -7,9 +7,11 @@ import trio
 import trio.testing
 
 from api.responses_client import PATH, Sent, body_of, created, found, in_steps, keeping, kept, running
+from fairlead.api.offload import Offload
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import NodeFailed, QueueFull
 from fairlead.job import Delta
+from fake_fleet import FakeFleet
 
 # States ----------------------------------------------------------------------------------------------
 
@@ -114,6 +116,34 @@ async def test_invalid_request_is_refused_at_once(client, fields, param, autojum
     assert (reply.status, reply.error["param"]) == (400, param)
 
 
+async def test_client_that_disconnects_before_the_answer_leaves_nothing_behind(
+    client, autojump_clock, monkeypatch
+):
+    async def decode(*arguments):
+        """Take as long as a turn of another tenant."""
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Offload, "decode", decode)
+    async with running(client) as clients:
+        await trio.testing.wait_all_tasks_blocked()
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        sent = Sent(client, clients, "POST", PATH, content=body_of(background=True))
+        await trio.testing.wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living > tasks
+        reply = await sent.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living == tasks
+        assert (reply.pieces, client.gateway.jobs) == ([], [])
+        assert await kept(client) == (0, 0)
+
+
+async def test_server_that_is_about_to_stop_begins_no_response(client_with, autojump_clock):
+    client = client_with(draining=lambda: True)
+    async with running(client):
+        reply = await client.post(PATH, body_of(background=True))
+    assert (reply.status, reply.error["code"]) == (503, "draining")
+
+
 async def test_application_without_a_lifespan_refuses_background(client, autojump_clock):
     reply = await client.post(PATH, body_of(background=True))
     assert (reply.status, reply.error["code"]) == (503, "not_started")
@@ -160,3 +190,14 @@ def with_key(client, headers):
             return await client.get(path, headers=headers)
 
     return WithKey()
+
+
+async def test_translated_response_is_streamed_by_its_node(client_with, autojump_clock):
+    """The client did not ask for a stream."""
+    client = client_with(fleet=FakeFleet(["small"], ["remote"], dialects=("openai",)))
+    async with running(client):
+        answer = await created(client, model="remote", background=True)
+        await trio.sleep(1)
+        assert (await found(client, answer["id"]))["status"] == "completed"
+    relay = client.gateway.job.relay
+    assert (relay.only_chat, relay.stream, json.loads(relay.chat.body)["stream"]) == (True, True, True)

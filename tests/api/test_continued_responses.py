@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from api import far_away
-from api.responses_client import PATH, body_of, created, events_of, kept, script_of
+from api.responses_client import PATH, body_of, created, events_of, kept, running, script_of
 from fairlead.api import offload
 from fairlead.config import Config, Limits, ModelConfig
 from fairlead.errors import NodeFailed
@@ -148,8 +148,7 @@ async def test_continued_response_is_not_relayed_where_it_cannot_be_translated(c
 
 @pytest.mark.parametrize("name", ["small", "remote"])
 async def test_continued_response_is_relayed_as_a_chat_with_its_history(client_with, name):
-    fleet = FakeFleet(["small"], ["small", "remote"])
-    fleet.dialects = ("openai",)
+    fleet = FakeFleet(["small"], ["small", "remote"], dialects=("openai",))
     client = client_with(fleet=fleet, gateway_script=script_of("an answer"))
     answer = await created(client, "one", model=name)
     assert not client.gateway.jobs[-1].relay.only_chat
@@ -162,3 +161,20 @@ async def test_continued_response_is_relayed_as_a_chat_with_its_history(client_w
         "an answer",
         "two",
     ]
+
+
+@pytest.mark.parametrize("field", ["previous_response_id", "background"])
+async def test_request_that_cannot_be_translated_is_relayed_unless_it_needs_what_is_kept(client_with, field):
+    fleet = FakeFleet(["small"], ["remote"], dialects=("openai",))
+    client = client_with(fleet=fleet, gateway_script=script_of("an answer"))
+    answer = await created(client)
+    client.gateway.script = far_away.complete_response
+    body = body_of(model="remote", include=["message.output_text.logprobs"])
+    reply = await client.post(PATH, body)
+    assert (reply.status, reply.body) == (200, far_away.ANSWER)
+    assert (await kept(client))[0] == 1
+    async with running(client):
+        value = True if field == "background" else answer["id"]
+        reply = await client.post(PATH, {**body, field: value})
+        assert (reply.status, reply.error["param"]) == (400, field)
+        assert (await kept(client))[0] == 1

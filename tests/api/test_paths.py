@@ -13,6 +13,7 @@ METHODS = ("GET", "POST", "DELETE", "OPTIONS", "BREW")
 NAMES = {
     "<path:name>": "small",
     "<path:request_id>": "mine",
+    "<path:response_id>": "resp_1",
     "<path:node_id>": "big",
     "<path:upstream_path>": "small/x",
     "<path:digest>": "sha256:12",

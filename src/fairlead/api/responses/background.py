@@ -22,7 +22,7 @@ from fairlead.api.responses.keeping import document_of
 from fairlead.api.responses.store import ResponseStore, StoredResponse
 from fairlead.api.sse import is_large
 from fairlead.dispatch.estimates import WaitEstimate
-from fairlead.errors import Cancelled, FairleadError, NotStarted
+from fairlead.errors import Cancelled, Draining, FairleadError, NotStarted
 from fairlead.http.server_sent_events import split_events
 from fairlead.job import Job
 from fairlead.supervision import FailureBoundary, log_failure
@@ -60,7 +60,12 @@ class BackgroundRuns:
         self._scope.cancel()
 
     async def open(self) -> trio.Nursery:
-        """Return a new nursery. The caller begins a run in it, or cancels it. Raises `NotStarted`."""
+        """Return a new nursery. The caller begins a run in it, or cancels it.
+
+        Raises `NotStarted`, and `Draining` where a response would end before it can be read.
+        """
+        if self._jobs.services.draining():
+            raise Draining("background: the server is about to stop")
         if self._nursery is None or self._scope.cancel_called:
             raise NotStarted("background: the application's lifespan does not run")
         nursery: trio.Nursery = await self._nursery.start(_hold)

@@ -66,9 +66,9 @@ class ResponseRoutes:
         if envelope.background:
             return await self._begin(request, dialect, body, envelope)
         job, context = await self._prepare(request, dialect, body, envelope)
-        response = self._stored(job, envelope) if is_stored else None
+        response = self._stored(job, envelope) if is_stored and context is not None else None
         del body, envelope, dialect  # which the job does not need, as in `respond`
-        if response is None:
+        if response is None or context is None:
             return await self._pipeline.answer(request, ResponsesDialect(), job, context)
         return await self._keep(request, job, context, response)
 
@@ -108,12 +108,20 @@ class ResponseRoutes:
 
     async def _prepare(
         self, request: Request, dialect: ResponsesDialect, body: bytes, envelope: ResponsesEnvelope
-    ) -> tuple[Job, AnswerContext]:
-        """Return the job and its context. Another server cannot read what the request continues."""
+    ) -> tuple[Job, AnswerContext | None]:
+        """Return the job and its context, as the pipeline does.
+
+        Other servers cannot read what the request continues, and do not know the id of a response in the
+        background. So they get such a request as a chat, or not at all. Raises `InvalidRequest` if nothing
+        is left to answer it.
+        """
         job, context = await self._pipeline.prepare(request, dialect, body, envelope)
-        if context is None:  # the model has changed meanwhile
-            raise invalid_field("model", "its responses are not kept")
-        if job.relay is not None and (envelope.background or envelope.previous_response_id is not None):
+        field = "background" if envelope.background else "previous_response_id"
+        if not (envelope.background or envelope.previous_response_id is not None):
+            return job, context
+        if context is None:
+            raise invalid_field(field, "needs a request that can be translated for this model's servers")
+        if job.relay is not None:
             relay = msgspec.structs.replace(job.relay, only_chat=True) if job.relay.chat is not None else None
             job = msgspec.structs.replace(job, relay=relay)
         return job, context._replace(job=job)
@@ -165,6 +173,7 @@ class ResponseRoutes:
         with work_in(request, nursery):
             streaming = msgspec.structs.replace(envelope, stream=True)
             job, context = await self._prepare(request, dialect, body, streaming)
+            assert context is not None
             job, pending = self._jobs.start(request, job)
             response = self._stored(job, envelope)
             self.background.begin(nursery, response, context._replace(job=job), pending)
