@@ -17,7 +17,6 @@ NAMES = {
     "<path:node_id>": "big",
     "<path:upstream_path>": "small/x",
     "<path:digest>": "sha256:12",
-    "<path:response_id>": "resp_1",
 }
 
 

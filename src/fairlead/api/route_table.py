@@ -17,8 +17,6 @@ from fairlead.api.dialects.dialect import RelayDialect
 from fairlead.api.dialects.openai_chat import ChatDialect
 from fairlead.api.dialects.openai_completions import CompletionDialect
 from fairlead.api.dialects.openai_embeddings import EmbeddingDialect
-from fairlead.api.dialects.openai_responses import ResponsesDialect
-from fairlead.api.dialects.openai_responses_shapes import ResponseObject
 from fairlead.api.dialects.rerank import CohereRerankDialect, RerankDialect
 from fairlead.api.dialects.score import ScoreDialect
 from fairlead.api.dialects.unserved import TOKENIZE
@@ -29,7 +27,7 @@ from fairlead.api.models import ModelRoutes
 from fairlead.api.ollama_table import OLLAMA_ROUTES
 from fairlead.api.openapi import OpenApi
 from fairlead.api.queue import QueueRoutes
-from fairlead.api.responses.routes import ResponseRoutes
+from fairlead.api.responses.table import RESPONSE_ROUTES
 from fairlead.api.route import ERRORS_OF_JOBS, EVENTS, VERSION, Permission, Route, dialect_route, group
 from fairlead.api.tokenize import DescribedTokenizeRequest, DetokenizeRequest, Tokens
 from fairlead.api.upstream import METHODS, UpstreamRoute
@@ -55,54 +53,7 @@ _GENERATION = group(
     dialect_route(
         ScoreDialect(), "Compute the similarity of pairs of texts, as in vLLM's API.", is_versionless=True
     ),
-    replace(
-        dialect_route(
-            ResponsesDialect(), "Create a response in OpenAI's Responses API.", is_versionless=True
-        ),
-        view=ResponseRoutes.create,
-    ),
-    _get(
-        path="/v1/responses/{response_id}",
-        view=ResponseRoutes.retrieve,
-        is_versionless=True,
-        summary="Return a kept response of the same key, as it is now.",
-        answer=ResponseObject,
-        errors=(400, 404),
-        query={
-            "stream": "true: the events of a response that was created with `background` and `stream`.",
-            "starting_after": "The sequence number of the last event that the client has. Default: none.",
-        },
-    ),
-    Route(
-        method="DELETE",
-        path="/v1/responses/{response_id}",
-        view=ResponseRoutes.delete,
-        is_versionless=True,
-        summary="Remove a kept response of the same key. One in progress is cancelled.",
-        answer=shapes.DeletedResponse,
-        errors=(404,),
-    ),
-    _post(
-        path="/v1/responses/{response_id}/cancel",
-        view=ResponseRoutes.cancel_response,
-        is_versionless=True,
-        summary="Cancel a response of the same key that was created with `background`, and return it.",
-        answer=ResponseObject,
-        errors=(400, 404),
-    ),
-    _get(
-        path="/v1/responses/{response_id}/input_items",
-        view=ResponseRoutes.input_items,
-        is_versionless=True,
-        summary="List the input of a kept response of the same key, without that of earlier ones.",
-        answer=shapes.InputItemList,
-        errors=(400, 404),
-        query={
-            "after": "The id of the item before the first one to return.",
-            "limit": "Maximum number of items, 1 to 100. Default: 20.",
-            "order": "asc, or desc: the last one first. Default: desc.",
-        },
-    ),
+    *RESPONSE_ROUTES,
     dialect_route(MessagesDialect(), "Create a message in Anthropic's API."),
     dialect_route(CountTokensDialect(), "Count the tokens of a message's prompt in Anthropic's API."),
     _post(

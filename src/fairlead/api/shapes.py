@@ -133,62 +133,6 @@ class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: str | None = None
 
 
-class GeneratedThinking(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """The model's reasoning."""
-
-    thinking: str
-    signature: str
-
-
-class GeneratedText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """Text that the model generated."""
-
-    text: str
-
-
-class GeneratedToolUse(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
-    """A call that the model generated."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class ThinkingTokens(msgspec.Struct, frozen=True):
-    """`thinking_tokens`: tokens of the answer that are reasoning."""
-
-    thinking_tokens: int
-
-
-class MessageUsage(msgspec.Struct, frozen=True):
-    """Token counts. Those of the prompt that were in the KV cache are counted apart from the others."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: ThinkingTokens | None = None
-
-
-class AnthropicMessage(msgspec.Struct, frozen=True):
-    """An answer in Anthropic's API: its blocks, and why it ended."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[GeneratedThinking | GeneratedText | GeneratedToolUse]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-    stop_sequence: str | None
-    usage: MessageUsage
-
-
-class CountedTokens(msgspec.Struct, frozen=True):
-    """The number of tokens of a prompt."""
-
-    input_tokens: int
-
-
 class TextVector(msgspec.Struct, frozen=True):
     """One text's vector: numbers, or little-endian float32 in base64."""
 
@@ -210,48 +154,6 @@ class EmbeddingList(msgspec.Struct, frozen=True):
     object: Literal["list"]
     data: list[TextVector]
     model: str
-    usage: PromptUsage
-
-
-class ScoredText(msgspec.Struct, frozen=True):
-    """A document of a request."""
-
-    text: str
-
-
-class RankedDocument(msgspec.Struct, frozen=True):
-    """A document's relevance: for embedding models a cosine, else a score that depends on the model."""
-
-    index: int
-    relevance_score: float
-    document: ScoredText | None = None
-
-
-class Ranking(msgspec.Struct, frozen=True):
-    """The documents, the most relevant one first. `index`: the place in the request."""
-
-    id: str
-    model: str
-    results: list[RankedDocument]
-    usage: PromptUsage
-
-
-class PairScore(msgspec.Struct, frozen=True):
-    """The score of one pair of texts: for embedding models a cosine, else one that depends on the model."""
-
-    index: int
-    object: Literal["score"]
-    score: float
-
-
-class ScoreList(msgspec.Struct, frozen=True):
-    """The scores, in the order of the pairs."""
-
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[PairScore]
     usage: PromptUsage
 
 
@@ -307,24 +209,6 @@ class CancelledRequest(msgspec.Struct, frozen=True):
     id: str
     object: Literal["request"]
     status: Literal["cancelled"]
-
-
-class DeletedResponse(msgspec.Struct, frozen=True):
-    """A response that is no longer kept."""
-
-    id: str
-    object: Literal["response"]
-    deleted: bool
-
-
-class InputItemList(msgspec.Struct, frozen=True):
-    """Items of a response's input. `has_more`: there are more after `last_id`."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class RemovedNode(msgspec.Struct, frozen=True):

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from fairlead.api import shapes
 from fairlead.api.dialects.anthropic_events import MessageEvents, MessagePings, whole_message
 from fairlead.api.dialects.anthropic_requests import (
     CountTokensRequest,
@@ -15,6 +14,7 @@ from fairlead.api.dialects.anthropic_requests import (
     count_request,
     message_request,
 )
+from fairlead.api.dialects.anthropic_shapes import AnthropicMessage, CountedTokens
 from fairlead.api.dialects.dialect import (
     AnswerContext,
     CountingDialect,
@@ -97,7 +97,7 @@ class MessagesDialect(AnthropicDialect, StreamingDialect):
 
     path = "/v1/messages"
     body_type = CreateMessageRequest
-    answer_type = shapes.AnthropicMessage
+    answer_type = AnthropicMessage
     refused_fields = MESSAGES
     job_prefix = "msg"
     waiting_events = MessagePings()
@@ -120,7 +120,7 @@ class CountTokensDialect(AnthropicDialect, CountingDialect):
 
     path = "/v1/messages/count_tokens"
     body_type = CountTokensRequest
-    answer_type = shapes.CountedTokens
+    answer_type = CountedTokens
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """See `CountingDialect`."""

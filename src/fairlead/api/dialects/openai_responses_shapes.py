@@ -120,3 +120,21 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int
     truncation: Literal["disabled"]
     user: str | None
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    """A response that is no longer kept."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class InputItemList(msgspec.Struct, frozen=True):
+    """Items of a response's input. `has_more`: there are more after `last_id`."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -5,9 +5,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from fairlead.api import shapes
 from fairlead.api.body import BodyParser
 from fairlead.api.dialects.comparison import check_texts, scores_of
+from fairlead.api.dialects.comparison_shapes import Ranking
 from fairlead.api.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
 from fairlead.api.dialects.fields import CommonFields, Count, NonEmpty
 from fairlead.api.dialects.openai import OpenAIErrors, encode
@@ -50,7 +50,7 @@ class RerankDialect(OpenAIErrors, Dialect):
 
     path = "/v1/rerank"
     body_type = RerankRequest
-    answer_type = shapes.Ranking
+    answer_type = Ranking
     refused_fields = COMPARISON
     job_prefix = "rerank"
     reader = ChunkReader()

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from fairlead.api import shapes
 from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.comparison import check_texts, scores_of
+from fairlead.api.dialects.comparison_shapes import ScoreList
 from fairlead.api.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
 from fairlead.api.dialects.fields import CommonFields, NonEmpty
 from fairlead.api.dialects.openai import OpenAIErrors, encode
@@ -39,7 +39,7 @@ class ScoreDialect(OpenAIErrors, Dialect):
 
     path = "/v1/score"
     body_type = ScoreRequest
-    answer_type = shapes.ScoreList
+    answer_type = ScoreList
     refused_fields = COMPARISON
     job_prefix = "score"
     reader = ChunkReader()
