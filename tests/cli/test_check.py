@@ -67,7 +67,8 @@ def test_summary_line_of_pytest_is_recognized(line):
 
 
 def test_a_test_that_fails_is_not_run_again(tmp_path, monkeypatch):
-    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "-p no:schemathesis"\n')
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # importing all plugins takes seconds
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "-p xdist"\n')
     (tmp_path / "test_it.py").write_text(
         "from pathlib import Path\n\n"
         "def test_something():\n"
