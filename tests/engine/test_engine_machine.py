@@ -534,8 +534,8 @@ SCARCE = {
     "predictor": BlindPredictor(),
 }
 DETECTED_WITH = {
-    frees_blocks_but_not_the_reservation: SCARCE,
-    uses_reserved_blocks: SCARCE,
+    **dict.fromkeys((frees_blocks_but_not_the_reservation, uses_reserved_blocks), SCARCE),
+    **dict.fromkeys((omits_preempted_sequences, preempts_pinned_sequences_too), SCARCE),
     admits_more_rows_than_a_step_takes: {"slots": 6, "batch": 2, "tokens": 12, "blocks": [16] * 3},
 }
 
