@@ -20,6 +20,9 @@ import time
 from collections import Counter
 from random import Random
 
+# The queue timeout of a stream includes the time to its first token: of 500 that are opened at once, a slow
+# server refuses some.
+OPENED_AT_ONCE = 10
 STREAM_TOKENS = 50_000  # longer than the measurement, so that slots become free only by disconnecting
 TOKENS, SIGMA = 20, 0.6  # lognormal lengths of all other answers: median, and sigma of the logarithm
 FLOOD_ADDRESS = "127.0.2.1"
@@ -34,6 +37,7 @@ class Clients:
         self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
         self._streams: dict[int, socket.socket] = {}
         self._starting: set[int] = set()
+        self._to_open = 0
         self._flood: dict[int, socket.socket] = {}
         self._statuses: Counter[str] = Counter()
         self._input = b""
@@ -58,18 +62,28 @@ class Clients:
     def _execute(self, command: list[str]) -> None:
         match command:
             case ["streams", number]:
-                self._starting.update(self._open_stream() for _ in range(int(number)))
+                self._to_open = int(number)
+                self._open_some()
             case ["hang", "up"]:
                 oldest = next(iter(self._streams))
                 now = time.monotonic()
                 self._streams.pop(oldest).close()
                 write(f"{now:.6f}")
             case ["again"]:
-                self._starting.add(self._open_stream())
+                self._to_open = 1
+                self._open_some()
             case ["flood", number]:
                 self._send_flood(int(number))
             case ["count"]:
                 write(json.dumps({**self._statuses, "open": len(self._flood)}))
+
+    def _open_some(self) -> None:
+        """Open the next streams, or report that all have started."""
+        if not self._to_open:
+            write("streaming")
+        opened = min(self._to_open, OPENED_AT_ONCE)
+        self._to_open -= opened
+        self._starting.update(self._open_stream() for _ in range(opened))
 
     def _open_stream(self) -> int:
         self._number += 1
@@ -80,11 +94,13 @@ class Clients:
         return sock.fileno()
 
     def _read_stream(self, descriptor: int) -> None:
-        assert self._streams[descriptor].recv(1 << 16), "a stream has ended"
+        data = self._streams[descriptor].recv(1 << 16)
+        assert data, "a stream has ended"
         if descriptor in self._starting:
+            assert data.startswith(b"HTTP/1.1 200"), data
             self._starting.discard(descriptor)
             if not self._starting:
-                write("streaming")
+                self._open_some()
 
     def _send_flood(self, number: int) -> None:
         """Connect and send each request without waiting for the server."""

@@ -1,7 +1,8 @@
 """Run all checks: format, lint, imports, types, stubs and tests. Exit with 1 if any of them failed.
 
-Every tool runs in the interpreter that runs this file. `--fast` runs the unit tests only. A step that
-passes prints its last line; one that fails prints its whole output. No test is repeated.
+Every tool runs in the interpreter that runs this file. `--fast` runs the unit tests only. Static checks run
+at the same time. A step that passes prints its last line; one that fails prints its whole output. No test is
+repeated.
 """
 
 import importlib.util
@@ -13,6 +14,7 @@ import sysconfig
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,17 +56,16 @@ def main() -> int:
     lines: list[str] = []
     failures = 0
     pytest_summaries: list[str] = []
-    for step in _steps(fast=fast):
-        print(f"\n-- {step.name} ", "-" * (76 - len(step.name)), flush=True, sep="")
-        started = time.monotonic()
-        outcome = step.check()
-        if not step.prints_itself:
-            print(outcome.output if not outcome.passed else _last_line(outcome.output), flush=True)
-        elif found := [line for line in outcome.output.splitlines() if PYTEST_SUMMARY.search(line)]:
-            pytest_summaries.append(f"{step.name}: {found[-1].strip('= ')}")
-        failures += not outcome.passed
-        verdict = "passed" if outcome.passed else "FAILED"
-        lines.append(f"{verdict}  {time.monotonic() - started:6.1f} s  {step.name}")
+    with ThreadPoolExecutor(os.cpu_count()) as executor:
+        for steps in _groups(fast=fast):
+            for step, (outcome, seconds) in zip(steps, executor.map(_timed, steps), strict=True):
+                if not step.prints_itself:
+                    _print_head(step)
+                    print(outcome.output if not outcome.passed else _last_line(outcome.output), flush=True)
+                elif found := [line for line in outcome.output.splitlines() if PYTEST_SUMMARY.search(line)]:
+                    pytest_summaries.append(f"{step.name}: {found[-1].strip('= ')}")
+                failures += not outcome.passed
+                lines.append(f"{'passed' if outcome.passed else 'FAILED'}  {seconds:6.1f} s  {step.name}")
 
     print("\n-- summary ", "-" * 69, sep="")
     print("\n".join(lines))
@@ -73,22 +74,37 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def _steps(*, fast: bool) -> list[Step]:
+def _groups(*, fast: bool) -> list[list[Step]]:
+    """Return the steps in groups, which run one after another; the steps of a group run at the same time."""
     stubs = [f"fairlead._cext.{source.stem}" for source in sorted(KERNELS_BUILT.glob("*.pyi"))]
     # Each process has its own files and ports. An idle one takes half of another's remaining tests.
     in_parallel = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q", "-m"]
     in_parallel.append("unit and not slow" if fast else "not alone")
-    alone = [] if fast else [_tool("pytest, alone", "-m", "pytest", "-q", "-m", "alone", prints_itself=True)]
+    alone = _tool("pytest, alone", "-m", "pytest", "-q", "-m", "alone", prints_itself=True)
     return [
-        Step("kernels are built from these sources", _check_kernels),
-        _tool("ruff format", "-m", "ruff", "format", "--check", "."),
-        _tool("ruff check", "-m", "ruff", "check", "."),
-        _tool("import-linter", "-c", LINT_IMPORTS),
-        _tool("mypy", "-m", "mypy"),
-        _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
-        _tool("pytest", "-m", "pytest", *in_parallel, prints_itself=True),
-        *alone,
+        [Step("kernels are built from these sources", _check_kernels)],
+        [
+            _tool("mypy", "-m", "mypy"),
+            _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
+            _tool("ruff format", "-m", "ruff", "format", "--check", "."),
+            _tool("ruff check", "-m", "ruff", "check", "."),
+            _tool("import-linter", "-c", LINT_IMPORTS),
+        ],
+        [_tool("pytest", "-m", "pytest", *in_parallel, prints_itself=True)],
+        *([] if fast else [[alone]]),
     ]
+
+
+def _timed(step: Step) -> tuple[Outcome, float]:
+    """Run a step; return its result and how many seconds it took."""
+    if step.prints_itself:
+        _print_head(step)
+    started = time.monotonic()
+    return step.check(), time.monotonic() - started
+
+
+def _print_head(step: Step) -> None:
+    print(f"\n-- {step.name} ", "-" * (76 - len(step.name)), flush=True, sep="")
 
 
 def _tool(name: str, *arguments: str, prints_itself: bool = False) -> Step:

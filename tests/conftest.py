@@ -44,7 +44,7 @@ settings.register_profile(
     print_blob=True,
 )
 settings.register_profile(
-    "suite", settings.get_profile("nightly"), max_examples=100, derandomize=True, database=None
+    "suite", settings.get_profile("nightly"), max_examples=50, derandomize=True, database=None
 )
 settings.load_profile("suite")
 
@@ -53,13 +53,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options for the length of tests, fuzzing and simulations."""
     parser.addoption("--nightly", action="store_true", help="run also the long forms of tests")
     group = parser.getgroup("fuzz")
-    group.addoption("--fuzz-seconds", type=float, default=20.0, help="time for the fuzz tests, all together")
+    group.addoption("--fuzz-seconds", type=float, default=10.0, help="time for the fuzz tests, all together")
     group.addoption("--fuzz-steps", type=int, default=0, help="instead of a time: strike at so many steps")
     group.addoption("--fuzz-seed", type=int, default=0, help="where --fuzz-steps and --fuzz-requests begin")
     group.addoption("--fuzz-requests", type=int, default=1000, help="mutated requests to a real server")
     group.addoption("--fuzz-connections", type=int, default=100, help="mutated connections beside them")
     group = parser.getgroup("simulation")
-    group.addoption("--simulation-hours", type=int, default=10, help="virtual hours to simulate")
+    group.addoption("--simulation-hours", type=int, default=6, help="virtual hours to simulate")
     group.addoption("--simulation-seed", type=int, default=None, help="the seed to replay, or to begin with")
     group.addoption("--simulation-sweep", default="", help="the place in a sweep to replay, as name:number")
     group.addoption("--simulation-thorough", action="store_true", help="faults at every place, not at some")

@@ -59,16 +59,17 @@ def _imported_by(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _run(node: ast.AST) -> Iterator[ast.AST]:
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and its descendants, except code for type checkers."""
-    yield node
-    match node:
-        case ast.If(ast.Name("TYPE_CHECKING"), _, otherwise):
-            inner: Iterable[ast.AST] = otherwise
-        case _:
-            inner = ast.iter_child_nodes(node)
-    for child in inner:
-        yield from _run(child)
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        yield node
+        match node:
+            case ast.If(ast.Name("TYPE_CHECKING"), _, otherwise):
+                nodes += otherwise
+            case _:
+                nodes += ast.iter_child_nodes(node)
 
 
 def third_party(modules: set[str]) -> set[str]:

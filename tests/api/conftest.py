@@ -13,8 +13,8 @@ import tokenizers
 import trio
 import trio.testing
 from structlog.testing import LogCapture
-from werkzeug.routing import Rule
 
+import shared_builders
 from api import remote_responses
 from fairlead.answer.deltas import Deltas
 from fairlead.api.route import Route
@@ -41,20 +41,7 @@ TEMPLATE = (
 )
 LINES = ["hello world", "the quick brown fox", "<|user|>hello<|assistant|>", "one two three"]
 
-# Werkzeug compiles a function for each route of an application, which takes 25 ms. The function builds URLs,
-# which nothing does here. So applications share them.
-_compile_builder = Rule._compile_builder
-_builders: dict[tuple[str, bool], Callable[..., Any]] = {}
-
-
-def _shared_builder(rule: Rule, append_unknown: bool = True) -> Callable[..., Any]:
-    key = rule.rule, append_unknown
-    if key not in _builders:
-        _builders[key] = _compile_builder(rule, append_unknown)
-    return _builders[key]
-
-
-Rule._compile_builder = _shared_builder  # type: ignore[method-assign, assignment]
+shared_builders.install()
 
 
 @pytest.fixture(scope="session")

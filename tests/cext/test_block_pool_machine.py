@@ -12,7 +12,7 @@ from fairlead._cext.blockpool import BlockHashes, BlockPool, OutOfBlocks
 
 def run_machine(new_pool, new_hashes=BlockHashesOracle, **changes):
     fixed_options = getattr(new_pool, "detected_with", {})
-    attributes = {"new_pool": new_pool, "new_hashes": new_hashes, "always": fixed_options}
+    attributes = {"new_pool": new_pool, "new_hashes": new_hashes, "fixed_options": fixed_options}
     machine = type(f"{new_pool.__name__}Machine", (BlockPoolMachine,), attributes)
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 
@@ -87,6 +87,8 @@ class FreeBlocksStayInTheIndex(BlockPoolOracle):
 
 
 class DuplicateTakesOverTheIndex(BlockPoolOracle):
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
     def cache_full_blocks(self, block_ids, token_ids, first, last, hashes):
         super().cache_full_blocks(block_ids, token_ids, first, last, hashes)
         for i in range(first, last):
@@ -95,6 +97,8 @@ class DuplicateTakesOverTheIndex(BlockPoolOracle):
 
 
 class DuplicateIsKeptItself(BlockPoolOracle):
+    detected_with = {"blocks": 20, "block_size": 1, "max_entries": None}  # noqa: RUF012
+
     def holder(self, block_id):
         super().holder(block_id)
         return block_id

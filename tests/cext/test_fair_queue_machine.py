@@ -11,7 +11,7 @@ from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 def run_machine(new_queue, **changes):
     fixed_options = getattr(new_queue, "detected_with", {})
-    attributes = {"new_queue": new_queue, "always": fixed_options}
+    attributes = {"new_queue": new_queue, "fixed_options": fixed_options}
     machine = type(f"{new_queue.__name__}Machine", (FairQueueMachine,), attributes)
     run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
 

@@ -10,7 +10,7 @@ import pytest
 from e2e.real_server import real_server
 
 HERE = Path(__file__).parent
-FUZZING = ("--phases=fuzzing", "--max-examples=20")
+FUZZING = ("--phases=fuzzing", "--max-examples=10")
 COVERAGE = ("--phases=coverage",)
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 triton = pytest.importorskip("triton", reason="there is no Triton here")
 
+from triton.runtime import interpreter  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
 from fairlead.engine import device_kernels, paged_attention_kernels  # noqa: E402
@@ -19,6 +20,19 @@ from fairlead.engine import device_kernels, paged_attention_kernels  # noqa: E40
 interpreted = pytest.mark.skipif(
     not triton.knobs.runtime.interpret, reason="Triton compiles here: tests/gpu runs the kernels"
 )
+
+# The interpreter replaces the functions of `triton.language` at each call of a kernel or of a function in it,
+# which takes a fifth of its time. Here they stay replaced: nothing in this process compiles a kernel.
+_replace_functions = interpreter._patch_lang
+
+
+@functools.cache
+def _replaced_once(function):
+    _replace_functions(function)
+    return interpreter._LangPatchScope()  # which restores nothing
+
+
+interpreter._patch_lang = _replaced_once
 
 
 class Noted:

@@ -29,17 +29,17 @@ def accepted(scores, found):
     return (scores >= found[:, None]).tolist()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_accepted_tokens_match_those_of_sorting(launches, seed):
     rng = np.random.default_rng(seed)
-    vocabulary = [5, 300, 300, 5000][seed]
+    vocabulary = [5, 300, 5000][seed]
     top_k, top_p = (
         rng.permutation(column)
         for column in ([0, 1, 3, 40 % vocabulary, vocabulary, 2], [1.0, 0.9, 0.5, 0.03, 1e-9, 0.99])
     )
     top_k[top_p == 1] = 2  # the portable function is never called for rows with neither filter
     least = torch.from_numpy(rng.choice([-np.inf, -2.5], 6)).float()
-    scores = scores_of(6, vocabulary, seed, ties=seed == 2)
+    scores = scores_of(6, vocabulary, seed, ties=seed == 1)
     expected = draws._top(scores, least.clone(), top_k, top_p)
     assert accepted(scores, expected) == accepted(scores, thresholds(scores, least, top_k, top_p))
 

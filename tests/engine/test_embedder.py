@@ -143,7 +143,7 @@ def test_float32_vector_is_bit_identical_alone_and_in_a_batch(pair, rows_alone):
 def test_last_token_in_a_chunk_of_its_own_gives_the_same_vector(pair, rows_alone):
     _, directory, _ = pair
     loaded = embedder(directory, slots=40, max_batched_tokens=64)  # a chunk is 24 tokens
-    prompts = [prompt_of(24 * (1 + row % 9) + 1, seed=row) for row in range(18)]
+    prompts = [prompt_of(24 * chunks + 1, seed=chunks) for chunks in range(1, 10)]
     alone = [embedded(loaded, [prompt])[0].vector for prompt in prompts]
     assert alone == [output.vector for output in embedded(loaded, prompts)]
 

@@ -110,6 +110,10 @@ class BlindPredictor:
 
 
 class EngineMachine(RuleBasedStateMachine):
+    """Subclasses may have `fixed_options`, which are used instead of those that are drawn."""
+
+    fixed_options = {}  # noqa: RUF012
+
     @initialize(
         slots=st.integers(1, 6),
         batch=st.integers(1, 6),
@@ -120,29 +124,30 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
         predictor=st.sampled_from([None, BlindPredictor()]),
     )
-    def start(self, slots, batch, tokens, blocks, windows, overlaps, prefix_cache, predictor) -> None:
-        self.slots, self.batch, self.tokens = slots, min(batch, slots), tokens
-        self.windows = windows
-        self.runner = FakeRunner(BLOCK_SIZE, windows=windows, overlaps=overlaps)
+    def start(self, **options) -> None:
+        options |= self.fixed_options
+        self.slots, self.tokens, self.windows = options["slots"], options["tokens"], options["windows"]
+        self.batch = min(options["batch"], self.slots)
+        self.runner = FakeRunner(BLOCK_SIZE, windows=self.windows, overlaps=options["overlaps"])
         self.compiler = FakeCompiler()
         self.engine = Engine(
             self.runner,
             compiler=self.compiler,
-            slots=slots,
+            slots=self.slots,
             max_batch=self.batch,
-            max_batched_tokens=tokens,
+            max_batched_tokens=self.tokens,
             max_model_len=LONGEST,
-            blocks_total=blocks[: len(windows)],
-            windows=windows,
+            blocks_total=options["blocks"][: len(self.windows)],
+            windows=self.windows,
             block_size=BLOCK_SIZE,
             vocab_size=VOCABULARY,
             eos_token_ids=[EOS],
             draw_seed=lambda: 1,
-            prefix_cache=prefix_cache,
+            prefix_cache=options["prefix_cache"],
             hash_key=bytes(16),
             max_entries=60,
             cleanup_interval_s=2.0,
-            predictor=predictor,
+            predictor=options["predictor"],
         )
         self.longest = self.engine._validator.longest
         self.loop = Loop(self.engine, self.runner)
@@ -519,6 +524,22 @@ MUTANTS = [
 ]
 
 
+# For mutants that take long to detect otherwise. Sequences that are preempted too often get reservations.
+SCARCE = {
+    "slots": 6,
+    "batch": 6,
+    "tokens": 12,
+    "blocks": [12],
+    "windows": (None,),
+    "predictor": BlindPredictor(),
+}
+DETECTED_WITH = {
+    **dict.fromkeys((frees_blocks_but_not_the_reservation, uses_reserved_blocks), SCARCE),
+    **dict.fromkeys((omits_preempted_sequences, preempts_pinned_sequences_too), SCARCE),
+    admits_more_rows_than_a_step_takes: {"slots": 6, "batch": 2, "tokens": 12, "blocks": [16] * 3},
+}
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"), MUTANTS, ids=[mutant.__name__ for *_, mutant in MUTANTS]
 )
@@ -527,5 +548,6 @@ def test_state_machine_detects_an_engine_that(monkeypatch, owner, name, mutant):
     run_machine = settings(
         MACHINE_SETTINGS, max_examples=4000, phases=[Phase.generate], report_multiple_bugs=False
     )
+    machine = type("Machine", (EngineMachine,), {"fixed_options": DETECTED_WITH.get(mutant, {})})
     with pytest.raises((AssertionError, LookupError, ValueError, RuntimeError, OutOfBlocks, ExceptionGroup)):
-        run_state_machine_as_test(EngineMachine, settings=run_machine)
+        run_state_machine_as_test(machine, settings=run_machine)

@@ -29,7 +29,8 @@ SCENARIOS = {
 def quiet() -> Iterator[None]:
     """Drop logs, which would keep exceptions and their references, and freeze objects for fast collections.
 
-    If the close of an object fails, the garbage collector frees it, which is no fault here.
+    They stay frozen: to unfreeze them would unfreeze those of all modules. If the close of an object fails,
+    the garbage collector frees it, which is no fault here.
     """
     before = structlog.get_config()
     structlog.configure(processors=[_drop])
@@ -38,7 +39,6 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         yield
-    gc.unfreeze()
     structlog.configure(**before)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from simulation.faults import run_round
 
-ROUNDS = 50
+ROUNDS = 30
 AT_ONCE = 10
 
 

@@ -81,8 +81,8 @@ async def swap_repeatedly(opened: RunningFleet, times: int) -> None:
         pytest.param(
             ModelConfig(path=demonstration_model(), name="m"),
             COMMAND,
-            3,
-            id="3 times, the demonstration model",
+            2,
+            id="2 times, the demonstration model",
             marks=pytest.mark.slow,
         ),
         pytest.param(

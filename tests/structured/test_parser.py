@@ -2,16 +2,21 @@
 
 import json
 import random
+import sys
 import time
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from fairlead import structured
 from fairlead.structured.mark import MAX_BLANKS, MAX_CHARS
 from fairlead.structured.parser import AnswerParser
 from fairlead.structured.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
 from structured.rendering import WIRE_FORMATS, written_calls, written_reasoning
 
+SOURCES = str(Path(str(structured.__file__)).parent)
 formats = pytest.mark.parametrize("name", sorted(WIRE_FORMATS))
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
@@ -263,13 +268,36 @@ def test_mark_that_never_ends_is_content() -> None:
     assert merged([*shown, *parser.finish()]) == [Content(text)]
 
 
-def _seconds(name: str, text: str) -> float:
+def _parse_by_characters(name: str, text: str) -> None:
     parser = AnswerParser(WIRE_FORMATS[name], tools={"f": {"properties": {"n": {"type": "array"}}}})
-    begin = time.process_time()
     for character in text:
         parser.push(character)
     parser.finish()
+
+
+def _seconds(name: str, text: str) -> float:
+    begin = time.process_time()
+    _parse_by_characters(name, text)
     return time.process_time() - begin
+
+
+def _characters_processed(name: str, text: str) -> int:
+    """Return how many characters the parser's functions are given, or keep in their objects, at each call."""
+    count = 0
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        if event == "call" and frame.f_code.co_filename.startswith(SOURCES):
+            fields = getattr(frame.f_locals.get("self"), "__dict__", {})
+            values = (*frame.f_locals.values(), *fields.values())
+            count += sum(len(value) for value in values if isinstance(value, str))
+
+    sys.setprofile(profile)
+    try:
+        _parse_by_characters(name, text)
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 HOSTILE = {
@@ -282,15 +310,36 @@ HOSTILE = {
     "beginnings": lambda name, size: '{"name": ' * (size // 9),
     "nested": lambda name, size: '<tool_call>{"a":[' * (size // 17) + "]}" * (size // 17),
     "name": lambda name, size: "<tool_call>" + "x" * size,
+    "function": lambda name, size: written_calls(name, [("x" * size, {})])[:size],
     "key": lambda name, size: '<tool_call>{"' + "x" * size,
     "early arguments": lambda name, size: '<tool_call>{"arguments": "' + "x" * size,
     "reasoning": lambda name, size: written_reasoning(name, " " * size),
 }
 
 
+def hostile(test: Any) -> Any:
+    """Run a test for each hostile text in each of these formats."""
+    test = pytest.mark.parametrize("kind", HOSTILE)(test)
+    names = ["hermes", "qwen-xml", "gemma", "mistral-list", "deepseek", "llama-3"]
+    return pytest.mark.parametrize("name", names)(test)
+
+
+@hostile
+def test_work_is_linear_in_the_length_however_small_the_pieces(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    # With low bounds, short texts are longer than what may be kept of them.
+    for bound in ("mark.MAX_CHARS", "parser.MAX_CHARS", "dialect_parser._MAX_KEY_CHARS"):
+        monkeypatch.setattr(f"fairlead.structured.{bound}", 32)
+    short, long = (HOSTILE[kind](name, size) for size in (200, 400))
+    if not short:
+        return
+    # Quadratic work would be four times as much.
+    assert _characters_processed(name, long) < 3 * _characters_processed(name, short)
+
+
 @pytest.mark.nightly  # it measures time, which other work on the machine may stretch
-@pytest.mark.parametrize("name", ["hermes", "qwen-xml", "gemma", "mistral-list", "deepseek", "llama-3"])
-@pytest.mark.parametrize("kind", HOSTILE)
+@hostile
 def test_time_is_linear_in_the_length_however_small_the_pieces(name: str, kind: str) -> None:
     short, long = (HOSTILE[kind](name, size) for size in (1_000, 8_000))
     if not short:
