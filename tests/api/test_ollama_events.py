@@ -110,7 +110,8 @@ def test_line_with_several_texts_is_never_cut(members):
 @pytest.fixture
 def relayed(model):
     script = [[Delta(0, "remote", raw=LINES[:2])], [Delta(0, raw=LINES[2:], finish_reason="stop")]]
-    return client_of(model, fleet=FakeFleet(["small"], ["remote"]), gateway_script=lambda job: script)
+    fleet = FakeFleet(["small"], ["remote"], dialects=("ollama",))
+    return client_of(model, fleet=fleet, gateway_script=lambda job: script)
 
 
 @pytest.mark.parametrize("path", PATHS)

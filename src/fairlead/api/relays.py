@@ -10,6 +10,7 @@ from fairlead.answer.reported import BYTES_A_TOKEN
 from fairlead.api.dialects.chat_request import chat_request
 from fairlead.api.dialects.dialect import (
     AnswerContext,
+    AnswerTimes,
     AnswerWriter,
     Dialect,
     GenerationRequest,
@@ -74,7 +75,7 @@ class Relays:
         )
         if generation is None or relay.chat is None:
             return job, None
-        return job, AnswerContext(job, None, int(time.time()), generation.options)
+        return job, AnswerContext(job, None, int(time.time()), generation.options, times=AnswerTimes())
 
     async def relay(
         self,
