@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 
-from api import far_away
+from api import remote_responses
 from api.responses_client import PATH, body_of, created, events_of, kept, running, script_of
 from fairlead.api import offload
 from fairlead.config import Config, Limits, ModelConfig
@@ -126,15 +126,17 @@ async def test_long_history_is_read_and_encoded_in_threads(client, monkeypatch):
 async def test_response_of_a_relayed_model_is_its_servers(relay_client):
     body = {"model": "remote", "input": "hello", "previous_response_id": "theirs", "background": True}
     reply = await relay_client.post(PATH, body)
-    assert (reply.status, reply.body) == (200, far_away.ANSWER)
+    assert (reply.status, reply.body) == (200, remote_responses.ANSWER)
     assert json.loads(relay_client.gateway.job.relay.body) == body
     assert await kept(relay_client) == (0, 0)
 
 
 async def test_response_that_another_server_gave_is_not_kept(client_with):
-    client = client_with(fleet=FakeFleet(["small"], ["small"]), gateway_script=far_away.complete_response)
+    client = client_with(
+        fleet=FakeFleet(["small"], ["small"]), gateway_script=remote_responses.complete_response
+    )
     reply = await client.post(PATH, body_of())
-    assert (reply.status, reply.body) == (200, far_away.ANSWER)
+    assert (reply.status, reply.body) == (200, remote_responses.ANSWER)
     assert await kept(client) == (0, 0)
 
 
@@ -168,10 +170,10 @@ async def test_request_that_cannot_be_translated_is_relayed_unless_it_needs_what
     fleet = FakeFleet(["small"], ["remote"], dialects=("openai",))
     client = client_with(fleet=fleet, gateway_script=script_of("an answer"))
     answer = await created(client)
-    client.gateway.script = far_away.complete_response
+    client.gateway.script = remote_responses.complete_response
     body = body_of(model="remote", include=["message.output_text.logprobs"])
     reply = await client.post(PATH, body)
-    assert (reply.status, reply.body) == (200, far_away.ANSWER)
+    assert (reply.status, reply.body) == (200, remote_responses.ANSWER)
     assert (await kept(client))[0] == 1
     async with running(client):
         value = True if field == "background" else answer["id"]

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from api import far_away
+from api import remote_responses
 from api.comparing import ASK, COSINES, RERANK, RERANK_2, SCORE, VECTORS, embedder_client, scorer_client
 from fairlead.job import Delta
 from fake_fleet import FakeFleet
@@ -164,7 +164,7 @@ async def test_a_model_that_scores_pairs_refuses_embeddings_and_completions(scor
 async def test_a_relayed_request_keeps_its_bytes_and_its_path(relay_client, path):
     body = b'{"model": "remote",  "query": ["anything"], "unheard_of": 1, "top_k": 3}'
     reply = await relay_client.post(path, body)
-    assert (reply.status, reply.body) == (200, far_away.ANSWER)
+    assert (reply.status, reply.body) == (200, remote_responses.ANSWER)
     relay = relay_client.gateway.job.relay
     assert (relay.path, relay.body, relay.stream) == (path, body, False)
 
@@ -172,9 +172,9 @@ async def test_a_relayed_request_keeps_its_bytes_and_its_path(relay_client, path
 async def test_a_model_that_another_server_has_too_may_rank_there(model):
     client = embedder_client(model, fleet=FakeFleet(["small"], ["small"]))
     whole = client.gateway.script
-    client.gateway.script = far_away.complete_response
+    client.gateway.script = remote_responses.complete_response
     reply = await client.post(RERANK, ASK)
-    assert (reply.status, reply.body) == (200, far_away.ANSWER)
+    assert (reply.status, reply.body) == (200, remote_responses.ANSWER)
     job = client.gateway.job
     assert (job.relay.path, job.relay.body, job.embed) == (RERANK, json.dumps(ASK).encode(), True)
     client.gateway.script = whole

@@ -18,6 +18,7 @@ from fairlead.api.dialects.answer_events import (
 from fairlead.api.dialects.dialect import REQUEST_ID_HEADERS, AnswerContext, AnswerTimes
 from fairlead.api.dialects.openai import call_id, encode, full_message
 from fairlead.api.dialects.openai_logprobs import chat_logprobs
+from fairlead.config import DialectName
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import FairleadError, NodeRefused
 from fairlead.job import Delta
@@ -45,6 +46,7 @@ class SilentWaiting:
 class OllamaErrors:
     """Writes errors as Ollama does: an object with only a message, also as the last line of a stream."""
 
+    name: ClassVar[DialectName] = "ollama"
     request_id_headers: ClassVar[tuple[str, ...]] = REQUEST_ID_HEADERS
 
     def error_body(self, error: FairleadError) -> bytes:
