@@ -24,7 +24,10 @@ async def test_without_keys_every_route_refuses_pages_of_other_servers(client, h
         for method in ("GET", "POST", "DELETE", "OPTIONS"):
             reply = await client.send(method, path, b"{}", headers=headers)
             assert (path, reply.status) == (path, 403)
-            assert (reply.error["code"], reply.error["param"]) == ("forbidden", param)
+            if path.startswith("/api/"):  # Ollama's errors are only a message, which begins with the field
+                assert reply.error.startswith(f"{param}: ")
+            else:
+                assert (reply.error["code"], reply.error["param"]) == ("forbidden", param)
     assert client.gateway.jobs == []
 
 

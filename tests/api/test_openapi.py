@@ -9,6 +9,7 @@ from openapi_spec_validator import validate
 
 from fairlead.api import openapi, schemas, shapes
 from fairlead.api.dialects import unserved
+from fairlead.api.dialects.anthropic_shapes import AnthropicMessage, CountedTokens
 from fairlead.api.dialects.openai_chat import ChatCompletionRequest
 from fairlead.api.dialects.openai_completions import CompletionRequest
 from fairlead.api.route_table import ROUTES
@@ -82,8 +83,8 @@ def test_all_error_statuses_are_described(document):
     [
         ("/v1/chat/completions", shapes.ChatCompletion, {"messages": [{"role": "user", "content": "hello"}]}),
         ("/v1/completions", shapes.TextCompletion, {"prompt": "hello", "n": 2}),
-        ("/v1/messages", shapes.AnthropicMessage, MESSAGE | {"max_tokens": 9}),
-        ("/v1/messages/count_tokens", shapes.CountedTokens, MESSAGE),
+        ("/v1/messages", AnthropicMessage, MESSAGE | {"max_tokens": 9}),
+        ("/v1/messages/count_tokens", CountedTokens, MESSAGE),
         ("/tokenize", shapes.Tokenized, {"prompt": "hello", "return_token_strs": True}),
         ("/detokenize", shapes.Detokenized, {"tokens": [10]}),
         ("/v1/completions", shapes.ErrorAnswer, {"prompt": 7}),
