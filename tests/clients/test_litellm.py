@@ -7,6 +7,12 @@ litellm = pytest.importorskip("litellm", exc_type=ImportError)
 from clients.conftest import MODEL  # noqa: E402
 from clients.forms import QUESTION, Trip  # noqa: E402
 
+# The package itself shows pydantic types and values that this warns of, and leaves connections open.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
