@@ -3,16 +3,18 @@
 import json
 
 import pytest
+from openai.types.responses import Response
 
 from api.conftest import client_of, small_model
-from api.typed_responses import RESPONSES
-from api.written_answers import CHAT, HERMES, WEATHER, accepts, refusal, vocabulary_of
+from api.typed_responses import RESPONSES, events_of, final_response
+from api.written_answers import CHAT, HERMES, WEATHER, accepts, client_writing, refusal, vocabulary_of
 from fairlead.api.dialects.openai_responses import ResponsesDialect
 from fairlead.config import Limits
 from fairlead.errors import InvalidRequest
 
 FUNCTION = {"type": "function", "name": "weather", "description": "It does.", "parameters": WEATHER}
 FUNCTION["strict"] = True
+NAMESPACE = {"type": "namespace", "name": "home", "description": "The house.", "tools": [FUNCTION]}
 OTHER = {"type": "function", "name": "time", "parameters": None, "strict": False}
 CALL = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"city": "Oslo"}'}
 RESULT = {"type": "function_call_output", "call_id": "call_1", "output": "4 degrees"}
@@ -240,6 +242,34 @@ async def test_calls_are_one_at_a_time_without_parallel_calls(client, hermes):
     assert not accepts(hermes, vocabulary_of(hermes), grammar, CALLED + TIME)
 
 
+async def test_function_of_a_namespace_is_called_by_both_names(client, hermes):
+    tools = [FUNCTION, NAMESPACE]
+    grammar = await grammar_of(client, tools=tools, tool_choice="required")
+    text = CALLED.replace("weather", "home__weather")
+    assert accepts(hermes, vocabulary_of(hermes), grammar, text)
+    calling = client_writing(hermes, text)  # a client whose model writes this
+    for stream in (False, True):
+        reply = await calling.post(RESPONSES, {"input": "hello", "tools": tools, "stream": stream})
+        response = final_response(events_of(reply)) if stream else reply.json
+        Response.model_validate_json(json.dumps(response), strict=True)
+        (call,) = response["output"]
+        assert (call["namespace"], call["name"]) == ("home", "weather")
+
+
+def test_call_of_a_namespace_is_sent_back_as_the_model_wrote_it():
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    (turn,) = messages_of(call | {"namespace": "home"})
+    assert turn["tool_calls"][0]["function"]["name"] == "home__weather"
+
+
+async def test_search_of_the_web_is_left_out(client, hermes):
+    search = {"type": "web_search", "external_web_access": False}
+    grammar = await grammar_of(client, tools=[FUNCTION, search], tool_choice="required")
+    prompt = client.gateway.job.prompts
+    assert await grammar_of(client, tools=[FUNCTION], tool_choice="required") == grammar
+    assert client.gateway.job.prompts == prompt
+
+
 async def test_tools_that_must_not_be_called_are_not_in_the_prompt(client):
     grammar = await grammar_of(client, tools=[FUNCTION], tool_choice="none")
     prompt = client.gateway.job.prompts
@@ -251,7 +281,10 @@ async def test_tools_that_must_not_be_called_are_not_in_the_prompt(client):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "tools": [FUNCTION]}]}, "tools[0].name"),
+        ({"tools": [NAMESPACE | {"tools": [{"type": "custom", "name": "x"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [NAMESPACE, NAMESPACE]}, "tools[1].tools[0].name"),
         ({"tools": [FUNCTION, {"type": "custom", "name": "x"}]}, "tools[1].type"),
         ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "tools[0].type"),
         ({"tools": [{"type": "code_interpreter", "container": {}}]}, "tools[0].type"),

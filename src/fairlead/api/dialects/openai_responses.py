@@ -30,6 +30,7 @@ from fairlead.api.dialects.openai_responses_tools import (
     TextConfig,
     answer_form,
     choice_echo,
+    offered_functions,
     template_functions,
     text_echo,
     tools_echo,
@@ -177,11 +178,11 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
         request = _parse(body, limits)
         refuse_unserved(request, RESPONSES)
         self._check(request)
-        tools = request.tools or []
+        functions = offered_functions(request.tools or ())
         answer = answer_form(
             request.text,
             request.structured_outputs,
-            tools,
+            functions,
             request.tool_choice,
             parallel=request.parallel_tool_calls is not False,
         )
@@ -191,7 +192,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
         return GenerationRequest(
             messages=input_messages(request.instructions, self._history, request.input),
             messages_field="input",
-            tools=None if request.tool_choice == "none" else template_functions(tools),
+            tools=None if request.tool_choice == "none" else template_functions(functions),
             template_variables=template_variables(effort, request.chat_template_kwargs),
             is_chat=True,
             answer=answer,
@@ -200,7 +201,10 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
             max_tokens=request.max_output_tokens,
             stop=stop_strings(request.stop),
             logprobs=(request.top_logprobs or 0) if has_logprobs else None,
-            options=ResponseOptions(self._echo(request)),
+            options=ResponseOptions(
+                self._echo(request),
+                {one.name: (one.namespace, one.tool.name) for one in functions if one.namespace},
+            ),
         )
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:

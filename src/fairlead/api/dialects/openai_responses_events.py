@@ -5,8 +5,9 @@ the object of the last event has all of them.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from fairlead.api.dialects.answer_events import AnswerEnd, AnswerEvent, AnswerEvents, CallEnd, TokenUsage
@@ -24,9 +25,14 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class ResponseOptions(NamedTuple):
-    """The members of the response object that repeat the request."""
+    """What writers of responses need of a request.
+
+    `echo`: the members of the response object that repeat it. `namespaces`: the namespace and the name of
+    each function of a namespace, by its name in the prompt.
+    """
 
     echo: dict[str, Any]
+    namespaces: Mapping[str, tuple[str, str | None]] = MappingProxyType({})
 
 
 def response_object(
@@ -184,7 +190,10 @@ class ResponseEvents:
             case Reasoning(text):
                 return self._add_text("reasoning", text)
             case CallBegin(number, name):
-                call = {"call_id": call_id(self._context, 0, number), "name": name, "arguments": ""}
+                namespace, own = self._context.options.namespaces.get(name, (None, name))
+                call = {"call_id": call_id(self._context, 0, number), "name": own, "arguments": ""}
+                if namespace is not None:
+                    call["namespace"] = namespace
                 closed = self._close("completed")
                 return closed + self._begin("function_call", call, None, "function_call_arguments")
             case CallArguments(_, text):

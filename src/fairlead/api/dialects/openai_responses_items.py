@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from fairlead.api.body import invalid_field
+from fairlead.api.dialects.openai_responses_tools import qualified
 from fairlead.errors import quoted
 
 MAX_ITEMS = 16_384
@@ -41,6 +42,7 @@ class InputItem(msgspec.Struct, frozen=True):
     summary: InputParts | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | InputParts | None = None
 
@@ -109,7 +111,7 @@ class _Conversation:
 
     def _add_call(self, item: InputItem, at: str) -> None:
         function = {
-            "name": _required(item.name, f"{at}.name"),
+            "name": qualified(item.namespace, _required(item.name, f"{at}.name")),
             "arguments": _required(item.arguments, f"{at}.arguments"),
         }
         call = {"id": _required(item.call_id, f"{at}.call_id"), "type": "function", "function": function}

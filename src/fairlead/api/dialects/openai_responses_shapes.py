@@ -47,6 +47,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="funct
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):

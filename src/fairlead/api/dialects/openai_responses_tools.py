@@ -1,7 +1,7 @@
 """Tools and the form of the text in OpenAI's Responses API, and the form of the answer that they require."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -18,18 +18,39 @@ from fairlead.errors import quoted
 from fairlead.structured.grammar import JsonAnswer
 from fairlead.structured.request import AnswerSpec, AnyAnswer, FaultyRequest, ToolSpec
 
+# Tools of OpenAI's own servers without which a model can answer: it does not get them.
+LEFT_OUT = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview"})
+# Between the name of a namespace and that of its function, in the prompt.
+SEPARATOR = "__"
+
 
 class FunctionTool(msgspec.Struct, frozen=True):
-    """A function that the model may call. Only the type `function` is served."""
+    """A function that the model may call, or a `namespace`: a group of such functions, in `tools`.
+
+    Tools that search the web are left out, and those of other types refused.
+    """
 
     type: str
     name: ToolName | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    tools: Annotated[list["FunctionTool"], Meta(max_length=2048)] | None = None
 
 
 FunctionTools = Annotated[list[FunctionTool], Meta(max_length=2048)]
+
+
+class OfferedFunction(NamedTuple):
+    """A function that the model may call, at the path `at` of the body.
+
+    Its `name` in the prompt is unique: with a `namespace`, that precedes it.
+    """
+
+    name: str
+    tool: FunctionTool
+    at: str
+    namespace: str | None = None
 
 
 class FunctionChoice(msgspec.Struct, frozen=True):
@@ -72,17 +93,38 @@ class TextConfig(msgspec.Struct, frozen=True):
     verbosity: str | None = None
 
 
+def offered_functions(tools: Sequence[FunctionTool]) -> list[OfferedFunction]:
+    """Return the functions among the tools. Raises `InvalidRequest`."""
+    offered = []
+    for index, tool in enumerate(tools):
+        at = f"tools[{index}]"
+        if tool.type == "namespace":
+            namespace = _required_name(tool.name, at)
+            for number, member in enumerate(tool.tools or ()):
+                place = f"{at}.tools[{number}]"
+                name = qualified(namespace, _function_name(member, place))
+                offered.append(OfferedFunction(name, member, place, namespace))
+        elif tool.type not in LEFT_OUT:
+            offered.append(OfferedFunction(_function_name(tool, at), tool, at))
+    return offered
+
+
+def qualified(namespace: str | None, name: str) -> str:
+    """Return the name of a function in the prompt."""
+    return name if namespace is None else f"{namespace}{SEPARATOR}{name}"
+
+
 def answer_form(
     text: TextConfig | None,
     outputs: StructuredOutputs | None,
-    tools: Sequence[FunctionTool],
+    functions: Sequence[OfferedFunction],
     choice: AnyToolChoice | None,
     *,
     parallel: bool,
 ) -> AnswerSpec | None:
     """Return the form of the answer, None if it is any text. Raises `InvalidRequest`."""
     answer, field, is_lenient = _text_form(text, outputs)
-    specs = _tool_specs(tools)
+    specs = _tool_specs(functions)
     listed, is_required, named = _chosen(specs, choice)
     if answer is None and not listed:
         return None
@@ -102,14 +144,17 @@ def answer_form(
     return spec
 
 
-def template_functions(tools: Sequence[FunctionTool]) -> list[dict[str, Any]] | None:
-    """Return tools as chat templates read them, which is the form of chat completions; None for none."""
-    return [{"type": "function", "function": _given(tool, but="type")} for tool in tools] or None
+def template_functions(functions: Sequence[OfferedFunction]) -> list[dict[str, Any]] | None:
+    """Return functions as chat templates read them, which is the form of chat completions; None for none."""
+    return [
+        {"type": "function", "function": _given(one.tool, but="type") | {"name": one.name}}
+        for one in functions
+    ] or None
 
 
 def tools_echo(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:
-    """Return tools as a response repeats them."""
-    return [msgspec.structs.asdict(tool) for tool in tools]
+    """Return tools as a response repeats them, without those that were left out."""
+    return [_echoed(tool) for tool in tools if tool.type not in LEFT_OUT]
 
 
 def choice_echo(choice: AnyToolChoice | None) -> Any:
@@ -148,22 +193,32 @@ def _text_form(
     return JsonAnswer(object_schema(form.schema)), "text.format.schema", bool(form.lenient)
 
 
-def _tool_specs(tools: Sequence[FunctionTool]) -> tuple[ToolSpec, ...]:
+def _tool_specs(functions: Sequence[OfferedFunction]) -> tuple[ToolSpec, ...]:
     specs: dict[str, ToolSpec] = {}
-    for index, tool in enumerate(tools):
-        name = _function_name(tool, f"tools[{index}]")
+    for name, tool, at, _ in functions:
         if name in specs:
-            raise invalid_field(f"tools[{index}].name", f"{quoted(name)} is the name of another tool")
-        specs[name] = ToolSpec(name, tool.parameters, bool(tool.strict), f"tools[{index}].parameters")
+            raise invalid_field(f"{at}.name", f"{quoted(name)} is the name of another tool")
+        specs[name] = ToolSpec(name, tool.parameters, bool(tool.strict), f"{at}.parameters")
     return tuple(specs.values())
+
+
+def _echoed(tool: FunctionTool) -> dict[str, Any]:
+    if tool.type != "namespace":
+        return _given(tool, but="tools") | {"parameters": tool.parameters, "strict": tool.strict}
+    members = {"type": tool.type, "name": tool.name, "description": tool.description or ""}
+    return {**members, "tools": [_given(one) for one in tool.tools or ()]}
 
 
 def _function_name(tool: FunctionTool | FunctionChoice | ChosenTools, at: str) -> str:
     if tool.type != "function":
         raise invalid_field(f"{at}.type", f"{quoted(tool.type)} is not served, only 'function'")
-    if tool.name is None:
+    return _required_name(tool.name, at)
+
+
+def _required_name(name: str | None, at: str) -> str:
+    if name is None:
         raise invalid_field(f"{at}.name", "is missing")
-    return tool.name
+    return name
 
 
 def _chosen(
