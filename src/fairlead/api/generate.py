@@ -53,12 +53,10 @@ class GenerationPipeline:
         request: Request,
         dialect: RelayDialect,
         *,
-        adapt: Callable[[Any], RelayDialect] | None = None,
         intercept: Callable[[Request, Any], Awaitable[Any]] | None = None,
     ) -> Response:
         """Return the response: whole, or a stream from its first delta on. Raises a `FairleadError`.
 
-        `adapt` returns the dialect for a request, from its envelope, where it depends on the state of others.
         `intercept` returns the envelope to use instead of the parsed one, or the response.
         """
         # This frame exists as long as the job, which needs neither the body nor what was decoded from it.
@@ -67,8 +65,6 @@ class GenerationPipeline:
             envelope = await intercept(request, envelope)
             if isinstance(envelope, Response):
                 return envelope
-        if adapt is not None:
-            dialect = adapt(envelope)
         if isinstance(dialect, CountingDialect):
             model = self._jobs.models.known_text(request, envelope.model)
             if model is not None:
