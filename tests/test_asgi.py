@@ -277,7 +277,7 @@ async def test_startup_fails_if_the_file_is_missing(tmp_path):
 
 async def test_startup_fails_if_a_model_cannot_be_read(tmp_path):
     model = ModelConfig(path=tmp_path, name="empty", preload=True)
-    assert "tokenizer.json is missing" in await failure_of(create_app(Config(models=(model,))))
+    assert "config.json" in await failure_of(create_app(Config(models=(model,))))
 
 
 async def test_startup_fails_with_the_type_of_an_unexpected_error():

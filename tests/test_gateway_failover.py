@@ -89,16 +89,18 @@ class GatewayHarness:
 
     async def run_job(self, sent: Job) -> str:
         """Return the answer's text, read as a route reads it. Raise the job's error."""
+        error: BaseException | None = None
         try:
             async with trio.open_nursery() as exchange:
                 answer = await exchange.start(self.gateway.serve, sent)
                 text = await read(answer, stream=sent.stream)
         except* FairleadError as group:
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                (error,) = error.exceptions
-            raise error from None
-        return text
+            error = group
+        if error is None:
+            return text
+        while isinstance(error, BaseExceptionGroup):
+            (error,) = error.exceptions
+        raise error  # outside the block, in which Python 3.11.2 would wrap it
 
     def check_at_rest(self) -> None:
         counts = self.dispatcher.statistics()

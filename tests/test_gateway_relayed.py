@@ -54,6 +54,7 @@ class Fleet:
     async def deltas_of(self, job: Job) -> list[Delta]:
         """Return all deltas of the answer. Raise the job's error."""
         deltas: list[Delta] = []
+        error: BaseException | None = None
         try:
             async with trio.open_nursery() as exchange:
                 answer = await exchange.start(self.gateway.serve, job)
@@ -63,7 +64,9 @@ class Fleet:
                     deltas += taken
                     self.failing.go.release()  # it continues once some of its answer was read
         except* FairleadError as group:
-            raise unwrap(group) from None
+            error = unwrap(group)
+        if error is not None:
+            raise error  # outside the block, in which Python 3.11.2 would wrap it
         return deltas
 
 

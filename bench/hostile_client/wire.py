@@ -11,6 +11,8 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 STREAM_S = 0.3  # how long a stream is read before the client disconnects
 STREAM = "text/event-stream"
 
+# Errors in Ollama's form have no code. 501: a route that changes models.
+EXPECTED_WITHOUT_CODE = {501, 502, 503, 504}
 # Codes of 5xx responses that are correct and do not report a fault of the server.
 EXPECTED_5XX = {
     "engine_failed",
@@ -136,7 +138,8 @@ class Wire:
 
 def fault_of(reply: Reply, method: str) -> str | None:
     """Return the fault of a response to any hostile request; None if it has none."""
-    if reply.status >= 500 and reply.code not in EXPECTED_5XX and method != "HEAD":
+    is_expected = reply.code in EXPECTED_5XX or (not reply.code and reply.status in EXPECTED_WITHOUT_CODE)
+    if reply.status >= 500 and not is_expected and method != "HEAD":
         return f"status {reply.status} {reply.code}"
     if reply.status == 500 and method == "HEAD":
         return "status 500"

@@ -146,7 +146,7 @@ async def test_show_tells_what_a_model_can_do(client_with, model):
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({}, 400, "model: is missing"),
+        ({}, 400, "model: must be given"),
         ({"model": 7}, 400, "model: expected"),
         ({"model": "small", "verbose": 1}, 400, "verbose: expected"),
         ({"model": "nothing"}, 404, "the model 'nothing' is not served here"),

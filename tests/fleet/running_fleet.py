@@ -195,6 +195,7 @@ class RunningFleet:
     async def run_job(self, job: Job, *, begun: trio.Event | None = None) -> str:
         """Return the text of a response; raise the error that its client would get."""
         texts: list[str] = []
+        error: BaseException | None = None
         try:
             with trio.fail_after(60):
                 async with trio.open_nursery() as exchange:
@@ -204,7 +205,9 @@ class RunningFleet:
                     while taken := await answer.deltas.take():
                         texts += map(_text, taken)
         except* FairleadError as group:
-            raise unwrap(group) from None
+            error = unwrap(group)
+        if error is not None:
+            raise error  # outside the block, in which Python 3.11.2 would wrap it
         return "".join(texts)
 
     async def run_job_and_return_error(self, job: Job, begun: trio.Event | None = None) -> None:

@@ -95,7 +95,7 @@ def test_integer_tensors_are_listed_but_refused_as_weights(tmp_path):
         ({"a": entry() | {"data_offsets": [0, 8.0]}}, 8, "lacks dtype"),
         ({"a": entry() | {"shape": "2"}}, 8, "lacks dtype"),
         ({"a": [1]}, 8, "lacks dtype"),
-        ([], 8, "no JSON object"),
+        ([], 8, "not a JSON object"),
         (b"{", 8, "not valid JSON"),
         (b"\xff\xfe{}", 8, "not valid JSON"),
         (b"[" * 200_000, 8, "not valid JSON"),

@@ -167,9 +167,9 @@ PLACEMENT = (
         "nodes[].seats",
     ),
     Mutant(
-        "fairlead.dispatch.model_lifecycle:ModelLifecycle.idle",
-        "trio.current_time() + ttl_s",
-        "trio.current_time() + 60 * ttl_s",
+        "fairlead.dispatch.model_lifecycle:ModelLifecycle._expect_expiry",
+        "trio.current_time() + max(",
+        "trio.current_time() + 60 * max(",
         "play",
         "models.ENGINE.ttl",
     ),

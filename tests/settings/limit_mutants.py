@@ -118,7 +118,7 @@ RELOAD = (
     Mutant(
         "fairlead.fleet.reload:_fixed",
         "for name in FIXED:",
-        "for name in FIXED[:-3]:",
+        "for name in FIXED[:-4]:",
         "reload",
         "tenantNames",
     ),

@@ -197,7 +197,7 @@ class OllamaRoutes:
         body = await self._jobs.read(request, _show_decoder)
         name = self._served_name(body.model or body.name)
         if name is None:
-            raise InvalidRequest("model: is missing", param="model")
+            raise InvalidRequest("model: must be given", param="model")
         model = self._models.find(request, name)
         text, files = self._services.models.get(model), await self._files(model)
         template = text.chat_template if text is not None else None

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from fairlead.api import ollama_shapes, shapes
+from fairlead.api.dialects.fields import described
 from fairlead.api.ollama import CHAT, EMBED, EMBEDDINGS, GENERATE, OllamaRoutes, ShowModelRequest
 from fairlead.api.route import Route, dialect_route, group
 
@@ -34,7 +35,7 @@ OLLAMA_ROUTES = tuple(
             path="/api/show",
             view=OllamaRoutes.show,
             summary="Describe a model, by its name or an alias.",
-            body=ShowModelRequest,
+            body=described(ShowModelRequest, {"model": "string"}, {"name": "string"}),
             answer=ollama_shapes.OllamaShown,
             errors=(404,),
         ),

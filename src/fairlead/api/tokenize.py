@@ -6,15 +6,13 @@ in threads, which tenants use in turn.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
 
 import msgspec
 import trio
-from msgspec import Meta
 
 from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.dialect import CountingDialect
-from fairlead.api.dialects.fields import Envelope, TemplateVariables, TokenId
+from fairlead.api.dialects.fields import Envelope, TemplateVariables, TokenId, described
 from fairlead.api.dialects.openai_messages import Messages, Tools, template_messages, template_tools
 from fairlead.api.dialects.unserved import TOKENIZE, capturing, refuse_unserved
 from fairlead.api.encoding import encode_conversation
@@ -48,18 +46,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
-# For `/openapi.json`: one of the two is required.
-DescribedTokenizeRequest = Annotated[
-    TokenizeRequest,
-    Meta(
-        extra_json_schema={
-            "anyOf": [
-                {"required": [name], "properties": {name: {"type": kind}}}
-                for name, kind in (("prompt", "string"), ("messages", "array"))
-            ]
-        }
-    ),
-]
+DescribedTokenizeRequest = described(TokenizeRequest, {"prompt": "string"}, {"messages": "array"})
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

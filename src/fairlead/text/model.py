@@ -82,6 +82,8 @@ class TextModel:
         """
         if not path.is_dir():
             raise LoadFailed(f"{path} is not a directory")
+        if not (path / "config.json").exists():  # first, as a folder that has none is not a model's
+            raise LoadFailed(f"{path / 'config.json'} is missing")
         tokenizer = Tokenizer.load(path)
         settings = read_settings(path, tokenizer, max_model_len=max_model_len)
         chat_template = ChatTemplate.load(path)

@@ -4,6 +4,7 @@ Every optional field may also be null, which means absent. Unlisted fields are i
 more of them every month.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -29,7 +30,20 @@ TemplateVariables = Annotated[dict[str, Any], Meta(max_length=1024)]
 # Declared for `/openapi.json` only; checked elsewhere, with messages of our own.
 NonEmpty = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 Texts = list[NonEmpty | TokenId | TokenIds]
+TEXT_OR_TEXTS = ["string", "array"]
 OF_ONE_KIND = {"anyOf": [{"items": {"type": kind}} for kind in ("string", "integer", "array")]}
+
+
+def described(body: Any, *alternatives: Mapping[str, str | list[str]]) -> Any:
+    """Return the type of a body for `/openapi.json`: it has all fields of one of the alternatives.
+
+    Each of these maps names of fields to their types in JSON.
+    """
+    schemas = [
+        {"required": list(fields), "properties": {name: {"type": kind} for name, kind in fields.items()}}
+        for fields in alternatives
+    ]
+    return Annotated[body, Meta(extra_json_schema={"anyOf": schemas})]
 
 
 class CommonFields(msgspec.Struct, frozen=True, kw_only=True):

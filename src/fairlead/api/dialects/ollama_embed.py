@@ -29,10 +29,12 @@ class EmbedOptions(msgspec.Struct, frozen=True):
 class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`POST /api/embed`. `input`: a text, or a list of texts. `truncate`: too long a text is refused anyway.
 
+    Without an input, it loads the model.
+
     `dimensions` truncates each vector to its first numbers, for models that were trained for that.
     """
 
-    input: str | Annotated[list[NonEmpty], Meta(max_length=MAX_INPUTS)]
+    input: str | Annotated[list[NonEmpty], Meta(max_length=MAX_INPUTS)] | None = None
     model: str | None = None
     truncate: bool | None = None
     dimensions: PositiveCount | None = None
@@ -41,9 +43,9 @@ class EmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`POST /api/embeddings`: one text."""
+    """`POST /api/embeddings`: one text. Without a prompt, it loads the model."""
 
-    prompt: str
+    prompt: str | None = None
     model: str | None = None
     options: EmbedOptions | None = None
     keep_alive: KeepAlive | None = None
@@ -67,7 +69,7 @@ class EmbedDialect(OllamaErrors, Dialect):
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """See `Dialect`."""
         request = _parse(body, limits)
-        inputs = [request.input] if isinstance(request.input, str) else request.input
+        inputs = [request.input] if isinstance(request.input, str) else request.input or []
         if "" in inputs:
             raise invalid_field("input", "has an empty text")
         return GenerationRequest(
@@ -99,7 +101,7 @@ class PromptEmbeddingDialect(EmbedDialect):
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """See `Dialect`."""
-        return GenerationRequest(prompts=[_parse_prompt(body, limits).prompt], embed=True)
+        return GenerationRequest(prompts=[_parse_prompt(body, limits).prompt or ""], embed=True)
 
     def write_response(self, context: AnswerContext, deltas: list[Delta]) -> bytes:
         """See `Dialect`."""

@@ -12,12 +12,14 @@ from fairlead.api.dialects.dialect import AnswerContext, GenerationRequest, Stre
 from fairlead.api.dialects.event_reader import ABSENT, EventShape, ResponseShape, TypedReader, text_members
 from fairlead.api.dialects.fields import (
     MAX_INT32,
+    TEXT_OR_TEXTS,
     Envelope,
     PositiveCount,
     SamplingParameters,
     TemplateVariables,
     TopLogprobs,
     UserName,
+    described,
 )
 from fairlead.api.dialects.openai import OpenAIErrors, StopStringList, encode, stop_strings
 from fairlead.api.dialects.openai_messages import template_variables
@@ -162,7 +164,7 @@ class ResponsesDialect(OpenAIErrors, StreamingDialect):
 
     name = "responses"
     path = "/v1/responses"
-    body_type = ResponsesRequest
+    body_type = described(ResponsesRequest, {"input": TEXT_OR_TEXTS}, {"previous_response_id": "string"})
     answer_type = ResponseObject
     refused_fields = RESPONSES
     job_prefix = "resp_"  # LangChain continues only responses with this prefix

@@ -140,7 +140,7 @@ def _earlier(history: Sequence[dict[str, Any]]) -> list[InputItem]:
 
 def _required(value: Any, field: str) -> Any:
     if value is None:
-        raise invalid_field(field, "is missing")
+        raise invalid_field(field, "must be given for this type of item")
     return value
 
 
@@ -164,5 +164,5 @@ def _texts(parts: list[InputPart], field: str, types: frozenset[str]) -> list[st
             reason = f"parts of type {quoted(part.type)} are not served, only text"
             raise invalid_field(f"{field}[{index}].type", reason)
         if part.text is None:
-            raise invalid_field(f"{field}[{index}].text", "is missing")
+            raise invalid_field(f"{field}[{index}].text", "must be given")
     return [part.text or "" for part in parts]

@@ -189,7 +189,7 @@ def _text_form(
     if form.type == "json_object":
         return JsonAnswer({"type": "object"}), "text.format", False
     if form.schema is None:
-        raise invalid_field("text.format.schema", "is missing")
+        raise invalid_field("text.format.schema", "must be given for this type")
     return JsonAnswer(object_schema(form.schema)), "text.format.schema", bool(form.lenient)
 
 
@@ -217,7 +217,7 @@ def _function_name(tool: FunctionTool | FunctionChoice | ChosenTools, at: str) -
 
 def _required_name(name: str | None, at: str) -> str:
     if name is None:
-        raise invalid_field(f"{at}.name", "is missing")
+        raise invalid_field(f"{at}.name", "must be given")
     return name
 
 
@@ -239,7 +239,7 @@ def _chosen(
         return tools, False, name
     if choice.mode is None or choice.tools is None:
         missing = "mode" if choice.mode is None else "tools"
-        raise invalid_field(f"tool_choice.{missing}", "is missing")
+        raise invalid_field(f"tool_choice.{missing}", "must be given for this type")
     kept = set()
     for index, allowed in enumerate(choice.tools):
         at = f"tool_choice.tools[{index}]"

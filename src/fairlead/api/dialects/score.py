@@ -8,7 +8,7 @@ from fairlead.api.body import BodyParser, invalid_field
 from fairlead.api.dialects.comparison import check_texts, scores_of
 from fairlead.api.dialects.comparison_shapes import ScoreList
 from fairlead.api.dialects.dialect import AnswerContext, Dialect, GenerationRequest, TextPairs
-from fairlead.api.dialects.fields import CommonFields, NonEmpty
+from fairlead.api.dialects.fields import TEXT_OR_TEXTS, CommonFields, NonEmpty, described
 from fairlead.api.dialects.openai import OpenAIErrors, encode
 from fairlead.api.dialects.openai_events import ChunkReader
 from fairlead.api.dialects.unserved import COMPARISON, capturing, refuse_unserved
@@ -38,7 +38,11 @@ class ScoreDialect(OpenAIErrors, Dialect):
     """Scores, for embedding models and for those that score pairs. `options`: the number of first texts."""
 
     path = "/v1/score"
-    body_type = ScoreRequest
+    body_type = described(
+        ScoreRequest,
+        {"text_1": TEXT_OR_TEXTS, "text_2": TEXT_OR_TEXTS},
+        {"queries": TEXT_OR_TEXTS, "documents": TEXT_OR_TEXTS},
+    )
     answer_type = ScoreList
     refused_fields = COMPARISON
     job_prefix = "score"
