@@ -153,7 +153,7 @@ def test_named_function_is_called(client):
     [
         ({"temperature": 9}, "temperature"),
         ({"input": "word " * 5000}, "input"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 5}}}}, "text.format"),
     ],

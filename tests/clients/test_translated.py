@@ -144,6 +144,7 @@ def running_upstream() -> Iterator[ChatServer]:
     thread.start()
     yield server
     server.shutdown()
+    server.server_close()
     thread.join()
 
 
