@@ -41,6 +41,34 @@ const cases = {
     const streamed = await joined(stream, (event) => (event.type === "response.output_text.delta" ? event.delta : ""));
     return { whole: whole.output_text, streamed, status: whole.status };
   },
+  async openai_form() {
+    const format = { type: "json_schema", json_schema: { name: "weather", schema, strict: true } };
+    const answer = await openai().chat.completions.create({ model, messages, response_format: format });
+    return JSON.parse(answer.choices[0].message.content);
+  },
+  async openai_result() {
+    const tool = { type: "function", function: { name: "get_weather", parameters: schema, strict: true } };
+    const body = { model, messages, tools: [tool], max_tokens: 100 };
+    const called = (await openai().chat.completions.create({ ...body, tool_choice: "required", parallel_tool_calls: false })).choices[0].message;
+    const result = { role: "tool", tool_call_id: called.tool_calls[0].id, content: "4 degrees" };
+    const answer = await openai().chat.completions.create({ ...body, messages: [...messages, called, result], tool_choice: "none" });
+    return { text: answer.choices[0].message.content };
+  },
+  async openai_thinking() {
+    const answer = await openai().chat.completions.create({ model, messages, temperature: 0, max_tokens: 20 });
+    return { thinking: answer.choices[0].message.reasoning_content };
+  },
+  async openai_leaving() {
+    const body = { model, messages, max_tokens: 1500, ignore_eos: true, stream: true };
+    for await (const _ of await openai().chat.completions.create(body)) break;
+    return {};
+  },
+  async openai_many() {
+    const client = openai();
+    const body = { model, messages, temperature: 0, max_tokens: 20 };
+    const texts = await Promise.all(Array.from({ length: 32 }, async () => joined(await client.chat.completions.create({ ...body, stream: true }), (chunk) => chunk.choices[0]?.delta.content)));
+    return { texts };
+  },
   async openai_error() {
     try {
       await openai().chat.completions.create({ model: "absent", messages });
@@ -64,6 +92,35 @@ const cases = {
     const message = await stream.finalMessage();
     return message.content.find((block) => block.type === "tool_use").input;
   },
+  async anthropic_form() {
+    const format = { type: "json_schema", schema };
+    const answer = await anthropic().messages.create({ model, messages, max_tokens: 100, output_config: { format } });
+    return JSON.parse(answer.content[0].text);
+  },
+  async anthropic_result() {
+    const body = { model, messages, max_tokens: 100, tools: [{ name: "get_weather", input_schema: schema, strict: true }] };
+    const called = await anthropic().messages.create({ ...body, tool_choice: { type: "any", disable_parallel_tool_use: true } });
+    const result = { type: "tool_result", tool_use_id: called.content.find((block) => block.type === "tool_use").id, content: "4 degrees" };
+    const turns = [...messages, { role: "assistant", content: called.content }, { role: "user", content: [result] }];
+    const answer = await anthropic().messages.create({ ...body, messages: turns, tool_choice: { type: "none" } });
+    return { text: answer.content[0].text };
+  },
+  async anthropic_thinking() {
+    const message = await anthropic().messages.stream({ model, messages, max_tokens: 20, temperature: 0 }).finalMessage();
+    return { thinking: message.content[0].thinking };
+  },
+  async anthropic_leaving() {
+    const body = { model, messages, max_tokens: 1500, ignore_eos: true, stream: true };
+    for await (const event of await anthropic().messages.create(body)) if (event.type === "content_block_delta") break;
+    return {};
+  },
+  async anthropic_many() {
+    const client = anthropic();
+    const body = { model, messages, max_tokens: 20, temperature: 0 };
+    const final = () => client.messages.stream(body).finalMessage();
+    const answers = await Promise.all(Array.from({ length: 32 }, final));
+    return { texts: answers.map((message) => message.content[0].text) };
+  },
   async anthropic_error() {
     try {
       await anthropic().messages.create({ model: "absent", messages, max_tokens: 1 });
@@ -80,6 +137,26 @@ const cases = {
   async ollama_format() {
     const answer = await ollama().chat({ model, messages, format: schema });
     return JSON.parse(answer.message.content);
+  },
+  async ollama_result() {
+    const call = { function: { name: "get_weather", arguments: { city: "Oslo", unit: "C" } } };
+    const turns = [...messages, { role: "assistant", content: "", tool_calls: [call] }, { role: "tool", tool_name: "get_weather", content: "4 degrees" }];
+    const answer = await ollama().chat({ model, messages: turns, options: { temperature: 0, num_predict: 100 } });
+    return { text: answer.message.content };
+  },
+  async ollama_thinking() {
+    const answer = await ollama().chat({ model, messages, think: true, options: { temperature: 0, num_predict: 20 } });
+    return { thinking: answer.message.thinking };
+  },
+  async ollama_leaving() {
+    for await (const _ of await ollama().chat({ model, messages, stream: true, options: { num_predict: 1500 } })) break;
+    return {};
+  },
+  async ollama_many() {
+    const client = ollama();
+    const body = { model, messages, stream: true, options: { temperature: 0, num_predict: 20 } };
+    const texts = await Promise.all(Array.from({ length: 32 }, async () => joined(await client.chat(body), (line) => line.message.content)));
+    return { texts };
   },
   async ollama_error() {
     try {
