@@ -14,6 +14,7 @@ from fairlead.api.dialects.anthropic_messages import MessagesDialect
 from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.config import ApiKey, QueueConfig
 from fairlead.errors import (
+    Cancelled,
     Draining,
     EngineFailed,
     ModelLoading,
@@ -277,6 +278,7 @@ async def test_stream_that_is_refused_after_a_ping_ends_with_an_error(client_wit
         (EngineFailed("NaN"), "api_error"),
         (Draining("bye"), "overloaded_error"),
         (QueueTimeout("late"), "timeout_error"),
+        (Cancelled("by its id"), "invalid_request_error"),
     ],
 )
 @pytest.mark.parametrize("text", ["", "Hello"])
