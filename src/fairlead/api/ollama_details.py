@@ -42,7 +42,7 @@ _decode_tensor = msgspec.json.Decoder(_Tensor).decode
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a model's directory tells. Empty if there is none here."""
+    """What the files of a model show. Empty if there are none here."""
 
     size: int = 0
     parameters: int = 0
@@ -83,7 +83,7 @@ NO_FILES = ModelFiles()
 
 @lru_cache(256)
 def read_files(path: Path, created: int) -> ModelFiles:  # noqa: ARG001  # a changed directory is read again
-    """Return what a model's directory tells. Files that cannot be read are left out."""
+    """Return what the files of a model show. Those that cannot be read are left out."""
     size = parameters = 0
     dtypes: Counter[str] = Counter()
     for file in sorted(path.glob("*.safetensors")):

@@ -91,7 +91,7 @@ class MessageEvents:
         return last + _event("message_delta", delta=delta, usage=self._usage()) + _event("message_stop")
 
     def skip_beginnings(self) -> None:
-        """See `AnswerWriter`. Only an answer whose blocks are one text can be continued."""
+        """See `AnswerWriter`. Only an answer of one text block can be continued."""
         if not self._has_begun:
             self._has_begun = True
             self._blocks = 1

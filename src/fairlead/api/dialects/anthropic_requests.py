@@ -186,7 +186,7 @@ def _output_format(request: CreateMessageRequest) -> tuple[JsonOutputFormat | No
 
 
 def _check_continuation(request: CreateMessageRequest, output: JsonOutputFormat | None) -> None:
-    """Raise `InvalidRequest` for forms that an answer cannot have whose beginning is given."""
+    """Raise `InvalidRequest` for forms that an answer with a given beginning cannot have."""
     field = f"messages[{len(request.messages) - 1}]"
     if isinstance(request.tool_choice, AnyChoice | NamedChoice):
         raise invalid_field(field, "the beginning of the answer cannot be combined with a required call")

@@ -99,7 +99,7 @@ class ResponseEvents:
         self._context = context
         self._answer = AnswerEvents(context.job)
         self._has_logprobs = context.job.sampling.logprobs is not None and context.model is not None
-        self._logprobs: list[TokenLogprob] = []  # of tokens whose text was not written yet
+        self._logprobs: list[TokenLogprob] = []  # of tokens with text that was not written yet
         self._output: list[Item] = []
         self._open: OpenItem | None = None
         self._sequence = 0
@@ -200,7 +200,7 @@ class ResponseEvents:
                 assert self._open is not None
                 return self._delta(self._open, text)
             case CallEnd():
-                return b""  # the next event ends it: only the end of the answer tells if it was cut
+                return b""  # the next event ends it: only the end of the answer shows if it was cut
             case AnswerEnd(reason):
                 return self._finish(is_cut=reason == "length")
 

@@ -47,7 +47,7 @@ class BackgroundRuns:
         return len(self._runs)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Run what is opened until `stop`. Meanwhile remove expired responses, which nobody may ask for."""
+        """Run what is opened until `stop`. Meanwhile remove responses that have expired."""
         with self._scope:
             async with trio.open_nursery() as self._nursery:
                 task_status.started()

@@ -28,7 +28,7 @@ class StoredResponse:
     continues. `is_background`: it does not end with its request. `keeps_events`: they can be read again.
     `on_removed` is called when it is removed before its end.
 
-    `document`: the response object in JSON; empty as long as nobody may find the response. `events`: whole
+    `document`: the response object in JSON; empty as long as no request may find it. `events`: whole
     server-sent events, each at the index of its sequence number. `has_ended`: nothing more will change.
     `is_gone`: it was removed, and is empty.
     """
@@ -151,7 +151,7 @@ class ResponseStore:
             response.on_removed()
 
     def expire(self, now_s: float) -> None:
-        """Remove the responses whose time is over."""
+        """Remove the responses that have expired."""
         while (oldest := next(iter(self._ended), None)) is not None and oldest.expires_s <= now_s:
             self.remove(oldest)
 
