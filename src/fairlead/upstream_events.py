@@ -124,7 +124,7 @@ class UpstreamReader(Protocol):
     def stream_type(self) -> str: ...
 
     def splitter(self, event_bytes: int) -> Splitter:
-        """Return a splitter of one stream, whose events may have `event_bytes`."""
+        """Return a splitter of one stream. An event may have `event_bytes`."""
 
     def split(self, events: bytes) -> list[bytes]:
         """Return the events in joined ones, each with its end."""

@@ -16,7 +16,7 @@ ASK = {"model": "small", "query": "q", "documents": ["none", "same", "less", "ha
 
 
 def embedder_client(model, *keys, **services):
-    """Return a client of a model whose vectors are VECTORS."""
+    """Return a client of a model with the vectors VECTORS."""
     embedder = dataclasses.replace(model, embedding=EmbeddingSettings(2, normalized=False))
     texts = {tuple(model.encode_prompt(text)): vector for text, vector in VECTORS.items()}
 

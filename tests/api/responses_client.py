@@ -1,4 +1,4 @@
-"""Requests to `/v1/responses`, and an application whose own tasks run."""
+"""Requests to `/v1/responses`, and an application with its own tasks."""
 
 import json
 import re
@@ -91,7 +91,7 @@ async def kept(client: Client) -> tuple[int, int]:
 
 
 def events_of(reply: Reply) -> list[Any]:
-    """Return the events of a stream, whose names must be their types. Comments are left out."""
+    """Return the events of a stream without comments. The name of each must be its type."""
     *blocks, rest = reply.body.decode().split("\n\n")
     assert rest == ""
     events = []

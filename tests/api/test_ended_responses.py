@@ -1,4 +1,4 @@
-"""Responses in the background that are cancelled, deleted, evicted or expire, or whose server stops."""
+"""Responses in the background that are cancelled, deleted or evicted, expire, or lose their server."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Invalid bodies of Ollama's routes: each is a 400 in Ollama's form whose message begins with the field."""
+"""Invalid bodies of Ollama's routes: a 400 in Ollama's form, and its message begins with the field."""
 
 import json
 

@@ -45,7 +45,7 @@ def with_weights(directory: Path) -> Path:
 
 @pytest.fixture
 def stored(tmp_path):
-    """A model with weights, whose template opens the reasoning."""
+    """A model with weights, and a template that opens the reasoning."""
     made = small_model(tmp_path, OPENED)
     return replace(made, created=int(with_weights(tmp_path).stat().st_mtime) + 1)
 

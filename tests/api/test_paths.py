@@ -81,7 +81,7 @@ async def test_every_misspelled_path_is_a_404_in_json_for_every_method(client, l
             for method in METHODS:
                 reply = await client.send(method, wrong, b"{}")
                 assert (wrong, reply.status) == (wrong, 404)
-                is_ollamas = unquote(wrong).startswith("/api/")  # whose errors have only a message
+                is_ollamas = unquote(wrong).startswith("/api/")  # its errors have only a message
                 found = reply.error if is_ollamas else reply.error["code"]
                 expected = "there is no such route" if is_ollamas else "not_found"
                 assert (found, reply.headers["content-type"]) == (expected, "application/json")

@@ -247,7 +247,7 @@ async def test_function_of_a_namespace_is_called_by_both_names(client, hermes):
     grammar = await grammar_of(client, tools=tools, tool_choice="required")
     text = CALLED.replace("weather", "home__weather")
     assert accepts(hermes, vocabulary_of(hermes), grammar, text)
-    calling = client_writing(hermes, text)  # a client whose model writes this
+    calling = client_writing(hermes, text)
     for stream in (False, True):
         reply = await calling.post(RESPONSES, {"input": "hello", "tools": tools, "stream": stream})
         response = final_response(events_of(reply)) if stream else reply.json

@@ -111,7 +111,7 @@ async def test_engines_model_that_is_being_removed_is_skipped(client_with):
 
 
 async def test_selector_without_served_targets_is_not_found(client_with):
-    server = SelectorServer(client_with, none=SelectorConfig("warm", ("gone", "nobody")))
+    server = SelectorServer(client_with, none=SelectorConfig("warm", ("gone", "absent")))
     reply = await server.client.post(CHAT, relay_body(model="none"))
     assert (reply.status, reply.error["code"], reply.error["param"]) == (404, "model_not_found", "model")
     assert reply.error["message"] == "no model that 'none' stands for is served here"

@@ -1,4 +1,4 @@
-"""What is kept of responses whose clients wait for them, who finds it, and for how long."""
+"""What is kept of responses that clients wait for, which keys find it, and for how long."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
 """One conversation has the same answer and token counts in every dialect, also if the model is killed.
 
-Chats and responses whose model is killed are in `test_failover.py` and `test_responses_failover.py`.
+Chats and responses with a killed model are in `test_failover.py` and `test_responses_failover.py`.
 """
 
 import json
@@ -144,7 +144,7 @@ def test_answer_and_token_counts_are_the_same_in_every_dialect(server: RealServe
 
 @pytest.fixture(scope="module")
 def doomed_server(tmp_path_factory: pytest.TempPathFactory):
-    """A server whose model is killed again and again, with a context in which every answer fits."""
+    """A server with a model that is killed repeatedly, and a context in which every answer fits."""
     folder = tmp_path_factory.mktemp("killed")
     model = {"path": str(own_copy(folder / "model", max_position_embeddings=CONTEXT))}
     with real_server(*configured(folder, model)) as running:

@@ -35,7 +35,7 @@ def server(tmp_path: Path):
 
 
 def killed(server, body):
-    """Return the stream of a request whose model is killed when its first event arrives."""
+    """Return the stream of a request. Its model is killed when the first event arrives."""
     return Stream(RESPONSES).read(server, body, lambda: os.kill(server.child_pid(), signal.SIGKILL))
 
 

@@ -39,7 +39,7 @@ from fairlead.api.request_auth import RequestAuth
 from fairlead.errors import Forbidden, InvalidRequest, NotServed
 from fairlead.text.model import TextModel
 
-# The version of Ollama whose API this is. Some clients refuse an older server than they need.
+# The version of Ollama that this API follows. Some clients refuse an older server than they need.
 OLLAMA_VERSION = "0.13.0"
 LATEST = ":latest"
 

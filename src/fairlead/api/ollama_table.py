@@ -42,7 +42,7 @@ OLLAMA_ROUTES = tuple(
         _get(
             path="/api/version",
             view=OllamaRoutes.ollama_version,
-            summary="Return the version of Ollama whose API this is.",
+            summary="Return the version of Ollama that this API follows.",
             answer=shapes.Version,
         ),
         *(

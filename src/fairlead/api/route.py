@@ -49,9 +49,9 @@ class Route:
     Quart. `is_versionless`: the route is also served without `/v1`.
 
     `body`, `answer` and `error`, the body of an error, are types; `media` is the response's, if not JSON.
-    `errors`: statuses besides those that follow from `body` and `permission`. `states`: error statuses whose
-    response has the same form as a successful one. `refused_fields`: fields of other servers that models of
-    our engine refuse. `query`: the query's parameters, with their descriptions.
+    `errors`: statuses besides those that follow from `body` and `permission`. `states`: error statuses with
+    a response that has the same form as a successful one. `refused_fields`: fields of other servers that
+    models of our engine refuse. `query`: the query's parameters, with their descriptions.
     """
 
     method: str

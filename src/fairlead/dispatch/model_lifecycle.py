@@ -34,7 +34,7 @@ class ModelLifecycle:
         self._ttl_s: Mapping[str, float] = {}
         self._kept_s: dict[str, float] = {}  # overrides it for models, until their next load
         self._loads: dict[str, _PendingLoad] = {}
-        # The latest report of each node, and the alarms of those whose models expire, with their times.
+        # The latest report of each node, and the alarms of those with models that expire, with their times.
         self._idle: dict[str, _IdleNode] = {}
         self._expiries: dict[str, tuple[float, Alarm]] = {}
 

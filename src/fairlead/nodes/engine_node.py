@@ -144,7 +144,7 @@ class EngineNode:
         def failed(error: FairleadError) -> None:
             # The node goes down before its tasks wake up, which would free seats that no longer exist.
             try:
-                if isinstance(error, InvalidRequest):  # the process knows the grammar, but not its field
+                if isinstance(error, InvalidRequest):  # the process gets the grammar without its field
                     error.param = job.grammar_field or None
                 elif isinstance(error, NodeFailed):
                     self._went_down()

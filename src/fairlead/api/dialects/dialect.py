@@ -126,7 +126,7 @@ class AnswerContext(NamedTuple):
 
     @property
     def own_model(self) -> TextModel:
-        """The model, for dialects whose answers are never translated."""
+        """The model, for dialects with answers that are never translated."""
         assert self.model is not None
         return self.model
 
@@ -153,7 +153,7 @@ class AnswerWriter(StreamWriter, Protocol):
 
 @runtime_checkable
 class RelayFollower(Protocol):
-    """An `AnswerWriter` whose events depend on those that another server has written before."""
+    """An `AnswerWriter` with events that depend on those that another server has written before."""
 
     def follow(self, delta: Delta) -> None:
         """Read a piece of another server, which the client has received."""

@@ -74,7 +74,7 @@ class ResponsesEnvelope(Envelope, frozen=True, kw_only=True):
 
 
 class ReasoningConfig(msgspec.Struct, frozen=True):
-    """How much the model reasons: a value that its chat template knows, or `none`. `summary` is ignored."""
+    """How much the model reasons: a value that its chat template has, or `none`. `summary` is ignored."""
 
     effort: str | None = None
     summary: str | None = None

@@ -78,7 +78,7 @@ class BackgroundRuns:
         context: AnswerContext,
         pending: PendingAnswer,
     ) -> None:
-        """Begin a response whose job was started in the nursery."""
+        """Begin a response; its job was started in the nursery."""
         run = BackgroundRun(self._store, nursery, response, context)
         self._runs[response] = run
         run.begin()

@@ -2,7 +2,7 @@
 
 A response is kept unless its request has `store: false`, and if it is written here. One that is relayed in
 the bytes of another server is that server's, as is its id. A stream that fails is kept, too, with its error.
-A request that is refused is not kept, nor is one whose client disconnects before its end.
+A response is not kept if its request is refused, or if its client disconnects before the end.
 
 A response in the background is kept from its beginning, and goes on without its client. It ends with the
 server.
