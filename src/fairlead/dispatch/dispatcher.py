@@ -1,9 +1,11 @@
-"""The scheduler on Trio: tasks that wait for a seat, and the timer that measures their waits.
+"""The scheduler on Trio: jobs that wait for a seat, and the timer that measures their waits.
 
-A waiter stays registered until its own synchronous `finally` runs. So a grant to a task that was just
-cancelled is never lost: the queue entry or seat that the task holds is released.
+A job is a task of this process (`seat`), or a `Waiter` that its owner submits and ends. It stays registered
+until its owner ends it, a task in its own synchronous `finally`. So a grant to a task that was just cancelled
+is never lost: the queue entry or seat that the task holds is released.
 """
 
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,7 +25,7 @@ from fairlead.dispatch.swaps import STARVATION_SHARE
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.timer import Alarm, Timer
 from fairlead.dispatch.wait_estimator import WaitEstimator
-from fairlead.dispatch.waiter import Waiter
+from fairlead.dispatch.waiter import Grant, HeldSeat, Waiter, WaitingTask
 from fairlead.errors import FairleadError, ModelLoading, QueueFull, QueueTimeout
 from fairlead.supervision import contain
 
@@ -44,17 +46,25 @@ class DispatchStatistics(SchedulerStatistics, frozen=True):
 class Seat:
     """The right to run one job on the node `node_id`; after a failure, on another node.
 
-    `estimate` was made when the job arrived; None if it did not wait.
+    For a task of this process.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "estimate", "node_id", "waited_s")
+    __slots__ = ("_dispatcher", "_waiter", "node_id")
 
-    def __init__(self, dispatcher: "Dispatcher", waiter: Waiter, node_id: str, waited_s: float) -> None:
+    def __init__(self, dispatcher: "Dispatcher", waiter: WaitingTask, node_id: str) -> None:
         self.node_id = node_id
-        self.waited_s = waited_s
-        self.estimate = waiter.estimate
         self._dispatcher = dispatcher
         self._waiter = waiter
+
+    @property
+    def waited_s(self) -> float:
+        """How long the job waited for its first seat."""
+        return self._waiter.waited_s or 0.0
+
+    @property
+    def estimate(self) -> WaitEstimate | None:
+        """The estimate of its wait, made when it arrived; None if it did not wait."""
+        return self._waiter.estimate
 
     def begin(self, generated: Callable[[], int]) -> None:
         """Report the first delta. `generated` returns the number of tokens so far, which are charged."""
@@ -68,7 +78,9 @@ class Seat:
         all others of its class, is charged for one attempt, and keeps its first deadline until it has begun.
         Raises what `Dispatcher.seat` raises while waiting; the block must end then.
         """
-        self.node_id = await self._dispatcher.requeue(self._waiter, is_full=is_full, full_for_s=full_for_s)
+        self._waiter.event = trio.Event()
+        self._dispatcher.requeue(self._waiter, is_full=is_full, full_for_s=full_for_s)
+        self.node_id = await self._waiter.wait()
 
 
 class Dispatcher:
@@ -76,7 +88,8 @@ class Dispatcher:
 
     Nodes and models report their events to `scheduler`; `models` keeps load requests, and `estimator`
     estimates waits. `rejects_loading`: a job for a model that is not loaded is refused, but the model is
-    loaded all the same. `scheduler` is a name in `SCHEDULERS`. Raises `ConfigError` if it is unknown.
+    loaded all the same. `scheduler` is a name in `SCHEDULERS`. `epoch` is part of every grant. Raises
+    `ConfigError` if the scheduler is unknown.
     """
 
     def __init__(
@@ -86,6 +99,7 @@ class Dispatcher:
         random: Random | None = None,
         rejects_loading: bool = False,
         scheduler: str = "default",
+        epoch: int = 0,
     ) -> None:
         self._queue = queue
         random = random or Random()  # noqa: S311  # spreads load and retries, not for secrets
@@ -96,6 +110,8 @@ class Dispatcher:
         self._starvation_s = STARVATION_SHARE * min(queue.starvation_bound_s, queue.timeout_s)
         self.models = ModelLifecycle(self.scheduler, self._timer, starvation_s=self._starvation_s)
         self.estimator = WaitEstimator(self.scheduler, queue, random)
+        self._epoch = epoch
+        self._grants = itertools.count(1)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
         self._full: dict[str, Alarm] = {}  # full nodes, each with the alarm that ends this
@@ -116,34 +132,45 @@ class Dispatcher:
         `remove_model` was given. Raises `QueueTimeout` while waiting, and for a stream until `Seat.begin`.
         Raises what `cancel` was given at any time.
         """
-        arrived = trio.current_time()
-        waiter = Waiter(self.estimator.new_ticket(job))
-        ticket = waiter.ticket
-        self._waiters[ticket] = self._by_id[job.request_id] = waiter
+        waiter = WaitingTask(self.new_ticket(job))
         with waiter.scope:
             try:
-                self.scheduler.submit(ticket, too_long=self._too_long(job))
-                if ticket.state is TicketState.QUEUED:
-                    waiter.estimate = self.estimator.for_ticket(ticket, is_arriving=True)
-                self._set_alarms(waiter, arrived)
-                self._load_if_refused(waiter)
-                node_id = await waiter.granted()
-                waited_s = trio.current_time() - arrived
-                self.estimator.waited(ticket, waited_s)
-                yield Seat(self, waiter, node_id, waited_s)
+                self.submit(waiter)
+                yield Seat(self, waiter, await waiter.wait())
             finally:
-                for alarm in waiter.alarms:
-                    alarm.drop()
-                self._end(waiter)
+                self.end(waiter)
         if waiter.error is not None:
             raise waiter.error
 
-    async def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> str:
-        """Return the id of the node of the next seat; see `Seat.requeue`."""
+    def new_ticket(self, job: JobSpec) -> Ticket:
+        """Return a ticket for a job, with its expected cost."""
+        return self.estimator.new_ticket(job)
+
+    def submit(self, waiter: Waiter, *, age_s: float = 0.0) -> None:
+        """Submit a job that arrived `age_s` seconds ago. Its result may be there before this returns."""
+        self._add(waiter, age_s)
+        job, ticket = waiter.ticket.job, waiter.ticket
+        self.scheduler.submit(ticket, too_long=self._too_long(job))
+        if ticket.state is TicketState.QUEUED:
+            waiter.estimate = self.estimator.for_ticket(ticket, is_arriving=True)
+        self._set_alarms(waiter)
+        self._load_if_refused(waiter)
+
+    def restore(self, waiter: Waiter, seat: HeldSeat, *, age_s: float) -> None:
+        """Give a job of an earlier dispatcher the seat that it holds, without a grant."""
+        self._add(waiter, age_s)
+        waiter.waited_s, waiter.grant = seat.waited_s, seat.grant
+        self.scheduler.restore(waiter.ticket, seat.node_id)
+        if seat.has_begun:
+            self.scheduler.first_delta(waiter.ticket)
+        self.estimator.granted(waiter)
+        self._set_alarms(waiter)
+
+    def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
+        """Release the job's seat, and submit it again; see `Seat.requeue`."""
         ticket, node = waiter.ticket, waiter.ticket.node
         assert node is not None
         self.estimator.requeued(waiter)
-        waiter.event = trio.Event()
         if is_full:
             full_for_s = FULL_FOR_S if full_for_s is None else min(full_for_s, MAX_FULL_FOR_S)
             self._expect_room(node.id, full_for_s)
@@ -152,7 +179,17 @@ class Dispatcher:
             self.scheduler.requeued(ticket)
         if ticket.state is TicketState.QUEUED:
             self._set_starving(waiter, trio.current_time())
-        return await waiter.granted()
+
+    def end(self, waiter: Waiter) -> None:
+        """Release all that an ended job holds. Synchronous, so that no other task runs in between."""
+        for alarm in waiter.alarms:
+            alarm.drop()
+        ticket = waiter.ticket
+        del self._waiters[ticket]
+        if self._by_id.get(ticket.job.request_id) is waiter:
+            del self._by_id[ticket.job.request_id]
+        self.estimator.ended(waiter)
+        self.scheduler.finished(ticket, cost=self.estimator.cost(waiter))
 
     def waiting(self, request_id: str) -> WaitEstimate | None:
         """Return the current estimate of a waiting job; None if it does not wait (any more)."""
@@ -200,23 +237,24 @@ class Dispatcher:
     # Effects of the scheduler ------------------------------------------------------------------------
 
     def grant(self, ticket: Ticket) -> None:
-        """Wake the task that waits with this ticket."""
+        """Give the job its seat, with a number of its own."""
         waiter = self._waiters[ticket]
         self.estimator.granted(waiter)
-        waiter.event.set()
+        if waiter.waited_s is None:
+            waiter.waited_s = trio.current_time() - waiter.arrived_at
+            self.estimator.waited(ticket, waiter.waited_s)
+        waiter.grant = Grant(self._epoch, next(self._grants))
+        waiter.granted()
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
-        """Wake the task that waits with this ticket; its wait raises the error.
-
-        An error that a retry may avoid gets a retry time.
-        """
-        self._waiters[ticket].end(self.estimator.add_retry_time(error, ticket.job.model))
+        """Give the job its error, with a retry time if a retry may avoid it."""
+        waiter = self._waiters[ticket]
+        waiter.refused(self._note(waiter, error))
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
-        """Cancel the task, wherever it is, and have `seat` raise the error."""
+        """End the job with this error, wherever it is."""
         waiter = self._waiters[ticket]
-        waiter.end(self.estimator.add_retry_time(error, ticket.job.model))
-        waiter.scope.cancel()
+        waiter.stopped(self._note(waiter, error))
 
     def node_closed(self, node_id: str) -> None:
         """Wake the tasks that wait until the node has no jobs."""
@@ -241,21 +279,31 @@ class Dispatcher:
         message = f"the wait would be about {wait_s} s, and no request may wait longer than {most_s:g} s"
         return QueueFull(message, estimated_wait_s=wait_s, queue_position=estimate.position)
 
-    def _set_alarms(self, waiter: Waiter, arrived: float) -> None:
+    def _add(self, waiter: Waiter, age_s: float) -> None:
+        waiter.arrived_at = trio.current_time() - age_s
+        self._waiters[waiter.ticket] = self._by_id[waiter.ticket.job.request_id] = waiter
+
+    def _set_alarms(self, waiter: Waiter) -> None:
         ticket = waiter.ticket
         if ticket.state is TicketState.DONE:
             return
         timeout_s = self._queue.timeout_s
         late = QueueTimeout(f"the request waited longer than {timeout_s:g} s")
         waiter.alarms.append(
-            self._timer.at(arrived + timeout_s, partial(self.scheduler.deadline, ticket, late))
+            self._timer.at(waiter.arrived_at + timeout_s, partial(self.scheduler.deadline, ticket, late))
         )
         if ticket.state is TicketState.QUEUED:
-            self._set_starving(waiter, arrived)
+            self._set_starving(waiter, waiter.arrived_at)
 
     def _set_starving(self, waiter: Waiter, since: float) -> None:
         starved = partial(self.scheduler.starved, waiter.ticket)
         waiter.alarms.append(self._timer.at(since + self._starvation_s, starved))
+
+    def _note(self, waiter: Waiter, error: FairleadError) -> FairleadError:
+        """Return the error with a retry time, if a retry may avoid it; the job keeps its first error."""
+        error = self.estimator.add_retry_time(error, waiter.ticket.job.model)
+        waiter.error = waiter.error or error
+        return error
 
     def _load_if_refused(self, waiter: Waiter) -> None:
         """Start the load although the job is refused; without a queue nothing would ever load."""
@@ -280,12 +328,3 @@ class Dispatcher:
         self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_running)
         for waiter in self._waiters.values():
             self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
-
-    def _end(self, waiter: Waiter) -> None:
-        """Release all that an ended job holds. Synchronous, so that no other task runs in between."""
-        ticket = waiter.ticket
-        del self._waiters[ticket]
-        if self._by_id.get(ticket.job.request_id) is waiter:
-            del self._by_id[ticket.job.request_id]
-        self.estimator.ended(waiter)
-        self.scheduler.finished(ticket, cost=self.estimator.cost(waiter))

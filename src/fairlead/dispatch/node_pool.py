@@ -24,18 +24,22 @@ class NodePool(dict[str, NodeState]):
         super().__init__()
         self._random = random
         self._closed: set[str] = set()
+        self._expected: dict[str, NodeState] = {}  # not up yet, with seats of jobs that were restored
         self._grants = 0
 
     # Nodes -------------------------------------------------------------------------------------------
 
     def add(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> NodeState:
         """Add a node that is up; return its new state, which is leaving if the node is closed."""
-        node = self[node_id] = NodeState(node_id, models, limits)
+        node = self._expected.pop(node_id, None) or NodeState(node_id, models, limits)
+        node.models, node.limits = models, limits
         node.leaving = node_id in self._closed
+        self[node_id] = node
         return node
 
     def remove(self, node_id: str) -> NodeState | None:
         """Remove a node, and return its state; None if it was not up."""
+        self._expected.pop(node_id, None)
         return self.pop(node_id, None)
 
     def close(self, node_id: str) -> bool:
@@ -128,6 +132,16 @@ class NodePool(dict[str, NodeState]):
     def assign(self, ticket: Ticket) -> None:
         """Give a job that fits the best seat that it can have, at `ticket.node`."""
         node = ticket.node = self._best(ticket)
+        node.acquire(ticket.tokens)
+        self._grants += 1
+        node.used = self._grants
+
+    def restore(self, ticket: Ticket, node_id: str) -> None:
+        """Count the seat that a job holds already, at `ticket.node`, which may come up later."""
+        node = self.get(node_id) or self._expected.get(node_id)
+        if node is None:
+            node = self._expected[node_id] = NodeState(node_id, frozenset(), NodeLimits(0, max_model_len=0))
+        ticket.node = node
         node.acquire(ticket.tokens)
         self._grants += 1
         node.used = self._grants

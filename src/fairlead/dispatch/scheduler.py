@@ -72,6 +72,13 @@ class Scheduler:
         self._tickets.enqueue(ticket)
         self._pump()
 
+    def restore(self, ticket: Ticket, node_id: str) -> None:
+        """Give a new job the seat that it holds already, from an earlier scheduler.
+
+        The node may be down; the seat is counted when it comes up.
+        """
+        self._tickets.restore(ticket, node_id)
+
     def leave(self, ticket: Ticket) -> None:
         """End a job after its client disconnected, in any state; it is charged for what it used."""
         self.finished(ticket, cost=ticket.charged if ticket.has_begun else 0.0)

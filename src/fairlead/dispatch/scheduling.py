@@ -27,6 +27,9 @@ class JobEvents(Protocol):
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
         """Grant, queue or refuse a new job now. With `too_long`, refuse it with that rather than queue it."""
 
+    def restore(self, ticket: Ticket, node_id: str) -> None:
+        """Give a new job the seat that it holds already, without an effect. The node may come up later."""
+
     def first_delta(self, ticket: Ticket) -> None:
         """Note that a job's answer has begun."""
 

@@ -19,6 +19,7 @@ class TicketState(StrEnum):
 TRANSITIONS: frozenset[tuple[TicketState, TicketState]] = frozenset(
     {
         (TicketState.NEW, TicketState.QUEUED),
+        (TicketState.NEW, TicketState.GRANTED),  # holds a seat from an earlier dispatcher
         (TicketState.NEW, TicketState.DONE),  # refused at once
         (TicketState.QUEUED, TicketState.GRANTED),
         (TicketState.QUEUED, TicketState.DONE),  # refused, displaced, or its client disconnected
