@@ -196,7 +196,7 @@ to_parent_decoder = msgspec.msgpack.Decoder(ToParent)
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(message: WorkerSpec | ToChild | ToParent) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     """Return the message, prefixed with its length. A payload above `MAX_FRAME_BYTES` is a bug."""
     payload = _encoder.encode(message)
     assert len(payload) <= MAX_FRAME_BYTES
@@ -214,9 +214,10 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 class FrameSplitter:
-    """Splits a byte stream into frames. Buffers at most one incomplete frame."""
+    """Splits a byte stream into frames of at most `max_bytes`. Buffers at most one incomplete frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -225,8 +226,8 @@ class FrameSplitter:
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer, start)
-            if size > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {size} bytes, over the bound of {MAX_FRAME_BYTES}")
+            if size > self.max_bytes:
+                raise ValueError(f"a frame of {size} bytes, over the bound of {self.max_bytes}")
             end = start + _LENGTH.size + size
             if len(self._buffer) < end:
                 break

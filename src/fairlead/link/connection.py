@@ -1,0 +1,122 @@
+"""One connection between two processes: typed messages in both directions, in length-prefixed frames.
+
+Sending is synchronous: a message is buffered, and `run` writes what has accumulated, in one call. A peer that
+does not read never delays its sender; the connection ends when the buffer is full.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+import trio
+
+from fairlead.messages import MAX_FRAME_BYTES, FrameSplitter, encode_frame
+
+READ_BYTES = 1 << 18
+UNSENT_BYTES = 64 * 1024 * 1024
+
+Received = TypeVar("Received")
+
+logger = structlog.get_logger("fairlead.link")
+
+
+class FrameLink(Generic[Received]):
+    """A connection with a peer, `name` in the log. `decoder` decodes its messages.
+
+    `may_send` is asked before each write: once it returns False, the connection ends, and nothing that was
+    buffered is written. At most `unsent_bytes` are buffered, and a frame has at most `max_frame_bytes`.
+    """
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        decoder: msgspec.msgpack.Decoder[Received],
+        *,
+        name: str = "peer",
+        may_send: Callable[[], bool] = lambda: True,
+        unsent_bytes: int = UNSENT_BYTES,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        self.name = name
+        self._stream = stream
+        self._decoder = decoder
+        self._may_send = may_send
+        self._unsent_bytes = unsent_bytes
+        self._splitter = FrameSplitter(max_bytes=max_frame_bytes)
+        self._unsent = bytearray()
+        self._added = trio.Event()
+        self._scope = trio.CancelScope()
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended, or will end."""
+        return self._is_closed
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message. It is dropped if the connection has ended."""
+        if self._is_closed:
+            return
+        self._unsent += encode_frame(message)
+        if len(self._unsent) > self._unsent_bytes:
+            logger.warning("connection closed: the peer does not read", peer=self.name)
+            self.close()
+        self._added.set()
+
+    def close(self) -> None:
+        """End the connection: `run` returns, and nothing more is sent or received."""
+        self._is_closed = True
+        self._unsent.clear()
+        self._scope.cancel()
+
+    async def run(self, handle: Callable[[Received], None]) -> None:
+        """Exchange messages until either side closes the connection; `handle` each one, synchronously."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    await self._read(handle)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self.close()
+            await trio.aclose_forcefully(self._stream)
+
+    async def _receive(self) -> list[Received] | None:
+        """Wait for data; return its complete messages. None: the peer closed, or sent an invalid one."""
+        try:
+            data = await self._stream.receive_some(READ_BYTES)
+            if not data:
+                return None
+            return [self._decoder.decode(frame) for frame in self._splitter.feed(bytes(data))]
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return None
+        except (ValueError, msgspec.MsgspecError) as error:
+            logger.warning("connection closed: invalid message", peer=self.name, reason=str(error))
+            return None
+
+    async def _read(self, handle: Callable[[Received], None]) -> None:
+        while (received := await self._receive()) is not None:
+            for message in received:
+                handle(message)
+                if self._is_closed:
+                    return
+
+    async def _write(self) -> None:
+        while True:
+            await self._added.wait()
+            self._added = trio.Event()
+            if not await self._write_once():
+                self.close()
+                return
+
+    async def _write_once(self) -> bool:
+        while self._unsent:
+            if not self._may_send():
+                return False
+            data, self._unsent = self._unsent, bytearray()
+            try:
+                await self._stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return False
+        return True
