@@ -5,6 +5,7 @@ does not read never delays its sender; the connection ends when the buffer is fu
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Generic, TypeVar
 
 import msgspec
@@ -25,7 +26,8 @@ class FrameLink(Generic[Received]):
     """A connection with a peer, `name` in the log. `decoder` decodes its messages.
 
     `may_send` is asked before each write: once it returns False, the connection ends, and nothing that was
-    buffered is written. At most `unsent_bytes` are buffered, and a frame has at most `max_frame_bytes`.
+    buffered is written. It also ends after `silence_s` without data. At most `unsent_bytes` are buffered,
+    and a frame has at most `max_frame_bytes`.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class FrameLink(Generic[Received]):
         *,
         name: str = "peer",
         may_send: Callable[[], bool] = lambda: True,
+        silence_s: float = inf,
         unsent_bytes: int = UNSENT_BYTES,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
@@ -42,6 +45,7 @@ class FrameLink(Generic[Received]):
         self._stream = stream
         self._decoder = decoder
         self._may_send = may_send
+        self._silence_s = silence_s
         self._unsent_bytes = unsent_bytes
         self._splitter = FrameSplitter(max_bytes=max_frame_bytes)
         self._unsent = bytearray()
@@ -83,12 +87,16 @@ class FrameLink(Generic[Received]):
             await trio.aclose_forcefully(self._stream)
 
     async def _receive(self) -> list[Received] | None:
-        """Wait for data; return its complete messages. None: the peer closed, or sent an invalid one."""
+        """Wait for data; return its complete messages. None: the peer closed, is silent, or sent nonsense."""
+        data = b""
         try:
-            data = await self._stream.receive_some(READ_BYTES)
+            with trio.move_on_after(self._silence_s) as silence:
+                data = bytes(await self._stream.receive_some(READ_BYTES))
+            if silence.cancelled_caught:
+                logger.warning("connection closed: the peer is silent", peer=self.name)
             if not data:
                 return None
-            return [self._decoder.decode(frame) for frame in self._splitter.feed(bytes(data))]
+            return [self._decoder.decode(frame) for frame in self._splitter.feed(data)]
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         except (ValueError, msgspec.MsgspecError) as error:

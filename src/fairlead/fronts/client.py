@@ -1,0 +1,271 @@
+"""A front's side: seats of a dispatcher in another process, with the interface of `Dispatcher.seat`.
+
+The front's jobs outlive the connection. While no dispatcher answers, jobs that run go on, and others wait;
+the next connection declares them all. A dispatcher with a lower epoch than one seen before is refused.
+"""
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from math import inf
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+
+from fairlead.config import QueueConfig
+from fairlead.dispatch.estimates import WaitEstimate
+from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.waiter import Grant, HeldSeat
+from fairlead.errors import FairleadError, NoNode, QueueFull, QueueTimeout
+from fairlead.fronts import wire
+from fairlead.link.connection import FrameLink
+from fairlead.link.handshake import HandshakeFailed
+
+RETRY_S = 0.1
+ANSWER_TIMEOUT_S = 2.0
+# The dispatcher ends a wait at its deadline; if it does not answer, the front does, a little later.
+TIMEOUT_MARGIN_S = 5.0
+
+Connect = Callable[[], Awaitable[trio.abc.Stream]]
+
+logger = structlog.get_logger("fairlead.fronts")
+
+
+class RemoteSeat:
+    """The right to run one job on the node `node_id`; see `dispatch.dispatcher.Seat`."""
+
+    def __init__(self, client: "DispatchClient", job: "_OpenJob") -> None:
+        self._client = client
+        self._job = job
+
+    @property
+    def node_id(self) -> str:
+        """The id of its node."""
+        return self._job.held.node_id
+
+    @property
+    def grant(self) -> Grant | None:
+        """Its number."""
+        return self._job.held.grant
+
+    @property
+    def waited_s(self) -> float:
+        """How long the job waited for its first seat."""
+        return self._job.held.waited_s
+
+    @property
+    def estimate(self) -> WaitEstimate | None:
+        """The estimate of its wait, made when it arrived; None if it did not wait."""
+        return self._job.estimate
+
+    def begin(self, generated: Callable[[], int]) -> None:
+        """See `Seat.begin`."""
+        self._job.begin(generated)
+        self._client.send(wire.BeginJob(self._job.number))
+
+    async def requeue(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
+        """See `Seat.requeue`."""
+        self._job.release()
+        self._client.send(wire.RequeueJob(self._job.number, is_full, full_for_s))
+        await self._client.wait(self._job)
+
+
+class DispatchClient:
+    """The jobs of one front, and its connection to the dispatcher that leads.
+
+    `connects` open an authenticated connection to each dispatcher, of which one leads. `run` keeps connected.
+    """
+
+    def __init__(self, connects: list[Connect], queue: QueueConfig) -> None:
+        self.epoch = 0
+        self._connects = connects
+        self._queue = queue
+        self._numbers = itertools.count(1)
+        self._jobs: dict[int, _OpenJob] = {}
+        self._questions: dict[int, _Question] = {}
+        self._link: FrameLink[wire.ToFront] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of jobs that have not ended."""
+        return len(self._jobs)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a dispatcher that leads has accepted this front."""
+        return self._link is not None
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        for connect in itertools.cycle(self._connects):
+            try:
+                stream = await connect()
+            except (OSError, HandshakeFailed) as error:
+                logger.info("no dispatcher", reason=str(error))
+            else:
+                await self._use(stream)
+            await trio.sleep(RETRY_S)
+
+    @asynccontextmanager
+    async def seat(self, spec: JobSpec) -> AsyncIterator[RemoteSeat]:
+        """Wait for a seat, hold it during the block, and release it however the block ends.
+
+        Raises what `Dispatcher.seat` raises, and `QueueFull` if no dispatcher answers and `queue.capacity`
+        jobs wait for one.
+        """
+        if (
+            self._link is None
+            and sum(job.seat is None for job in self._jobs.values()) >= self._queue.capacity
+        ):
+            raise QueueFull("the dispatcher does not answer, and the queue is full")
+        job = _OpenJob(next(self._numbers), spec)
+        self._jobs[job.number] = job
+        with job.scope:
+            try:
+                self.send(wire.SubmitJob(job.number, spec))
+                await self.wait(job)
+                yield RemoteSeat(self, job)
+            finally:
+                del self._jobs[job.number]
+                self.send(wire.EndJob(job.number, job.generated()))
+        if job.error is not None:
+            raise job.error
+
+    async def wait(self, job: "_OpenJob") -> None:
+        """Wait until the job has a seat, or raise its error."""
+        timeout_s = self._queue.timeout_s
+        last = inf if job.has_begun else job.arrived_at + timeout_s + TIMEOUT_MARGIN_S
+        with trio.move_on_at(last) as deadline:
+            await job.event.wait()
+        if deadline.cancelled_caught and not job.event.is_set():
+            raise QueueTimeout(f"the request waited longer than {timeout_s:g} s")
+        if job.error is not None:
+            raise job.error
+
+    async def ask(self, question: str, *arguments: str | int) -> Any:
+        """Return the dispatcher's answer. Raises `NoNode` if there is none in time."""
+        asked = _Question()
+        number = next(self._numbers)
+        self._questions[number] = asked
+        try:
+            self.send(wire.Ask(number, question, arguments))
+            with trio.move_on_after(ANSWER_TIMEOUT_S):
+                await asked.event.wait()
+        finally:
+            del self._questions[number]
+        if not asked.event.is_set():
+            raise NoNode("the dispatcher does not answer")
+        return asked.answer
+
+    def send(self, message: wire.ToDispatcher) -> None:
+        """Send a message. Without a connection it is dropped: the next one declares every job."""
+        if self._link is not None:
+            self._link.send(message)
+
+    # The connection ----------------------------------------------------------------------------------
+
+    async def _use(self, stream: trio.abc.Stream) -> None:
+        link = FrameLink(stream, wire.to_front_decoder, name="dispatcher", silence_s=wire.SILENCE_S)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._report_progress, link)
+                await link.run(lambda message: self._handle(link, message))
+                nursery.cancel_scope.cancel()
+        finally:
+            if self._link is link:
+                self._link = None
+                logger.warning("dispatcher disconnected", epoch=self.epoch, jobs=len(self._jobs))
+
+    async def _report_progress(self, link: FrameLink[wire.ToFront]) -> None:
+        while True:
+            running = (job for job in self._jobs.values() if job.seat is not None and job.seat.has_begun)
+            link.send(wire.Progress({job.number: job.generated() for job in running}))
+            await trio.sleep(wire.HEARTBEAT_S)
+
+    def _handle(self, link: FrameLink[wire.ToFront], message: wire.ToFront) -> None:
+        match message:
+            case wire.Welcome(epoch) if epoch >= self.epoch:
+                self.epoch = epoch
+                self._link = link
+                self._declare(link)
+            case wire.Heartbeat():
+                pass
+            case wire.Answered(number, value):
+                if (asked := self._questions.get(number)) is not None:
+                    asked.answer = value
+                    asked.event.set()
+            case wire.Welcome() | wire.Standby():  # one that was replaced, or that does not lead
+                link.close()
+            case _:
+                # A job that has ended meanwhile: the dispatcher gets its `EndJob`.
+                if (job := self._jobs.get(message.number)) is not None:
+                    job.receive(message)
+
+    def _declare(self, link: FrameLink[wire.ToFront]) -> None:
+        now = trio.current_time()
+        for job in self._jobs.values():
+            age_s = now - job.arrived_at
+            declared = wire.DeclareJob(job.number, job.spec, age_s, job.seat, job.released, job.generated())
+            link.send(declared)
+        link.send(wire.Declared())
+        logger.info("dispatcher connected", epoch=self.epoch, jobs=len(self._jobs))
+
+
+class _Question:
+    """A question that waits for its answer."""
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
+        self.answer: Any = None
+
+
+class _OpenJob:
+    """A job that has not ended. `seat` is None while it waits; `released` is the grant of its last seat."""
+
+    def __init__(self, number: int, spec: JobSpec) -> None:
+        self.number = number
+        self.spec = spec
+        self.arrived_at = trio.current_time()
+        self.event = trio.Event()
+        self.scope = trio.CancelScope()
+        self.error: FairleadError | None = None
+        self.estimate: WaitEstimate | None = None
+        self.seat: HeldSeat | None = None
+        self.released: Grant | None = None
+        self.generated: Callable[[], int] = int  # none yet
+        self.has_begun = False
+
+    @property
+    def held(self) -> HeldSeat:
+        """Its seat."""
+        assert self.seat is not None
+        return self.seat
+
+    def begin(self, generated: Callable[[], int]) -> None:
+        """Note the first delta."""
+        self.generated = generated
+        self.has_begun = True
+        self.seat = self.held._replace(has_begun=True)
+
+    def release(self) -> None:
+        """Note that the seat is of no use."""
+        self.released, self.seat = self.held.grant, None
+        self.event = trio.Event()
+
+    def receive(self, message: msgspec.Struct) -> None:
+        """Handle a message of the dispatcher about this job."""
+        match message:
+            case wire.JobQueued(_, estimate):
+                self.estimate = self.estimate or estimate
+            case wire.SeatGranted(_, node_id, grant, waited_s):
+                if self.seat is None:
+                    self.seat = HeldSeat(node_id, grant, waited_s, self.has_begun)
+                    self.event.set()
+            case wire.JobRefused(_, error):
+                self.error = self.error or error.error()
+                self.event.set()
+            case wire.JobStopped(_, error):
+                self.error = self.error or error.error()
+                self.event.set()
+                self.scope.cancel()

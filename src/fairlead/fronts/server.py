@@ -1,0 +1,283 @@
+"""The dispatcher's side: the jobs of all fronts, and what happens when a front or a dispatcher dies.
+
+A front that loses its connection keeps its clients, so its jobs stay for `away_s`; then they end. A new
+dispatcher grants nothing before the fronts have declared their jobs, or `grace_s` has passed: seats that are
+held are restored first, then waiting jobs are submitted in the order in which they arrived.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+import trio
+
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.dispatch.waiter import Waiter
+from fairlead.errors import FairleadError
+from fairlead.fronts import wire
+from fairlead.link.connection import FrameLink
+
+AWAY_S = 10.0
+GRACE_S = 1.0
+
+Questions = dict[str, Callable[..., Any]]
+
+logger = structlog.get_logger("fairlead.fronts")
+
+
+class FrontJob(Waiter):
+    """A job of a front. What happens to it is sent to the front, if that is connected."""
+
+    __slots__ = ("front", "number", "tokens")
+
+    def __init__(self, front: "Front", number: int, ticket: Ticket, tokens: int = 0) -> None:
+        super().__init__(ticket)
+        self.front = front
+        self.number = number
+        self.tokens = tokens
+        self.generated = lambda: self.tokens
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether it holds a seat."""
+        return self.ticket.state is TicketState.GRANTED
+
+    def granted(self) -> None:
+        """See `Waiter`."""
+        assert self.ticket.node is not None
+        assert self.grant is not None
+        seat = wire.SeatGranted(self.number, self.ticket.node.id, self.grant, self.waited_s or 0.0)
+        self.front.send(seat)
+
+    def refused(self, error: FairleadError) -> None:
+        """See `Waiter`."""
+        self.front.send(wire.JobRefused(self.number, wire.ErrorValue.of(error)))
+
+    def stopped(self, error: FairleadError) -> None:
+        """See `Waiter`."""
+        self.front.send(wire.JobStopped(self.number, wire.ErrorValue.of(error)))
+
+    def report_again(self) -> None:
+        """Send what has happened to it, because the front may not have received it."""
+        if self.error is not None:
+            kind = wire.JobRefused if self.ticket.state is TicketState.DONE else wire.JobStopped
+            self.front.send(kind(self.number, wire.ErrorValue.of(self.error)))
+        elif self.has_seat:
+            self.granted()
+
+
+class Front:
+    """A front: its jobs by number, and its connection, None while it is away."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.jobs: dict[int, FrontJob] = {}
+        self.link: FrameLink[wire.ToDispatcher] | None = None
+        self.undeclared: set[int] = set()
+
+    def send(self, message: wire.ToFront) -> None:
+        """Send a message; a front that is away gets it when it has connected again."""
+        if self.link is not None:
+            self.link.send(message)
+
+
+class FrontServer:
+    """Serves the connections of fronts. `run` ends the grace time of a dispatcher that has a predecessor.
+
+    `expected`: the number of fronts that declare their jobs in the grace time; None: unknown. `questions` are
+    the functions that a front may ask for. `may_send` as for `FrameLink`: whether this dispatcher leads.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        epoch: int,
+        questions: Questions,
+        expected: int | None = 0,
+        may_send: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._epoch = epoch
+        self._questions = questions
+        self._may_send = may_send
+        self._fronts: dict[str, Front] = {}
+        # Waiting jobs of the grace time, with the times of their arrival; None when it is over.
+        self._early: dict[FrontJob, float] | None = {} if expected != 0 else None
+        self._early_requeues: list[Callable[[], None]] = []
+        self._expected = expected
+        self._declared: set[str] = set()
+        self._all_declared = trio.Event()
+
+    @property
+    def fronts(self) -> list[Front]:
+        """The fronts that are connected, or away for a short time."""
+        return list(self._fronts.values())
+
+    async def run(self) -> None:
+        """End the grace time when it is over, and send heartbeats, until cancelled."""
+        if self._early is not None:
+            with trio.move_on_after(GRACE_S):
+                await self._all_declared.wait()
+            self._end_grace()
+        while True:
+            for front in self._fronts.values():
+                front.send(wire.Heartbeat())
+            await trio.sleep(wire.HEARTBEAT_S)
+
+    async def serve(self, stream: trio.abc.Stream, name: str) -> None:
+        """Serve one connection of the front of this name until it ends."""
+        link = FrameLink(
+            stream,
+            wire.to_dispatcher_decoder,
+            name=name,
+            may_send=self._may_send,
+            silence_s=wire.SILENCE_S,
+        )
+        front = self._fronts.setdefault(name, Front(name))
+        if front.link is not None:
+            front.link.close()  # the front has given it up, or it would not have connected again
+        front.link = link
+        front.undeclared = set(front.jobs)
+        link.send(wire.Welcome(self._epoch))
+        logger.info("front connected", front=name, jobs=len(front.jobs))
+        try:
+            await link.run(partial(self._handle, front))
+        finally:
+            if front.link is link:
+                front.link = None
+        if front.link is None:
+            await self._wait_for(front)
+
+    def end_front(self, name: str) -> None:
+        """End all jobs of a front which is known to have ended."""
+        front = self._fronts.pop(name, None)
+        if front is None:
+            return
+        if front.link is not None:
+            front.link.close()
+        logger.info("front ended", front=name, jobs=len(front.jobs))
+        for job in list(front.jobs.values()):
+            self._end(job)
+
+    # Messages ----------------------------------------------------------------------------------------
+
+    def _handle(self, front: Front, message: wire.ToDispatcher) -> None:
+        if self._fronts.get(front.name) is not front:
+            return
+        match message:
+            case wire.SubmitJob(number, spec) if number not in front.jobs:
+                self._submit(self._new_job(front, wire.DeclareJob(number, spec, 0.0)), 0.0)
+            case wire.DeclareJob():
+                self._declare(front, message)
+            case wire.Declared():
+                self._end_declaration(front)
+            case wire.Progress(tokens):
+                for number, count in tokens.items():
+                    if (job := front.jobs.get(number)) is not None:
+                        job.tokens = count
+            case wire.Ask(number, question, arguments):
+                answer = self._questions.get(question)
+                front.send(wire.Answered(number, None if answer is None else answer(*arguments)))
+            case _:
+                self._change(front, message)
+
+    def _change(
+        self, front: Front, message: wire.SubmitJob | wire.BeginJob | wire.RequeueJob | wire.EndJob
+    ) -> None:
+        job = front.jobs.get(message.number)
+        match message:
+            case wire.BeginJob() if job is not None:
+                self._dispatcher.scheduler.first_delta(job.ticket)
+            case wire.EndJob(_, tokens) if job is not None:
+                job.tokens = tokens
+                self._end(job)
+            case wire.RequeueJob(_, is_full, full_for_s) if job is not None and job.has_seat:
+                self._requeue(job, is_full=is_full, full_for_s=full_for_s)
+            case _:
+                reason = f"{type(message).__name__} does not fit job {message.number}"
+                self._refuse_message(front, reason)
+
+    def _refuse_message(self, front: Front, reason: str) -> None:
+        """End the connection after a message that a correct front does not send."""
+        logger.error("front sent an invalid message", front=front.name, reason=reason)
+        if front.link is not None:
+            front.link.close()
+
+    # Jobs --------------------------------------------------------------------------------------------
+
+    def _new_job(self, front: Front, declared: wire.DeclareJob) -> FrontJob:
+        ticket = self._dispatcher.new_ticket(declared.job)
+        job = front.jobs[declared.number] = FrontJob(front, declared.number, ticket, declared.tokens)
+        return job
+
+    def _submit(self, job: FrontJob, age_s: float) -> None:
+        """Submit a job; during the grace time, at its end."""
+        if self._early is not None:
+            self._early[job] = trio.current_time() - age_s
+            return
+        self._dispatcher.submit(job, age_s=age_s)
+        if job.ticket.state is TicketState.QUEUED:
+            job.front.send(wire.JobQueued(job.number, job.estimate))
+
+    def _declare(self, front: Front, declared: wire.DeclareJob) -> None:
+        """Continue with a job of before the connection."""
+        job = front.jobs.get(declared.number)
+        if job is None:
+            job = self._new_job(front, declared)
+            if declared.seat is None:
+                self._submit(job, declared.age_s)
+            else:
+                self._dispatcher.restore(job, declared.seat, age_s=declared.age_s)
+            return
+        front.undeclared.discard(declared.number)
+        job.tokens = max(job.tokens, declared.tokens)
+        if declared.seat is not None and declared.seat.has_begun:
+            self._dispatcher.scheduler.first_delta(job.ticket)
+        if job.grant is not None and job.grant == declared.released:
+            if job.has_seat:  # the message about it was lost
+                self._requeue(job, is_full=False)
+        elif declared.seat is None or job.error is not None:
+            job.report_again()
+
+    def _requeue(self, job: FrontJob, *, is_full: bool, full_for_s: float | None = None) -> None:
+        """Requeue a job; during the grace time at its end, because other seats may not be declared yet."""
+        if self._early is not None:
+            self._early_requeues.append(partial(self._requeue, job, is_full=is_full, full_for_s=full_for_s))
+        elif job.has_seat and job.front.jobs.get(job.number) is job:
+            self._dispatcher.requeue(job, is_full=is_full, full_for_s=full_for_s)
+
+    def _end_declaration(self, front: Front) -> None:
+        """End the jobs that the front does not have any more; their `EndJob` was lost."""
+        for number in front.undeclared:
+            if (job := front.jobs.get(number)) is not None:
+                self._end(job)
+        front.undeclared = set()
+        self._declared.add(front.name)
+        if self._expected is not None and len(self._declared) >= self._expected:
+            self._all_declared.set()
+
+    def _end_grace(self) -> None:
+        """Submit the waiting jobs of all fronts in the order in which they arrived."""
+        early, self._early = self._early or {}, None
+        for requeue in self._early_requeues:
+            requeue()
+        self._early_requeues.clear()
+        now = trio.current_time()
+        for job, arrived_at in sorted(early.items(), key=lambda entry: entry[1]):
+            self._submit(job, now - arrived_at)
+
+    def _end(self, job: FrontJob) -> None:
+        job.front.jobs.pop(job.number, None)
+        if self._early is not None and self._early.pop(job, None) is not None:
+            return  # not submitted yet
+        self._dispatcher.end(job)
+
+    async def _wait_for(self, front: Front) -> None:
+        """End the jobs of a front that does not connect again in time."""
+        logger.warning("front disconnected", front=front.name, jobs=len(front.jobs))
+        await trio.sleep(AWAY_S)
+        if front.link is None and self._fronts.get(front.name) is front:
+            self.end_front(front.name)

@@ -1,0 +1,186 @@
+"""The messages between a front and the dispatcher, and errors as values.
+
+A front numbers its jobs. Of each job it sends `SubmitJob`, then perhaps `BeginJob` and `RequeueJob`, and in
+any case `EndJob`, which releases what the job holds. The dispatcher answers with `JobQueued`, `SeatGranted`,
+`JobRefused` and `JobStopped`. After it has connected again, a front declares all jobs that it has.
+"""
+
+from typing import Any
+
+import msgspec
+
+from fairlead.dispatch.estimates import WaitEstimate
+from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.waiter import Grant, HeldSeat
+from fairlead.errors import FairleadError
+
+HEARTBEAT_S = 1.0
+SILENCE_S = 3.0
+"""After this time without a message, the peer counts as gone."""
+
+
+class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
+    """A `FairleadError`: its class by name, and its hints."""
+
+    kind: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+    estimated_wait_s: int | None = None
+    queue_position: int | None = None
+
+    @classmethod
+    def of(cls, error: FairleadError) -> "ErrorValue":
+        """Return the value of an error."""
+        return cls(
+            type(error).__name__,
+            error.message,
+            error.param,
+            error.retry_after_s,
+            error.estimated_wait_s,
+            error.queue_position,
+        )
+
+    def error(self) -> FairleadError:
+        """Return the error; of a class that this version does not have, the general one."""
+        kind = _kinds(FairleadError).get(self.kind, FairleadError)
+        return kind(
+            self.message,
+            param=self.param,
+            retry_after_s=self.retry_after_s,
+            estimated_wait_s=self.estimated_wait_s,
+            queue_position=self.queue_position,
+        )
+
+
+def _kinds(base: type[FairleadError]) -> dict[str, type[FairleadError]]:
+    found = {base.__name__: base}
+    for kind in base.__subclasses__():
+        found.update(_kinds(kind))
+    return found
+
+
+# Front → dispatcher --------------------------------------------------------------------------------
+
+
+class SubmitJob(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """A new job."""
+
+    number: int
+    job: JobSpec
+
+
+class DeclareJob(msgspec.Struct, frozen=True, array_like=True, tag="declare"):
+    """A job of before the connection, which arrived `age_s` seconds ago.
+
+    `seat`: the one that it holds. `released`: the grant of its last seat, which failed. `tokens`: how many it
+    has generated.
+    """
+
+    number: int
+    job: JobSpec
+    age_s: float
+    seat: HeldSeat | None = None
+    released: Grant | None = None
+    tokens: int = 0
+
+
+class Declared(msgspec.Struct, frozen=True, array_like=True, tag="declared"):
+    """All jobs of before the connection have been declared. Ends others that the dispatcher has of it."""
+
+
+class BeginJob(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
+    """The job's first delta has arrived."""
+
+    number: int
+
+
+class RequeueJob(msgspec.Struct, frozen=True, array_like=True, tag="requeue"):
+    """The job's node has failed or is full; see `Seat.requeue`."""
+
+    number: int
+    is_full: bool
+    full_for_s: float | None
+
+
+class EndJob(msgspec.Struct, frozen=True, array_like=True, tag="end"):
+    """The job is over, in any state. It has generated this many tokens."""
+
+    number: int
+    tokens: int
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """The tokens that running jobs have generated so far, by number. Sent every second, also if empty."""
+
+    tokens: dict[int, int]
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
+    """A question: the name of a function of the dispatcher, and its arguments."""
+
+    number: int
+    question: str
+    arguments: tuple[str | int, ...] = ()
+
+
+ToDispatcher = SubmitJob | DeclareJob | Declared | BeginJob | RequeueJob | EndJob | Progress | Ask
+
+# Dispatcher → front --------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
+    """The first message. A front takes no dispatcher with a lower `epoch` than it has seen."""
+
+    epoch: int
+
+
+class Standby(msgspec.Struct, frozen=True, array_like=True, tag="standby"):
+    """The first message of a dispatcher that does not lead."""
+
+
+class JobQueued(msgspec.Struct, frozen=True, array_like=True, tag="queued"):
+    """The job waits; this is the estimate of its arrival."""
+
+    number: int
+    estimate: WaitEstimate | None
+
+
+class SeatGranted(msgspec.Struct, frozen=True, array_like=True, tag="granted"):
+    """The job has a seat."""
+
+    number: int
+    node_id: str
+    grant: Grant
+    waited_s: float
+
+
+class JobRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The job gets no seat (any more)."""
+
+    number: int
+    error: ErrorValue
+
+
+class JobStopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
+    """The job has to end now."""
+
+    number: int
+    error: ErrorValue
+
+
+class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
+    """The answer to a question."""
+
+    number: int
+    value: Any = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
+    """The dispatcher is there. Sent every second."""
+
+
+ToFront = Welcome | Standby | JobQueued | SeatGranted | JobRefused | JobStopped | Answered | Heartbeat
+
+to_dispatcher_decoder = msgspec.msgpack.Decoder(ToDispatcher)
+to_front_decoder = msgspec.msgpack.Decoder(ToFront)
