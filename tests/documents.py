@@ -201,8 +201,11 @@ def _metrics() -> str:
             *_families(metrics.MODELS, ("model",)),
             *_families(metrics.ENGINES, ("model",)),
             *_families(metrics.NODES, ("node", "kind")),
+            *_families(vllm.CURRENT, of_vllm),
             *_families(vllm.JOBS, of_vllm),
             *_families(vllm.ENGINES, of_vllm),
+            *_families((vllm.CACHE,), vllm.CACHE_LABELS),
+            *_families((vllm.ADAPTERS,), vllm.ADAPTER_LABELS),
             *_families((vllm.SUCCESS,), (*of_vllm, "finished_reason")),
         )
     )

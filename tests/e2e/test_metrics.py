@@ -90,6 +90,9 @@ def test_engine_metrics_equal_the_figures_of_running(worked):
     labels = frozenset({("model_name", "fairlead-demo"), ("engine", "0")})
     assert running["engine"]["cache_usage"] == found["vllm:kv_cache_usage_perc", labels]
     assert running["engine"]["preemptions"] == found["vllm:num_preemptions_total", labels]
+    (cache,) = [dict(labels) for name, labels in found if name == "vllm:cache_config_info"]
+    sizes = {"block_size": "16", "num_gpu_blocks": str(running["engine"]["blocks_total"])}
+    assert cache.items() >= sizes.items()
     queries = found["vllm:prefix_cache_queries_total", labels]
     hits = found["vllm:prefix_cache_hits_total", labels]
     assert running["engine"]["prefix_hit_rate"] == pytest.approx(hits / queries, abs=1e-4)

@@ -83,7 +83,11 @@ def engine(model: str = "m", **changes: Any) -> ModelStatus:
 
 def engine_status(**changes: Any) -> EngineStatus:
     """Return the state of an engine that has done nothing."""
-    return EngineStatus(**dict.fromkeys(EngineStatus.__struct_fields__, 0) | {"kernel": "torch"} | changes)
+    return EngineStatus(
+        **dict.fromkeys(EngineStatus.__struct_fields__, 0)
+        | {"kernel": "torch", "cache_dtype": "float32"}
+        | changes
+    )
 
 
 def timeline(

@@ -104,6 +104,21 @@ async def test_vllm_metrics_have_the_values_of_the_jobs(sources):
     assert ends == {"stop": 2, "length": 0, "abort": 1}
 
 
+async def test_endpoint_picker_finds_every_name_before_the_first_job():
+    sources = FakeSources()
+    status = engine_status(blocks_total=100, block_size=16, cache_dtype="bfloat16", keeps_prefixes=True)
+    sources.fleet.statuses = [engine(engine=status)]
+    found = samples(sources)
+    of_m = {"model_name": "m", "engine": "0"}
+    current = ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")
+    assert [value(found, f"vllm:{name}", **of_m) for name in current] == [0, 0, 0]
+    cache = {"block_size": "16", "num_gpu_blocks": "100"}
+    others = {"cache_dtype": "bfloat16", "enable_prefix_caching": "True"}
+    assert value(found, "vllm:cache_config_info", **of_m, **cache, **others) == 1
+    adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+    assert value(found, "vllm:lora_requests_info", **adapters) > 0
+
+
 async def test_vllm_histograms_have_consistent_counts_and_sums(sources):
     found = samples(sources)
     of_m = {"model_name": "m", "engine": "0"}

@@ -195,6 +195,9 @@ class EngineNode:
                 preemptions=counts.preemptions,
                 mean_step_ms=_ratio(1000 * counts.step_s, counts.steps),
                 mean_step_tokens=_ratio(counts.step_tokens, counts.steps),
+                block_size=ready.block_size,
+                cache_dtype=ready.dtype,
+                keeps_prefixes=not ready.embeds,
             ),
         )
 

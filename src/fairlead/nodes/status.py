@@ -10,7 +10,9 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `kernel` is what computes its steps ("torch", "amx"). `cache_usage` is the fraction of blocks that running
     sequences hold, `prefix_hit_rate` the fraction of prompt tokens found in the prefix cache (both 0…1).
-    `prefix_queries` and `prefix_hits` are tokens looked up and found. Means are over all steps.
+    `prefix_queries` and `prefix_hits` are tokens looked up and found. Means are over all steps. `block_size`
+    is the tokens that a cache block holds, `cache_dtype` the type of its numbers. `keeps_prefixes`: blocks of
+    ended sequences are kept for reuse.
     """
 
     kernel: str
@@ -25,6 +27,9 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     mean_step_ms: float
     mean_step_tokens: float
+    block_size: int
+    cache_dtype: str
+    keeps_prefixes: bool
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -206,7 +206,7 @@ class CollectedMetrics(Collector):
         yield from _models(models)
         nodes = [((node.id, node.kind), node) for node in now.nodes[:LABELS_AT_MOST]]
         yield from families(NODES, ("node", "kind"), nodes)
-        yield from as_vllm(jobs.models, models)
+        yield from as_vllm(jobs.models, models, at_s=now.at_s)
         yield from self._process.collect()
 
     def _shown(self, tenant: str) -> str:

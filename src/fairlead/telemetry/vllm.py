@@ -1,6 +1,8 @@
 """The counts of jobs and caches under vLLM's metric names, for existing dashboards. `engine` is always 0.
 
-Names and meanings: https://docs.vllm.ai/en/stable/usage/metrics/.
+Names and meanings: https://docs.vllm.ai/en/stable/usage/metrics/. The endpoint picker of llm-d and of the
+Gateway API inference extension reads five of them: the running and waiting requests, the cache usage, and two
+whose labels are the information. It takes the first sample of a name, and reports an error if there is none.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,9 +20,12 @@ ENGINE = "0"
 FINISH_REASONS = ("stop", "length", "abort")
 
 
+# Of every model, also of one without a job.
+CURRENT: tuple[Row[ModelCounts | None], ...] = (
+    Gauge("vllm:num_requests_running", "Jobs that hold a seat.", lambda t: t.running if t else 0),
+    Gauge("vllm:num_requests_waiting", "Jobs that wait for a seat.", lambda t: t.waiting if t else 0),
+)
 JOBS: tuple[Row[ModelCounts], ...] = (
-    Gauge("vllm:num_requests_running", "Jobs that hold a seat.", lambda t: t.running),
-    Gauge("vllm:num_requests_waiting", "Jobs that wait for a seat.", lambda t: t.waiting),
     Counter("vllm:prompt_tokens", "Prompt tokens processed.", lambda t: t.prompt_tokens),
     Counter("vllm:generation_tokens", "Tokens generated.", lambda t: t.generated_tokens),
     Histogram(
@@ -38,18 +43,39 @@ ENGINES: tuple[Row[EngineStatus], ...] = (
     Counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", lambda m: m.prefix_hits),
     Counter("vllm:num_preemptions", "Sequences that were preempted.", lambda m: m.preemptions),
 )
+CACHE_LABELS = (*LABELS, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")
+CACHE: Row[float] = Gauge(
+    "vllm:cache_config_info", "1, with the size and number of cache blocks, on a GPU or not.", identity
+)
+ADAPTER_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+ADAPTERS: Row[float] = Gauge(
+    "vllm:lora_requests_info", "The time, in seconds since 1970. Adapters are not served.", identity
+)
 SUCCESS: Row[float] = Counter("vllm:request_success", "Finished answers, by finish reason.", identity)
 
 
-def as_vllm(counts: Mapping[str, ModelCounts], models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
-    """Yield the families: of jobs from a model's first job on, of its cache while it is loaded."""
+def as_vllm(
+    counts: Mapping[str, ModelCounts], models: tuple[ModelStatus, ...], *, at_s: float
+) -> Iterator[Metric]:
+    """Yield the families: of jobs from a model's first job on, of its cache while it is loaded.
+
+    Running and waiting jobs have a sample for every model. `at_s`: the time of the values.
+    """
+    names = dict.fromkeys((*(model.model for model in models), *counts))
+    yield from families(CURRENT, LABELS, [((name, ENGINE), counts.get(name)) for name in names])
     jobs = [((name, ENGINE), of_model) for name, of_model in counts.items()]
     yield from families(JOBS, LABELS, jobs)
     engines = [((model.model, ENGINE), model.engine) for model in models if model.engine is not None]
     yield from families(ENGINES, LABELS, engines)
+    yield CACHE.family(CACHE_LABELS, [((*labels, *_cache(engine)), 1.0) for labels, engine in engines])
+    yield ADAPTERS.family(ADAPTER_LABELS, [(("0", "", ""), at_s)])
     ends = [
         ((*labels, reason), float(of_model.finish_reasons.get(reason, 0)))
         for labels, of_model in jobs
         for reason in FINISH_REASONS
     ]
     yield SUCCESS.family((*LABELS, "finished_reason"), ends)
+
+
+def _cache(engine: EngineStatus) -> tuple[str, ...]:
+    return (str(engine.block_size), str(engine.blocks_total), engine.cache_dtype, str(engine.keeps_prefixes))
