@@ -162,27 +162,34 @@ class QuantileEstimate:
 
 
 class _Rates:
-    """Seconds per prompt token and per output token, fitted to the last jobs."""
+    """Seconds per prompt token and per output token, fitted to the last jobs.
+
+    They are fitted when they are needed next: jobs that find free seats need no predictions.
+    """
 
     def __init__(self) -> None:
-        self._jobs: deque[tuple[float, float, float]] = deque(maxlen=KEPT_JOBS)
+        self._speeds: deque[tuple[float, float]] = deque(maxlen=KEPT_JOBS)  # tokens per second of each job
+        self._is_fitted = True
         self._prompt_s = 0.0
         self._output_s = 0.0
 
     def add(self, size: JobSize, service_s: float) -> None:
-        self._jobs.append((size.prompt_tokens, size.output_tokens, service_s))
-        self._fit()
+        service_s = max(service_s, 0.001)
+        self._speeds.append((size.prompt_tokens / service_s, size.output_tokens / service_s))
+        self._is_fitted = False
 
     def service_s(self, size: JobSize, *, unknown_s: float) -> float:
         """Return how long it will hold its seat; `unknown_s` before any job has finished."""
-        if not self._jobs:
+        if not self._speeds:
             return unknown_s
+        self._fit()
         return self._prompt_s * size.prompt_tokens + self._output_s * size.output_tokens
 
     def remaining_s(self, job: RunningJob) -> float:
         """Return how long it will still hold its seat; before any job has finished, as long again."""
-        if not self._jobs:
+        if not self._speeds:
             return job.running_s
+        self._fit()
         tokens = max(job.size.output_tokens - job.tokens_so_far, 0.0)
         if job.tokens_so_far:
             return self._output_s * tokens
@@ -190,9 +197,11 @@ class _Rates:
 
     def _fit(self) -> None:
         """Fit by least squares of the relative errors, so that one giant job does not outweigh all others."""
+        if self._is_fitted:
+            return
+        self._is_fitted = True
         pp = po = oo = p1 = o1 = 0.0
-        for prompt_tokens, output_tokens, service_s in self._jobs:
-            p, o = (tokens / max(service_s, 0.001) for tokens in (prompt_tokens, output_tokens))
+        for p, o in self._speeds:
             pp, po, oo, p1, o1 = pp + p * p, po + p * o, oo + o * o, p1 + p, o1 + o
         determinant = pp * oo - po * po
         if determinant > 1e-6 * pp * oo:
