@@ -8,7 +8,6 @@ that the dispatcher's process is what limits it. Latency: fronts' own client at 
 
 import argparse
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -79,6 +78,7 @@ async def throughput(path: str, under_way: int, seconds: float) -> dict[str, flo
     link = FrameLink(await open_link(path), wire.to_front_decoder)
     ended = number = 0
     cpu: list[float] = []
+    has_all = trio.Event()
 
     def submit() -> None:
         nonlocal number
@@ -95,6 +95,8 @@ async def throughput(path: str, under_way: int, seconds: float) -> dict[str, flo
                 submit()
             case wire.Answered(_, value):
                 cpu.append(value)
+                if len(cpu) == 2:
+                    has_all.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(link.run, handle)
@@ -108,8 +110,7 @@ async def throughput(path: str, under_way: int, seconds: float) -> dict[str, flo
             link.send(wire.Progress({}))
         cycles, elapsed_s = ended - before, time.perf_counter() - began
         link.send(wire.Ask(0, "cpu_s"))
-        while len(cpu) < 2:
-            await trio.sleep(0.01)
+        await has_all.wait()
         link.close()
     return {
         "under_way": under_way,
@@ -133,8 +134,7 @@ async def latency(path: str, rate: float, seconds: float) -> dict[str, float]:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.run)
-        while not client.is_connected:
-            await trio.sleep(0.01)
+        await trio.sleep(1)
         cpu_s, own_s = await client.ask("cpu_s"), time.process_time()
         async with trio.open_nursery() as jobs:
             began = at = trio.current_time()
@@ -171,7 +171,7 @@ def main() -> None:
     results = []
     for nodes in (1, 16):
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "dispatcher.sock")
+            path = str(Path(folder) / "dispatcher.sock")
             command = [sys.executable, __file__, "--serve", path, "--nodes", str(nodes)]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
                 assert child.stdout is not None
@@ -182,8 +182,10 @@ def main() -> None:
                             {"nodes": nodes} | trio.run(throughput, path, under_way, options.seconds)
                         )
                         time.sleep(1)
-                    for rate in (500, 2000):
-                        results.append({"nodes": nodes} | trio.run(latency, path, rate, options.seconds))
+                    results += [
+                        {"nodes": nodes} | trio.run(latency, path, rate, options.seconds)
+                        for rate in (500, 2000)
+                    ]
                 finally:
                     child.terminate()
     text = json.dumps({"machine": machine(), "results": results}, indent=1)
