@@ -22,6 +22,7 @@ from fairlead.errors import (
 )
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Answer, Gateway
+from fairlead.grant import Grant
 from fairlead.job import Delta, Job, Passthrough, Relay, Sampling
 from fairlead.nodes.limits import NodeLimits
 from fake_nodes import job
@@ -45,7 +46,7 @@ class ScriptedNode:
         self.running = 0
 
     @asynccontextmanager
-    async def generate(self, sent: Job, into: Sink) -> AsyncIterator[None]:
+    async def generate(self, sent: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
         script = tuple(self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0])
         self.served.append(sent.tenant)
         if isinstance(script[0], FairleadError):

@@ -25,6 +25,7 @@ from fairlead.dispatch.timer import Alarm, Timer
 from fairlead.dispatch.wait_estimator import WaitEstimator
 from fairlead.dispatch.waiter import Waiter
 from fairlead.errors import FairleadError, ModelLoading, QueueFull, QueueTimeout
+from fairlead.grant import Grant
 from fairlead.supervision import contain
 
 CHARGE_INTERVAL_S = 1.0
@@ -44,14 +45,16 @@ class DispatchStatistics(SchedulerStatistics, frozen=True):
 class Seat:
     """The right to run one job on the node `node_id`; after a failure, on another node.
 
-    `estimate` was made when the job arrived; None if it did not wait.
+    `estimate` was made when the job arrived; None if it did not wait. `grant` is for engines that several
+    fronts share; None here, where one process has all seats.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "estimate", "node_id", "waited_s")
+    __slots__ = ("_dispatcher", "_waiter", "estimate", "grant", "node_id", "waited_s")
 
     def __init__(self, dispatcher: "Dispatcher", waiter: Waiter, node_id: str, waited_s: float) -> None:
         self.node_id = node_id
         self.waited_s = waited_s
+        self.grant: Grant | None = None
         self.estimate = waiter.estimate
         self._dispatcher = dispatcher
         self._waiter = waiter
