@@ -7,10 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead import messages
+from fairlead.grant import Grant
 from fairlead.job import Sampling, TokenLogprob
 
 SAMPLING = Sampling(max_tokens=9, seed=2**62, stop_token_ids=(1, 2), logit_bias={5: -1.5}, logprobs=2)
 TO_CHILD = [messages.Submit(7, messages.pack_tokens([1, 2, 70_000]), SAMPLING), messages.Abort(7)]
+TO_CHILD += [messages.Ping(), messages.Epoch(3)]
+GRANTED = messages.Submit(2 << messages.KEY_BITS | 1, b"", SAMPLING, grant=Grant(3, 17))
+FROM_FRONT = [messages.Attach(1, "front-1"), GRANTED, messages.Abort(7)]
 TO_CHILD.insert(1, messages.Submit(8, b"", SAMPLING, 0, 1.5, b"salt"))
 TO_PARENT = [
     messages.LoadProgress(0.25, "weights"),
@@ -34,6 +38,25 @@ TO_PARENT = [
 def test_message_to_the_child_arrives_unchanged(message):
     (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
     assert message == messages.to_child_decoder.decode(payload)
+
+
+@pytest.mark.parametrize("message", FROM_FRONT)
+def test_message_of_a_front_arrives_unchanged(message):
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
+    assert message == messages.front_to_child_decoder.decode(payload)
+
+
+@pytest.mark.parametrize("message", [messages.Attached(2, TO_PARENT[1]), messages.AttachRefused("full")])
+def test_message_to_a_front_arrives_unchanged(message):
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
+    assert message == messages.to_front_decoder.decode(payload)
+
+
+@pytest.mark.parametrize("message", [messages.Ping(), messages.Epoch(3)])
+def test_front_cannot_send_the_messages_of_the_parent(message):
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
+    with pytest.raises(msgspec.ValidationError):
+        messages.front_to_child_decoder.decode(payload)
 
 
 @pytest.mark.parametrize("message", TO_PARENT)

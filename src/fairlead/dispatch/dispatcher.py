@@ -49,12 +49,13 @@ class Seat:
     fronts share; None here, where one process has all seats.
     """
 
-    __slots__ = ("_dispatcher", "_waiter", "estimate", "grant", "node_id", "waited_s")
+    __slots__ = ("_dispatcher", "_waiter", "estimate", "node_id", "waited_s")
+
+    grant: Grant | None = None
 
     def __init__(self, dispatcher: "Dispatcher", waiter: Waiter, node_id: str, waited_s: float) -> None:
         self.node_id = node_id
         self.waited_s = waited_s
-        self.grant: Grant | None = None
         self.estimate = waiter.estimate
         self._dispatcher = dispatcher
         self._waiter = waiter
