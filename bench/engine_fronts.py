@@ -134,7 +134,7 @@ def _attached(path: str, channel: Any) -> socket.socket:
     return front
 
 
-def _send(client: socket.socket, data: bytes, turn: Any) -> None:
+def _send(client: socket.socket, data: bytearray, turn: Any) -> None:
     client.setblocking(False)
     while data:
         with contextlib.suppress(BlockingIOError):

@@ -1,3 +1,4 @@
+import hashlib
 import struct
 from itertools import pairwise
 
@@ -118,3 +119,12 @@ def test_step_with_different_numbers_of_keys_and_tokens_is_refused(keys, tokens)
     frame = msgspec.msgpack.encode(["step", bytes(keys), bytes(tokens), [], []])
     with pytest.raises(msgspec.ValidationError, match="do not match"):
         messages.to_parent_decoder.decode(frame)
+
+
+def test_version_of_the_protocol_is_that_of_its_messages():
+    """Increase `PROTOCOL_VERSION` if this fails, and add the new digest."""
+    kinds = (messages.Attach, messages.Submit, messages.Abort, messages.Attached, messages.AttachRefused)
+    nested = (messages.Ready, messages.StepOutputs, messages.Output, messages.EngineStatistics)
+    fields = [(kind.__name__, kind.__struct_fields__) for kind in (*kinds, *nested, Grant, Sampling)]
+    digest = hashlib.sha256(repr(fields).encode()).hexdigest()[:12]
+    assert {1: "a84be2de910a"}[messages.PROTOCOL_VERSION] == digest
