@@ -9,6 +9,7 @@ import trio
 
 from fairlead.answer.sink import Sink
 from fairlead.errors import FairleadError
+from fairlead.grant import Grant
 from fairlead.job import Delta, Job, Sampling
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
@@ -37,7 +38,7 @@ class TimedNode:
         self.served: list[str] = []
 
     @asynccontextmanager
-    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
+    async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.served.append(job.tenant)

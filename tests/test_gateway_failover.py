@@ -9,7 +9,7 @@ import trio
 
 from fairlead.answer.sink import Sink
 from fairlead.config import QueueConfig
-from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.dispatcher import Dispatcher, Seat
 from fairlead.errors import (
     Cancelled,
     EngineFailed,
@@ -19,15 +19,18 @@ from fairlead.errors import (
     NodeFull,
     QueueTimeout,
     RequestTimeout,
+    StaleGrant,
 )
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Answer, Gateway
+from fairlead.grant import Grant
 from fairlead.job import Delta, Job, Passthrough, Relay, Sampling
 from fairlead.nodes.limits import NodeLimits
 from fake_nodes import job
 
 FAILED = NodeFailed("failed")
 FULL = NodeFull("full")
+STALE = StaleGrant("the grant is of epoch 1")
 # A node's actions for one job: pauses in seconds, pieces of the answer, and an error at which it fails.
 Script = Iterable[float | str | Delta | FairleadError]
 COMPLETE: Script = (1.0, "one ", 1.0, "two ", 1.0, "three.")
@@ -45,7 +48,7 @@ class ScriptedNode:
         self.running = 0
 
     @asynccontextmanager
-    async def generate(self, sent: Job, into: Sink) -> AsyncIterator[None]:
+    async def generate(self, sent: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
         script = tuple(self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0])
         self.served.append(sent.tenant)
         if isinstance(script[0], FairleadError):
@@ -318,6 +321,31 @@ async def test_full_node_counts_as_no_attempt_and_is_not_tried_for_a_second(auto
     assert len(node.served) == 6
     assert pytest.approx(4 * 1 + 0.5 + 3) == trio.current_time() - started
     harness.check_at_rest()
+
+
+async def test_stale_grant_counts_as_no_attempt_and_the_node_is_not_full(autojump_clock, nursery, any_job):
+    node = ScriptedNode("only", (STALE,), (0.5, STALE), (STALE,), (FAILED,), (STALE,), COMPLETE)
+    harness = GatewayHarness(nursery, node)
+    started = trio.current_time()
+    assert await harness.run_job(any_job) == TEXT
+    assert len(node.served) == 6
+    assert pytest.approx(0.5 + 3) == trio.current_time() - started
+    harness.check_at_rest()
+
+
+async def test_seat_passes_its_grant_to_the_node(autojump_clock, nursery, monkeypatch):
+    grants = []
+
+    class Granted(ScriptedNode):
+        def generate(self, sent, into, *, grant=None):
+            grants.append(grant)
+            return super().generate(sent, into, grant=grant)
+
+    harness = GatewayHarness(nursery, Granted("n", COMPLETE))
+    await harness.run_job(new_job())
+    monkeypatch.setattr(Seat, "grant", Grant(3, 7))
+    await harness.run_job(new_job())
+    assert grants == [None, Grant(3, 7)]
 
 
 async def test_full_node_gets_the_job_when_another_of_its_jobs_ends(autojump_clock, nursery):

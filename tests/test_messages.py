@@ -1,3 +1,4 @@
+import hashlib
 import struct
 from itertools import pairwise
 
@@ -7,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead import messages
+from fairlead.grant import Grant
 from fairlead.job import Sampling, TokenLogprob
 
 SAMPLING = Sampling(max_tokens=9, seed=2**62, stop_token_ids=(1, 2), logit_bias={5: -1.5}, logprobs=2)
 TO_CHILD = [messages.Submit(7, messages.pack_tokens([1, 2, 70_000]), SAMPLING), messages.Abort(7)]
+TO_CHILD += [messages.Ping(), messages.Epoch(3)]
+GRANTED = messages.Submit(2 << messages.KEY_BITS | 1, b"", SAMPLING, grant=Grant(3, 17))
+FROM_FRONT = [messages.Attach(1, "front-1"), GRANTED, messages.Abort(7)]
 TO_CHILD.insert(1, messages.Submit(8, b"", SAMPLING, 0, 1.5, b"salt"))
 TO_PARENT = [
     messages.LoadProgress(0.25, "weights"),
@@ -34,6 +39,25 @@ TO_PARENT = [
 def test_message_to_the_child_arrives_unchanged(message):
     (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
     assert message == messages.to_child_decoder.decode(payload)
+
+
+@pytest.mark.parametrize("message", FROM_FRONT)
+def test_message_of_a_front_arrives_unchanged(message):
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
+    assert message == messages.front_to_child_decoder.decode(payload)
+
+
+@pytest.mark.parametrize("message", [messages.Attached(2, TO_PARENT[1]), messages.AttachRefused("full")])
+def test_message_to_a_front_arrives_unchanged(message):
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
+    assert message == messages.to_front_decoder.decode(payload)
+
+
+@pytest.mark.parametrize("message", [messages.Ping(), messages.Epoch(3)])
+def test_front_cannot_send_the_messages_of_the_parent(message):
+    (payload,) = messages.FrameSplitter().feed(messages.encode_frame(message))
+    with pytest.raises(msgspec.ValidationError):
+        messages.front_to_child_decoder.decode(payload)
 
 
 @pytest.mark.parametrize("message", TO_PARENT)
@@ -95,3 +119,12 @@ def test_step_with_different_numbers_of_keys_and_tokens_is_refused(keys, tokens)
     frame = msgspec.msgpack.encode(["step", bytes(keys), bytes(tokens), [], []])
     with pytest.raises(msgspec.ValidationError, match="do not match"):
         messages.to_parent_decoder.decode(frame)
+
+
+def test_version_of_the_protocol_is_that_of_its_messages():
+    """Increase `PROTOCOL_VERSION` if this fails, and add the new digest."""
+    kinds = (messages.Attach, messages.Submit, messages.Abort, messages.Attached, messages.AttachRefused)
+    nested = (messages.Ready, messages.StepOutputs, messages.Output, messages.EngineStatistics)
+    fields = [(kind.__name__, kind.__struct_fields__) for kind in (*kinds, *nested, Grant, Sampling)]
+    digest = hashlib.sha256(repr(fields).encode()).hexdigest()[:12]
+    assert {1: "a84be2de910a"}[messages.PROTOCOL_VERSION] == digest

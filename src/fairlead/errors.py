@@ -238,6 +238,13 @@ class NodeFull(NodeFailed):
     """The node reported that it is full. The job is queued again, which does not count as a failure."""
 
 
+class StaleGrant(NodeFailed):
+    """The node refused the job's grant: it is of an earlier dispatcher, or in use by another front.
+
+    The job is queued again, which does not count as a failure.
+    """
+
+
 class NodeRefused(FairleadError):
     """The node answered that the request itself is at fault; the client gets the node's own message.
 

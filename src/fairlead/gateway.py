@@ -25,13 +25,13 @@ from fairlead.dispatch.dispatcher import Dispatcher, Seat
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.prefixes import prefix_hashes
-from fairlead.errors import Cancelled, FairleadError, NodeFailed, NodeFull, RequestTimeout
+from fairlead.errors import Cancelled, FairleadError, NodeFailed, NodeFull, RequestTimeout, StaleGrant
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.job import Job
 from fairlead.job_metrics import JobMetrics, JobStatistics
 from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 
-# A node that turns out to be full does not count as an attempt.
+# A node that rejects the job, because it is full or the grant is stale, does not count as an attempt.
 ATTEMPTS = 2
 
 logger = structlog.get_logger("fairlead.gateway")
@@ -134,11 +134,12 @@ class _RunningJob:
             if not isinstance(error, NodeFailed):
                 raise error
             is_full = isinstance(error, NodeFull)
-            failures += not is_full
+            is_rejected = is_full or isinstance(error, StaleGrant)
+            failures += not is_rejected
             attempts = ATTEMPTS if self._job.may_be_repeated else 1
             another = retry_sink(self.deltas, self._job.reader) if failures < attempts else None
-            # A node that turns out to be full has not failed, and may report this many times.
-            log = logger.debug if is_full else logger.warning
+            # A node that rejects a job has not failed, and may do this many times.
+            log = logger.debug if is_rejected else logger.warning
             log("attempt failed", node=seat.node_id, reason=error.message, retries=another is not None)
             if another is None:
                 raise error
@@ -164,7 +165,8 @@ class _RunningJob:
         self.timeline.attempts += 1
         self.timeline.node = seat.node_id
         try:
-            async with self._nodes.find(seat.node_id).generate(self._job, attempt):
+            node = self._nodes.find(seat.node_id)
+            async with node.generate(self._job, attempt, grant=seat.grant):
                 with attempt.scope:
                     if not self.has_begun:
                         await self.deltas.started()

@@ -1,7 +1,8 @@
-"""Frames between the parent and a model's child process: length-prefixed msgpack, never pickle.
+"""Messages between a model's child process and its clients, as frames: length-prefixed msgpack, never pickle.
 
-Both sides trust each other's frames (a malformed one is a bug), but the size of a frame is bounded. Closing
-either end of the socketpair ends the child.
+The parent and the child trust each other's frames (a malformed one is a bug), but the size of a frame is
+bounded. Closing either end of their socketpair ends the child. Fronts, the other clients of a child, connect
+to the unix socket `WorkerSpec.listen`. A malformed frame ends the connection of the front that sent it.
 """
 
 import struct
@@ -11,13 +12,19 @@ from typing import Literal
 
 import msgspec
 
+from fairlead.grant import Grant
 from fairlead.job import FinishReason, Sampling, TokenLogprob
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 _INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
-ErrorCode = Literal["engine_failed", "grammar_failed", "request_timeout"]
+# Of the messages between an engine and its fronts: increased when one of them changes.
+PROTOCOL_VERSION = 1
+# A sequence's key is `prefix << KEY_BITS | number`. The prefix is that of its connection: 0 for the parent's.
+KEY_BITS = 40
+
+ErrorCode = Literal["engine_failed", "grammar_failed", "request_timeout", "stale_grant"]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +34,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     `kv_cache_bytes` in bytes. The cached blocks of finished sequences are evicted by `eviction_policy`,
     down to `eviction_threshold` of either bound, every `cleanup_interval_s`. `gpu_memory` is the child's
     budget of GPU memory: a fraction of the total up to 1, or MiB. `watchdog_s` is the parent's timeout of a
-    step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or "int8".
+    step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or "int8". `listen`: the path of
+    the unix socket for fronts, in a directory that only this user can enter; None: there are no fronts.
     """
 
     path: str
@@ -49,17 +57,18 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     watchdog_s: float = 30.0
     block_size: int = 16
     threads: int | None = None
+    listen: str | None = None
 
 
-# Parent → child ------------------------------------------------------------------------------------
+# Parent or front → child ---------------------------------------------------------------------------
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A new sequence. `key` is chosen by the parent, never reused; `prompt` is little-endian int32.
+    """A new sequence. `key` is chosen by the sender, higher than all before; `prompt` is little-endian int32.
 
     `priority`: the class of its job, 0 the last to be preempted. `timeout_s`: the time that is left, from
     now. `salt`: sequences with different salts share no cached prefixes. `embed`: compute the prompt's
-    embedding, and no tokens.
+    embedding, and no tokens. `grant`: that of its job; required from fronts.
     """
 
     key: int
@@ -69,6 +78,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     timeout_s: float | None = None
     salt: bytes = b""
     embed: bool = False
+    grant: Grant | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
@@ -77,7 +87,24 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     key: int
 
 
-# Child → parent ------------------------------------------------------------------------------------
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """Requests a frame with the current statistics. Only sent by the parent."""
+
+
+class Epoch(msgspec.Struct, frozen=True, array_like=True, tag="epoch"):
+    """Refuse grants of lower epochs from now on. Only sent by the parent."""
+
+    epoch: int
+
+
+class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
+    """The first frame of a front. `front` is its name, for logs."""
+
+    version: int
+    front: str
+
+
+# Child → parent or front ---------------------------------------------------------------------------
 
 
 class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
@@ -164,8 +191,21 @@ class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):
     step_tokens: int = 0
 
 
+class Attached(msgspec.Struct, frozen=True, array_like=True, tag="attached"):
+    """Answers `Attach`: the prefix of the front's keys, and the loaded model."""
+
+    prefix: int
+    ready: Ready
+
+
+class AttachRefused(msgspec.Struct, frozen=True, array_like=True, tag="attach_refused"):
+    """Answers `Attach`, or a connection. The child closes the connection after it."""
+
+    reason: str
+
+
 class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """One engine step's outputs for all sequences. Also answers messages that need no step.
+    """One engine step's outputs for all sequences of a connection. Also answers messages that need no step.
 
     Of a sequence that got one more token and nothing else, `keys` has the key (little-endian int64), and
     `tokens` the token (int32) at the same index. Everything else is in `outputs`. No sequence is in both.
@@ -187,12 +227,16 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         return zip(keys, struct.unpack(f"<{count}i", self.tokens), strict=True)
 
 
-ToChild = Submit | Abort
+ToChild = Submit | Abort | Ping | Epoch
+FrontToChild = Attach | Submit | Abort
 ToParent = LoadProgress | Ready | LoadFailure | StepOutputs
+ToFront = Attached | AttachRefused | StepOutputs
 
 spec_decoder = msgspec.msgpack.Decoder(WorkerSpec)
 to_child_decoder = msgspec.msgpack.Decoder(ToChild)
+front_to_child_decoder = msgspec.msgpack.Decoder(FrontToChild)
 to_parent_decoder = msgspec.msgpack.Decoder(ToParent)
+to_front_decoder = msgspec.msgpack.Decoder(ToFront)
 _encoder = msgspec.msgpack.Encoder()
 
 

@@ -14,7 +14,7 @@ from fairlead.errors import EngineFailed, InvalidRequest, NodeFailed, RequestTim
 from fairlead.job import TEXTS_AT_ONCE
 from fairlead.text.embedding import EmbeddingSettings
 from fairlead.text.model import TextModel
-from fairlead.worker.client import Worker
+from fairlead.worker.sequence_client import SequenceClient
 from nodes import test_engine_node as engine_node
 from nodes.test_engine_node import Reports, generate_deltas, job, model, running
 
@@ -58,7 +58,7 @@ async def test_each_text_has_its_own_vector(embedder: TextModel, prompts: int):
 
 async def test_child_has_a_bounded_number_of_texts_of_a_job(embedder: TextModel, monkeypatch):
     in_child, most = set(), []
-    submit, receive_vector = Worker.submit, texts._Texts.receive_vector
+    submit, receive_vector = SequenceClient.submit, texts._Texts.receive_vector
 
     def submitted(worker, prompt, *arguments, **options):
         in_child.add(len(prompt))
@@ -69,7 +69,7 @@ async def test_child_has_a_bounded_number_of_texts_of_a_job(embedder: TextModel,
         in_child.discard(len(self._job.prompts[index]))
         receive_vector(self, index, vector)
 
-    monkeypatch.setattr(Worker, "submit", submitted)
+    monkeypatch.setattr(SequenceClient, "submit", submitted)
     monkeypatch.setattr(texts._Texts, "receive_vector", returned)
     large_job = job(1, prompts=100, embed=True)
     async with running(embedder, Reports(), "embeds") as node, generate_deltas(node, large_job) as deltas:
@@ -113,7 +113,7 @@ async def test_failed_step_fails_the_job_and_aborts_its_other_texts(embedder: Te
         with pytest.raises(EngineFailed, match="device failed"):
             async with generate_deltas(node, job(1, prompts=2000, embed=True)) as deltas:
                 await vectors(deltas)
-        assert not len(node._worker._sequences)
+        assert not len(node._worker.sequences)
         await engine_node._until_idle(node)
         assert node.statistics().steps < 250  # half of what all texts would take, four at a time
 

@@ -8,7 +8,8 @@ from dispatch.recorded import FakeNode, job, limits, scheduler, submit
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.ticket import TicketState
-from fairlead.dispatch.waiter import Grant, HeldSeat, WaitingTask
+from fairlead.dispatch.waiter import HeldSeat, WaitingTask
+from fairlead.grant import Grant
 
 
 def test_restored_job_has_its_seat_without_a_grant():

@@ -12,6 +12,7 @@ from fairlead.fleet import managed_model
 from fairlead.nodes import model_process
 from fairlead.worker import client
 from fairlead.worker.client import Worker
+from fairlead.worker.sequence_client import SequenceClient
 from fairlead.worker.watchdog import Watchdog
 from fleet.fault_points import (
     QUEUE,
@@ -127,7 +128,7 @@ def _wrap(points: FaultPoints) -> None:
     points.wrap(trio.to_thread, "run_sync", "thread")
     points.wrap(managed_model, "memory_of", "measure")
     points.wrap(model_process, "worker_spec", "specify")
-    points.wrap(Worker, "submit", "submit")
+    points.wrap(SequenceClient, "submit", "submit")
     points.wrap(Worker, "_log_line", "log line")
     for name in ("stuck", "message_sent", "frame_received"):
         points.wrap(Watchdog, name, f"watchdog {name}")

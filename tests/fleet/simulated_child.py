@@ -12,6 +12,7 @@ import trio
 
 from fairlead import messages
 from fairlead.worker import main
+from fairlead.worker.channel import Channel, ParentGone
 from fairlead.worker.loop import Loop
 from worker import fake_child
 
@@ -85,7 +86,7 @@ class SimulatedProcess:
                     await trio.sleep_forever()
                 else:
                     await self._serve(self._connection)
-        except main.ParentGone:
+        except ParentGone:
             pass
         finally:
             if self._connection is not None:
@@ -96,11 +97,10 @@ class SimulatedProcess:
             self._has_ended.set()
 
     async def _serve(self, connection: socket.socket) -> None:
-        channel = main.Channel(connection)
+        channel = Channel(connection)
         await trio.lowlevel.wait_readable(connection)
         with self._aside():
-            (first,) = channel.read(wait_s=None)
-            spec = messages.spec_decoder.decode(first)
+            spec = channel.read_spec()
             model = fake_child.load(
                 spec, lambda done, stage: channel.write(messages.LoadProgress(done, stage))
             )

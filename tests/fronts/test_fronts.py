@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from fairlead.config import QueueConfig
-from fairlead.dispatch.waiter import Grant
 from fairlead.errors import NoNode, QueueFull, QueueTimeout
+from fairlead.grant import Grant
 from fronts.system import System, limits, settle, spec
 
 
@@ -153,7 +153,7 @@ async def test_running_jobs_do_not_notice_that_the_dispatcher_is_replaced(autoju
         system.start_dispatcher(expected=2)
         await trio.sleep(2)
         assert system.dispatcher.statistics().running == 2
-    assert sorted(results) == [Grant(1, 1), Grant(1, 2)]
+    assert {grant.number for grant in results} == {1, 2}
 
 
 async def test_waiting_jobs_keep_their_order_when_the_dispatcher_is_replaced(autojump_clock):

@@ -10,6 +10,7 @@ from fairlead.dispatch.scheduling import JobScheduler
 from fairlead.errors import LoadFailed, NodeFailed, NodeFull
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import ATTEMPTS
+from fairlead.grant import Grant
 from fairlead.job import Delta, Job
 from fairlead.nodes.limits import NodeLimits
 from fuzz.plan import OTHER_MODEL, ClientPlan, Plan
@@ -138,7 +139,7 @@ class CrashingNode:
                 into.fail(NodeFull("no room"))
 
     @asynccontextmanager
-    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
+    async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
         history = self._histories[job.id]
         if not self.is_up:
             history.fail()

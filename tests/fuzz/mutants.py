@@ -7,7 +7,7 @@ seats over in the same way as two of the mutants, but without a mistake, so it m
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -17,6 +17,7 @@ from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import Dispatcher, Seat
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.waiter import Waiter, WaitingTask
 from fairlead.errors import FairleadError
 from fairlead.nodes.limits import NodeLimits
 from fairlead.upstream_events import UpstreamReader
@@ -206,26 +207,42 @@ class SwapUnderWork(Dispatcher):
 class KeptSeat(Dispatcher):
     """A job gets its second seat without giving the first one back."""
 
-    async def requeue(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
-        waiter.ticket.node.acquire(waiter.ticket.tokens)
-        return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
+    def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
+        node = waiter.ticket.node
+        assert node is not None
+        node.acquire(waiter.ticket.tokens)
+        super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class ChargedPerGrant(Dispatcher):
     """A job that returns to the queue is queued like a new one, and is charged at each grant."""
 
-    async def requeue(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
-        line = self.scheduler._queue._kernel
-        line.push_front = line.push
-        return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
+    def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
+        queue: Any = self.scheduler._queue._kernel
+        queue.push_front = queue.push
+        super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
+
+
+class ShieldedEvent:
+    """An event on which a task waits even if it is cancelled."""
+
+    def __init__(self) -> None:
+        event = trio.Event()
+        self.is_set, self.set, self._wait = event.is_set, event.set, event.wait
+
+    async def wait(self) -> None:
+        """Wait until it is set."""
+        with trio.CancelScope(shield=True):
+            await self._wait()
 
 
 class UncancellableSecondWait(Dispatcher):
     """A job that waits for a second seat cannot be cancelled."""
 
-    async def requeue(self, waiter: Any, *, is_full: bool, full_for_s: float | None = None) -> str:
-        with trio.CancelScope(shield=True):
-            return await super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
+    def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
+        assert isinstance(waiter, WaitingTask)
+        waiter.event = cast(trio.Event, ShieldedEvent())
+        super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 
 class FullUntilAJobEnds(Dispatcher):

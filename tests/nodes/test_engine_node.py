@@ -18,7 +18,7 @@ from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.text.model import TextModel
-from fairlead.worker.client import Worker
+from fairlead.worker.sequence_client import SequenceClient
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
 MODEL = "m"
@@ -142,14 +142,14 @@ async def test_child_ends_with_the_node(model: TextModel):
 
 async def test_priority_and_timeout_of_a_job_reach_each_of_its_sequences(model: TextModel, monkeypatch):
     limits_received, left_s = [], []
-    submit = Worker.submit
+    submit = SequenceClient.submit
 
     def spy(worker, prompt, sampling, receiver, **options):
         limits_received.append(options)
         left_s.append(trio.current_effective_deadline() - trio.current_time())
         return submit(worker, prompt, sampling, receiver, **options)
 
-    monkeypatch.setattr(Worker, "submit", spy)
+    monkeypatch.setattr(SequenceClient, "submit", spy)
     async with running(model, Reports()) as node:
         with trio.fail_after(60):
             async with generate_deltas(node, job(1, n=2, priority=2)) as deltas:
@@ -165,13 +165,13 @@ async def test_priority_and_timeout_of_a_job_reach_each_of_its_sequences(model: 
 
 async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkeypatch):
     salts = []
-    submit = Worker.submit
+    submit = SequenceClient.submit
 
     def spy(worker, *arguments, salt, **options):
         salts.append(salt)
         return submit(worker, *arguments, salt=salt, **options)
 
-    monkeypatch.setattr(Worker, "submit", spy)
+    monkeypatch.setattr(SequenceClient, "submit", spy)
     async with running(model, Reports(), isolate_tenants=True) as node:
         for tenant in ("A", "B", "A", "x" * 10_000, "\ud800"):
             async with generate_deltas(node, job(1, tenant=tenant)) as deltas:

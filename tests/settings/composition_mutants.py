@@ -3,6 +3,7 @@
 from settings.mutants import Mutant
 
 _NODE = "fairlead.nodes.engine_node"
+_LOADED = "fairlead.nodes.loaded_engine"
 _SCHEDULER = "fairlead.dispatch.schedulers:default_scheduler"
 _POLICIES = "fairlead.swap.policies"
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
@@ -13,7 +14,7 @@ _NODES = "fairlead.dispatch.node_pool:NodePool"
 COMPOSITION = (
     # Settings that an audit could disconnect without a failing test.
     Mutant(
-        f"{_NODE}:EngineNode.__init__", "= isolate_tenants", "= False", "play", f"{_CACHE}.isolateTenants"
+        f"{_LOADED}:LoadedEngine.__init__", "= isolate_tenants", "= False", "play", f"{_CACHE}.isolateTenants"
     ),
     Mutant(_SCHEDULER, "min_share=queue.min_share,", "", "play", "queue.minShare"),
     Mutant(_SCHEDULER, "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"),

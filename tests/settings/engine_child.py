@@ -53,12 +53,12 @@ class _Channel:
     """The inbox and outbox of a `Loop`, which the child fills and empties between turns."""
 
     def __init__(self) -> None:
-        self.inbox: list[bytes] = []
+        self.inbox: list[messages.ToChild] = []
         self.outbox: deque[messages.ToParent] = deque()
 
-    def read(self, *, wait_s: float | None) -> list[bytes]:  # the child has waited already
-        frames, self.inbox = self.inbox, []
-        return frames
+    def read(self, *, wait_s: float | None) -> list[messages.ToChild]:  # the child has waited already
+        received, self.inbox = self.inbox, []
+        return received
 
     def write(self, message: messages.ToParent) -> None:
         self.outbox.append(message)
@@ -95,7 +95,7 @@ class EngineChild:
         loop = Loop(engine, model.runner, self._channel, clock=trio.current_time)
         await self._send(main._ready(model))
         while True:
-            self._channel.inbox += frames
+            self._channel.inbox += map(messages.to_child_decoder.decode, frames)
             for message in frames:
                 self._note(message)
             if self._plan.is_stuck and not engine.idle:

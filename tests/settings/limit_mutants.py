@@ -55,7 +55,7 @@ LIMITS = (
         "queue.waitingBytes",
     ),
     Mutant(f"{_DISPATCHER}._too_long", "wait_s <= most_s", "True", "play", "queue.maxEstimatedWait"),
-    Mutant(f"{_DISPATCHER}._set_alarms", "arrived + timeout_s", "arrived + 60.0", "play", "queue.timeout"),
+    Mutant(f"{_DISPATCHER}._set_alarms", "_at + timeout_s", "_at + 60.0", "play", "queue.timeout"),
     Mutant(
         "fairlead.http.refusals:objection", "len(headers) > limits.headers", "False", "play", "limits.headers"
     ),

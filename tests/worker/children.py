@@ -56,7 +56,7 @@ def worker(options: str = "", **limits: Any) -> Worker:
 
 def submit(worker: Worker, prompt: list[int], sampling: Sampling) -> tuple[int, Stream]:
     stream = Stream()
-    return worker.submit(prompt, sampling, stream), stream
+    return worker.sequences.submit(prompt, sampling, stream), stream
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,7 @@ async def main(path: str, child: str) -> None:
 
     async with trio.open_nursery() as nursery:
         await nursery.start(worker.run)
-        worker.submit([1], Sampling(max_tokens=900_000), Receiver())
+        worker.sequences.submit([1], Sampling(max_tokens=900_000), Receiver())
 
 
 trio.run(main, *sys.argv[1:])

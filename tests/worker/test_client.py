@@ -93,10 +93,10 @@ async def test_two_hundred_random_aborts_free_all_slots_and_blocks(options):
                 await choose.choice(list(streams.values())[:8]).begun.wait()  # those that have a slot
             if choose.random() < 0.7:
                 aborted = choose.choice(list(streams))
-                tested.abort(aborted)
+                tested.sequences.abort(aborted)
                 del streams[aborted]
         for key in streams:
-            tested.abort(key)
+            tested.sequences.abort(key)
         _, last = submit(tested, [5], Sampling(max_tokens=2))
         await last.ended.wait()
         await wait_for_counts(tested, running=0, pending=0, slots_free=8, blocks_free=8000)
@@ -108,7 +108,7 @@ async def test_no_callback_follows_an_abort():
     async with running(tested):
         key, stream = submit(tested, [1], ENDLESS)
         await stream.begun.wait()
-        tested.abort(key)
+        tested.sequences.abort(key)
         received = len(stream.token_ids)
         await wait_for_counts(tested, running=0)
     assert received == len(stream.token_ids)
@@ -122,11 +122,11 @@ async def test_no_callback_follows_an_abort_from_within_a_callback():
     class AbortAtThird(Stream):
         def receive_token(self, token_id: int) -> None:
             super().receive_token(token_id)
-            tested.abort(keys[0])
+            tested.sequences.abort(keys[0])
 
     stream = AbortAtThird()
     async with running(tested):
-        keys.append(tested.submit([1], ENDLESS, stream))
+        keys.append(tested.sequences.submit([1], ENDLESS, stream))
         await stream.begun.wait()
         await wait_for_counts(tested, slots_free=4)
     assert (len(stream.token_ids), stream.ends) == (1, [])
@@ -137,8 +137,8 @@ async def test_abort_of_a_sequence_that_finished_is_ignored():
     async with running(tested):
         key, stream = submit(tested, [1], Sampling(max_tokens=1))
         await stream.ended.wait()
-        tested.abort(key)
-        tested.abort(12_345)
+        tested.sequences.abort(key)
+        tested.sequences.abort(12_345)
         _, second = submit(tested, [2], Sampling(max_tokens=1))
         await second.ended.wait()
     assert stream.ends == second.ends == ["length"]
@@ -210,7 +210,7 @@ async def test_killed_child_fails_each_open_sequence_once():
     async with running_until_failure(tested) as errors:
         streams = [submit(tested, [number], ENDLESS)[1] for number in range(6)]
         key, aborted = submit(tested, [9], ENDLESS)
-        tested.abort(key)
+        tested.sequences.abort(key)
         await streams[0].begun.wait()
         assert tested.pid is not None
         os.kill(tested.pid, signal.SIGKILL)
@@ -225,7 +225,7 @@ async def test_killed_child_fails_each_open_sequence_once():
     assert has_ended(tested.pid)
     with pytest.raises(NodeFailed):
         submit(tested, [1], ENDLESS)
-    tested.abort(1)
+    tested.sequences.abort(1)
 
 
 async def test_failing_sequence_may_abort_others():
@@ -237,10 +237,10 @@ async def test_failing_sequence_may_abort_others():
         def failed(self, error: FairleadError) -> None:
             failures.append(error)
             for key in keys:
-                tested.abort(key)
+                tested.sequences.abort(key)
 
     async with running_until_failure(tested):
-        keys += [tested.submit([1], ENDLESS, AbortOthers()) for _ in range(3)]
+        keys += [tested.sequences.submit([1], ENDLESS, AbortOthers()) for _ in range(3)]
     assert len(failures) == 1
 
 

@@ -44,7 +44,7 @@ async def test_receiver_that_raises_ends_only_its_sequence(at_its_end):
     tested = worker()
     async with running(tested):
         failing = Failing(at_its_end=at_its_end)
-        tested.submit([1], Sampling(max_tokens=20), failing)
+        tested.sequences.submit([1], Sampling(max_tokens=20), failing)
         _, other = submit(tested, [2], Sampling(max_tokens=20))
         await failing.ended.wait()
         await other.ended.wait()
@@ -65,8 +65,8 @@ async def test_receiver_that_raises_in_failed_does_not_affect_others():
     tested = worker("die_after=3")
     raising, other = RaisesInFailed(), Stream()
     async with running_until_failure(tested) as errors:
-        tested.submit([1], ENDLESS, raising)
-        tested.submit([2], ENDLESS, other)
+        tested.sequences.submit([1], ENDLESS, raising)
+        tested.sequences.submit([2], ENDLESS, other)
     assert list(map(type, errors)) == [NodeFailed]
     assert list(map(type, raising.ends)) == [NodeFailed]
     assert list(map(type, other.ends)) == [NodeFailed]

@@ -11,8 +11,8 @@ from fairlead import messages
 from fairlead.engine.engine import Engine
 from fairlead.engine.step import SampledTokens
 from fairlead.job import Sampling
+from fairlead.worker.channel import ParentGone
 from fairlead.worker.loop import Loop
-from fairlead.worker.main import ParentGone
 
 VOCABULARY = 50
 ENDLESS = Sampling(max_tokens=900)
@@ -58,14 +58,14 @@ class Harness:
 
     # The channel -------------------------------------------------------------------------------------
 
-    def read(self, *, wait_s: float | None) -> list[bytes]:
+    def read(self, *, wait_s: float | None) -> list[messages.ToChild]:
         if not self.inbox and wait_s is None:
             self.log.append("blocked")
             raise ParentGone
         if not self.inbox:
             self.now_s += wait_s
-        frames, self.inbox = [messages.encode_frame(message)[4:] for message in self.inbox], []
-        return frames
+        received, self.inbox = self.inbox, []
+        return received
 
     def write(self, message: messages.ToParent) -> None:
         assert isinstance(message, messages.StepOutputs)

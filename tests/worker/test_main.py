@@ -12,7 +12,7 @@ import pytest
 from fairlead import messages
 from fairlead.compilers import ADVICE
 from fairlead.job import Sampling
-from fairlead.worker import main
+from fairlead.worker import channel, main
 from worker import fake_child
 
 GREEDY = Sampling(max_tokens=3)
@@ -44,8 +44,8 @@ def child(path: str = "fake:") -> Iterator[Parent]:
     ended = []
 
     def serve() -> None:
-        with contextlib.suppress(main.ParentGone):
-            main.serve(main.Channel(theirs), fake_child.load)
+        with contextlib.suppress(channel.ParentGone):
+            main.serve(channel.Channel(theirs), fake_child.load)
         ended.append(True)
 
     thread = threading.Thread(target=serve)

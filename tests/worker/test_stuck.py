@@ -135,7 +135,7 @@ async def test_stuck_child_is_detected_despite_aborted_sequences(mock_clock):
         key, stream = submit(tested, [1], ENDLESS)
         await stream.begun.wait()
         for _ in range(3 * TICKS):
-            tested.abort(key)
+            tested.sequences.abort(key)
             key, stream = submit(tested, [1], ENDLESS)
             await advance(mock_clock)  # each is open for much less than the bound
             if tested.stuck is not None:
@@ -190,8 +190,8 @@ async def test_sequence_beyond_its_timeout_ends_and_frees_its_slot():
     tested = worker("delay_ms=1,slots=1")
     async with running(tested):
         late, in_time = Stream(), Stream()
-        tested.submit([1], ENDLESS, late, timeout_s=0.05)
-        tested.submit([2], Sampling(max_tokens=2), in_time, timeout_s=60.0)
+        tested.sequences.submit([1], ENDLESS, late, timeout_s=0.05)
+        tested.sequences.submit([2], Sampling(max_tokens=2), in_time, timeout_s=60.0)
         await late.ended.wait()
         await in_time.ended.wait()
     (end,) = late.ends

@@ -81,6 +81,16 @@ async def test_further_requests_do_not_extend_the_bound(autojump_clock, watchdog
     assert watchdog.fired_at_s is not None
 
 
+async def test_answer_before_the_first_step_leaves_the_longer_timeout(autojump_clock, watchdog):
+    watchdog.inner.message_sent()
+    watchdog.inner.frame_received(more=False, stepped=False)
+    watchdog.inner.message_sent()
+    await trio.sleep(1.5 * BOUND_S)
+    assert watchdog.fired_at_s is None
+    await trio.sleep(BOUND_S)
+    assert watchdog.fired_at_s is not None
+
+
 async def test_last_answer_stops_the_watchdog(autojump_clock, watchdog):
     await answer_once(watchdog)
     watchdog.inner.message_sent()

@@ -1,4 +1,4 @@
-"""The texts of an embedding job in the worker: tokens in, one vector per text out.
+"""The texts of an embedding job in an engine: tokens in, one vector per text out.
 
 One job may have thousands of texts, and the engine serves them in order of arrival. So only a few of a job's
 texts are submitted at a time, and the next one when one is done. Later jobs wait only for those few.
@@ -11,21 +11,29 @@ import trio
 
 from fairlead.answer.sink import Sink
 from fairlead.errors import FairleadError
+from fairlead.grant import Grant
 from fairlead.job import TEXTS_AT_ONCE, Delta, Job
 from fairlead.messages import Output
-from fairlead.worker.client import Worker
+from fairlead.worker.sequence_client import SequenceClient
 
 
 @contextmanager
 def embedding(
-    worker: Worker, sink: Sink, job: Job, failed: Callable[[FairleadError], None], *, salt: bytes
+    sequences: SequenceClient,
+    sink: Sink,
+    job: Job,
+    failed: Callable[[FairleadError], None],
+    *,
+    salt: bytes,
+    grant: Grant | None = None,
 ) -> Iterator[None]:
-    """Embed the job's texts; on exit none of them is left in the worker.
+    """Embed the job's texts; on exit none of them is left in the engine.
 
     `failed` is called with the error of a text that has no vector. The engine gets the deadline in force when
     the block is entered.
     """
-    texts = _Texts(worker, sink, job, failed, deadline_s=trio.current_effective_deadline(), salt=salt)
+    deadline_s = trio.current_effective_deadline()
+    texts = _Texts(sequences, sink, job, failed, deadline_s=deadline_s, salt=salt, grant=grant)
     try:
         for _ in range(min(TEXTS_AT_ONCE, job.sequences)):
             texts.submit()
@@ -39,30 +47,32 @@ class _Texts:
 
     def __init__(
         self,
-        worker: Worker,
+        sequences: SequenceClient,
         sink: Sink,
         job: Job,
         failed: Callable[[FairleadError], None],
         *,
         deadline_s: float,
         salt: bytes,
+        grant: Grant | None,
     ) -> None:
         self.failed = failed
-        self._worker = worker
+        self._sequences = sequences
         self._sink = sink
         self._job = job
         self._deadline_s = deadline_s
         self._salt = salt
+        self._grant = grant
         self._remaining = iter(range(job.sequences))
         self._keys: dict[int, int] = {}  # by index
 
     def submit(self) -> None:
-        """Submit the next text, if there is another. Raises as `Worker.submit` does."""
+        """Submit the next text, if there is another. Raises as `SequenceClient.submit` does."""
         index = next(self._remaining, None)
         if index is None:
             return
         remaining_s = self._deadline_s - trio.current_time()
-        self._keys[index] = self._worker.submit(
+        self._keys[index] = self._sequences.submit(
             self._job.prompts[index],
             self._job.sampling,
             _Text(self, index),
@@ -70,6 +80,7 @@ class _Texts:
             timeout_s=max(0.0, remaining_s) if remaining_s < float("inf") else None,
             salt=self._salt,
             embed=True,
+            grant=self._grant,
         )
 
     def receive_vector(self, index: int, vector: bytes) -> None:
@@ -83,11 +94,11 @@ class _Texts:
     def abort(self) -> None:
         self._remaining = iter(())
         for key in self._keys.values():
-            self._worker.abort(key)
+            self._sequences.abort(key)
 
 
 class _Text:
-    """The worker's `Receiver` for one text."""
+    """The `Receiver` for one text."""
 
     __slots__ = ("_index", "_texts")
 

@@ -1,4 +1,4 @@
-"""One choice of a job in the worker: tokens in, deltas out."""
+"""One choice of a job in an engine: tokens in, deltas out."""
 
 from collections.abc import Callable
 
@@ -6,28 +6,40 @@ import msgspec
 
 from fairlead.answer.sink import Sink
 from fairlead.errors import FairleadError
+from fairlead.grant import Grant
 from fairlead.job import Job
 from fairlead.messages import Output
 from fairlead.text.answer import ChoiceText
-from fairlead.worker.client import Worker
+from fairlead.worker.sequence_client import SequenceClient
 
 
 class NodeSequence:
-    """The worker's `Receiver` for one choice. `failed` is called with the error, if one ends it."""
+    """The `Receiver` for one choice. `failed` is called with the error, if one ends it."""
 
-    __slots__ = ("_choice", "_key", "_sink", "_worker", "failed")
+    __slots__ = ("_choice", "_key", "_sequences", "_sink", "failed")
 
     def __init__(
-        self, worker: Worker, sink: Sink, choice: ChoiceText, failed: Callable[[FairleadError], None]
+        self,
+        sequences: SequenceClient,
+        sink: Sink,
+        choice: ChoiceText,
+        failed: Callable[[FairleadError], None],
     ) -> None:
-        self._worker = worker
+        self._sequences = sequences
         self._sink = sink
         self._choice = choice
         self.failed = failed
         self._key: int | None = None
 
     def submit(
-        self, job: Job, index: int, *, max_output_tokens: int | None, timeout_s: float | None, salt: bytes
+        self,
+        job: Job,
+        index: int,
+        *,
+        max_output_tokens: int | None,
+        timeout_s: float | None,
+        salt: bytes,
+        grant: Grant | None = None,
     ) -> None:
         prompt, number = divmod(index, job.n)
         sampling = job.sampling
@@ -40,13 +52,19 @@ class NodeSequence:
         if sampling.seed is not None and number:
             # The same seed would give the same choice n times.
             sampling = msgspec.structs.replace(sampling, seed=sampling.seed + number)
-        self._key = self._worker.submit(
-            job.prompts[prompt], sampling, self, priority=job.priority, timeout_s=timeout_s, salt=salt
+        self._key = self._sequences.submit(
+            job.prompts[prompt],
+            sampling,
+            self,
+            priority=job.priority,
+            timeout_s=timeout_s,
+            salt=salt,
+            grant=grant,
         )
 
     def abort(self) -> None:
         if self._key is not None:
-            self._worker.abort(self._key)
+            self._sequences.abort(self._key)
 
     def receive_token(self, token_id: int) -> None:
         delta = self._choice.push_token(token_id)

@@ -25,8 +25,9 @@ from fairlead.dispatch.swaps import STARVATION_SHARE
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.timer import Alarm, Timer
 from fairlead.dispatch.wait_estimator import WaitEstimator
-from fairlead.dispatch.waiter import Grant, HeldSeat, Waiter, WaitingTask
+from fairlead.dispatch.waiter import HeldSeat, Waiter, WaitingTask
 from fairlead.errors import FairleadError, ModelLoading, QueueFull, QueueTimeout
+from fairlead.grant import Grant
 from fairlead.supervision import contain
 
 CHARGE_INTERVAL_S = 1.0
@@ -46,10 +47,13 @@ class DispatchStatistics(SchedulerStatistics, frozen=True):
 class Seat:
     """The right to run one job on the node `node_id`; after a failure, on another node.
 
-    For a task of this process.
+    For a task of this process. `grant` is for engines that several fronts share; None here, where one process
+    has all seats.
     """
 
     __slots__ = ("_dispatcher", "_waiter", "node_id")
+
+    grant: Grant | None = None
 
     def __init__(self, dispatcher: "Dispatcher", waiter: WaitingTask, node_id: str) -> None:
         self.node_id = node_id

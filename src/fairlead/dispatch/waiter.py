@@ -9,16 +9,7 @@ from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.ticket import Ticket
 from fairlead.dispatch.timer import Alarm
 from fairlead.errors import FairleadError
-
-
-class Grant(NamedTuple):
-    """The number of a seat, which no other seat has: an engine refuses one of an earlier `epoch`.
-
-    The epoch grows whenever another dispatcher takes over.
-    """
-
-    epoch: int
-    number: int
+from fairlead.grant import Grant
 
 
 class HeldSeat(NamedTuple):

@@ -17,9 +17,10 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.waiter import Grant, HeldSeat
+from fairlead.dispatch.waiter import HeldSeat
 from fairlead.errors import FairleadError, NoNode, QueueFull, QueueTimeout
 from fairlead.fronts import wire
+from fairlead.grant import Grant
 from fairlead.link.connection import FrameLink
 from fairlead.link.handshake import HandshakeFailed
 

@@ -11,8 +11,9 @@ import msgspec
 
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.waiter import Grant, HeldSeat
+from fairlead.dispatch.waiter import HeldSeat
 from fairlead.errors import FairleadError
+from fairlead.grant import Grant
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0

@@ -14,6 +14,7 @@ import trio
 from fairlead.answer.sink import Sink
 from fairlead.config import CommandConfig, HealthConfig
 from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.grant import Grant
 from fairlead.http.client import Upstream, UpstreamFailed
 from fairlead.job import Job
 from fairlead.nodes.node import ModelState, NodeReport
@@ -140,9 +141,11 @@ class CommandNode:
             raise NodeFailed("\n".join([reason, *self._process.output(1)]))
         raise LoadFailed("\n".join([f"{reason} while loading", *self._process.output(LAST_LINES)]))
 
-    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
+    def generate(
+        self, job: Job, into: Sink, *, grant: Grant | None = None
+    ) -> AbstractAsyncContextManager[None]:
         """See `Node`."""
-        return self._remote.generate(job, into)
+        return self._remote.generate(job, into, grant=grant)
 
     # Loading and ending ------------------------------------------------------------------------------
 

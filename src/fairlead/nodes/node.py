@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
 from fairlead.answer.sink import Sink
+from fairlead.grant import Grant
 from fairlead.job import Job
 from fairlead.nodes.limits import NodeLimits
 
@@ -30,12 +31,16 @@ class Node(Protocol):
     def models(self) -> frozenset[str]:
         """Canonical names of the models it can generate with."""
 
-    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
+    def generate(
+        self, job: Job, into: Sink, *, grant: Grant | None = None
+    ) -> AbstractAsyncContextManager[None]:
         """Start the job; leaving the block in any way ends it and frees what it holds.
 
         The answer is put into the sink. If it is not streamed, it may be complete when the block is entered.
+        `grant` is that of the job's seat; only engines that several fronts share use it.
         Raises `NodeFailed` if the node is down, and `NodeFull` if it has no room; later failures are put into
-        the sink. After a `NodeFailed` another node may succeed; any other error ends the job.
+        the sink, also a `StaleGrant`. After a `NodeFailed` another node may succeed; any other error ends the
+        job.
         """
 
 

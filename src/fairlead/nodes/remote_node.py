@@ -17,6 +17,7 @@ from fairlead.answer.relay_sink import RelaySink
 from fairlead.answer.sink import Sink
 from fairlead.config import ANSWER_BYTES, FiltersConfig, HealthConfig, NodeConfig, TimeoutsConfig
 from fairlead.errors import FairleadError, NodeFailed
+from fairlead.grant import Grant
 from fairlead.http.client import LocalShortage, Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.job import Job, Relay
 from fairlead.nodes.limits import NodeLimits
@@ -104,7 +105,13 @@ class RemoteNode:
             self._upstream.close()
             self.went_down(NodeFailed(f"{self.id} was taken out of service"))
 
-    def generate(self, job: Job, into: Sink) -> AbstractAsyncContextManager[None]:
+    def generate(
+        self,
+        job: Job,
+        into: Sink,
+        *,
+        grant: Grant | None = None,  # noqa: ARG002  its server has a queue of its own
+    ) -> AbstractAsyncContextManager[None]:
         """Relay the job; leaving the block ends it. Raises `NodeFailed` if the node is down."""
         if not self._breaker.is_up:
             raise NodeFailed(f"{self.id} is down")

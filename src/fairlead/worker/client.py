@@ -1,14 +1,12 @@
-"""The parent's end of a model's child process: its lifetime and its sequences.
+"""The parent's end of a model's child process: its lifetime.
 
-A `Worker` is one run of one child: `run` starts the child, ends with it, and kills it when it is stuck.
-Submitting and aborting are synchronous. A step's outputs are delivered to the sequences' receivers in one
-wake-up. Independent of models, text and jobs.
+A `Worker` is one run of one child: `run` starts the child, ends with it, and kills it when it is stuck. Its
+`sequences` are those that this process submits over the child's socketpair. Independent of models, text and
+jobs.
 """
 
-import itertools
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections import deque
@@ -19,11 +17,10 @@ from math import inf
 import trio
 
 from fairlead import child_output, messages
-from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed, NodeFailed
-from fairlead.job import Sampling
+from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.supervision import exit_description
-from fairlead.worker.connection import ChildConnection
-from fairlead.worker.open_sequences import OpenSequences, Receiver
+from fairlead.worker.connection import EngineConnection
+from fairlead.worker.sequence_client import SequenceClient
 from fairlead.worker.watchdog import Watchdog
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.worker.main")
@@ -34,14 +31,19 @@ FINAL_OUTPUT_WAIT_S = 0.3
 # A load reports each tensor, but nothing while kernels are compiled. The watchdog covers requests only.
 LOAD_PROGRESS_TIMEOUT_S = 600.0
 LOG_LINES = 50
+# How often a child that serves fronts is pinged, if a third of the watchdog's timeout is not shorter.
+PING_INTERVAL_S = 1.0
+
+ParentConnection = EngineConnection[messages.ToParent]
 
 
 class Worker:
-    """One child process. `pid` is None before it starts; `statistics` are those of its latest step.
+    """One child process. `pid` is None before it starts.
 
     `on_progress` is called with the loaded fraction (0…1) and the stage, and `on_ready` when the model is
     loaded. `on_stuck` is called, before any sequence fails, when the child makes no progress but has not
     ended; `stuck` has the reason from then on.
+    A child that serves fronts (`WorkerSpec.listen`) is pinged, because this process may submit nothing to it.
     `command` starts a child; `--fd N` is appended. `name` is the prefix of each line of its output, and
     `on_line` is called with each.
     """
@@ -62,57 +64,28 @@ class Worker:
         self.on_stuck = on_stuck
         self.on_line = on_line
         self.pid: int | None = None
-        self.statistics = messages.EngineStatistics()
         self.stuck: str | None = None
         self._spec = spec
         self._name = name
         self._command = command
-        self._keys = itertools.count(1)
-        self._sequences = OpenSequences(self.abort)
         self._watchdog = Watchdog(spec.watchdog_s)
+        self.sequences = SequenceClient(on_sent=self._watchdog.message_sent)
+        self._epoch = 0
         self._ready: messages.Ready | None = None
         self._load_error: str | None = None
-        self._connection: ChildConnection | None = None
+        self._connection: ParentConnection | None = None
         self._log: deque[str] = deque(maxlen=LOG_LINES)
 
-    # Sequences: synchronous --------------------------------------------------------------------------
+    @property
+    def statistics(self) -> messages.EngineStatistics:
+        """The engine's counts, as of its latest frame."""
+        return self.sequences.statistics
 
-    def submit(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        receiver: Receiver,
-        *,
-        priority: int = 1,
-        timeout_s: float | None = None,
-        salt: bytes = b"",
-        embed: bool = False,
-    ) -> int:
-        """Start a sequence and return its key; the options are those of `messages.Submit`.
-
-        Raises `NodeFailed` if the child is not ready or gone, `InvalidRequest` if the prompt can never run.
-        """
-        if self._ready is None or self._connection is None:
-            raise NodeFailed("the model's process is not running")
-        if len(prompt) >= self._ready.max_model_len:
-            raise ContextLengthExceeded.of_prompt(
-                self._ready.max_model_len, f"this one has {len(prompt)}", param="prompt"
-            )
-        try:
-            packed = messages.pack_tokens(prompt)
-        except struct.error:
-            raise InvalidRequest("the prompt has a token id outside the vocabulary", param="prompt") from None
-        key = next(self._keys)
-        self._connection.send(messages.Submit(key, packed, sampling, priority, timeout_s, salt, embed))
-        self._sequences.add(key, receiver)
-        self._watchdog.message_sent()
-        return key
-
-    def abort(self, key: int) -> None:
-        """Abort a sequence; its receiver is not called any more. Safe at any time, for any key."""
-        if self._sequences.remove(key) and self._ready is not None and self._connection is not None:
-            self._connection.send(messages.Abort(key))
-            self._watchdog.message_sent()
+    def raise_epoch(self, epoch: int) -> None:
+        """Make the child refuse grants of lower epochs, now or once its model is loaded."""
+        self._epoch = max(self._epoch, epoch)
+        if self._ready is not None and self._connection is not None:
+            self._send(self._connection, messages.Epoch(self._epoch))
 
     # The child's lifetime ----------------------------------------------------------------------------
 
@@ -126,7 +99,9 @@ class Worker:
         assert self._connection is None, "a worker is run once"
         ours, theirs = socket.socketpair()
         with ours:
-            self._connection = connection = ChildConnection(ours, self._log.append)
+            self._connection = connection = EngineConnection(
+                ours, self._log.append, messages.to_parent_decoder
+            )
             with theirs:
                 process = await self._start(theirs)
             try:
@@ -135,14 +110,14 @@ class Worker:
                 if was_ready:
                     if self.stuck is None:
                         reason = "; ".join([reason, *self._log_end(1)])
-                    self._sequences.fail_all(reason)
+                    self.sequences.fail_all(reason)
                     raise NodeFailed(reason)
                 raise LoadFailed(
                     self._load_error or "\n".join([f"{reason} while loading", *self._log_end(5)])
                 )
             finally:
-                self._ready = None
-                self._sequences.fail_all("the model's process was stopped")
+                self._not_ready()
+                self.sequences.fail_all("the model's process was stopped")
                 ours.close()
                 await _end(process)
 
@@ -164,7 +139,7 @@ class Worker:
     async def _live(
         self,
         process: trio.Process,
-        connection: ChildConnection,
+        connection: ParentConnection,
         task_status: trio.TaskStatus[messages.Ready],
     ) -> bool:
         """Exchange messages until the child is gone; return whether it had become ready."""
@@ -175,9 +150,12 @@ class Worker:
             connection.send(self._spec)
             async with trio.open_nursery() as reading:
                 reading.start_soon(self._watch, process, reading.cancel_scope)
+                if self._spec.listen is not None:
+                    reading.start_soon(self._ping, connection)
                 await self._read(connection, task_status)
                 reading.cancel_scope.cancel()
-            was_ready, self._ready = self._ready is not None or self.stuck is not None, None
+            was_ready = self._ready is not None or self.stuck is not None
+            self._not_ready()
             connection.shut_down()
             if self.stuck is None:
                 with trio.move_on_after(END_WAIT_S):
@@ -187,7 +165,7 @@ class Worker:
             nursery.cancel_scope.cancel()
         return was_ready
 
-    async def _read(self, connection: ChildConnection, task_status: trio.TaskStatus[messages.Ready]) -> None:
+    async def _read(self, connection: ParentConnection, task_status: trio.TaskStatus[messages.Ready]) -> None:
         """Handle the child's messages until it closes the socket, sends an invalid one, or stops loading."""
         while True:
             with trio.move_on_after(inf if self._ready else LOAD_PROGRESS_TIMEOUT_S) as silence:
@@ -203,25 +181,46 @@ class Worker:
     async def _handle(self, message: messages.ToParent, task_status: trio.TaskStatus[messages.Ready]) -> None:
         match message:
             case messages.StepOutputs():
-                self.statistics = message.statistics
-                await self._sequences.deliver(message)
-                self._watchdog.frame_received(more=bool(self._sequences))
+                await self.sequences.deliver(message)
+                self._watchdog.frame_received(more=bool(self.sequences), stepped=message.statistics.steps > 0)
             case messages.LoadProgress(fraction, stage):
                 self.on_progress(fraction, stage)
             case messages.LoadFailure(reason):
                 self._load_error = reason
             case messages.Ready():
-                self._ready = message
-                self.on_ready(message)
+                self._became_ready(message)
                 task_status.started(message)
+
+    def _became_ready(self, ready: messages.Ready) -> None:
+        assert self._connection is not None
+        self._ready = ready
+        self.sequences.begin(self._connection, ready)
+        if self._epoch:
+            self._send(self._connection, messages.Epoch(self._epoch))
+        self.on_ready(ready)
+
+    def _not_ready(self) -> None:
+        self._ready = None
+        self.sequences.end()
+
+    def _send(self, connection: ParentConnection, message: messages.ToChild) -> None:
+        connection.send(message)
+        self._watchdog.message_sent()
+
+    async def _ping(self, connection: ParentConnection) -> None:
+        """Request statistics regularly, once the model is loaded. The watchdog counts what is unanswered."""
+        while True:
+            await trio.sleep(min(PING_INTERVAL_S, self._spec.watchdog_s / 3))
+            if self._ready is not None:
+                self._send(connection, messages.Ping())
 
     async def _watch(self, process: trio.Process, reading: trio.CancelScope) -> None:
         """When the child is stuck, fail the open sequences, request its stack, and stop reading."""
         silent_s = await self._watchdog.stuck()
         self.stuck = f"the model's process made no progress for {silent_s:g} s"
-        self._ready = None
+        self._not_ready()
         self.on_stuck(NodeFailed(self.stuck))
-        self._sequences.fail_all(self.stuck)
+        self.sequences.fail_all(self.stuck)
         process.send_signal(signal.SIGUSR1)  # it prints its stack, unless the process is stopped
         await trio.sleep(FINAL_OUTPUT_WAIT_S)
         reading.cancel()

@@ -1,8 +1,9 @@
-"""The parent's end of a child's socket: messages in both directions."""
+"""A client's end of the socket to an engine's process: messages in both directions."""
 
 import contextlib
 import socket
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import msgspec
 import trio
@@ -12,23 +13,31 @@ from fairlead.supervision import described
 
 READ_BYTES = 1 << 18
 
+Received = TypeVar("Received")
 
-class ChildConnection:
-    """Sends synchronously, and receives the messages that have arrived.
 
-    What the socket does not accept at once is buffered, and sent by `run`. `on_problem` is called with the
-    reason for which this end closes the connection.
+class EngineConnection(Generic[Received]):
+    """Sends synchronously, and receives the messages that have arrived, which `decoder` decodes.
+
+    What the socket does not accept at once is buffered, and sent by `run`. `on_problem` is
+    called with the reason for which this end closes the connection.
     """
 
-    def __init__(self, connection: socket.socket, on_problem: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        on_problem: Callable[[str], None],
+        decoder: msgspec.msgpack.Decoder[Received],
+    ) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._on_problem = on_problem
+        self._decoder = decoder
         self._splitter = messages.FrameSplitter()
         self._unsent = bytearray()
         self._unsent_added = trio.lowlevel.ParkingLot()
 
-    def send(self, message: messages.WorkerSpec | messages.ToChild) -> None:
+    def send(self, message: messages.WorkerSpec | messages.ToChild | messages.FrontToChild) -> None:
         """Send at once if the socket accepts it, else buffer it. The number of seats bounds the buffer."""
         others_wait = bool(self._unsent)
         self._unsent += messages.encode_frame(message)
@@ -43,10 +52,10 @@ class ChildConnection:
             await trio.lowlevel.wait_writable(self._socket)
             self._flush()
 
-    async def receive(self) -> list[messages.ToParent] | None:
+    async def receive(self) -> list[Received] | None:
         """Wait for data; return its complete messages, of which there may be none.
 
-        Returns None once the child has closed the connection, or has sent an invalid message.
+        Returns None once the engine has closed the connection, or has sent an invalid message.
         """
         await trio.lowlevel.wait_readable(self._socket)
         try:
@@ -58,7 +67,7 @@ class ChildConnection:
         if not data:
             return None
         try:
-            return [messages.to_parent_decoder.decode(frame) for frame in self._splitter.feed(data)]
+            return [self._decoder.decode(frame) for frame in self._splitter.feed(data)]
         except (ValueError, msgspec.MsgspecError) as error:
             self._on_problem(f"it sent an invalid message: {error}")
             return None
@@ -76,7 +85,7 @@ class ChildConnection:
         except BlockingIOError:
             self._unsent_added.unpark()
         except OSError as error:
-            # A child that is still there would wait for the lost data. So the connection is ended.
+            # An engine that is still there would wait for the lost data. So the connection is ended.
             if not isinstance(error, ConnectionError):
                 self._on_problem(f"it cannot be written to: {described(error)}")
             self._unsent.clear()

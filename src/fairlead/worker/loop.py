@@ -21,13 +21,13 @@ FAILED_STEPS_BOUND = 3
 
 
 class MessageInbox(Protocol):
-    """The child's end of the connection.
+    """The child's end of its connections.
 
     `read` returns the received messages, after waiting for some: at most `wait_s`; None: without limit.
     """
 
-    def read(self, *, wait_s: float | None) -> list[bytes]: ...
-    def write(self, message: messages.ToParent) -> None: ...
+    def read(self, *, wait_s: float | None) -> list[messages.ToChild]: ...
+    def write(self, message: messages.StepOutputs, /) -> None: ...
 
 
 class _LaunchedStep(NamedTuple):
@@ -91,18 +91,17 @@ class Loop:
         else:
             self._send_outcome_if_due()
 
-    def execute(self, message: bytes) -> bool:
-        """Execute a message of the parent; return whether that frees resources. A frame will follow."""
+    def execute(self, message: messages.ToChild) -> bool:
+        """Execute a message; return whether that frees resources. A frame will follow."""
         self._frame_is_due = True
-        request = messages.to_child_decoder.decode(message)
-        match request:
+        match message:
             case messages.Submit(key, prompt, sampling, priority, timeout_s, salt, embed):
                 self._engine.submit(
                     key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt, embed=embed
                 )
             case messages.Abort(key):
                 self._engine.abort(key)
-        return isinstance(request, messages.Abort)
+        return isinstance(message, messages.Abort)
 
     def _launch(self, step: Step) -> _LaunchedStep | Exception:
         launched_at_s = self._clock()

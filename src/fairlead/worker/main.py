@@ -15,60 +15,26 @@ import socket
 import stat
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairlead import messages
 from fairlead.compilers import explained
 from fairlead.errors import LoadFailed
+from fairlead.worker.channel import Channel, ParentGone
 
 if TYPE_CHECKING:
     from fairlead.engine.engine import Engine
     from fairlead.engine.loading import LoadedModel
     from fairlead.structured.compiler import GrammarCompiler
+    from fairlead.worker.shared_channel import SharedChannel
 
-READ_BYTES = 1 << 20
 PARENT_PIPE = 0  # stdin, into which nothing is written
 
 
 Report = Callable[[float, str], None]
 Load = Callable[[messages.WorkerSpec, Report], "LoadedModel"]
-
-
-class ParentGone(Exception):
-    """The parent has closed its end of the socket, or died."""
-
-
-class Channel:
-    """The child's end of the socket: reads messages, writes frames. All methods raise `ParentGone`."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._splitter = messages.FrameSplitter()
-        self._readable = select.poll()
-        self._readable.register(connection, select.POLLIN)
-
-    def read(self, *, wait_s: float | None) -> list[bytes]:
-        """Return the received messages, after waiting at most `wait_s`; None: until data arrives."""
-        if wait_s:
-            self._readable.poll(1000 * wait_s)
-        try:
-            data = self._connection.recv(READ_BYTES, 0 if wait_s is None else socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        except ConnectionError as error:
-            raise ParentGone from error
-        if not data:
-            raise ParentGone
-        return list(self._splitter.feed(data))
-
-    def write(self, message: messages.ToParent) -> None:
-        """Send a message. Blocks while the parent is slow to read."""
-        try:
-            self._connection.sendall(messages.encode_frame(message))
-        except ConnectionError as error:
-            raise ParentGone from error
 
 
 def main(load: Load | None = None) -> int:
@@ -88,15 +54,25 @@ def main(load: Load | None = None) -> int:
         connection.close()
 
 
-def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does not return
+def serve(channel: Channel, load: Load) -> int:
     """Load the model of the first message, then generate until the parent is gone (`ParentGone`).
 
     Returns an exit status only if the load failed.
     """
-    received: list[bytes] = []
-    while not received:
-        received = channel.read(wait_s=None)
-    spec = messages.spec_decoder.decode(received.pop(0))
+    spec = channel.read_spec()
+    with contextlib.ExitStack() as listening:
+        try:
+            listener = None if spec.listen is None else listening.enter_context(_bound(spec.listen))
+        except OSError as error:
+            reason = f"the socket for fronts, {spec.listen}, cannot be made: {error}"
+            channel.write(messages.LoadFailure(reason))
+            return 1
+        return _load_and_run(spec, channel, load, listener)
+
+
+def _load_and_run(  # noqa: RET503  the loop does not return
+    spec: messages.WorkerSpec, channel: Channel, load: Load, listener: socket.socket | None
+) -> int:
     try:
         model = load(spec, lambda fraction, stage: channel.write(messages.LoadProgress(fraction, stage)))
     except LoadFailed as error:
@@ -111,11 +87,29 @@ def serve(channel: Channel, load: Load) -> int:  # noqa: RET503  the loop does n
     from fairlead.worker.loop import Loop
 
     compiler = None if model.embeds else _compiler(model, spec)
-    loop = Loop(_engine(model, spec, compiler), model.runner, channel)
-    channel.write(_ready(model))
-    for message in received:
-        loop.execute(message)
-    loop.run()  # until `ParentGone`
+    engine, ready = _engine(model, spec, compiler), _ready(model)
+    shared = None if listener is None else _shared(channel, listener, ready)
+    channel.write(ready)
+    Loop(engine, model.runner, shared or channel).run()  # until `ParentGone`
+
+
+@contextlib.contextmanager
+def _bound(path: str) -> Iterator[socket.socket]:
+    """Bind a socket before the load, which may take minutes; fronts are refused until it listens."""
+    from fairlead.worker.front_connection import bind
+
+    with bind(path) as listener:
+        try:
+            yield listener
+        finally:
+            Path(path).unlink(missing_ok=True)
+
+
+def _shared(channel: Channel, listener: socket.socket, ready: messages.Ready) -> "SharedChannel":
+    from fairlead.worker.shared_channel import MOST_FRONTS, SharedChannel
+
+    listener.listen(MOST_FRONTS)
+    return SharedChannel(channel, listener, ready)
 
 
 def _compiler(model: "LoadedModel", spec: messages.WorkerSpec) -> "GrammarCompiler | None":

@@ -7,7 +7,14 @@ from typing import Protocol
 import trio
 
 from fairlead import messages
-from fairlead.errors import EngineFailed, FairleadError, InvalidRequest, NodeFailed, RequestTimeout
+from fairlead.errors import (
+    EngineFailed,
+    FairleadError,
+    InvalidRequest,
+    NodeFailed,
+    RequestTimeout,
+    StaleGrant,
+)
 from fairlead.supervision import PASSING, FailureBoundary, described, log_failure
 
 # Delivering a step to 500 sequences takes several milliseconds. Other tasks can run at these intervals.
@@ -24,8 +31,8 @@ class Receiver(Protocol):
         """Receive the output of a step; the last one has a `finish_reason`."""
 
     def failed(self, error: FairleadError) -> None:
-        """Receive the error that ended the sequence: `EngineFailed`, `RequestTimeout`, or `NodeFailed` if the
-        child is gone.
+        """Receive the error that ended the sequence: `EngineFailed`, `RequestTimeout`, `StaleGrant`, or
+        `NodeFailed` if the child is gone.
         """
 
 
@@ -83,6 +90,8 @@ class OpenSequences:
                 self._drop(output.key, receiver, error)
         elif output.code == "request_timeout":
             _fail(receiver, RequestTimeout(output.error))
+        elif output.code == "stale_grant":
+            _fail(receiver, StaleGrant(output.error))
         elif output.code == "grammar_failed":  # of the client, or made of its schemas
             _fail(receiver, InvalidRequest(output.error))
         else:

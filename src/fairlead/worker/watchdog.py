@@ -10,7 +10,7 @@ TICKS = 10
 
 
 class Watchdog:
-    """A timeout of `bound_s` seconds for each frame, and of twice that for the first.
+    """A timeout of `bound_s` seconds for each frame, and of twice that until the first step is done.
 
     The first step after a load may include one-time work: warming up, compiling, capturing graphs.
     """
@@ -19,7 +19,7 @@ class Watchdog:
         self.bound_s = bound_s
         self._events = 0  # messages and frames that begin the timeout anew
         self._is_due = False
-        self._has_received = False
+        self._has_stepped = False
 
     def message_sent(self) -> None:
         """Record that a message was sent, after which a frame is due."""
@@ -27,11 +27,14 @@ class Watchdog:
             self._is_due = True
             self._events += 1
 
-    def frame_received(self, *, more: bool) -> None:
-        """Record that a frame was received; with `more`, the next one is due already."""
+    def frame_received(self, *, more: bool, stepped: bool = True) -> None:
+        """Record that a frame was received; with `more`, the next one is due already.
+
+        `stepped`: the child has run a step since its load.
+        """
         self._events += 1
         self._is_due = more
-        self._has_received = True
+        self._has_stepped |= stepped
 
     async def stuck(self) -> float:
         """Wait until a frame is overdue; return the timeout in seconds."""
@@ -42,5 +45,5 @@ class Watchdog:
                 silent_ticks += 1
             else:
                 seen, silent_ticks = self._events, 0
-            allowed_ticks = TICKS if self._has_received else 2 * TICKS
+            allowed_ticks = TICKS if self._has_stepped else 2 * TICKS
         return allowed_ticks * self.bound_s / TICKS
