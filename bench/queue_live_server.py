@@ -58,7 +58,7 @@ async def main(slots: int, step_ms: int, queue: QueueConfig) -> None:
         models=fleet.catalog.texts,
         aliases={},
         ready=lambda: fleet.is_ready,
-        estimate=lambda *of: msgspec.structs.asdict(dispatcher.estimator.for_newcomer(*of)),
+        estimate=dispatcher.estimate,
         queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
     )
     sockets = bind("127.0.0.1", 0)

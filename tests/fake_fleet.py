@@ -114,7 +114,7 @@ class FakeFleet(Fleet):  # mypy checks the methods
         self._refuse_local(node_id)
         await self._change("remove", node_id)
 
-    def drain_node(self, node_id: str) -> None:
+    async def drain_node(self, node_id: str) -> None:
         self._refuse_local(node_id)
         self._record("drain", node_id)
 

@@ -450,7 +450,7 @@ async def test_cancellation_in_the_second_wait_is_raised_at_once(autojump_clock,
 
     async def cancel() -> None:
         await trio.sleep(3.5)
-        assert harness.gateway.cancel("", "")
+        assert await harness.gateway.cancel("", "")
 
     nursery.start_soon(cancel)
     started = trio.current_time()

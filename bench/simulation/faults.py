@@ -211,7 +211,7 @@ class _Round:
 
     async def _cancel(self, request: ClientRequest) -> None:
         await trio.sleep(self._random.uniform(0, 3))
-        self._gateway.cancel(request.name, owner="")
+        await self._gateway.cancel(request.name, owner="")
 
     async def _read(self, request: ClientRequest, deltas: Any) -> str:
         """Read as the routes do: a stream in pieces, any other answer when it is complete."""

@@ -207,9 +207,7 @@ class Composition:
             selectors=fleet.catalog.selectors,
             ready=lambda: fleet.is_ready,
             problems=lambda: fleet.problems,
-            estimate=lambda model, tenant, priority: msgspec.structs.asdict(
-                dispatcher.estimator.for_newcomer(model, tenant, priority)
-            ),
+            estimate=dispatcher.estimate,
             queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
             draining=self.draining.is_set,
         )

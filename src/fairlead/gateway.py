@@ -13,6 +13,8 @@ At its end a job is counted here, and passed to `on_finished` for logs and trace
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -21,20 +23,69 @@ import trio
 from fairlead.answer.attempt import Attempt, retry_sink
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.sink import Sink
-from fairlead.dispatch.dispatcher import Dispatcher, Seat
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.prefixes import prefix_hashes
-from fairlead.errors import Cancelled, FairleadError, NodeFailed, NodeFull, RequestTimeout, StaleGrant
-from fairlead.fleet.node_registry import NodeRegistry
+from fairlead.errors import FairleadError, NodeFailed, NodeFull, RequestTimeout, StaleGrant
+from fairlead.grant import Grant
 from fairlead.job import Job
 from fairlead.job_metrics import JobMetrics, JobStatistics
+from fairlead.nodes.node import Node
 from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 
 # A node that rejects the job, because it is full or the grant is stale, does not count as an attempt.
 ATTEMPTS = 2
 
 logger = structlog.get_logger("fairlead.gateway")
+
+
+class JobSeat(Protocol):
+    """The right to run one job on a node; see `dispatch.dispatcher.Seat`."""
+
+    @property
+    def node_id(self) -> str:
+        """The id of its node."""
+
+    @property
+    def grant(self) -> Grant | None:
+        """Its number, for engines that several fronts share; None in a single process."""
+
+    @property
+    def waited_s(self) -> float:
+        """How long the job waited for its first seat."""
+
+    @property
+    def estimate(self) -> WaitEstimate | None:
+        """The estimate of its wait, made when it arrived; None if it did not wait."""
+
+    def begin(self, generated: Callable[[], int]) -> None:
+        """Report the first delta."""
+
+    async def requeue(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
+        """Release the seat, because its node failed or is full after all, and wait for another."""
+
+
+class SeatSource(Protocol):
+    """The dispatcher: in this process, or the connection to it."""
+
+    def seat(self, job: JobSpec, /) -> AbstractAsyncContextManager[JobSeat]:
+        """Wait for a seat, and hold it during the block; see `Dispatcher.seat`."""
+
+    async def waiting(self, request_id: str) -> WaitEstimate | None:
+        """Return the current estimate of a waiting job; None if it does not wait (any more)."""
+
+    async def cancel(self, request_id: str, owner: str) -> bool:
+        """End this waiting or running job with `Cancelled`. Return False if the owner has no such job."""
+
+
+class NodeSource(Protocol):
+    """The nodes that are up."""
+
+    def __len__(self) -> int:
+        """Return their number."""
+
+    def find(self, node_id: str) -> Node:
+        """Return a node. Raises `NodeFailed` if it is not up."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -56,8 +107,8 @@ class Gateway:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
-        nodes: NodeRegistry,
+        dispatcher: SeatSource,
+        nodes: NodeSource,
         *,
         request_timeout_s: float,
         on_finished: Callable[[RequestTimeline], None] = lambda _timeline: None,
@@ -106,19 +157,19 @@ class Gateway:
         """Return the totals of all jobs, with what running jobs have generated so far."""
         return self._metrics.statistics(job.current_timeline() for job in self._running)
 
-    def waiting(self, request_id: str) -> WaitEstimate | None:
+    async def waiting(self, request_id: str) -> WaitEstimate | None:
         """Return the position and estimate of a queued job; None if it is not queued."""
-        return self._dispatcher.waiting(request_id)
+        return await self._dispatcher.waiting(request_id)
 
-    def cancel(self, request_id: str, owner: str) -> bool:
+    async def cancel(self, request_id: str, owner: str) -> bool:
         """End a queued or running job of this owner with an error. Return False if there is none."""
-        return self._dispatcher.cancel(request_id, owner, Cancelled("the request was cancelled"))
+        return await self._dispatcher.cancel(request_id, owner)
 
 
 class _RunningJob:
     """One job in progress: its timeline, and its channel, which outlives the attempts that write to it."""
 
-    def __init__(self, job: Job, nodes: NodeRegistry, task_status: trio.TaskStatus[Answer]) -> None:
+    def __init__(self, job: Job, nodes: NodeSource, task_status: trio.TaskStatus[Answer]) -> None:
         self.deltas = Deltas(job.sequences, keeps=job.stream and _is_repeatable(job))
         self.timeline = RequestTimeline(job, arrived_s=trio.current_time(), began_at_ns=time.time_ns())
         self.has_begun = False
@@ -126,7 +177,7 @@ class _RunningJob:
         self._nodes = nodes
         self._task_status = task_status
 
-    async def run(self, seat: Seat) -> None:
+    async def run(self, seat: JobSeat) -> None:
         """Attempt the job until its answer is over. Raises the error of the last attempt."""
         into: Sink = self.deltas
         failures = 0
@@ -159,7 +210,7 @@ class _RunningJob:
         self.timeline.finish_reasons = tuple(self.deltas.finish_reasons)
         return self.current_timeline()
 
-    async def _attempt(self, seat: Seat, into: Sink) -> FairleadError | None:
+    async def _attempt(self, seat: JobSeat, into: Sink) -> FairleadError | None:
         """Run one attempt on the seat's node; return the error that ended it, None if the answer is over."""
         attempt = Attempt(into)
         self.timeline.attempts += 1
@@ -178,7 +229,7 @@ class _RunningJob:
             attempt.close()
         return None if self.deltas.is_over else attempt.error
 
-    def _begin(self, seat: Seat) -> None:
+    def _begin(self, seat: JobSeat) -> None:
         self.has_begun = True
         self.timeline.first_delta_s = trio.current_time()
         seat.begin(lambda: self.deltas.tokens)
@@ -190,7 +241,7 @@ def _is_repeatable(job: Job) -> bool:
     return job.sampling.temperature == 0 or job.sampling.seed is not None
 
 
-def _answer(deltas: Deltas, seat: Seat) -> Answer:
+def _answer(deltas: Deltas, seat: JobSeat) -> Answer:
     wait = seat.estimate
     if wait is None:
         return Answer(deltas, seat.waited_s)

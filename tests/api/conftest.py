@@ -132,7 +132,7 @@ class FakeGateway(Gateway):
             del self._scopes[job.request_id]
             self.ended += 1
 
-    def cancel(self, request_id: str, owner: str) -> bool:
+    async def cancel(self, request_id: str, owner: str) -> bool:
         found = [job for job in self.jobs if (job.request_id, job.owner) == (request_id, owner)]
         scope = self._scopes.get(request_id)
         if not found or scope is None:
@@ -144,7 +144,7 @@ class FakeGateway(Gateway):
         """Return empty statistics."""
         return JobStatistics({}, {})
 
-    def waiting(self, request_id: str) -> WaitEstimate | None:
+    async def waiting(self, request_id: str) -> WaitEstimate | None:
         """Return the position, which decreases by one a second."""
         if request_id not in self._waits_until:
             return None
@@ -296,6 +296,11 @@ class Client:
         return reply
 
 
+async def estimate(_model: str, _tenant: str, _priority: int) -> dict[str, Any]:
+    """Return an estimate for a queue that is not empty."""
+    return {"position": 3, "estimated_wait_s": 24, "estimated_wait_p90_s": None}
+
+
 def client_of(
     model: TextModel,
     *api_keys: ApiKey,
@@ -317,11 +322,7 @@ def client_of(
         "aliases": {"tiny": model.name},
         "ready": lambda: True,
         "queue_statistics": lambda: {"waiting": 2, "running": 1, "capacity": 100, "seats": 1},
-        "estimate": lambda model, tenant, priority: {
-            "position": 3,
-            "estimated_wait_s": 24,
-            "estimated_wait_p90_s": None,
-        },
+        "estimate": estimate,
         **changes,
     }
     services.setdefault("fleet", FakeFleet(services["models"]))

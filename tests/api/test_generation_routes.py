@@ -111,6 +111,10 @@ class Given:
     queue_position: None = None
 
 
+async def not_waiting() -> None:
+    """Return no estimate."""
+
+
 def streaming(deltas: Deltas) -> object:
     """Return an app that responds to every request with the stream of these deltas."""
 
@@ -118,7 +122,7 @@ def streaming(deltas: Deltas) -> object:
         await request.read()
         pending = PendingAnswer()
         pending.started(Given(deltas))
-        return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
+        return stream_response(EventStream(pending, ChatDialect(), Plain(), not_waiting), {})
 
     return served(route)
 

@@ -139,7 +139,11 @@ def client_for(model, path, *, keys=()):
         gateway_script=script,
         queue_statistics=lambda: msgspec.structs.asdict(totals),
     )
-    client.gateway.cancel = lambda request_id, _owner: request_id == "mine"
+
+    async def cancel(request_id, _owner):
+        return request_id == "mine"
+
+    client.gateway.cancel = cancel
     return client
 
 

@@ -39,7 +39,7 @@ class Engine:
         self._fails_after = fails_after
 
     @asynccontextmanager
-    async def generate(self, job: Job, into: Sink) -> AsyncIterator[None]:
+    async def generate(self, job: Job, into: Sink, *, grant: object = None) -> AsyncIterator[None]:
         self.jobs += 1
         self.requested.set()
         assert job.prompts
@@ -77,7 +77,7 @@ class EngineAndStub:
                 models={NAME: model},
                 aliases={},
                 ready=lambda: True,
-                estimate=lambda *_tenant: {},
+                estimate=self.dispatcher.estimate,
                 queue_statistics=dict,
             )
         )

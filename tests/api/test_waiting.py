@@ -163,7 +163,11 @@ async def test_response_that_is_not_streamed_never_starts_early(client, chat, au
 async def test_comments_and_a_cut_are_sent_by_the_real_listener(client_with, chat):
     client = client_with(queue=QueueConfig(keep_alive_s=0.001))
     client.gateway.wait_s = 1000.0
-    client.gateway.waiting = lambda _: WaitEstimate(1000, 8000)  # at any time
+
+    async def waiting(_request_id):  # at any time
+        return WaitEstimate(1000, 8000)
+
+    client.gateway.waiting = waiting
     request = post(json.dumps(chat(stream=True)).encode(), CHAT, "X-Request-Id: mine")
     async with serving(client.app) as server:
         stream = await server.connect()

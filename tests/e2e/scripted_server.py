@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -27,6 +28,11 @@ class Gateway(FakeGateway):
         return JobMetrics().statistics()
 
 
+async def no_wait(_model: str, _tenant: str, _priority: int) -> dict[str, Any]:
+    """Return the estimate for an empty queue."""
+    return {"position": 0, "estimated_wait_s": 0}
+
+
 @contextmanager
 def scripted_server(
     *api_keys: str, script: Script = hello_world, fleet: FakeFleet | None = None
@@ -45,7 +51,7 @@ def scripted_server(
         aliases={},
         ready=lambda: True,
         queue_statistics=lambda: {"waiting": 0, "running": 0, "capacity": 100, "seats": 8},
-        estimate=lambda model, tenant, priority: {"position": 0, "estimated_wait_s": 0},
+        estimate=no_wait,
     )
     (listening,) = bind("127.0.0.1", 0)
     url = "http://{}:{}".format(*listening.getsockname())

@@ -74,9 +74,7 @@ class MisreportingFleet:
             aliases={},
             ready=lambda: True,
             queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
-            estimate=lambda *arguments: msgspec.structs.asdict(
-                self.dispatcher.estimator.for_newcomer(*arguments)
-            ),
+            estimate=self.dispatcher.estimate,
         )
         self.app = Application(self.services)
         self._overview = Overview(

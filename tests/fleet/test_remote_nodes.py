@@ -96,7 +96,7 @@ async def test_model_of_several_nodes_is_listed_with_a_node_that_is_up():
 async def test_drained_node_stays_listed_and_gets_no_job_even_after_recovery():
     async with stub() as server, running_fleet(health_check=QUICK, nodes=(node(server.url),)) as opened:
         await opened.until(lambda: state(opened) == "up")
-        opened.fleet.drain_node("far")
+        await opened.fleet.drain_node("far")
         assert state(opened) == "draining"
         server.healthy = False
         await opened.until(lambda: opened.fleet.nodes()[0].downs == 1)
@@ -137,7 +137,7 @@ async def test_drained_node_finishes_its_jobs_and_queued_ones_use_another_node()
         await opened.until(lambda: posts(other) == 2)
         clients.start_soon(opened.run_job_and_return_error, relayed_job())
         await opened.until(lambda: opened.dispatcher.statistics().waiting == 1)
-        opened.fleet.drain_node("far")
+        await opened.fleet.drain_node("far")
         assert opened.fleet.offers("m")
         assert opened.dispatcher.statistics().waiting == 1
         other.go.release()
@@ -150,7 +150,7 @@ async def test_drained_node_finishes_its_jobs_and_queued_ones_use_another_node()
 async def test_what_waits_for_the_only_node_ends_when_that_is_drained_or_removed(how):
     async with busy_node() as (opened, clients, server):
         if how == "drain":
-            opened.fleet.drain_node("far")
+            await opened.fleet.drain_node("far")
         else:
             clients.start_soon(opened.fleet.remove_node, "far")
         await opened.until(lambda: bool(opened.errors))
@@ -164,7 +164,7 @@ async def test_what_waits_for_the_only_node_ends_when_that_is_drained_or_removed
 
 async def test_job_that_a_drained_node_fails_ends_without_another_node():
     async with busy_node(how="half") as (opened, _, server):
-        opened.fleet.drain_node("far")
+        await opened.fleet.drain_node("far")
         await opened.until(lambda: len(opened.errors) == 1)
         with trio.fail_after(10):  # and not only after the queue timeout
             server.go.release()
@@ -191,9 +191,9 @@ async def test_duplicate_and_unknown_node_ids_are_refused():
         with pytest.raises(NotFound):
             await opened.fleet.remove_node("near")
         with pytest.raises(NotFound):
-            opened.fleet.drain_node("near")
+            await opened.fleet.drain_node("near")
         with pytest.raises(InvalidRequest, match="is a local model"):
-            opened.fleet.drain_node("engine:m")
+            await opened.fleet.drain_node("engine:m")
         with pytest.raises(InvalidRequest, match="is a local model"):
             await opened.fleet.remove_node("engine:m")
 

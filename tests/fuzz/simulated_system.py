@@ -125,7 +125,7 @@ class SimulatedSystem:
 
     def cancel(self, name: str) -> None:
         """Cancel a client's job from outside, by its request id."""
-        if self.gateway.cancel(name, owner=""):
+        if self.dispatcher.stop_job(name, owner=""):
             self.cancelled_at.setdefault(name, trio.current_time())
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:

@@ -84,7 +84,7 @@ class ServerOverFakeNodes:
                 models={MODEL: TextModel.load(path, name=MODEL)},
                 aliases={},
                 ready=lambda: True,
-                estimate=lambda *of: msgspec.structs.asdict(self.dispatcher.estimator.for_newcomer(*of)),
+                estimate=self.dispatcher.estimate,
                 queue_statistics=lambda: msgspec.structs.asdict(self.dispatcher.statistics()),
             )
         )

@@ -62,6 +62,10 @@ def quart_app() -> QuartTrio:
     return app
 
 
+async def not_waiting() -> None:
+    """Return no estimate."""
+
+
 def direct_app() -> Callable[..., Awaitable[None]]:
     """Return an app like `quart_app`, made of `GenerationRoutes`."""
 
@@ -71,7 +75,7 @@ def direct_app() -> Callable[..., Awaitable[None]]:
         pending = PendingAnswer()
         pending.started(answer)
         request.nursery.start_soon(put_text, answer.deltas, text)
-        return stream_response(EventStream(pending, ChatDialect(), Plain(), lambda: None), {})
+        return stream_response(EventStream(pending, ChatDialect(), Plain(), not_waiting), {})
 
     async def put_text(deltas: Deltas, text: str) -> None:
         for piece in (text[:1], text[1:2], text[2:]):

@@ -14,6 +14,7 @@ class Admin:
 
     async def health(self, _request: Request) -> Response:
         """Report whether the process responds and no model is stuck in a step. Loading is healthy."""
+        await self._services.refresh()
         instance = self._services.fleet.instance
         if problems := self._services.problems():
             return json_response({"status": "stuck", "models": dict(problems), "instance": instance}, 503)
@@ -21,12 +22,14 @@ class Admin:
 
     async def ready(self, _request: Request) -> Response:
         """Report whether all models to preload are loaded, and none waits for its restart."""
+        await self._services.refresh()
         if self._services.ready():
             return json_response({"status": "ready"})
         return json_response({"status": "loading"}, 503, {"Retry-After": "2"})
 
     async def running(self, request: Request) -> Response:
         """Return the models that have a process here, as far as the caller may see them."""
+        await self._services.refresh()
         seen = scope_of(self._services, request.api_key).of_models(self._services.fleet.models())
         return json_response([status for status in seen if status.is_resident])
 

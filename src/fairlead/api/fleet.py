@@ -40,6 +40,7 @@ class FleetRoutes:
         body = await self._jobs.read(request, _load_decoder)
         model = self._find(request, body.model)
         await self._fleet.load(model)
+        await self._jobs.services.refresh()
         return json_response(self._model(model))
 
     async def unload(self, request: Request) -> Response:
@@ -50,12 +51,14 @@ class FleetRoutes:
         body = await self._jobs.read(request, _unload_decoder)
         model = self._find(request, body.model)
         await self._fleet.unload(model, force=bool(body.force), wait=_flag(request, "wait"))
+        await self._jobs.services.refresh()
         return json_response(self._model(model))
 
     async def logs(self, request: Request) -> Response:
         """Return the output of a model's processes; with `?follow=true` also their later output."""
         model = self._find(request, request.path_parameters["name"])
         follows = _flag(request, "follow")
+        await self._jobs.services.refresh()
         output = self._fleet.output(model)
         if not follows:
             return self._logs.kept(output)
@@ -69,12 +72,14 @@ class FleetRoutes:
 
     async def nodes(self, request: Request) -> Response:
         """Return every node that the caller may see, local and remote, without its API key."""
+        await self._jobs.services.refresh()
         return json_response(scope_of(self._jobs.services, request.api_key).of_nodes(self._fleet.nodes()))
 
     async def add_node(self, request: Request) -> Response:
         """Add a remote server as a node, until this server stops; respond after its first probe."""
         body = await self._jobs.read(request, _node_decoder)
         await self._fleet.add_node(_configuration(body))
+        await self._jobs.services.refresh()
         return json_response(self._node(body.id), 201)
 
     async def remove_node(self, request: Request) -> Response:
@@ -86,7 +91,8 @@ class FleetRoutes:
     async def drain_node(self, request: Request) -> Response:
         """Give a node no more jobs; respond at once."""
         node_id = request.path_parameters["node_id"]
-        self._fleet.drain_node(node_id)
+        await self._fleet.drain_node(node_id)
+        await self._jobs.services.refresh()
         return json_response(self._node(node_id))
 
     def _find(self, request: Request, name: str | None) -> str:

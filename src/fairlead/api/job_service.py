@@ -161,7 +161,7 @@ class JobService:
         body = EventStream(pending, dialect, writer, waiting, loading)
         if pending.is_available:
             return stream_response(body, answer_headers(await pending.get()))
-        now = waiting()
+        now = await waiting()
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
         return stream_response(body, headers)
 

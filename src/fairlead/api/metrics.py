@@ -35,6 +35,7 @@ class Metrics:
         pulled here and encoded in a thread.
         """
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        await self._services.refresh()
         pulled = self._metrics.pull(scope_of(self._services, request.api_key))
         body = await trio.to_thread.run_sync(encode, pulled, abandon_on_cancel=True, limiter=self._threads)
         return Response(body, 200, {"Content-Type": content_type})

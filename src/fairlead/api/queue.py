@@ -15,18 +15,18 @@ class QueueRoutes:
 
     async def queue(self, _request: Request) -> Response:
         """Return the queue's totals."""
+        await self._services.refresh()
         return json_response(self._services.queue_statistics())
 
     async def estimate(self, request: Request) -> Response:
         """Return the forecast for a new job of the caller; `?model=` and `X-Priority` are as in a job."""
         model = self._jobs.models.find(request, request.query("model"))
-        return json_response(
-            self._services.estimate(model, self._jobs.tenant(request), self._jobs.priority(request))
-        )
+        tenant, priority = self._jobs.tenant(request), self._jobs.priority(request)
+        return json_response(await self._services.estimate(model, tenant, priority))
 
     async def cancel(self, request: Request) -> Response:
         """End a queued or running job of the same key. Other keys' jobs are reported as not found."""
         request_id = request.path_parameters["request_id"]
-        if not self._services.gateway.cancel(request_id, owner_of(request.api_key)):
+        if not await self._services.gateway.cancel(request_id, owner_of(request.api_key)):
             raise NotFound(f"no request {quoted(request_id)} of yours is waiting or running")
         return json_response({"id": request_id, "object": "request", "status": "cancelled"})

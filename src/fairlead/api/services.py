@@ -1,6 +1,6 @@
 """What the views use: the gateway, the fleet, and the values that the composition root supplies."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,10 @@ from fairlead.errors import ModelNotFound, quoted
 from fairlead.fleet.fleet import Fleet
 from fairlead.gateway import Gateway
 from fairlead.text.model import TextModel
+
+
+async def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,8 @@ class Services:
 
     `estimate` returns, for a model, tenant and priority, the forecast for a new job: `position`,
     `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns the current problems, by model;
-    `draining` whether the server takes no more jobs, because it is about to stop.
+    `draining` whether the server takes no more jobs, because it is about to stop. `refresh` waits until the
+    fleet and the queue's statistics are those of now, where another process has them.
     """
 
     config: Config
@@ -32,9 +37,10 @@ class Services:
     selectors: Mapping[str, SelectorConfig] = field(default_factory=dict)
     ready: Callable[[], bool]
     queue_statistics: Callable[[], dict[str, Any]]
-    estimate: Callable[[str, str, int], dict[str, Any]]
+    estimate: Callable[[str, str, int], Awaitable[dict[str, Any]]]
     problems: Callable[[], Mapping[str, str]] = dict
     draining: Callable[[], bool] = bool
+    refresh: Callable[[], Awaitable[None]] = _nothing
 
     def canonical(self, name: str) -> str:
         """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`."""

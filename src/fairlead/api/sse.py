@@ -4,7 +4,7 @@ The stream only reads. The seat belongs to the gateway's task in the exchange's 
 never iterated, or is stopped anywhere, blocks nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -46,7 +46,7 @@ class EventStream:
         pending: PendingAnswer,
         dialect: RelayDialect,
         writer: StreamWriter,
-        waiting: Callable[[], WaitEstimate | None],
+        waiting: Callable[[], Awaitable[WaitEstimate | None]],
         waiting_events: WaitingEvents | None = None,
     ) -> None:
         self.direct: Direct | None = None
@@ -89,7 +89,7 @@ class EventStream:
             return b""
         self._next_event_at = trio.current_time() + self._waiting_events.interval_s
         self._has_waiting_events = True
-        return self._waiting_events.write(self._waiting())
+        return self._waiting_events.write(await self._waiting())
 
     async def _next(self) -> bytes:
         deltas = (await self._pending.get()).deltas

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
+from typing import Any
 
 import trio
 from msgspec.structs import asdict
@@ -26,7 +27,7 @@ from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.timer import Alarm, Timer
 from fairlead.dispatch.wait_estimator import WaitEstimator
 from fairlead.dispatch.waiter import HeldSeat, Waiter, WaitingTask
-from fairlead.errors import FairleadError, ModelLoading, QueueFull, QueueTimeout
+from fairlead.errors import Cancelled, FairleadError, ModelLoading, QueueFull, QueueTimeout
 from fairlead.grant import Grant
 from fairlead.supervision import contain
 
@@ -195,19 +196,31 @@ class Dispatcher:
         self.estimator.ended(waiter)
         self.scheduler.finished(ticket, cost=self.estimator.cost(waiter))
 
-    def waiting(self, request_id: str) -> WaitEstimate | None:
+    async def estimate(self, model: str, tenant: str, priority: int) -> dict[str, Any]:
+        """Return the fields of the `WaitEstimate` for a new job."""
+        return asdict(self.estimator.for_newcomer(model, tenant, priority))
+
+    async def waiting(self, request_id: str) -> WaitEstimate | None:
         """Return the current estimate of a waiting job; None if it does not wait (any more)."""
+        return self.estimate_of(request_id)
+
+    async def cancel(self, request_id: str, owner: str) -> bool:
+        """End this waiting or running job with `Cancelled`. Return False if the owner has no such job."""
+        return self.stop_job(request_id, owner)
+
+    def estimate_of(self, request_id: str) -> WaitEstimate | None:
+        """See `waiting`; for callers that are not tasks."""
         waiter = self._by_id.get(request_id)
         if waiter is None or waiter.ticket.state is not TicketState.QUEUED:
             return None
         return self.estimator.for_ticket(waiter.ticket)
 
-    def cancel(self, request_id: str, owner: str, error: FairleadError) -> bool:
-        """End this waiting or running job with `error`. Return False if the owner has no such job."""
+    def stop_job(self, request_id: str, owner: str) -> bool:
+        """See `cancel`; for callers that are not tasks."""
         waiter = self._by_id.get(request_id)
         if waiter is None or waiter.ticket.job.owner != owner:
             return False
-        self.stop(waiter.ticket, error)
+        self.stop(waiter.ticket, Cancelled("the request was cancelled"))
         return True
 
     def unload(

@@ -216,7 +216,7 @@ class Fleet:
         self._refuse_local(node_id)
         await self._remote.remove(node_id)
 
-    def drain_node(self, node_id: str) -> None:
+    async def drain_node(self, node_id: str) -> None:
         """Give the remote node no more jobs, but keep it listed. Raises `NotFound`.
 
         Jobs that wait for one of its models, and that no other node can take, end with `NoNode`.

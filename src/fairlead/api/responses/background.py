@@ -5,7 +5,7 @@ functions as for other requests. Clients read only what the store has, so a slow
 that leaves changes nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -89,7 +89,7 @@ class BackgroundRuns:
         run = self._runs.get(response)
         if run is None:
             return
-        if not self._jobs.services.gateway.cancel(run.job.request_id, run.job.owner):
+        if not await self._jobs.services.gateway.cancel(run.job.request_id, run.job.owner):
             run.cancel()
         await run.ended.wait()
 
@@ -188,7 +188,7 @@ class StoredEvents:
         response: StoredResponse,
         run: BackgroundRun | None,
         first: int,
-        waiting: Callable[[str], WaitEstimate | None],
+        waiting: Callable[[str], Awaitable[WaitEstimate | None]],
     ) -> None:
         self._response = response
         self._run = run
@@ -209,7 +209,7 @@ class StoredEvents:
             with trio.move_on_after(_comments.interval_s):
                 await self._run.changed.wait()
                 continue
-            return _comments.write(self._waiting(self._run.job.request_id))
+            return _comments.write(await self._waiting(self._run.job.request_id))
         raise CutStream
 
 
