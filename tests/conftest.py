@@ -19,7 +19,9 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 TESTS = Path(__file__).parent
 # The mark of each folder; "unit" is that of all others.
 MARKS = {
-    **dict.fromkeys(("cli", "clients", "e2e", "fleet", "nodes", "process", "settings", "worker"), "process"),
+    **dict.fromkeys(
+        ("cli", "clients", "e2e", "fleet", "nodes", "process", "roles", "settings", "worker"), "process"
+    ),
     "browser": "browser",
     **dict.fromkeys(("advisories", "fuzz", "simulation"), "fuzz"),
     **dict.fromkeys(("cext", "engine", "models"), "kernels"),

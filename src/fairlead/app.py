@@ -5,7 +5,6 @@ child processes end with the fleet's nursery.
 """
 
 import signal
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
@@ -20,11 +19,12 @@ from fairlead import interpreter
 from fairlead.api.exchange import unwrap
 from fairlead.api.routes import Application
 from fairlead.api.services import Services
-from fairlead.config import Config, ConfigError, Limits, ModelConfig
-from fairlead.descriptors import raise_limit, share_of_clients
+from fairlead.config import Config, ConfigError
+from fairlead.descriptors import limits_within_descriptors, raise_limit
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
 from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.model_reading import read_model
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.reload import ConfigSource, watch_config
 from fairlead.gateway import Gateway
@@ -34,8 +34,6 @@ from fairlead.request_timeline import RequestTimeline
 from fairlead.supervision import FailureBoundary, keep_running, log_failure
 from fairlead.telemetry import logs
 from fairlead.telemetry.request_log import RequestLog, open_request_log
-from fairlead.text.hub import find_model
-from fairlead.text.model import TextModel
 
 logger = structlog.get_logger("fairlead.app")
 
@@ -72,7 +70,7 @@ def run(config: Config, announcer: ServerObserver, source: ConfigSource | None =
         except (Exception, BaseExceptionGroup) as error:
             cause = unwrap(error)
             if isinstance(cause, FairleadError | ConfigError | OSError):
-                _announce(announcer.failed, names, str(cause))
+                announce(announcer.failed, names, str(cause))
                 return 2 if isinstance(cause, ConfigError) else 1
             raise
     return 0
@@ -95,19 +93,21 @@ async def serve(
     """
     with ExitStack() as listening:
         sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]
-        url = _url_of(sockets[0])
+        url = url_of(*sockets[0].getsockname()[:2])
         composition = Composition(config, announcer, source=source, request_log=request_log)
         await composition.prepare()
 
         def loaded(models: Sequence[str]) -> None:
             freeze()
-            _announce(announcer.ready, url, models)
+            announce(announcer.ready, url, models)
             task_status.started(url)
 
         async with trio.open_nursery() as signals:
-            signals.start_soon(_watch_signals, composition.drain, announcer)
+            signals.start_soon(watch_signals, composition.drain, announcer)
             async with composition.running(loaded) as app:
-                await serve_http(app, sockets, limits=_limits(config), shutdown=composition.draining)
+                await serve_http(
+                    app, sockets, limits=limits_within_descriptors(config), shutdown=composition.draining
+                )
             signals.cancel_scope.cancel()
 
 
@@ -143,7 +143,7 @@ class Composition:
             config,
             self.dispatcher,
             self.nodes,
-            read=partial(_read_model, announcer=announcer),
+            read=partial(read_model, on_progress=announcer.loading),
             on_progress=announcer.loading,
         )
         self._request_log = request_log
@@ -213,57 +213,22 @@ class Composition:
         )
 
 
-def _url_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
+def url_of(host: str, port: int) -> str:
+    """Return the address of a server for its clients."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _limits(config: Config) -> Limits:
-    """Return the limits, with connections reduced to what the descriptors allow."""
-    share = share_of_clients(config)
-    if share.connections < config.limits.connections:
-        logger.warning(
-            "fewer connections than configured: the limit of open files is low",
-            configured=config.limits.connections,
-            connections=share.connections,
-            descriptors=share.descriptors,
-            reserved=share.reserved,
-        )
-    return msgspec.structs.replace(config.limits, connections=share.connections)
-
-
-async def _read_model(model: ModelConfig, *, announcer: ServerObserver) -> TextModel:
-    """Find a model's files, locally or on a hub, and read what the parent needs. Raises `LoadFailed`."""
-    token = trio.lowlevel.current_trio_token()
-
-    def fetched(fraction: float) -> None:  # called by threads of the hub's library
-        token.run_sync_soon(announcer.loading, model.name, fraction, "fetching")
-
-    def read() -> TextModel:
-        return TextModel.load(
-            find_model(model.path, fetched),
-            name=model.name,
-            max_model_len=model.max_model_len,
-            max_input_tokens=model.max_input_tokens,
-            max_output_tokens=model.max_output_tokens,
-            special_tokens=model.special_tokens,
-            wire_format=model.wire_format,
-        )
-
-    return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
-
-
-async def _watch_signals(drain: Callable[[], None], announcer: ServerObserver) -> None:
+async def watch_signals(drain: Callable[[], None], announcer: ServerObserver) -> None:
     """Drain at the first signal; a second one ends the process at once, by the default action."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
             drain()
             logger.info("stopping", signal=signal.Signals(number).name)
-            _announce(announcer.stopping)
+            announce(announcer.stopping)
             break
 
 
-def _announce(announce: Callable[..., None], *details: object) -> None:
+def announce(announce: Callable[..., None], *details: object) -> None:
     """Write to the terminal. A failure, as of a closed terminal or a full disk, is only logged."""
     with FailureBoundary() as boundary:
         announce(*details)

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
-from fairlead.config import Config
+from fairlead.config import Config, Limits
 from fairlead.http.idle_connections import MAX_IDLE
 from fairlead.http.listener import REFUSALS
 from fairlead.nodes.remote_node import SPARE_CONNECTIONS
@@ -64,6 +65,20 @@ def share_of_clients(config: Config) -> Share:
     """Return how many connections fit this process's descriptors, `limits.connections` at most."""
     descriptors = _finite(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return share(config, descriptors=descriptors, in_use=_in_use())
+
+
+def limits_within_descriptors(config: Config) -> Limits:
+    """Return the limits, with connections reduced to what the descriptors allow."""
+    share = share_of_clients(config)
+    if share.connections < config.limits.connections:
+        logger.warning(
+            "fewer connections than configured: the limit of open files is low",
+            configured=config.limits.connections,
+            connections=share.connections,
+            descriptors=share.descriptors,
+            reserved=share.reserved,
+        )
+    return msgspec.structs.replace(config.limits, connections=share.connections)
 
 
 def share(config: Config, *, descriptors: int, in_use: int) -> Share:

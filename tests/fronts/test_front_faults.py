@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import trio
+import trio._core._run as trio_run
 
 from fairlead.config import QueueConfig
 from fairlead.errors import FairleadError
@@ -129,7 +130,14 @@ class Trial:
         assert [front.jobs for front in self.system.server.fronts] == [{}] * len(self.system.fronts)
 
 
+@pytest.fixture(autouse=True)
+def ordered(monkeypatch):
+    """Let Trio run tasks in an order that the seed of a trial decides."""
+    monkeypatch.setattr(trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+
+
 async def run_trial(seed, make_server=FrontServer):
+    trio_run._r.seed(seed)
     async with trio.open_nursery() as nursery:
         await Trial(nursery, seed, make_server).run()
         nursery.cancel_scope.cancel()

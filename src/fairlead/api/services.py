@@ -6,7 +6,7 @@ from typing import Any
 
 from fairlead.config import Config, SelectorConfig
 from fairlead.errors import ModelNotFound, quoted
-from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.access import FleetAccess
 from fairlead.gateway import Gateway
 from fairlead.text.model import TextModel
 
@@ -31,7 +31,7 @@ class Services:
 
     config: Config
     gateway: Gateway
-    fleet: Fleet
+    fleet: FleetAccess
     models: Mapping[str, TextModel]
     aliases: Mapping[str, str]
     selectors: Mapping[str, SelectorConfig] = field(default_factory=dict)

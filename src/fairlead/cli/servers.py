@@ -70,7 +70,10 @@ def node(
 
 
 def _serve(config: Config, source: "ConfigSource | None", *, lifeline: bool) -> int:
-    from fairlead.app import run as run_server
+    if config.fronts > 1:
+        from fairlead.roles.supervisor import run as run_server
+    else:
+        from fairlead.app import run as run_server
     from fairlead.console.announcer import end_with_standard_input, open_announcer, report_warning
 
     if not is_loopback(config.host) and not config.api_keys:

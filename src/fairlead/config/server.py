@@ -156,6 +156,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     cors: CorsConfig = CorsConfig()
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """The port to listen on; 0 picks a free one."""
+    fronts: AtLeastOne = 1
+    """Number of processes that serve HTTP on the port; 1: a single process does everything. With more, a
+    dispatcher and the models run in processes of their own, and responses of `/v1/responses` are not kept.
+    """
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
     """Keys, of which clients must send one, each as text or as a mapping; empty: no key is needed."""
     queue: QueueConfig = QueueConfig()

@@ -4,7 +4,7 @@ A request to load or unload a model goes to the scheduler first, which decides; 
 decisions, and the models and nodes report the results to it.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -23,7 +23,7 @@ from fairlead.fleet.changes import changes_between
 from fairlead.fleet.local_models import LocalModels
 from fairlead.fleet.managed_model import ManagedModel, OnProgress
 from fairlead.fleet.node_registry import NodeRegistry
-from fairlead.fleet.remote_nodes import RemoteNodes
+from fairlead.fleet.remote_nodes import RemoteEntry, RemoteNodes
 from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.process.output import ProcessOutput
@@ -39,6 +39,7 @@ class Fleet:
     `nodes` has the nodes that are up, and `catalog` the configured models. `read` reads what the parent must
     know of an engine's model. `on_progress` is called with the progress of each load. `instance` is a unique
     id by which this server recognizes itself. `make_process` makes what runs a local model, once per load.
+    `adopted`: models whose processes run already; their first load only connects to these.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Fleet:
         read: Reader,
         on_progress: OnProgress = lambda _model, _fraction, _stage: None,
         make_process: ProcessFactory = make_process,
+        adopted: Collection[str] = (),
     ) -> None:
         self.instance = token_hex(16)
+        self._adopted = adopted
         self.catalog = ModelCatalog(config, read)
         self._dispatcher = dispatcher
         self._on_progress = on_progress
@@ -71,6 +74,7 @@ class Fleet:
             is_local=lambda model: model in self.catalog.models,
         )
         self._nursery: trio.Nursery | None = None
+        self.has_adopted = trio.Event()
         self._is_preloaded = False
         self._is_reloading = False
 
@@ -92,6 +96,8 @@ class Fleet:
             for node in config.nodes:
                 self._remote.add(node, config.health_check)
             self._local.schedule()
+            await self._local.adopt(name for name in self._adopted if name in self._local)
+            self.has_adopted.set()
             failures = await self._local.preload()
             if failures and len(config.models) == 1 and not config.nodes and config is self.catalog.config:
                 raise failures[0]
@@ -126,6 +132,10 @@ class Fleet:
         """Return the status of every node: one for each local model, and the remote ones."""
         local = [model.status().as_node() for model in self._local.values()]
         return local + self._remote.statuses()
+
+    def remote_entries(self) -> list[RemoteEntry]:
+        """Return the remote nodes."""
+        return self._remote.entries()
 
     def load_times(self, model: str) -> tuple[float, float] | None:
         """Return when the load of a local model began and ended, by Trio's clock; None if not loaded."""

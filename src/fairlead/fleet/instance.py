@@ -12,12 +12,14 @@ HEALTHY_AFTER_S = 60.0
 class Instance:
     """One instance, from the decision to load it until its processes are gone: `ended` is set then.
 
+    `settled` is set when it is loaded or has ended.
     `node` runs it, once it may start. Loading began at `began_at` and ended at `ready_at`, by Trio's clock.
     """
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
+        self.settled = trio.Event()
         self.node: ModelProcess | None = None
         self.was_ready = False
         self.began_at = 0.0

@@ -1,6 +1,6 @@
 """The local models: starts and stops them as the scheduler decides, and restarts those that died."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import trio
@@ -77,6 +77,17 @@ class LocalModels(dict[str, ManagedModel]):
             start_swap=self._start_swap,
             stop_model=self._stop_model,
         )
+
+    async def adopt(self, names: Iterable[str]) -> None:
+        """Continue with the processes of these models, which run already; return when they are up, or ended.
+
+        No model may be loaded before.
+        """
+        for name in names:
+            model = self[name]
+            model.begin(self._spawn)
+            assert model.instance is not None
+            await model.instance.settled.wait()
 
     async def preload(self) -> list[LoadFailed]:
         """Load all models that are to be preloaded, at once; return the failures."""

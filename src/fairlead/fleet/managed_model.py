@@ -210,6 +210,7 @@ class ManagedModel:
             has_failed = failure is not None and not was_requested
             self._become("failed" if has_failed or self._history.problem is not None else "stopped")
             self._history.load_progressed(0.0, "")
+        instance.settled.set()
         instance.ended.set()
         with ExitStack() as reports:  # called last to first, each even if another raises
             if failure is not None:
@@ -258,6 +259,7 @@ class ManagedModel:
         self._nodes.report(node, limits)
         # Only now, because a failure of the scheduler is one of the load.
         instance.was_ready, instance.ready_at = True, trio.current_time()
+        instance.settled.set()
         duration_s = instance.ready_at - instance.began_at
         self._history.loaded(duration_s, is_restart=self.restarts.is_due)
         self.restarts.cancel()

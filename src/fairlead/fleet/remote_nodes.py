@@ -1,6 +1,6 @@
 """The remote nodes of the fleet. A node is removed only when its jobs have finished."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 
 import structlog
 import trio
@@ -42,6 +42,11 @@ class RemoteEntry:
     def models(self) -> frozenset[str]:
         """The models that it has, as last reported; it may be down now."""
         return self._node.models
+
+    @property
+    def dialects(self) -> Collection[str] | None:
+        """The dialects that it speaks, as far as is known; None: all."""
+        return self._node.dialects
 
     def speaks(self, dialect: str) -> bool:
         """Return whether it speaks a dialect, as far as is known."""
@@ -212,6 +217,10 @@ class RemoteNodes:
         """Use these health check settings for all nodes from now on; drained nodes stay drained."""
         for node in self._nodes.values():
             node.change_health(health)
+
+    def entries(self) -> list[RemoteEntry]:
+        """Return all of them."""
+        return list(self._nodes.values())
 
     def statuses(self) -> list[NodeStatus]:
         """Return the status of each node."""

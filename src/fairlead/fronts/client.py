@@ -26,6 +26,7 @@ from fairlead.link.handshake import HandshakeFailed
 
 RETRY_S = 0.1
 ANSWER_TIMEOUT_S = 2.0
+NO_ANSWER = "the dispatcher does not answer"
 # The dispatcher ends a wait at its deadline; if it does not answer, the front does, a little later.
 TIMEOUT_MARGIN_S = 5.0
 
@@ -99,12 +100,16 @@ class DispatchClient:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
+        logged = ""  # a reason that was logged is not logged again
         for connect in itertools.cycle(self._connects):
             try:
                 stream = await connect()
             except (OSError, HandshakeFailed) as error:
-                logger.info("no dispatcher", reason=str(error))
+                if str(error) != logged:
+                    logged = str(error)
+                    logger.info("no dispatcher", reason=logged)
             else:
+                logged = ""
                 await self._use(stream)
             await trio.sleep(RETRY_S)
 
@@ -144,20 +149,43 @@ class DispatchClient:
         if job.error is not None:
             raise job.error
 
-    async def ask(self, question: str, *arguments: str | int) -> Any:
-        """Return the dispatcher's answer. Raises `NoNode` if there is none in time."""
+    async def waiting(self, request_id: str) -> WaitEstimate | None:
+        """Return the current estimate of a waiting job; None if it does not wait, or is not known to."""
+        try:
+            found = await self.ask("waiting", request_id)
+        except NoNode:
+            return None
+        return msgspec.convert(found, WaitEstimate | None)
+
+    async def cancel(self, request_id: str, owner: str) -> bool:
+        """See `Dispatcher.cancel`; the job may be of any front."""
+        return bool(await self.ask("cancel", request_id, owner))
+
+    async def ask(self, question: str, *arguments: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Return the dispatcher's answer.
+
+        Raises its error, and `NoNode` if there is no answer in time, or if the connection ends before it.
+        """
+        if self._link is None:
+            raise NoNode(NO_ANSWER)
         asked = _Question()
         number = next(self._numbers)
         self._questions[number] = asked
         try:
             self.send(wire.Ask(number, question, arguments))
-            with trio.move_on_after(ANSWER_TIMEOUT_S):
+            with trio.move_on_after(timeout_s):
                 await asked.event.wait()
         finally:
             del self._questions[number]
+        if asked.error is not None:
+            raise asked.error
         if not asked.event.is_set():
-            raise NoNode("the dispatcher does not answer")
+            raise NoNode(NO_ANSWER)
         return asked.answer
+
+    def tell(self, question: str, *arguments: Any) -> None:
+        """Do as `ask`, without an interest in the answer."""
+        self.send(wire.Ask(next(self._numbers), question, arguments))
 
     def send(self, message: wire.ToDispatcher) -> None:
         """Send a message. Without a connection it is dropped: the next one declares every job."""
@@ -176,6 +204,9 @@ class DispatchClient:
         finally:
             if self._link is link:
                 self._link = None
+                for asked in self._questions.values():
+                    asked.error = NoNode(NO_ANSWER)
+                    asked.event.set()
                 logger.warning("dispatcher disconnected", epoch=self.epoch, jobs=len(self._jobs))
 
     async def _report_progress(self, link: FrameLink[wire.ToFront]) -> None:
@@ -192,9 +223,10 @@ class DispatchClient:
                 self._declare(link)
             case wire.Heartbeat():
                 pass
-            case wire.Answered(number, value):
+            case wire.Answered(number, value, error):
                 if (asked := self._questions.get(number)) is not None:
                     asked.answer = value
+                    asked.error = None if error is None else error.error()
                     asked.event.set()
             case wire.Welcome() | wire.Standby():  # one that was replaced, or that does not lead
                 link.close()
@@ -219,6 +251,7 @@ class _Question:
     def __init__(self) -> None:
         self.event = trio.Event()
         self.answer: Any = None
+        self.error: FairleadError | None = None
 
 
 class _OpenJob:

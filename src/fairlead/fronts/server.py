@@ -5,8 +5,9 @@ dispatcher grants nothing before the fronts have declared their jobs, or `grace_
 held are restored first, then waiting jobs are submitted in the order in which they arrived.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -18,11 +19,13 @@ from fairlead.dispatch.waiter import Waiter
 from fairlead.errors import FairleadError
 from fairlead.fronts import wire
 from fairlead.link.connection import FrameLink
+from fairlead.supervision import contain
 
 AWAY_S = 10.0
 GRACE_S = 1.0
 
-Questions = dict[str, Callable[..., Any]]
+Questions = Mapping[str, Callable[..., Any]]
+Orders = Mapping[str, Callable[..., Awaitable[Any]]]
 
 logger = structlog.get_logger("fairlead.fronts")
 
@@ -87,7 +90,8 @@ class FrontServer:
     """Serves the connections of fronts. `run` ends the grace time of a dispatcher that has a predecessor.
 
     `expected`: the number of fronts that declare their jobs in the grace time; None: unknown. `questions` are
-    the functions that a front may ask for. `may_send` as for `FrameLink`: whether this dispatcher leads.
+    the functions that a front may call, and `orders` those which take time. Both may raise a `FairleadError`.
+    `may_send` as for `FrameLink`: whether this dispatcher leads.
     """
 
     def __init__(
@@ -96,12 +100,15 @@ class FrontServer:
         *,
         epoch: int,
         questions: Questions,
+        orders: Orders = MappingProxyType({}),
         expected: int | None = 0,
         may_send: Callable[[], bool] = lambda: True,
     ) -> None:
         self._dispatcher = dispatcher
         self._epoch = epoch
         self._questions = questions
+        self._orders = orders
+        self._nursery: trio.Nursery | None = None
         self._may_send = may_send
         self._fronts: dict[str, Front] = {}
         # Waiting jobs of the grace time, with the times of their arrival; None when it is over.
@@ -118,10 +125,15 @@ class FrontServer:
 
     async def run(self) -> None:
         """End the grace time when it is over, and send heartbeats, until cancelled."""
-        if self._early is not None:
-            with trio.move_on_after(GRACE_S):
-                await self._all_declared.wait()
-            self._end_grace()
+        async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._send_heartbeats)
+            if self._early is not None:
+                with trio.move_on_after(GRACE_S):
+                    await self._all_declared.wait()
+                self._end_grace()
+            await trio.sleep_forever()  # orders need the nursery
+
+    async def _send_heartbeats(self) -> None:
         while True:
             for front in self._fronts.values():
                 front.send(wire.Heartbeat())
@@ -178,11 +190,34 @@ class FrontServer:
                 for number, count in tokens.items():
                     if (job := front.jobs.get(number)) is not None:
                         job.tokens = count
-            case wire.Ask(number, question, arguments):
-                answer = self._questions.get(question)
-                front.send(wire.Answered(number, None if answer is None else answer(*arguments)))
+            case wire.Ask(_, question) if question in self._orders and self._nursery is not None:
+                self._nursery.start_soon(contain, "order of a front", self._execute, front, message)
+            case wire.Ask():
+                self._answer(front, message)
             case _:
                 self._change(front, message)
+
+    def _answer(self, front: Front, asked: wire.Ask) -> None:
+        try:
+            value = self._questions[asked.question](*asked.arguments)
+        except FairleadError as error:
+            front.send(wire.Answered(asked.number, error=wire.ErrorValue.of(error)))
+        except (KeyError, TypeError):
+            self._refuse_message(front, f"there is no question {asked.question!r} of these arguments")
+        else:
+            front.send(wire.Answered(asked.number, value))
+
+    async def _execute(self, front: Front, asked: wire.Ask) -> None:
+        """Execute an order, also if its front has gone meanwhile, and answer it."""
+        error: FairleadError | None = None
+        value: Any = None
+        try:
+            value = await self._orders[asked.question](*asked.arguments)
+        except FairleadError as raised:
+            error = raised
+        except TypeError:
+            self._refuse_message(front, f"there is no order {asked.question!r} of these arguments")
+        front.send(wire.Answered(asked.number, value, None if error is None else wire.ErrorValue.of(error)))
 
     def _change(
         self, front: Front, message: wire.SubmitJob | wire.BeginJob | wire.RequeueJob | wire.EndJob

@@ -118,11 +118,11 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """A question: the name of a function of the dispatcher, and its arguments."""
+    """A question or an order: the name of a function of the dispatcher, and its arguments."""
 
     number: int
     question: str
-    arguments: tuple[str | int, ...] = ()
+    arguments: tuple[Any, ...] = ()
 
 
 ToDispatcher = SubmitJob | DeclareJob | Declared | BeginJob | RequeueJob | EndJob | Progress | Ask
@@ -171,10 +171,11 @@ class JobStopped(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
 
 
 class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
-    """The answer to a question."""
+    """The answer to a question: a value, or the error that the function raised."""
 
     number: int
     value: Any = None
+    error: ErrorValue | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):

@@ -12,7 +12,7 @@ import errno
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 import trio
@@ -35,6 +35,8 @@ ACCEPTS_PER_TURN = 32
 STARTS_PER_TURN = 4
 REFUSALS = 64  # clients over the limit that get a response at a time; the others are just closed
 OUT_OF_DESCRIPTORS_S = 0.1
+Sharing = Literal["no", "listens", "reserves"]
+
 PORTS_TRIED = 16  # a port that is free on one address of the host may be taken on the next
 
 # The kernel's buffer for a client that does not read; by default it grows to megabytes. A socket is writable
@@ -57,9 +59,11 @@ class CannotListen(OSError):
         return self.strerror or super().__str__()
 
 
-def bind(host: str, port: int) -> list[socket.socket]:
+def bind(host: str, port: int, *, sharing: Sharing = "no") -> list[socket.socket]:
     """Return listening sockets, one for each address of `host`. Port 0 picks a free one.
 
+    `sharing`: several processes of this user may listen on the same port (SO_REUSEPORT), each of which gets
+    a part of the connections; or the port is only reserved for them, by sockets that do not listen.
     Raises `ConfigError` if there is no such host, and `CannotListen` if the address cannot be bound.
     """
     name = host.removeprefix("[").removesuffix("]")
@@ -70,7 +74,7 @@ def bind(host: str, port: int) -> list[socket.socket]:
     tries = 1 if port else PORTS_TRIED
     while True:
         try:
-            return _listen_on_all(host, port, found)
+            return _listen_on_all(host, port, found, sharing)
         except OSError as error:
             tries -= 1
             if not tries or error.errno != errno.EADDRINUSE:
@@ -208,13 +212,13 @@ class Listener:
             sock.close()
 
 
-def _listen_on_all(host: str, port: int, found: Sequence[Any]) -> list[socket.socket]:
+def _listen_on_all(host: str, port: int, found: Sequence[Any], sharing: Sharing) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     failure: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):
         chosen = sockets[0].getsockname()[1] if sockets else port
         try:
-            sockets.append(_listen(family, (address[0], chosen, *address[2:])))
+            sockets.append(_listen(family, (address[0], chosen, *address[2:]), sharing))
         except OSError as error:
             failure = CannotListen(error.errno, _explain(host, chosen, error))
             if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # for example without IPv6
@@ -237,10 +241,12 @@ def _explain(host: str, port: int, error: OSError) -> str:
     )
 
 
-def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
+def _listen(family: int, address: tuple[Any, ...], sharing: Sharing) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sharing != "no":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         # Accepted connections inherit these.
@@ -251,7 +257,8 @@ def _listen(family: int, address: tuple[Any, ...]) -> socket.socket:
             if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         sock.bind(address)
-        sock.listen(BACKLOG)
+        if sharing != "reserves":
+            sock.listen(BACKLOG)
         sock.setblocking(False)
     except BaseException:
         sock.close()

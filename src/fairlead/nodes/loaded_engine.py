@@ -54,22 +54,13 @@ class LoadedEngine:
     @property
     def gpu(self) -> GpuUse | None:
         """The GPU of the process, and the memory taken there; None on a CPU, or while it is not loaded."""
-        if self.ready is None or not self.ready.gpu_total_bytes:
-            return None
-        return GpuUse(self.ready.device, self.ready.gpu_bytes, self.ready.gpu_total_bytes)
+        return gpu_use(self.ready)
 
     def came_up(self, ready: Ready, sequences: SequenceClient) -> None:
         """Report the limits of the engine, which takes `sequences` from now on."""
         self.ready, self._sequences = ready, sequences
         logger.info("model loaded", model=self._model.name, **msgspec.structs.asdict(ready))
-        self._report(
-            NodeLimits(
-                seats=ready.slots,
-                max_model_len=ready.max_model_len,
-                cache_tokens=ready.blocks_total * ready.block_size,
-                isolates_tenants=self._isolate_tenants,
-            )
-        )
+        self._report(limits_of(ready, isolates_tenants=self._isolate_tenants))
 
     def went_down(self) -> None:
         """Report that the engine takes no more jobs, unless that was reported."""
@@ -125,40 +116,13 @@ class LoadedEngine:
 
     def status(self) -> ProcessStatus:
         """Return its status; it has no seats and no `engine` before the model is loaded."""
-        ready, counts = self.ready, self.statistics()
-        if ready is None:
-            return ProcessStatus(seats=0, sequences=0)
-        return ProcessStatus(
-            seats=ready.slots,
-            sequences=counts.running + counts.pending,
-            waiting=counts.pending,
-            engine=EngineStatus(
-                kernel=ready.kernel,
-                blocks_free=counts.blocks_free,
-                blocks_total=ready.blocks_total,
-                slots_free=counts.slots_free,
-                cache_usage=round(counts.cache_usage, 4),
-                cached_tokens=counts.cached_tokens,
-                prefix_hit_rate=_ratio(counts.prefix_hits, counts.prefix_queries),
-                prefix_queries=counts.prefix_queries,
-                prefix_hits=counts.prefix_hits,
-                preemptions=counts.preemptions,
-                mean_step_ms=_ratio(1000 * counts.step_s, counts.steps),
-                mean_step_tokens=_ratio(counts.step_tokens, counts.steps),
-                block_size=ready.block_size,
-                cache_dtype=ready.dtype,
-                keeps_prefixes=not ready.embeds,
-            ),
-        )
+        return engine_status(self.ready, self.statistics())
 
     def statistics(self) -> EngineStatistics:
         """Return the process's own counts, as of its latest frame here."""
         if self.ready is None or self._sequences is None:
             return EngineStatistics()
-        counts = self._sequences.statistics
-        if not counts.steps:  # before the first step all is free
-            return EngineStatistics(slots_free=self.ready.slots, blocks_free=self.ready.blocks_total)
-        return counts
+        return counts_of(self.ready, self._sequences.statistics)
 
     def _check_input(self, job: Job) -> None:
         limit = self._spec.max_input_tokens
@@ -192,6 +156,58 @@ class LoadedEngine:
             context=job.prompts[index // job.n],
             **self._parsing(job.parts),
         )
+
+
+def limits_of(ready: Ready, *, isolates_tenants: bool) -> NodeLimits:
+    """Return the limits of a loaded engine."""
+    return NodeLimits(
+        seats=ready.slots,
+        max_model_len=ready.max_model_len,
+        cache_tokens=ready.blocks_total * ready.block_size,
+        isolates_tenants=isolates_tenants,
+    )
+
+
+def gpu_use(ready: Ready | None) -> GpuUse | None:
+    """Return the GPU of an engine's process, and the memory taken there; None on a CPU."""
+    if ready is None or not ready.gpu_total_bytes:
+        return None
+    return GpuUse(ready.device, ready.gpu_bytes, ready.gpu_total_bytes)
+
+
+def counts_of(ready: Ready, counts: EngineStatistics) -> EngineStatistics:
+    """Return the counts of a loaded engine; before its first step all is free."""
+    if counts.steps:
+        return counts
+    return EngineStatistics(slots_free=ready.slots, blocks_free=ready.blocks_total)
+
+
+def engine_status(ready: Ready | None, counts: EngineStatistics) -> ProcessStatus:
+    """Return the status of an engine; without `ready` it is not loaded."""
+    if ready is None:
+        return ProcessStatus(seats=0, sequences=0)
+    return ProcessStatus(
+        seats=ready.slots,
+        sequences=counts.running + counts.pending,
+        waiting=counts.pending,
+        engine=EngineStatus(
+            kernel=ready.kernel,
+            blocks_free=counts.blocks_free,
+            blocks_total=ready.blocks_total,
+            slots_free=counts.slots_free,
+            cache_usage=round(counts.cache_usage, 4),
+            cached_tokens=counts.cached_tokens,
+            prefix_hit_rate=_ratio(counts.prefix_hits, counts.prefix_queries),
+            prefix_queries=counts.prefix_queries,
+            prefix_hits=counts.prefix_hits,
+            preemptions=counts.preemptions,
+            mean_step_ms=_ratio(1000 * counts.step_s, counts.steps),
+            mean_step_tokens=_ratio(counts.step_tokens, counts.steps),
+            block_size=ready.block_size,
+            cache_dtype=ready.dtype,
+            keeps_prefixes=not ready.embeds,
+        ),
+    )
 
 
 def _ratio(part: float, total: float) -> float:

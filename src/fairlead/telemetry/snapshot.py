@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import trio
 
-from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.access import FleetAccess
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.gateway import Gateway
 from fairlead.job_metrics import JobStatistics
@@ -60,7 +60,7 @@ class Overview:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetAccess,
         gateway: Gateway,
         *,
         ready: Callable[[], bool],

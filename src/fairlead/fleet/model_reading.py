@@ -1,0 +1,32 @@
+"""Finds a model's files, and reads what a process that tokenizes must know of it."""
+
+from collections.abc import Callable
+
+import trio
+
+from fairlead.config import ModelConfig
+from fairlead.text.hub import find_model
+from fairlead.text.model import TextModel
+
+
+async def read_model(
+    model: ModelConfig, *, on_progress: Callable[[str, float | None, str], None]
+) -> TextModel:
+    """Find a model's files, locally or on a hub, and read what the parent needs. Raises `LoadFailed`."""
+    token = trio.lowlevel.current_trio_token()
+
+    def fetched(fraction: float) -> None:  # called by threads of the hub's library
+        token.run_sync_soon(on_progress, model.name, fraction, "fetching")
+
+    def read() -> TextModel:
+        return TextModel.load(
+            find_model(model.path, fetched),
+            name=model.name,
+            max_model_len=model.max_model_len,
+            max_input_tokens=model.max_input_tokens,
+            max_output_tokens=model.max_output_tokens,
+            special_tokens=model.special_tokens,
+            wire_format=model.wire_format,
+        )
+
+    return await trio.to_thread.run_sync(read, abandon_on_cancel=True)

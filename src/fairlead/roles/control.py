@@ -1,0 +1,206 @@
+"""The messages between the supervisor and its children, and a child's end of their connection.
+
+A child gets its socket by inheritance, and the configuration in its first message. The end of the connection
+means that the other process has ended: a child then ends, too. Configurations are pickled, which is safe
+because only a process and the child that it has started ever share such a socket.
+"""
+
+import pickle
+from typing import Any
+
+import msgspec
+
+from fairlead.messages import EngineStatistics, Ready, WorkerSpec
+from fairlead.nodes.limits import NodeLimits
+
+ALIVE_INTERVAL_S = 1.0
+
+
+def pack(config: Any) -> bytes:
+    """Return a configuration, or a part of one, as a message's field."""
+    return pickle.dumps(config)
+
+
+def unpack(packed: bytes) -> Any:
+    """Return what was packed by the supervisor, or by a child of it."""
+    return pickle.loads(packed)  # noqa: S301  # see above
+
+
+# Supervisor → child --------------------------------------------------------------------------------
+
+
+class StartProcess(msgspec.Struct, frozen=True, tag="start"):
+    """Run a model's process: an engine, which has a `spec`, or a command, which has a packed `config`.
+
+    `name` is unique for each run. Sent by the dispatcher, and in `RunDispatcher` for each one that runs.
+    """
+
+    name: str
+    model: str
+    spec: WorkerSpec | None = None
+    config: bytes = b""
+    health: bytes = b""
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What must be equal for a new dispatcher to keep the process."""
+        spec = None if self.spec is None else msgspec.structs.replace(self.spec, listen=None)
+        return (self.model, spec, self.config)
+
+
+class ProcessUp(msgspec.Struct, frozen=True, tag="up"):
+    """The model of a process is loaded. An engine is `ready`, a command has `limits`."""
+
+    name: str
+    pid: int | None
+    ready: Ready | None = None
+    limits: NodeLimits | None = None
+
+
+class RunningProcess(msgspec.Struct, frozen=True):
+    """A process that is up when a dispatcher starts."""
+
+    start: StartProcess
+    up: ProcessUp
+
+
+class RunDispatcher(msgspec.Struct, frozen=True, tag="dispatcher"):
+    """Be the dispatcher of this `epoch`: listen in the `directory` for fronts that have the `key`.
+
+    `expected` is the number of fronts that had a dispatcher before, and `running` has the models' processes.
+    """
+
+    config: bytes
+    directory: str
+    key: bytes
+    epoch: int
+    expected: int
+    running: tuple[RunningProcess, ...] = ()
+
+
+class RunFront(msgspec.Struct, frozen=True, tag="front"):
+    """Be a front of this `name`, which no other has had; the dispatcher listens in the `directory`."""
+
+    config: bytes
+    directory: str
+    key: bytes
+    name: str
+
+
+class Reload(msgspec.Struct, frozen=True, tag="reload"):
+    """Apply another configuration."""
+
+    config: bytes
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Take no more jobs; a front finishes those that it has, and ends."""
+
+
+class FrontEnded(msgspec.Struct, frozen=True, tag="front ended"):
+    """The front of this name has ended, and with it its jobs."""
+
+    name: str
+
+
+class ProcessProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far a model is loaded: 0 to 1; None: not known."""
+
+    name: str
+    fraction: float | None
+    stage: str
+
+
+class ProcessLine(msgspec.Struct, frozen=True, tag="line"):
+    """A line that a process has printed."""
+
+    name: str
+    line: str
+
+
+class ProcessCounts(msgspec.Struct, frozen=True, tag="counts"):
+    """An engine's counts, about once a second."""
+
+    name: str
+    counts: EngineStatistics
+
+
+class ProcessDown(msgspec.Struct, frozen=True, tag="down"):
+    """A process takes no more jobs; `stuck`: why it was given up."""
+
+    name: str
+    stuck: str | None = None
+
+
+class ProcessEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """No process of this run is left; `reason`: why it ended without a request."""
+
+    name: str
+    reason: str
+
+
+ToChildRole = (
+    RunDispatcher
+    | RunFront
+    | Reload
+    | Drain
+    | FrontEnded
+    | ProcessProgress
+    | ProcessLine
+    | ProcessUp
+    | ProcessCounts
+    | ProcessDown
+    | ProcessEnded
+)
+
+# Child → supervisor --------------------------------------------------------------------------------
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The event loop of the child runs. Sent every `ALIVE_INTERVAL_S`."""
+
+
+class RoleReady(msgspec.Struct, frozen=True, tag="ready"):
+    """A front accepts connections, or the dispatcher those of fronts."""
+
+
+class LoadShown(msgspec.Struct, frozen=True, tag="loading"):
+    """The progress of a load, for the person at the terminal."""
+
+    model: str
+    fraction: float | None
+    stage: str
+
+
+class ModelsLoaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """Preloading is over; the names of all models."""
+
+    models: tuple[str, ...]
+
+
+class CannotStart(msgspec.Struct, frozen=True, tag="failed"):
+    """The server cannot start, because of this child."""
+
+    reason: str
+    is_bad_config: bool
+
+
+class EndProcess(msgspec.Struct, frozen=True, tag="end"):
+    """End a model's process."""
+
+    name: str
+
+
+class ChangeHealth(msgspec.Struct, frozen=True, tag="health"):
+    """Use another health check for a command."""
+
+    name: str
+    health: bytes
+
+
+ToSupervisor = (
+    Alive | RoleReady | LoadShown | ModelsLoaded | CannotStart | StartProcess | EndProcess | ChangeHealth
+)
+
+to_role_decoder = msgspec.msgpack.Decoder(ToChildRole)
+to_supervisor_decoder = msgspec.msgpack.Decoder(ToSupervisor)

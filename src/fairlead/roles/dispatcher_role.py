@@ -1,0 +1,156 @@
+"""The dispatcher as a process of its own: the queue, and the fleet whose processes the supervisor runs."""
+
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import structlog
+import trio
+
+from fairlead.config import Config, ModelConfig
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.node_registry import NodeRegistry
+from fairlead.fronts.server import FrontServer
+from fairlead.gc_tuning import freeze
+from fairlead.link.address import LinkAddress, listen
+from fairlead.link.handshake import HandshakeFailed, shake_hands
+from fairlead.roles import control
+from fairlead.roles.child import SupervisorLink
+from fairlead.roles.fleet_state import encoded, state_of
+from fairlead.roles.supervised_process import SupervisedProcesses
+from fairlead.supervision import contain
+from fairlead.text.hub import find_model
+from fairlead.text.model import TextModel
+
+SOCKET = "dispatcher.sock"
+
+logger = structlog.get_logger("fairlead.dispatcher")
+
+
+async def play(link: SupervisorLink, start: msgspec.Struct) -> None:
+    """Be the dispatcher until cancelled.
+
+    Raises `LoadFailed`, `ConfigError` or `OSError` if it cannot start.
+    """
+    assert isinstance(start, control.RunDispatcher)
+    await DispatcherRole(link, start).run()
+
+
+class DispatcherRole:
+    """The parts of the dispatcher's process: fleet ⊃ dispatcher ⊃ the connections of fronts."""
+
+    def __init__(self, link: SupervisorLink, start: control.RunDispatcher) -> None:
+        config: Config = control.unpack(start.config)
+        self._link = link
+        self._start = start
+        self._processes = SupervisedProcesses(start, link.send)
+        self._dispatcher = Dispatcher(
+            config.queue,
+            rejects_loading=config.while_loading == "reject",
+            scheduler=config.scheduler,
+            epoch=start.epoch,
+        )
+        nodes = NodeRegistry(self._dispatcher.scheduler)
+        self._fleet = Fleet(
+            config,
+            self._dispatcher,
+            nodes,
+            read=_find_files,
+            on_progress=lambda *progress: link.send(control.LoadShown(*progress)),
+            make_process=self._processes.make,
+            adopted=self._processes.adoptable,
+        )
+        self._server = FrontServer(
+            self._dispatcher,
+            epoch=start.epoch,
+            expected=start.expected,
+            questions={
+                "state": lambda: encoded(state_of(self._fleet, self._dispatcher, self._processes)),
+                "waiting": self._dispatcher.estimate_of,
+                "cancel": self._dispatcher.stop_job,
+                "estimate": self._estimate,
+                "output": self._output,
+                "keep": self._fleet.keep,
+            },
+            orders={
+                "load": self._fleet.load,
+                "unload": self._unload,
+                "add_node": self._add_node,
+                "remove_node": self._fleet.remove_node,
+                "drain_node": self._fleet.drain_node,
+            },
+        )
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            self._link.on_end = self._processes.end_with_supervisor
+            self._link.serve(self._handle)
+            await self._fleet.prepare()
+            self._nursery.start_soon(self._dispatcher.run)
+            self._nursery.start_soon(self._load)
+            await self._fleet.has_adopted.wait()
+            self._processes.end_others()
+            address = LinkAddress(path=f"{self._start.directory}/{SOCKET}")
+            listeners = await listen(address)
+            self._nursery.start_soon(self._server.run)
+            self._link.send(control.RoleReady())
+            logger.info("dispatching", epoch=self._start.epoch, models=len(self._start.running))
+            await trio.serve_listeners(partial(contain, "connection of a front", self._serve), listeners)
+
+    async def _load(self) -> None:
+        async with trio.open_nursery() as fleet:
+            await fleet.start(self._fleet.run)
+            freeze()
+            names = tuple(status.model for status in self._fleet.models())
+            self._link.send(control.ModelsLoaded(names))
+
+    async def _serve(self, stream: trio.abc.Stream) -> None:
+        async with stream:
+            try:
+                name = await shake_hands(stream, name="dispatcher", key=self._start.key, is_client=False)
+            except HandshakeFailed as error:
+                logger.warning("front refused", reason=str(error))
+                return
+            await self._server.serve(stream, name)
+
+    # Messages of the supervisor ----------------------------------------------------------------------
+
+    def _handle(self, message: control.ToChildRole) -> None:
+        match message:
+            case control.Drain():
+                self._dispatcher.scheduler.drain()
+            case control.FrontEnded(name):
+                self._server.end_front(name)
+            case control.Reload(config):
+                assert self._nursery is not None
+                self._nursery.start_soon(contain, "reload", self._fleet.reload, control.unpack(config))
+            case _:
+                self._processes.handle(message)
+
+    # Questions and orders of fronts ------------------------------------------------------------------
+
+    def _estimate(self, model: str, tenant: str, priority: int) -> Any:
+        return msgspec.structs.asdict(self._dispatcher.estimator.for_newcomer(model, tenant, priority))
+
+    def _output(self, model: str, first: int) -> tuple[int, Sequence[str]]:
+        """Return the lines of a model's processes from a number on, and the number of the first of them."""
+        output = self._fleet.output(model)
+        lines = output.since(first)
+        return output.end - len(lines), lines
+
+    async def _unload(self, model: str, force: bool, wait: bool) -> None:
+        await self._fleet.unload(model, force=force, wait=wait)
+
+    async def _add_node(self, config: bytes) -> None:
+        await self._fleet.add_node(control.unpack(config))
+
+
+async def _find_files(model: ModelConfig) -> TextModel:
+    """Find a model's files, or fetch them from a hub. Only fronts have tokenizers. Raises `LoadFailed`."""
+    path = await trio.to_thread.run_sync(find_model, model.path, abandon_on_cancel=True)
+    return cast(TextModel, SimpleNamespace(path=path))

@@ -1,0 +1,124 @@
+"""What a front gets of the fleet and the queue: one value, made by the dispatcher when a front asks."""
+
+from math import inf, isinf
+
+import msgspec
+import trio
+from msgspec.structs import asdict
+
+from fairlead.config import NodeConfig
+from fairlead.dispatch.dispatcher import Dispatcher, DispatchStatistics
+from fairlead.fleet.fleet import Fleet
+from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.messages import WorkerSpec
+from fairlead.roles import control
+from fairlead.roles.supervised_process import SupervisedProcesses
+
+
+class RemoteState(msgspec.Struct, frozen=True):
+    """A remote node: its packed configuration, its models, and the dialects that it speaks (None: all).
+
+    `is_withdrawn`: it gets no more jobs.
+    """
+
+    id: str
+    config: bytes
+    models: tuple[str, ...]
+    dialects: tuple[str, ...] | None
+    is_withdrawn: bool
+
+
+class LocalState(msgspec.Struct, frozen=True):
+    """What the status of a local model lacks.
+
+    `expires_in_s`: None: without limit. Its load began and ended so many seconds ago, None if it is not
+    loaded. `printed`: how many lines its processes have printed.
+    """
+
+    expires_in_s: float | None
+    gpu_bytes: int
+    load_began_s: float | None
+    load_ended_s: float | None
+    printed: int
+
+
+class FleetState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of models, nodes and queue. `engines` and `commands` (packed) are those that are up."""
+
+    instance: str
+    is_ready: bool
+    problems: dict[str, str]
+    models: tuple[ModelStatus, ...]
+    nodes: tuple[NodeStatus, ...]
+    queue: DispatchStatistics
+    local: dict[str, LocalState]
+    remote: tuple[RemoteState, ...]
+    engines: dict[str, WorkerSpec]
+    commands: dict[str, bytes]
+
+
+def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesses) -> FleetState:
+    """Return the state now."""
+    models = tuple(_with_jobs(status) for status in fleet.models())
+    return FleetState(
+        instance=fleet.instance,
+        is_ready=fleet.is_ready,
+        problems=fleet.problems,
+        models=models,
+        nodes=tuple(fleet.nodes()),
+        queue=dispatcher.statistics(),
+        local={status.model: _local(fleet, status.model) for status in models if status.kind != "remote"},
+        remote=tuple(
+            RemoteState(
+                entry.config.id,
+                control.pack(entry.config),
+                tuple(sorted(entry.models)),
+                None if entry.dialects is None else tuple(entry.dialects),
+                entry.is_withdrawn,
+            )
+            for entry in fleet.remote_entries()
+        ),
+        engines=processes.engines,
+        commands={model: control.pack(config) for model, config in processes.commands.items()},
+    )
+
+
+def encoded(state: FleetState) -> dict[str, object]:
+    """Return the state as the value of an answer."""
+    return asdict(state)
+
+
+def decoded(value: object) -> FleetState:
+    """Return the state from the value of an answer."""
+    return msgspec.convert(value, FleetState)
+
+
+def remote_config(state: RemoteState) -> NodeConfig:
+    """Return the configuration of a remote node."""
+    config: NodeConfig = control.unpack(state.config)
+    return config
+
+
+def _with_jobs(status: ModelStatus) -> ModelStatus:
+    """Return the status of a command with its jobs: its process is not asked for them."""
+    if status.kind != "command" or status.state != "ready":
+        return status
+    return msgspec.structs.replace(status, sequences=status.busy)
+
+
+def _local(fleet: Fleet, model: str) -> LocalState:
+    expires_in_s = fleet.expires_in_s(model)
+    now, times = trio.current_time(), fleet.load_times(model)
+    began, ended = (None, None) if times is None else (now - times[0], now - times[1])
+    return LocalState(
+        expires_in_s=None if isinf(expires_in_s) else expires_in_s,
+        gpu_bytes=fleet.gpu_bytes(model),
+        load_began_s=began,
+        load_ended_s=ended,
+        printed=fleet.output(model).end,
+    )
+
+
+def seconds(limit_s: float | None) -> float:
+    """Return a time of which None means without limit."""
+    return inf if limit_s is None else limit_s

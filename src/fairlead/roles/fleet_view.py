@@ -1,0 +1,204 @@
+"""A front's copy of the fleet, which the dispatcher has: queries read it, operations are sent there."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import msgspec
+import structlog
+import trio
+
+from fairlead.config import Config, NodeConfig
+from fairlead.errors import InvalidRequest, ModelNotFound, NoNode
+from fairlead.fleet.catalog import ModelCatalog, Reader
+from fairlead.fleet.status import ModelStatus, NodeStatus
+from fairlead.fronts.client import DispatchClient
+from fairlead.process.output import ProcessOutput
+from fairlead.roles import control
+from fairlead.roles.fleet_state import FleetState, decoded, seconds
+
+REFRESH_INTERVAL_S = 0.25
+
+logger = structlog.get_logger("fairlead.fronts")
+
+
+class FleetView:
+    """The `FleetAccess` of a front. `run` keeps it up to date; `refresh` makes it that of now.
+
+    `on_change` is called with each new state. Nothing may be queried before the first one, when `has_state`
+    is set.
+    """
+
+    def __init__(self, config: Config, client: DispatchClient, read: Reader) -> None:
+        self.catalog = ModelCatalog(config, read)
+        self.has_state = trio.Event()
+        self.on_change: Callable[[FleetState], None] = lambda _state: None
+        self._client = client
+        self._current: FleetState | None = None
+        self._outputs: dict[str, ProcessOutput] = {}
+        self._queue: dict[str, Any] = {}
+
+    async def prepare(self) -> None:
+        """Read what a front must know of every model. Raises `LoadFailed`."""
+        config = self.catalog.config
+        self.catalog.apply(config, await self.catalog.read(config.models))
+
+    async def reload(self, config: Config) -> None:
+        """Use another configuration. Raises `LoadFailed`, in which case nothing has changed."""
+        before = self.catalog.models
+        changed = [model for model in config.models if before.get(model.name) != model]
+        self.catalog.apply(config, await self.catalog.read(changed))
+
+    async def run(self) -> None:
+        """Refresh regularly until cancelled."""
+        while True:
+            await self.refresh()
+            await trio.sleep(REFRESH_INTERVAL_S)
+
+    async def refresh(self) -> None:
+        """Get the state of now. If the dispatcher does not answer, the last one stays."""
+        try:
+            state = decoded(await self._client.ask("state"))
+            await self._read_output(state)
+        except NoNode:
+            return
+        self._current = state
+        self._queue = msgspec.to_builtins(state.queue)
+        self.on_change(state)
+        self.has_state.set()
+
+    # Queries -----------------------------------------------------------------------------------------
+
+    @property
+    def instance(self) -> str:
+        """See `Fleet`."""
+        return self._state.instance
+
+    @property
+    def is_ready(self) -> bool:
+        """See `Fleet`; not without a dispatcher."""
+        return self._client.is_connected and self._state.is_ready
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """See `Fleet`."""
+        return self._state.problems
+
+    @property
+    def queue(self) -> dict[str, Any]:
+        """The statistics of the queue."""
+        return self._queue
+
+    def models(self) -> list[ModelStatus]:
+        """See `Fleet`."""
+        return list(self._state.models)
+
+    def model(self, name: str) -> ModelStatus | None:
+        """See `Fleet`."""
+        return next((status for status in self._state.models if status.model == name), None)
+
+    def nodes(self) -> list[NodeStatus]:
+        """See `Fleet`."""
+        return list(self._state.nodes)
+
+    def load_times(self, model: str) -> tuple[float, float] | None:
+        """See `Fleet`."""
+        local = self._state.local.get(model)
+        if local is None or local.load_began_s is None or local.load_ended_s is None:
+            return None
+        now = trio.current_time()
+        return now - local.load_began_s, now - local.load_ended_s
+
+    def expires_in_s(self, model: str) -> float:
+        """See `Fleet`."""
+        return seconds(self._state.local[model].expires_in_s)
+
+    def gpu_bytes(self, model: str) -> int:
+        """See `Fleet`."""
+        return self._state.local[model].gpu_bytes
+
+    def has(self, model: str) -> bool:
+        """See `Fleet`."""
+        return model in self.catalog.models or self._is_remote(model)
+
+    def offers(self, model: str) -> bool:
+        """See `Fleet`."""
+        if model in self.catalog.models:
+            return True
+        return any(model in node.models and not node.is_withdrawn for node in self._state.remote)
+
+    def is_relayed(self, model: str) -> bool:
+        """See `Fleet`."""
+        config = self.catalog.models.get(model)
+        return (config is not None and config.is_relayed) or self._is_remote(model)
+
+    def speaks(self, model: str, dialect: str) -> bool:
+        """See `Fleet`."""
+        config = self.catalog.models.get(model)
+        local = config is None or not config.is_relayed or dialect in config.dialects
+        return local and all(
+            node.dialects is None or dialect in node.dialects
+            for node in self._state.remote
+            if model in node.models
+        )
+
+    def output(self, model: str) -> ProcessOutput:
+        """See `Fleet`."""
+        if model in self._outputs:
+            return self._outputs[model]
+        if self._is_remote(model):
+            raise InvalidRequest(f"the model {model} is on another server", param="model")
+        raise ModelNotFound(f"the model {model} is not served here", param="model")
+
+    # Operations --------------------------------------------------------------------------------------
+
+    async def load(self, model: str) -> None:
+        """See `Fleet`."""
+        await self._order("load", model)
+
+    async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
+        """See `Fleet`."""
+        await self._order("unload", model, force, wait)
+
+    def keep(self, model: str, ttl_s: float) -> None:
+        """See `Fleet`."""
+        self._client.tell("keep", model, ttl_s)
+
+    async def add_node(self, config: NodeConfig) -> None:
+        """See `Fleet`."""
+        await self._order("add_node", control.pack(config))
+
+    async def remove_node(self, node_id: str) -> None:
+        """See `Fleet`."""
+        await self._order("remove_node", node_id)
+
+    async def drain_node(self, node_id: str) -> None:
+        """See `Fleet`."""
+        await self._order("drain_node", node_id)
+
+    # Helpers -----------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> FleetState:
+        assert self._current is not None, "a front serves once it has the state"
+        return self._current
+
+    def _is_remote(self, model: str) -> bool:
+        return any(model in node.models for node in self._state.remote)
+
+    async def _order(self, order: str, *arguments: Any) -> None:
+        await self._client.ask(order, *arguments, timeout_s=inf)
+
+    async def _read_output(self, state: FleetState) -> None:
+        """Get the lines that models' processes have printed since the last refresh."""
+        for model, local in state.local.items():
+            output = self._outputs.setdefault(model, ProcessOutput())
+            if output.end > local.printed:  # of a new dispatcher
+                output = self._outputs[model] = ProcessOutput()
+            if output.end < local.printed:
+                begin, lines = await self._client.ask("output", model, output.end)
+                output.end = max(output.end, begin)
+                for line in lines:
+                    output.add(line)
+        for model in self._outputs.keys() - state.local.keys():
+            del self._outputs[model]

@@ -1,0 +1,228 @@
+"""The nodes as a front reaches them: engines over their sockets, other servers over HTTP.
+
+The dispatcher decides which nodes there are and which of them are up; a front connects to those.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+import trio
+
+from fairlead.answer.sink import Sink
+from fairlead.config import CommandConfig, ModelConfig, NodeConfig
+from fairlead.errors import NodeFailed, NodeFull
+from fairlead.fleet.catalog import ModelCatalog
+from fairlead.grant import Grant
+from fairlead.http.client import Upstream
+from fairlead.job import Job
+from fairlead.messages import WorkerSpec
+from fairlead.nodes.attached_engine import AttachedEngine
+from fairlead.nodes.limits import NodeLimits
+from fairlead.nodes.node import Node
+from fairlead.nodes.remote_node import RemoteNode, upstream_timeouts
+from fairlead.roles import control
+from fairlead.roles.fleet_state import FleetState, remote_config
+from fairlead.supervision import contain
+
+# An engine accepts a front between two of its steps.
+ATTACH_WAIT_S = 10.0
+
+
+class FrontNodes:
+    """The nodes of the latest `FleetState`, as a `NodeSource`.
+
+    `nursery` has the connections to engines. `refresh` gets the state of now, and calls `update`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        catalog: ModelCatalog,
+        nursery: trio.Nursery,
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._name = name
+        self._catalog = catalog
+        self._nursery = nursery
+        self._engines: dict[str, EngineHandle] = {}
+        self._servers: dict[str, tuple[object, RemoteNode]] = {}
+        self._refresh = refresh
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return len(self._engines) + len(self._servers)
+
+    def find(self, node_id: str) -> Node:
+        """Return the node of a seat: it may have come up since the latest state."""
+        if (server := self._servers.get(node_id)) is not None:
+            return server[1]
+        if (engine := self._engines.get(node_id)) is not None and engine.may_attach:
+            return engine
+        return _ExpectedNode(node_id, self)
+
+    def update(self, state: FleetState) -> None:
+        """Connect to new nodes, and close the connections to those that are gone."""
+        engines = {f"engine:{model}": (model, spec) for model, spec in state.engines.items()}
+        for node_id, handle in list(self._engines.items()):
+            found = engines.get(node_id)
+            if found is None or found[1] != handle.spec or not handle.may_attach:
+                del self._engines[node_id]
+                handle.close()
+        for node_id, (model, spec) in engines.items():
+            if node_id not in self._engines and model in self._catalog.texts:
+                self._engines[node_id] = self._attach(model, spec)
+        self._update_servers(state)
+
+    def _update_servers(self, state: FleetState) -> None:
+        servers: dict[str, tuple[object, Callable[[], RemoteNode]]] = {}
+        for remote in state.remote:
+            config = remote_config(remote)
+            servers[remote.id] = (config, remote.dialects), partial(_remote, config, remote.dialects)
+        for model, packed in state.commands.items():
+            command: CommandConfig = control.unpack(packed)
+            servers[f"command:{model}"] = command, partial(_command, command)
+        for node_id, (source, _) in list(self._servers.items()):
+            if node_id not in servers or servers[node_id][0] != source:
+                _, node = self._servers.pop(node_id)
+                node.went_down(NodeFailed(f"{node_id} was taken out of service"))
+        for node_id, (source, make) in servers.items():
+            if node_id not in self._servers:
+                node = make()
+                node.came_up()
+                self._servers[node_id] = source, node
+
+    async def find_now(self, node_id: str) -> Node:
+        """Return a node, after a look at the dispatcher's state of now. Raises `NodeFull`."""
+        await self._refresh()
+        node = self.find(node_id)
+        if isinstance(node, _ExpectedNode):
+            raise _unreachable(node_id)
+        return node
+
+    def _attach(self, model: str, spec: WorkerSpec) -> "EngineHandle":
+        config = self._catalog.models.get(model)
+        isolates = isinstance(config, ModelConfig) and config.kv_cache.isolate_tenants
+        handle = EngineHandle(spec)
+        handle.engine = AttachedEngine(
+            self._catalog.texts[model], spec, handle.report, front=self._name, isolate_tenants=isolates
+        )
+        self._nursery.start_soon(contain, f"connection to {model}", handle.run)
+        return handle
+
+
+class EngineHandle:
+    """One connection to an engine, as a node: jobs wait until it is there."""
+
+    engine: AttachedEngine
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.may_attach = True
+        self._settled = trio.Event()
+        self._scope = trio.CancelScope()
+
+    @property
+    def id(self) -> str:
+        """The node's id."""
+        return self.engine.id
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Its model."""
+        return self.engine.models
+
+    async def run(self) -> None:
+        """Stay connected until the engine ends, or `close`."""
+        try:
+            with self._scope:
+                await self.engine.run()
+        except NodeFailed:
+            """Reported by the dispatcher, if the engine has ended."""
+        finally:
+            self.may_attach = False
+            self._settled.set()
+
+    def close(self) -> None:
+        """Close the connection; its jobs fail."""
+        self._scope.cancel()
+
+    def report(self, _node: Node, limits: NodeLimits | None) -> None:
+        """Note that it is connected."""
+        if limits is None:
+            self.may_attach = False
+        else:
+            self._settled.set()
+
+    @asynccontextmanager
+    async def generate(self, job: Job, into: Sink, *, grant: Grant | None = None) -> AsyncIterator[None]:
+        """See `Node`."""
+        with trio.move_on_after(ATTACH_WAIT_S):
+            await self._settled.wait()
+        if not self.engine.is_ready:
+            raise _unreachable(self.id)
+        async with self.engine.generate(job, into, grant=grant):
+            yield
+
+
+class _ExpectedNode:
+    """A node of a grant that is newer than the front's state."""
+
+    models: frozenset[str] = frozenset()
+
+    def __init__(self, node_id: str, nodes: FrontNodes) -> None:
+        self.id = node_id
+        self._nodes = nodes
+
+    def generate(
+        self, job: Job, into: Sink, *, grant: Grant | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """See `Node`."""
+        return self._generate(job, into, grant)
+
+    @asynccontextmanager
+    async def _generate(self, job: Job, into: Sink, grant: Grant | None) -> AsyncIterator[None]:
+        node = await self._nodes.find_now(self.id)
+        async with node.generate(job, into, grant=grant):
+            yield
+
+
+def _remote(config: NodeConfig, dialects: tuple[str, ...] | None) -> RemoteNode:
+    upstream = Upstream(
+        config.url, name=config.id, api_key=config.api_key, timeouts=upstream_timeouts(config.timeouts)
+    )
+    return RemoteNode(
+        config.id,
+        upstream,
+        _ignore,
+        names=config.model_names,
+        filters=config.filters,
+        answer_bytes=config.answer_bytes,
+        dialects=dialects,
+    )
+
+
+def _command(config: CommandConfig) -> RemoteNode:
+    upstream = Upstream(config.proxy, name=config.name, timeouts=upstream_timeouts(config.timeouts))
+    return RemoteNode(
+        f"command:{config.name}",
+        upstream,
+        _ignore,
+        names={config.name: config.use_model_name or config.name},
+        seats=config.concurrency_limit,
+        filters=config.filters,
+        answer_bytes=config.answer_bytes,
+        dialects=config.dialects,
+    )
+
+
+def _unreachable(node_id: str) -> NodeFull:
+    """Return the error for a node that has ended, of which the dispatcher will be informed soon.
+
+    The job has not failed there, and gets another seat, but for some time none on this node.
+    """
+    return NodeFull(f"{node_id} cannot be reached")
+
+
+def _ignore(_node: Node, _limits: NodeLimits | None) -> None:
+    """Do nothing: the dispatcher knows the node's limits."""

@@ -1,0 +1,143 @@
+"""A front as a process of its own: HTTP, keys, text, and the connections to engines and other servers."""
+
+from functools import partial
+from math import ceil
+
+import msgspec
+import structlog
+import trio
+from msgspec.structs import replace
+
+from fairlead.api.routes import Application
+from fairlead.api.services import Services
+from fairlead.config import Config
+from fairlead.descriptors import limits_within_descriptors
+from fairlead.fleet.model_reading import read_model
+from fairlead.fronts.client import DispatchClient
+from fairlead.gateway import Gateway
+from fairlead.gc_tuning import freeze
+from fairlead.http.listener import bind, serve_http
+from fairlead.link.address import LinkAddress, connect
+from fairlead.link.handshake import shake_hands
+from fairlead.request_timeline import RequestTimeline
+from fairlead.roles import control
+from fairlead.roles.child import SupervisorLink
+from fairlead.roles.dispatcher_role import SOCKET
+from fairlead.roles.fleet_view import FleetView
+from fairlead.roles.front_nodes import FrontNodes
+from fairlead.supervision import contain, keep_running
+from fairlead.telemetry.request_log import RequestLog, open_request_log
+
+logger = structlog.get_logger("fairlead.fronts")
+
+
+async def play(link: SupervisorLink, start: msgspec.Struct) -> None:
+    """Serve until drained or cancelled.
+
+    Raises `LoadFailed`, `ConfigError` or `OSError` if it cannot start.
+    """
+    assert isinstance(start, control.RunFront)
+    config = of_one_front(control.unpack(start.config))
+    with open_request_log(config) as request_log:
+        await FrontRole(link, start, config, request_log).run()
+
+
+def of_one_front(config: Config) -> Config:
+    """Return the configuration of one of several fronts: each has its part of the limits.
+
+    Responses are not kept, because another front would not find them.
+    """
+    limits = config.limits
+    return replace(
+        config,
+        limits=replace(
+            limits,
+            connections=ceil(limits.connections / config.fronts),
+            bodies_bytes=max(limits.body_bytes, limits.bodies_bytes // config.fronts),
+        ),
+        responses=replace(config.responses, store=False),
+    )
+
+
+class FrontRole:
+    """The parts of a front's process."""
+
+    def __init__(
+        self, link: SupervisorLink, start: control.RunFront, config: Config, request_log: RequestLog
+    ) -> None:
+        self._link = link
+        self._start = start
+        self._config = config
+        self._request_log = request_log
+        self._draining = trio.Event()
+        self._client = DispatchClient([self._connect], config.queue)
+
+    async def run(self) -> None:
+        """Serve until drained."""
+        config = self._config
+        async with trio.open_nursery() as nursery:
+            read = partial(read_model, on_progress=lambda *_progress: None)
+            view = FleetView(config, self._client, read)
+            nodes = FrontNodes(self._start.name, view.catalog, nursery, view.refresh)
+            view.on_change = nodes.update
+            await view.prepare()
+            gateway = Gateway(
+                self._client,
+                nodes,
+                request_timeout_s=config.request_timeout_s,
+                on_finished=partial(self._record, view),
+            )
+            app = Application(self._services(view, gateway))
+            self._link.serve(partial(self._handle, view, app, nursery))
+            nursery.start_soon(keep_running, "request log", self._request_log.run)
+            nursery.start_soon(self._client.run)
+            nursery.start_soon(keep_running, "state of the fleet", view.run)
+            await view.has_state.wait()
+            freeze()
+            sockets = bind(config.host, config.port, sharing="listens")
+            self._link.send(control.RoleReady())
+            await serve_http(app, sockets, limits=limits_within_descriptors(config), shutdown=self._draining)
+            nursery.cancel_scope.cancel()
+
+    def _services(self, view: FleetView, gateway: Gateway) -> Services:
+        return Services(
+            config=self._config,
+            gateway=gateway,
+            fleet=view,
+            models=view.catalog.texts,
+            aliases=view.catalog.aliases,
+            selectors=view.catalog.selectors,
+            ready=lambda: view.is_ready,
+            problems=lambda: view.problems,
+            estimate=partial(self._client.ask, "estimate"),
+            queue_statistics=lambda: view.queue,
+            draining=self._draining.is_set,
+            refresh=view.refresh,
+        )
+
+    def _handle(
+        self, view: FleetView, app: Application, nursery: trio.Nursery, message: control.ToChildRole
+    ) -> None:
+        match message:
+            case control.Drain():
+                self._draining.set()
+            case control.Reload(packed):
+                nursery.start_soon(
+                    contain, "reload", self._reload, view, app, of_one_front(control.unpack(packed))
+                )
+
+    async def _reload(self, view: FleetView, app: Application, config: Config) -> None:
+        await view.reload(config)
+        app.change_keys(config.api_keys)
+
+    def _record(self, view: FleetView, timeline: RequestTimeline) -> None:
+        self._request_log.add(timeline, view.load_times(timeline.job.model))
+
+    async def _connect(self) -> trio.abc.Stream:
+        stream = await connect(LinkAddress(path=f"{self._start.directory}/{SOCKET}"))
+        try:
+            await shake_hands(stream, name=self._start.name, key=self._start.key, is_client=True)
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return stream

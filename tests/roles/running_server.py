@@ -1,0 +1,114 @@
+"""A server of several processes for tests: the supervisor runs in the test, its children are real."""
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trio
+
+from fairlead.config import ApiKey, Config, ModelConfig, demonstration_model
+from fairlead.roles.supervisor import Supervisor, supervise
+from fleet.running_fleet import children
+
+MODEL = "demo"
+START_S = 120
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+
+
+class Announced:
+    """A `ServerObserver` that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+        self.failures: list[str] = []
+
+    def loading(self, model: str, fraction: float | None, stage: str) -> None:
+        """Do nothing."""
+
+    def ready(self, url: str, models: Any) -> None:
+        """Keep the address."""
+        self.urls.append(url)
+
+    def failed(self, model: str, reason: str) -> None:
+        """Keep the reason."""
+        self.failures.append(reason)
+
+    def stopping(self) -> None:
+        """Do nothing."""
+
+
+class RunningServer:
+    """A server that accepts requests; each method sends one, to a random front."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+
+    def client(self, key: str = "") -> httpx.AsyncClient:
+        """Return a client with connections of its own."""
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.AsyncClient(base_url=self.supervisor.url, headers=headers, timeout=60)
+
+    async def get(self, path: str, key: str = "") -> Any:
+        """Return the JSON of a view, over a new connection."""
+        async with self.client(key) as client:
+            return (await client.get(path)).json()
+
+    async def post(self, path: str, body: Any, key: str = "", **headers: str) -> httpx.Response:
+        """Post over a new connection."""
+        async with self.client(key) as client:
+            return await client.post(path, json=body, headers=headers)
+
+    async def until(self, path: str, **expected: Any) -> dict[str, Any]:
+        """Wait until the JSON of a view has these values."""
+        with trio.fail_after(20):
+            while True:
+                found = await self.get(path)
+                if expected.items() <= found.items():
+                    return dict(found)
+                await trio.sleep(0.05)
+
+    @property
+    def dispatcher_pid(self) -> int:
+        """The id of the dispatcher's process."""
+        assert self.supervisor.dispatcher is not None
+        assert self.supervisor.dispatcher.pid is not None
+        return self.supervisor.dispatcher.pid
+
+    def kill_front(self, number: int) -> None:
+        """Kill a front."""
+        pid = self.supervisor.fronts[number].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+def completion(max_tokens: int, **options: Any) -> dict[str, Any]:
+    """Return the body of a greedy completion of so many tokens."""
+    return {
+        "model": MODEL,
+        "prompt": "Once",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        **options,
+    }
+
+
+@asynccontextmanager
+async def running(fronts: int = 2, *keys: ApiKey, **options: Any) -> AsyncIterator[RunningServer]:
+    """Run a server with the demonstration model until the block ends; check that no process is left."""
+    model = ModelConfig(path=demonstration_model(), name=MODEL, slots=options.pop("slots", 8), threads=1)
+    config = Config(models=(model,), port=0, fronts=fronts, api_keys=keys, **options)
+    before = children()
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(START_S):
+            supervisor = await nursery.start(partial(supervise, config, Announced()))
+        yield RunningServer(supervisor)
+        supervisor.drain()
+    assert children() <= before
+    assert not Path(supervisor.directory).exists()

@@ -1,0 +1,166 @@
+"""A server with several fronts, as its clients see it: any front answers for all, and each part may die."""
+
+import json
+import os
+import signal
+
+import pytest
+import trio
+
+from fairlead.config import QueueConfig
+from roles.running_server import CHAT, COMPLETION, MODEL, completion, running
+
+WORDS = 25
+
+
+async def streamed(server, tokens, key="", **options):
+    """Return the text of a stream, which must end without an error."""
+    pieces, last = [], ""
+    body = completion(tokens, stream=True, **options)
+    async with server.client(key) as client, client.stream("POST", COMPLETION, json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event
+                pieces.append(event["choices"][0]["text"])
+            last = line or last
+    assert last == "data: [DONE]"
+    return "".join(pieces)
+
+
+async def until(condition):
+    """Wait until something is true of the supervisor."""
+    with trio.fail_after(60):
+        while not condition():  # noqa: ASYNC110  there is no event for it
+            await trio.sleep(0.02)
+
+
+async def test_every_front_answers_for_all():
+    async with running(2) as server:
+        answer = (await server.post(COMPLETION, completion(WORDS))).json()
+        assert answer["usage"]["completion_tokens"] == WORDS
+        # Each connection is a front's by chance: 20 of them reach both, but for once in half a million runs.
+        for _ in range(20):
+            await server.until("/queue", running=0)
+        instances = {(await server.get("/health"))["instance"] for _ in range(20)}
+        assert len(instances) == 1
+        assert [model["model"] for model in await server.get("/running")] == [MODEL]
+        assert (await server.post("/models/unload", {"model": MODEL})).json()["state"] == "stopped"
+        assert await server.get("/running") == []
+        assert (await server.post("/models/load", {"model": MODEL})).json()["state"] == "ready"
+        again = (await server.post(COMPLETION, completion(WORDS))).json()
+        assert again["choices"] == answer["choices"]
+        assert (await server.post(CHAT, {"model": "other", "messages": []})).status_code == 404
+
+
+async def test_tenants_take_turns_through_all_fronts():
+    async with running(2, slots=1, queue=QueueConfig(capacity=100)) as server:
+        await server.post(COMPLETION, completion(1))
+        ended = []
+
+        async def use(tenant):
+            await server.post(COMPLETION, completion(10, user=tenant))
+            ended.append(tenant)
+
+        (engine,) = server.supervisor.processes.pids
+        async with trio.open_nursery() as nursery:
+            os.kill(engine, signal.SIGSTOP)
+            nursery.start_soon(server.post, COMPLETION, completion(1))
+            await server.until("/queue", running=1)
+            for number, tenant in enumerate("AAAAABB"):
+                nursery.start_soon(use, tenant)
+                await server.until("/queue", waiting=number + 1)
+            os.kill(engine, signal.SIGCONT)
+        assert "".join(ended) == "ABABAAA"
+
+
+async def test_job_is_cancelled_through_any_front():
+    async with running(2, slots=1) as server, trio.open_nursery() as nursery:
+        await server.post(COMPLETION, completion(1))
+        replies = []
+
+        async def use():
+            replies.append(await server.post(COMPLETION, completion(900), **{"X-Request-Id": "long"}))
+
+        nursery.start_soon(use)
+        await server.until("/queue", running=1)
+        assert (await server.post("/v1/requests/long/cancel", {})).json()["status"] == "cancelled"
+        await server.until("/queue", running=0)
+        await until(lambda: bool(replies))
+        assert replies[0].json()["error"]["code"] == "cancelled"
+
+
+async def test_streams_do_not_notice_the_death_of_the_dispatcher():
+    async with running(2) as server:
+        await server.post(COMPLETION, completion(1))
+        whole = await streamed(server, 300)
+        texts = []
+
+        async def use():
+            texts.append(await streamed(server, 300))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(12):  # more than there are slots
+                nursery.start_soon(use)
+            await server.until("/queue", running=8)
+            first = server.dispatcher_pid
+            os.kill(first, signal.SIGKILL)
+        assert texts == [whole] * 12
+        assert server.dispatcher_pid != first
+        assert server.supervisor.epoch == 2
+        found = await server.until("/queue", running=0)
+        assert found["seats"] == 8
+        await trio.sleep(1.5)  # an engine's counts are reported once a second
+        (model,) = await server.get("/running")
+        assert model["engine"]["slots_free"] == 8
+
+
+async def test_front_that_dies_takes_only_its_own_clients():
+    async with running(2) as server:
+        await server.post(COMPLETION, completion(1))
+        outcomes = []
+
+        async def use():
+            try:
+                outcomes.append(await streamed(server, 600))
+            except Exception as error:  # noqa: BLE001  whatever a client may report
+                outcomes.append(type(error).__name__)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(8):
+                nursery.start_soon(use)
+            await server.until("/queue", running=8)
+            server.kill_front(0)
+        whole = await streamed(server, 600)
+        assert set(outcomes) - {whole} <= {"RemoteProtocolError", "ReadError"}
+        await server.until("/queue", running=0, seats=8)
+        await until(lambda: len(server.supervisor.ready_fronts) == 2)
+
+
+@pytest.mark.slow
+async def test_engine_that_dies_is_replaced_and_streams_go_on():
+    async with running(2) as server:
+        await server.post(COMPLETION, completion(1))
+        whole = await streamed(server, 300)
+        texts = []
+
+        async def use():
+            texts.append(await streamed(server, 300))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(use)
+            await server.until("/queue", running=6)
+            for pid in server.supervisor.processes.pids:
+                os.kill(pid, signal.SIGKILL)
+        assert texts == [whole] * 6
+
+
+@pytest.mark.slow
+async def test_processes_that_are_stuck_are_replaced():
+    async with running(2) as server:
+        await server.post(COMPLETION, completion(1))
+        os.kill(server.dispatcher_pid, signal.SIGSTOP)
+        await until(lambda: server.supervisor.epoch == 2)
+        assert (await server.post(COMPLETION, completion(5))).status_code == 200
