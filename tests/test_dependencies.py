@@ -104,7 +104,10 @@ OPTIONAL = PROJECT["optional-dependencies"]
 @pytest.mark.parametrize(
     ("required", "files"),
     [
-        (names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"]]), LOCAL_MODULES),
+        (
+            names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"], *OPTIONAL["redis"]]),
+            LOCAL_MODULES,
+        ),
         (names([*OPTIONAL["bench"], *OPTIONAL["test"]]), ALL),
     ],
     ids=["of the package", "of its tests"],
@@ -117,7 +120,15 @@ def test_each_dependency_is_imported_or_has_a_reason(required, files):
     ("declared", "files"),
     [
         (
-            names([*PROJECT["dependencies"], *OPTIONAL["hf"], *OPTIONAL["otel"], *OPTIONAL["bench"]]),
+            names(
+                [
+                    *PROJECT["dependencies"],
+                    *OPTIONAL["hf"],
+                    *OPTIONAL["otel"],
+                    *OPTIONAL["redis"],
+                    *OPTIONAL["bench"],
+                ]
+            ),
             LOCAL_MODULES,
         ),
         (names([*PROJECT["dependencies"], *(line for extra in OPTIONAL.values() for line in extra)]), ALL),

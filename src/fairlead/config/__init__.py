@@ -15,6 +15,7 @@ from fairlead.config.fleet import (
     NodeConfig,
     SwapConfig,
 )
+from fairlead.config.lease import LeaseConfig
 from fairlead.config.models import (
     ANSWER_BYTES,
     MODEL_KINDS,
@@ -51,6 +52,7 @@ __all__ = [
     "KeepSwap",
     "KeyLimits",
     "KvCacheConfig",
+    "LeaseConfig",
     "Limits",
     "LruSwap",
     "MatrixSwap",

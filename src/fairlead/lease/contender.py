@@ -1,0 +1,157 @@
+"""The decisions of one contender for a lease. Pure: times and replies go in, the next action comes out.
+
+Why at most one contender is the leader at a time, as long as clocks run at about the same rate:
+
+- A leader is valid until `duration - margin` after it *sent* its last successful write.
+- Another contender writes only if the record has not changed for `duration` since it *received* the record,
+  which was after that write. Its own write fails if the record has changed meanwhile.
+- Clocks of different machines are never compared. A missing record counts as one that somebody may hold.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fairlead.lease.term import Term
+
+MARGIN = 0.1  # of the duration, for clocks of different rates and for the time between check and act
+RENEWALS = 4  # per duration
+POLLS = 6  # per duration
+
+
+class LeaseRecord(NamedTuple):
+    """What a store has. `holder` is empty if the lease was released; each write gives another `version`."""
+
+    holder: str
+    epoch: int
+    duration_s: float
+    version: str
+
+
+class Read(NamedTuple):
+    """Read the record."""
+
+
+class Replace(NamedTuple):
+    """Write a record if `previous` is still in the store; None: if there is none."""
+
+    previous: LeaseRecord | None
+    holder: str
+    epoch: int
+    duration_s: float
+
+
+class Wait(NamedTuple):
+    """Do nothing until this time."""
+
+    until_s: float
+
+
+class Contender:
+    """One process that wants to be the leader. `term` is its term as leader, or None.
+
+    After each `Read` or `Replace` one of `received`, `replaced` and `failed` must be called. `may_hold` is
+    whether the store may name this process as the holder. `least_epoch` is a bound for new epochs, in case a
+    store has lost its record.
+    """
+
+    def __init__(
+        self,
+        holder: str,
+        duration_s: float,
+        now_s: Callable[[], float],
+        *,
+        least_epoch: Callable[[], int] = lambda: 1,
+        margin: float = MARGIN,
+    ) -> None:
+        self._holder = holder
+        self._duration_s = duration_s
+        self._valid_s = duration_s * (1 - margin)
+        self._now_s = now_s
+        self._least_epoch = least_epoch
+        self.term: Term | None = None
+        self.may_hold = False
+        self._record: LeaseRecord | None = None
+        self._is_known = False  # whether `_record` is what the store had last
+        self._is_fresh = False  # whether it was read since the last wait
+        self._seen_s: float | None = None  # when the record was first received
+        self._sent_s = 0.0
+        self._highest = 0  # of all epochs seen
+
+    def next_action(self) -> Read | Replace | Wait:
+        """Return what to do now. A leader must first check that its term is valid."""
+        now_s = self._now_s()
+        if self.term is not None:
+            renewal_s = self._sent_s + self._duration_s / RENEWALS
+            if not self._is_known:
+                return Read()
+            return Wait(renewal_s) if now_s < renewal_s else self._write(now_s, self.term.epoch)
+        if not self._is_fresh:
+            self._is_fresh = True
+            return Read()
+        if self._is_known and now_s >= self._free_s():
+            self._is_fresh = False
+            return self._write(now_s, max(self._highest + 1, self._least_epoch()))
+        self._is_fresh = False
+        return Wait(now_s + self._duration_s / POLLS)
+
+    def received(self, record: LeaseRecord | None) -> bool:
+        """Handle the record that was read. Return whether this process may go on: False if its term ended."""
+        if self._seen_s is None or record != self._record:
+            self._seen_s = self._now_s()
+        self._record = record
+        self._is_known = True
+        self._highest = max(self._highest, record.epoch if record else 0)
+        if self.term is None:
+            return True
+        is_ours = record is not None and (record.holder, record.epoch) == (self._holder, self.term.epoch)
+        if not is_ours:
+            self.may_hold = False
+            self.lose()
+        return is_ours
+
+    def replaced(self, record: LeaseRecord | None) -> None:
+        """Handle the reply to a write: the new record, or None if another process has changed it."""
+        if record is None:
+            self._is_known = False
+            self._is_fresh = False
+            return
+        self._record, self._is_known = record, True
+        self._seen_s = self._now_s()
+        self._highest = max(self._highest, record.epoch)
+        valid_until_s = self._sent_s + self._valid_s
+        if self.term is None:
+            self.term = Term(record.epoch, valid_until_s, self._now_s)
+        else:
+            self.term.extend(valid_until_s)
+
+    def failed(self) -> None:
+        """Handle an operation without a reply, which the store may have executed."""
+        self._is_known = False
+        self._is_fresh = False
+
+    def lose(self) -> None:
+        """End the term."""
+        if self.term is not None:
+            self.term.end()
+            self.term = None
+        self._is_fresh = False
+
+    def release(self, record: LeaseRecord | None) -> Replace | None:
+        """Return the write that frees the lease, given the record of the store; None if another has it."""
+        assert self.term is None, "a lease must not be released before its term has ended"
+        if record is None or record.holder != self._holder:
+            return None
+        return Replace(record, "", record.epoch, record.duration_s)
+
+    def _free_s(self) -> float:
+        """Return the time from which the record may be replaced."""
+        assert self._seen_s is not None
+        record = self._record
+        if record is not None and record.holder in ("", self._holder):
+            return self._seen_s
+        return self._seen_s + max(self._duration_s, record.duration_s if record else 0.0)
+
+    def _write(self, now_s: float, epoch: int) -> Replace:
+        self._sent_s = now_s
+        self.may_hold = True
+        return Replace(self._record, self._holder, epoch, self._duration_s)

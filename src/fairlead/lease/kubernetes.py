@@ -1,0 +1,123 @@
+"""The record of a lease in Kubernetes: a Lease object of coordination.k8s.io/v1.
+
+The pod's service account needs the verbs get, create and update for leases. `leaseTransitions` is the epoch.
+"""
+
+import math
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import msgspec
+import trio
+
+from fairlead.config.lease import ClusterAccess
+from fairlead.lease.contender import LeaseRecord, Replace
+from fairlead.lease.lease import StoreFailed
+
+ANSWER_BYTES = 1024 * 1024  # of one answer of the API
+_TIMEOUT_S = 10.0  # an upper bound; callers have shorter ones
+
+
+class KubernetesStore:
+    """A session with the API server. The token is read for each request, because Kubernetes replaces it."""
+
+    def __init__(self, client: httpx.AsyncClient, access: ClusterAccess, namespace: str, name: str) -> None:
+        self._client = client
+        self._access = access
+        self._namespace = namespace
+        self._name = name
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._object: dict[str, Any] = {}  # as read last; fields of others are written back unchanged
+
+    async def read(self) -> LeaseRecord | None:
+        """See `LeaseStore`."""
+        return self._read(await self._request("GET", f"{self._path}/{self._name}", missing=404))
+
+    async def replace(self, write: Replace) -> LeaseRecord | None:
+        """See `LeaseStore`. Without a resource version of the object that was read, it is created."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        before = self._object if write.previous else {}
+        spec = {
+            **before.get("spec", {}),
+            "holderIdentity": write.holder,
+            "leaseDurationSeconds": max(1, math.ceil(write.duration_s)),
+            "leaseTransitions": write.epoch,
+            "renewTime": now,
+        }
+        if write.previous is None or write.previous.epoch != write.epoch:
+            spec["acquireTime"] = now
+        metadata = {**before.get("metadata", {}), "name": self._name, "namespace": self._namespace}
+        if write.previous is not None:
+            metadata["resourceVersion"] = write.previous.version
+        body = {
+            **before,
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": spec,
+        }
+        if write.previous is None:
+            return self._read(await self._request("POST", self._path, body, missing=409))
+        path = f"{self._path}/{self._name}"
+        return self._read(await self._request("PUT", path, body, missing=404, conflict=409))
+
+    def _read(self, found: dict[str, Any] | None) -> LeaseRecord | None:
+        if found is None:
+            return None
+        try:
+            spec = found.get("spec") or {}
+            record = LeaseRecord(
+                str(spec.get("holderIdentity") or ""),
+                int(spec.get("leaseTransitions") or 0),
+                float(spec.get("leaseDurationSeconds") or 0),
+                str(found["metadata"]["resourceVersion"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StoreFailed("Kubernetes: the answer is not a Lease") from error
+        self._object = found
+        return record
+
+    async def _request(
+        self, method: str, path: str, body: object = None, *, missing: int, conflict: int = 0
+    ) -> dict[str, Any] | None:
+        """Return the object of the answer, or None for the two statuses. Raises `StoreFailed`."""
+        try:
+            token = (await trio.Path(self._access.token_file).read_text()).strip()
+            async with self._client.stream(
+                method, path, json=body, headers={"Authorization": f"Bearer {token}"}
+            ) as response:
+                text = b""
+                async for part in response.aiter_bytes():
+                    text += part
+                    if len(text) > ANSWER_BYTES:
+                        raise StoreFailed("Kubernetes: the answer is too large")
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise StoreFailed(f"Kubernetes: {error or type(error).__name__}") from error
+        if response.status_code in (missing, conflict):
+            return None
+        if not response.is_success:
+            raise StoreFailed(f"Kubernetes: {method} {path}: status {response.status_code}")
+        try:
+            return msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise StoreFailed("Kubernetes: the answer is not JSON") from error
+
+
+@asynccontextmanager
+async def connect(access: ClusterAccess, name: str) -> AsyncIterator[KubernetesStore]:
+    """Open a session. Raises `StoreFailed`."""
+    try:
+        namespace = (await trio.Path(access.namespace_file).read_text()).strip()
+        verify = (
+            ssl.create_default_context(cafile=access.ca_file) if access.url.startswith("https:") else False
+        )
+    except OSError as error:
+        raise StoreFailed(f"Kubernetes: {error}") from error
+    async with httpx.AsyncClient(
+        base_url=access.url, verify=verify, trust_env=False, timeout=_TIMEOUT_S
+    ) as client:
+        yield KubernetesStore(client, access, namespace, name)
