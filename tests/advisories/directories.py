@@ -24,13 +24,10 @@ class RecordingChannel:
 
     def __init__(self, path: Path) -> None:
         self.frames: list[messages.ToParent] = []
-        self._spec = messages.encode_frame(
-            messages.WorkerSpec(path=str(path), device="cpu", dtype="float32")
-        )[4:]
+        self._spec = messages.WorkerSpec(path=str(path), device="cpu", dtype="float32")
 
-    def read(self, *, wait_s: float | None) -> list[bytes]:
-        assert wait_s is None
-        return [self._spec]
+    def read_spec(self) -> messages.WorkerSpec:
+        return self._spec
 
     def write(self, message: messages.ToParent) -> None:
         self.frames.append(message)

@@ -133,11 +133,12 @@ def real_server(
     environment: dict[str, str] | None = None,
     prefix: Sequence[str] = (),
 ) -> Iterator[RealServer]:
-    """Start a server, or a `node`, and wait for its ready line; end it afterwards.
+    """Start a server, a `node` or a `front`, and wait for its ready line; end it afterwards.
 
     `prefix` is put before its command.
     """
-    command = [*prefix, sys.executable, "-m", "fairlead", kind, "--port", "0", *arguments]
+    port = () if kind == "front" else ("--port", "0")  # its configuration has the port
+    command = [*prefix, sys.executable, "-m", "fairlead", kind, *port, *arguments]
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

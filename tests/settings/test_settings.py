@@ -13,11 +13,27 @@ from settings.all_cases import CASES
 from settings.keys import keys
 from settings.play import play, play_after_reload, play_without, played
 
-# Tests of settings that `app.run` applies before it serves, each run with the setting and without it.
+TESTS = Path(__file__).parent.parent
+# Tests of settings that `app.run` applies before it serves, each run with the setting and without it, and of
+# settings of several processes, which the simulated server does not have.
 ELSEWHERE = {
-    "logJson": "test_logging_settings.py::test_log_json",
-    "logLevel": "test_logging_settings.py::test_log_level",
-    "otlpEndpoint": "test_logging_settings.py::test_otlp_endpoint",
+    "logJson": "settings/test_logging_settings.py::test_log_json",
+    "logLevel": "settings/test_logging_settings.py::test_log_level",
+    "otlpEndpoint": "settings/test_logging_settings.py::test_otlp_endpoint",
+    "fronts": "roles/test_several_fronts.py::test_every_front_answers_for_all",
+    **dict.fromkeys(
+        (
+            f"dispatcher.{name}"
+            for name in ("addresses", "keyFile", "listen", "tlsCa", "tlsCertificate", "tlsKey")
+        ),
+        "e2e/test_fronts_on_machines.py::test_fronts_share_a_dispatcher_over_tls_and_need_its_key",
+    ),
+    **dict.fromkeys(
+        ("lease.duration", "lease.redis"),
+        "e2e/test_fronts_on_machines.py::test_standby_takes_over_without_an_effect_on_streams",
+    ),
+    "lease.redisKey": "lease/test_factory.py::test_redis_key_of_the_configuration_is_used",
+    "lease.kubernetes": "lease/test_factory.py::test_kubernetes_object_of_the_configuration_is_used",
 }
 
 
@@ -25,11 +41,13 @@ def test_each_setting_has_a_scenario_or_another_test():
     assert sorted([*CASES, *ELSEWHERE]) == keys()
 
 
-@pytest.mark.parametrize("named", ELSEWHERE.values())
+@pytest.mark.parametrize("named", sorted(set(ELSEWHERE.values())))
 def test_each_test_that_is_named_exists(named):
     file, _, name = named.partition("::")
-    functions = ast.walk(ast.parse(Path(__file__).with_name(file).read_text()))
-    assert name in {part.name for part in functions if isinstance(part, ast.FunctionDef)}
+    functions = ast.walk(ast.parse((TESTS / file).read_text()))
+    assert name in {
+        part.name for part in functions if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 @pytest.mark.parametrize("key", CASES)

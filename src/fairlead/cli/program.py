@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError
 
 from fairlead.cli.clients import bench, logs, ps, run, stop, top
 from fairlead.cli.machines import check, deploy, doctor, schema
-from fairlead.cli.servers import node, serve
+from fairlead.cli.servers import dispatcher, front, node, serve
 from fairlead.compilers import ADVICE
 from fairlead.config import ConfigError
 
@@ -27,7 +27,7 @@ commands = App(
 )
 commands.register_install_completion_command()
 commands.command(configuration := App("config", help="Look at configuration files."))
-for command in (serve, node, run, ps, top, logs, stop, bench, doctor, deploy):
+for command in (serve, node, front, dispatcher, run, ps, top, logs, stop, bench, doctor, deploy):
     commands.command(command)
 configuration.command(check)
 configuration.command(schema)
@@ -49,7 +49,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: this process's arguments) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] not in (["serve"], ["node"]):
+    if words[:1] not in (["serve"], ["node"], ["front"], ["dispatcher"]):
         return _run(words)
     from fairlead.telemetry.logs import log_streams
 

@@ -69,6 +69,47 @@ def node(
     return _serve(replace(config, queue=queue), None, lifeline=options.lifeline)
 
 
+def dispatcher(*, config: File) -> int:
+    """Be the dispatcher of fronts on other machines: the queue, and the nodes of the configuration.
+
+    Needs dispatcher.listen and dispatcher.keyFile. Several of them need a lease, by which one leads.
+
+    Parameters
+    ----------
+    config
+        Configuration file.
+    """
+    return _serve_part(config, is_front=False)
+
+
+def front(*, config: File) -> int:
+    """Serve HTTP for a dispatcher on another machine.
+
+    Needs dispatcher.addresses and dispatcher.keyFile.
+
+    Parameters
+    ----------
+    config
+        Configuration file.
+    """
+    return _serve_part(config, is_front=True)
+
+
+def _serve_part(file: File, *, is_front: bool) -> int:
+    from fairlead.console.announcer import open_announcer, report_warning
+    from fairlead.console.configuration import read
+    from fairlead.roles.machines import run_dispatcher, run_front
+
+    reading = read(file)
+    if reading is None:
+        return 2
+    config = reading.config
+    if is_front and not is_loopback(config.host) and not config.api_keys:
+        report_warning(f"any client that reaches {config.host} may use this server: use apiKeys")
+    with open_announcer(key_needed=bool(config.api_keys)) as announcer:
+        return (run_front if is_front else run_dispatcher)(config, announcer)
+
+
 def _serve(config: Config, source: "ConfigSource | None", *, lifeline: bool) -> int:
     if config.fronts > 1:
         from fairlead.roles.supervisor import run as run_server

@@ -16,6 +16,7 @@ from fairlead.config.fleet import (
     SwapConfig,
 )
 from fairlead.config.lease import LeaseConfig
+from fairlead.config.link import DispatcherConfig
 from fairlead.config.models import (
     ANSWER_BYTES,
     MODEL_KINDS,
@@ -44,6 +45,7 @@ __all__ = [
     "ConfigError",
     "CorsConfig",
     "DialectName",
+    "DispatcherConfig",
     "Fault",
     "FiltersConfig",
     "GroupConfig",

@@ -52,7 +52,7 @@ class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Whether tenants share no cached prefixes, so that response times do not reveal others' prompts."""
 
 
-class ModelConfig(msgspec.Struct, frozen=True, rename=spelled):
+class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag_field="kind"):
     """A model that the built-in engine runs. Limits that are not set are those of the model or the machine.
 
     Raises `ConfigError`.
@@ -162,7 +162,7 @@ class FiltersConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Further parameters to set, for each name of the model in requests."""
 
 
-class CommandConfig(msgspec.Struct, frozen=True, rename=spelled):
+class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", tag_field="kind"):
     """A model that another program serves, which is started when it is needed. Raises `ConfigError`."""
 
     kind: ClassVar[ModelKind] = "command"

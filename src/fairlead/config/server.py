@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from fairlead.config.access import ApiKey, CorsConfig, read_key
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
+from fairlead.config.lease import LeaseConfig
+from fairlead.config.link import DispatcherConfig
 from fairlead.config.models import HTTP_URL, AnyModelConfig, is_http_url
 from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
@@ -160,6 +162,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """Number of processes that serve HTTP on the port; 1: a single process does everything. With more, a
     dispatcher and the models run in processes of their own, and responses of `/v1/responses` are not kept.
     """
+    dispatcher: DispatcherConfig = DispatcherConfig()
+    lease: LeaseConfig | None = None
+    """How one of several dispatchers becomes the leader; without it, there may be only one."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
     """Keys, of which clients must send one, each as text or as a mapping; empty: no key is needed."""
     queue: QueueConfig = QueueConfig()

@@ -22,7 +22,18 @@ POLL_INTERVAL_S = 1.0
 
 # Settings that a running server cannot change. It reports those that differ, and keeps the old values.
 FIXED = (
-    *("host", "port", "fronts", "allowed_hosts", "cors", "queue", "limits", "request_timeout_s"),
+    *(
+        "host",
+        "port",
+        "fronts",
+        "dispatcher",
+        "lease",
+        "allowed_hosts",
+        "cors",
+        "queue",
+        "limits",
+        "request_timeout_s",
+    ),
     *("while_loading", "scheduler", "log_json", "log_level", "tenant_names", "otlp_endpoint", "upstream"),
     "responses",
 )

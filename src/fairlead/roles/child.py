@@ -12,7 +12,7 @@ import structlog
 import trio
 
 from fairlead import interpreter
-from fairlead.config import Config, ConfigError
+from fairlead.config import ConfigError
 from fairlead.descriptors import raise_limit
 from fairlead.errors import FairleadError
 from fairlead.link.connection import FrameLink
@@ -65,6 +65,28 @@ class SupervisorLink:
         self._first.set()
 
 
+class NoSupervisor(SupervisorLink):
+    """In place of the connection, for a process that people start."""
+
+    def __init__(self) -> None:
+        self.on_end: Callable[[], None] = lambda: None
+        self.ready = trio.Event()
+        self._handle = self._keep
+        self._received = []
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Note when the role is ready; there is nobody to send other messages to."""
+        if isinstance(message, control.RoleReady):
+            self.ready.set()
+
+    def drain(self) -> None:
+        """Take no more jobs."""
+        self._handle(control.Drain())
+
+    def _keep(self, message: control.ToChildRole) -> None:
+        self._received.append(message)
+
+
 def main(roles: dict[type, Play]) -> int:
     """Be what the first message says, until the supervisor ends; return the exit status."""
     # Ctrl-C at a terminal is sent to all processes: only the supervisor decides what follows.
@@ -85,7 +107,7 @@ async def _run(connection: socket.socket, roles: dict[type, Play]) -> None:
         nursery.start_soon(_report_life, link)
         start = await link.start()
         assert isinstance(start, control.RunDispatcher | control.RunFront)
-        config: Config = control.unpack(start.config)
+        config = control.unpack(start.config)
         logs.configure(json=config.log_json, level=config.log_level)
         try:
             await roles[type(start)](link, start)

@@ -1,36 +1,44 @@
 """The messages between the supervisor and its children, and a child's end of their connection.
 
 A child gets its socket by inheritance, and the configuration in its first message. The end of the connection
-means that the other process has ended: a child then ends, too. Configurations are pickled, which is safe
-because only a process and the child that it has started ever share such a socket.
+means that the other process has ended: a child then ends, too.
 """
 
-import pickle
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from fairlead.config import CommandConfig, Config, HealthConfig
 from fairlead.messages import EngineStatistics, Ready, WorkerSpec
 from fairlead.nodes.limits import NodeLimits
 
 ALIVE_INTERVAL_S = 1.0
 
 
-def pack(config: Any) -> bytes:
-    """Return a configuration, or a part of one, as a message's field."""
-    return pickle.dumps(config)
+def pack(config: Config) -> bytes:
+    """Return a configuration as a message's field."""
+    return msgspec.msgpack.encode(config, enc_hook=str)
 
 
-def unpack(packed: bytes) -> Any:
-    """Return what was packed by the supervisor, or by a child of it."""
-    return pickle.loads(packed)  # noqa: S301  # see above
+def unpack(packed: bytes) -> Config:
+    """Return a configuration that was packed by the supervisor."""
+    return _config_decoder.decode(packed)
+
+
+def _path(kind: type, text: Any) -> Any:
+    assert kind is Path
+    return Path(text)
+
+
+_config_decoder = msgspec.msgpack.Decoder(Config, dec_hook=_path)
 
 
 # Supervisor → child --------------------------------------------------------------------------------
 
 
 class StartProcess(msgspec.Struct, frozen=True, tag="start"):
-    """Run a model's process: an engine, which has a `spec`, or a command, which has a packed `config`.
+    """Run a model's process: an engine, which has a `spec`, or a command, which has a `config`.
 
     `name` is unique for each run. Sent by the dispatcher, and in `RunDispatcher` for each one that runs.
     """
@@ -38,8 +46,8 @@ class StartProcess(msgspec.Struct, frozen=True, tag="start"):
     name: str
     model: str
     spec: WorkerSpec | None = None
-    config: bytes = b""
-    health: bytes = b""
+    config: CommandConfig | None = None
+    health: HealthConfig = HealthConfig()
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -67,14 +75,15 @@ class RunningProcess(msgspec.Struct, frozen=True):
 class RunDispatcher(msgspec.Struct, frozen=True, tag="dispatcher"):
     """Be the dispatcher of this `epoch`: listen in the `directory` for fronts that have the `key`.
 
-    `expected` is the number of fronts that had a dispatcher before, and `running` has the models' processes.
+    `expected` is the number of fronts that had a dispatcher before, None if it is not known. `running` has
+    the models' processes.
     """
 
     config: bytes
     directory: str
     key: bytes
     epoch: int
-    expected: int
+    expected: int | None
     running: tuple[RunningProcess, ...] = ()
 
 
@@ -195,7 +204,7 @@ class ChangeHealth(msgspec.Struct, frozen=True, tag="health"):
     """Use another health check for a command."""
 
     name: str
-    health: bytes
+    health: HealthConfig
 
 
 ToSupervisor = (

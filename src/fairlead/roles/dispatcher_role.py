@@ -1,7 +1,8 @@
 """The dispatcher as a process of its own: the queue, and the fleet whose processes the supervisor runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from ssl import SSLContext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import Config, ModelConfig
+from fairlead.config import ModelConfig, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.node_registry import NodeRegistry
@@ -40,10 +41,23 @@ async def play(link: SupervisorLink, start: msgspec.Struct) -> None:
 
 
 class DispatcherRole:
-    """The parts of the dispatcher's process: fleet ⊃ dispatcher ⊃ the connections of fronts."""
+    """The parts of the dispatcher's process: fleet ⊃ dispatcher ⊃ the connections of fronts.
 
-    def __init__(self, link: SupervisorLink, start: control.RunDispatcher) -> None:
-        config: Config = control.unpack(start.config)
+    It listens at the `address`, with `tls` if there is a context, as long as it `may_send`: while it leads.
+    """
+
+    def __init__(
+        self,
+        link: SupervisorLink,
+        start: control.RunDispatcher,
+        *,
+        address: LinkAddress | None = None,
+        tls: SSLContext | None = None,
+        may_send: Callable[[], bool] = lambda: True,
+    ) -> None:
+        config = control.unpack(start.config)
+        self._address = address or LinkAddress(path=f"{start.directory}/{SOCKET}")
+        self._tls = tls
         self._link = link
         self._start = start
         self._processes = SupervisedProcesses(start, link.send)
@@ -67,6 +81,7 @@ class DispatcherRole:
             self._dispatcher,
             epoch=start.epoch,
             expected=start.expected,
+            may_send=may_send,
             questions={
                 "state": lambda: encoded(state_of(self._fleet, self._dispatcher, self._processes)),
                 "waiting": self._dispatcher.estimate_of,
@@ -95,8 +110,7 @@ class DispatcherRole:
             self._nursery.start_soon(self._load)
             await self._fleet.has_adopted.wait()
             self._processes.end_others()
-            address = LinkAddress(path=f"{self._start.directory}/{SOCKET}")
-            listeners = await listen(address)
+            listeners = await listen(self._address, self._tls)
             self._nursery.start_soon(self._server.run)
             self._link.send(control.RoleReady())
             logger.info("dispatching", epoch=self._start.epoch, models=len(self._start.running))
@@ -146,8 +160,8 @@ class DispatcherRole:
     async def _unload(self, model: str, force: bool, wait: bool) -> None:
         await self._fleet.unload(model, force=force, wait=wait)
 
-    async def _add_node(self, config: bytes) -> None:
-        await self._fleet.add_node(control.unpack(config))
+    async def _add_node(self, config: object) -> None:
+        await self._fleet.add_node(msgspec.convert(config, NodeConfig))
 
 
 async def _find_files(model: ModelConfig) -> TextModel:

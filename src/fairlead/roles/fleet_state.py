@@ -4,25 +4,22 @@ from math import inf, isinf
 
 import msgspec
 import trio
-from msgspec.structs import asdict
 
-from fairlead.config import NodeConfig
+from fairlead.config import CommandConfig, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher, DispatchStatistics
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.messages import WorkerSpec
-from fairlead.roles import control
 from fairlead.roles.supervised_process import SupervisedProcesses
 
 
 class RemoteState(msgspec.Struct, frozen=True):
-    """A remote node: its packed configuration, its models, and the dialects that it speaks (None: all).
+    """A remote node: its configuration, its models, and the dialects that it speaks (None: all).
 
     `is_withdrawn`: it gets no more jobs.
     """
 
-    id: str
-    config: bytes
+    config: NodeConfig
     models: tuple[str, ...]
     dialects: tuple[str, ...] | None
     is_withdrawn: bool
@@ -43,7 +40,7 @@ class LocalState(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of models, nodes and queue. `engines` and `commands` (packed) are those that are up."""
+    """The state of models, nodes and queue. `engines` and `commands` are those that are up."""
 
     instance: str
     is_ready: bool
@@ -54,7 +51,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     local: dict[str, LocalState]
     remote: tuple[RemoteState, ...]
     engines: dict[str, WorkerSpec]
-    commands: dict[str, bytes]
+    commands: dict[str, CommandConfig]
 
 
 def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesses) -> FleetState:
@@ -70,8 +67,7 @@ def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesse
         local={status.model: _local(fleet, status.model) for status in models if status.kind != "remote"},
         remote=tuple(
             RemoteState(
-                entry.config.id,
-                control.pack(entry.config),
+                entry.config,
                 tuple(sorted(entry.models)),
                 None if entry.dialects is None else tuple(entry.dialects),
                 entry.is_withdrawn,
@@ -79,24 +75,19 @@ def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesse
             for entry in fleet.remote_entries()
         ),
         engines=processes.engines,
-        commands={model: control.pack(config) for model, config in processes.commands.items()},
+        commands=processes.commands,
     )
 
 
 def encoded(state: FleetState) -> dict[str, object]:
     """Return the state as the value of an answer."""
-    return asdict(state)
+    fields: dict[str, object] = msgspec.to_builtins(state)
+    return fields
 
 
 def decoded(value: object) -> FleetState:
     """Return the state from the value of an answer."""
     return msgspec.convert(value, FleetState)
-
-
-def remote_config(state: RemoteState) -> NodeConfig:
-    """Return the configuration of a remote node."""
-    config: NodeConfig = control.unpack(state.config)
-    return config
 
 
 def _with_jobs(status: ModelStatus) -> ModelStatus:

@@ -14,7 +14,6 @@ from fairlead.fleet.catalog import ModelCatalog, Reader
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.fronts.client import DispatchClient
 from fairlead.process.output import ProcessOutput
-from fairlead.roles import control
 from fairlead.roles.fleet_state import FleetState, decoded, seconds
 
 REFRESH_INTERVAL_S = 0.25
@@ -166,7 +165,7 @@ class FleetView:
 
     async def add_node(self, config: NodeConfig) -> None:
         """See `Fleet`."""
-        await self._order("add_node", control.pack(config))
+        await self._order("add_node", msgspec.to_builtins(config))
 
     async def remove_node(self, node_id: str) -> None:
         """See `Fleet`."""

@@ -21,8 +21,7 @@ from fairlead.nodes.attached_engine import AttachedEngine
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import RemoteNode, upstream_timeouts
-from fairlead.roles import control
-from fairlead.roles.fleet_state import FleetState, remote_config
+from fairlead.roles.fleet_state import FleetState
 from fairlead.supervision import contain
 
 # An engine accepts a front between two of its steps.
@@ -77,10 +76,9 @@ class FrontNodes:
     def _update_servers(self, state: FleetState) -> None:
         servers: dict[str, tuple[object, Callable[[], RemoteNode]]] = {}
         for remote in state.remote:
-            config = remote_config(remote)
-            servers[remote.id] = (config, remote.dialects), partial(_remote, config, remote.dialects)
-        for model, packed in state.commands.items():
-            command: CommandConfig = control.unpack(packed)
+            config = remote.config
+            servers[config.id] = (config, remote.dialects), partial(_remote, config, remote.dialects)
+        for model, command in state.commands.items():
             servers[f"command:{model}"] = command, partial(_command, command)
         for node_id, (source, _) in list(self._servers.items()):
             if node_id not in servers or servers[node_id][0] != source:

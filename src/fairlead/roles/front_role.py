@@ -1,7 +1,9 @@
 """A front as a process of its own: HTTP, keys, text, and the connections to engines and other servers."""
 
+from collections.abc import Sequence
 from functools import partial
 from math import ceil
+from ssl import SSLContext
 
 import msgspec
 import structlog
@@ -60,17 +62,30 @@ def of_one_front(config: Config) -> Config:
 
 
 class FrontRole:
-    """The parts of a front's process."""
+    """The parts of a front's process.
+
+    It connects to the dispatcher that leads of those at the `addresses`, with `tls` if there is a context.
+    """
 
     def __init__(
-        self, link: SupervisorLink, start: control.RunFront, config: Config, request_log: RequestLog
+        self,
+        link: SupervisorLink,
+        start: control.RunFront,
+        config: Config,
+        request_log: RequestLog,
+        *,
+        addresses: Sequence[LinkAddress] = (),
+        tls: SSLContext | None = None,
     ) -> None:
         self._link = link
         self._start = start
         self._config = config
         self._request_log = request_log
+        self.address: tuple[str, int] = ("", 0)
         self._draining = trio.Event()
-        self._client = DispatchClient([self._connect], config.queue)
+        self._tls = tls
+        addresses = addresses or (LinkAddress(path=f"{start.directory}/{SOCKET}"),)
+        self._client = DispatchClient([partial(self._connect, at) for at in addresses], config.queue)
 
     async def run(self) -> None:
         """Serve until drained."""
@@ -92,12 +107,23 @@ class FrontRole:
             nursery.start_soon(keep_running, "request log", self._request_log.run)
             nursery.start_soon(self._client.run)
             nursery.start_soon(keep_running, "state of the fleet", view.run)
-            await view.has_state.wait()
+            with trio.CancelScope() as starting:
+                nursery.start_soon(self._stop_starting, starting)
+                await view.has_state.wait()
+            if starting.cancelled_caught:
+                nursery.cancel_scope.cancel()
+                return
             freeze()
-            sockets = bind(config.host, config.port, sharing="listens")
+            sockets = bind(config.host, config.port, sharing="listens" if config.fronts > 1 else "no")
+            self.address = sockets[0].getsockname()[:2]
             self._link.send(control.RoleReady())
             await serve_http(app, sockets, limits=limits_within_descriptors(config), shutdown=self._draining)
             nursery.cancel_scope.cancel()
+
+    async def _stop_starting(self, starting: trio.CancelScope) -> None:
+        """Do not wait for a dispatcher any more once the front is to end."""
+        await self._draining.wait()
+        starting.cancel()
 
     def _services(self, view: FleetView, gateway: Gateway) -> Services:
         return Services(
@@ -133,8 +159,8 @@ class FrontRole:
     def _record(self, view: FleetView, timeline: RequestTimeline) -> None:
         self._request_log.add(timeline, view.load_times(timeline.job.model))
 
-    async def _connect(self) -> trio.abc.Stream:
-        stream = await connect(LinkAddress(path=f"{self._start.directory}/{SOCKET}"))
+    async def _connect(self, address: LinkAddress) -> trio.abc.Stream:
+        stream = await connect(address, self._tls)
         try:
             await shake_hands(stream, name=self._start.name, key=self._start.key, is_client=True)
         except BaseException:

@@ -179,10 +179,11 @@ class OwnedCommand(OwnedProcess):
 
     def __init__(self, order: control.StartProcess, send: Send, engine_command: Sequence[str]) -> None:
         super().__init__(order, send, engine_command)
+        assert order.config is not None, "a command has one"
         self._node = CommandNode(
-            control.unpack(order.config),
+            order.config,
             self._report,
-            health=control.unpack(order.health),
+            health=order.health,
             on_progress=self._progressed,
             on_line=self._printed,
         )

@@ -55,9 +55,9 @@ class SupervisedProcesses:
     def commands(self) -> dict[str, CommandConfig]:
         """The commands that are up, by model, as they were started."""
         return {
-            each.order.model: control.unpack(each.order.config)
+            each.order.model: each.order.config
             for each in self._processes.values()
-            if each.up is not None and each.order.spec is None
+            if each.up is not None and each.order.config is not None
         }
 
     def make(self, options: ProcessOptions) -> "SupervisedProcess":
@@ -100,8 +100,7 @@ class SupervisedProcesses:
                 listen=f"{self._directory}/{name}.sock",
             )
             return control.StartProcess(name, config.name, spec)
-        packed = control.pack(config)
-        return control.StartProcess(name, config.name, config=packed, health=control.pack(options.health))
+        return control.StartProcess(name, config.name, config=config, health=options.health)
 
     def _ended(self, name: str) -> None:
         del self._processes[name]
@@ -146,7 +145,7 @@ class SupervisedProcess:
     def change_health(self, health: HealthConfig) -> None:
         """Use another health check from now on, if it has one."""
         if self.order.spec is None:
-            self._send(control.ChangeHealth(self.order.name, control.pack(health)))
+            self._send(control.ChangeHealth(self.order.name, health))
 
     def status(self) -> ProcessStatus:
         """Return its status; of a command, the dispatcher counts the jobs."""

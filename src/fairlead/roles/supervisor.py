@@ -197,7 +197,7 @@ class Supervisor:
             case control.EndProcess(name):
                 self.processes.end(name)
             case control.ChangeHealth(name, health):
-                self.processes.change_health(name, control.unpack(health))
+                self.processes.change_health(name, health)
             case control.LoadShown(model, fraction, stage):
                 announce(self._announcer.loading, model, fraction, stage)
             case control.ModelsLoaded(models):
