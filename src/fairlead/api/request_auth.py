@@ -20,7 +20,7 @@ from fairlead.api.route import KEYLESS, OPERATORS, Permission
 from fairlead.errors import FairleadError, Forbidden, NotFound
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.tenancy.access import Authenticator
-from fairlead.tenancy.quotas import Quotas
+from fairlead.tenancy.key_quotas import KeyQuotas
 
 MAX_REQUEST_ID_LENGTH = 128
 # Finding the nearest route takes longer than the rest of a refusal: not for each path of a flood.
@@ -38,7 +38,7 @@ class RequestAuth:
     def __init__(
         self,
         authenticator: Authenticator,
-        quotas: Quotas,
+        quotas: KeyQuotas,
         origins: OriginPolicy,
         cors: Cors | None = None,
         *,
@@ -114,7 +114,7 @@ class RequestAuth:
 
     def headers(self, request: Request) -> dict[str, str]:
         """Return the headers of every response. A caller without a known key has no limits to report."""
-        limits = self._quotas.of(request.api_key).headers(trio.current_time())
+        limits = self._quotas.headers(request.api_key)
         cors = self._cors.headers(request.headers) if request.is_open_to_pages else {}
         return dict.fromkeys(self._id_headers(request.path), request.request_id) | limits | cors
 

@@ -78,10 +78,12 @@ class DispatchClient:
     """The jobs of one front, and its connection to the dispatcher that leads.
 
     `connects` open an authenticated connection to each dispatcher, of which one leads. `run` keeps connected.
+    The functions of `on_connect` are called when one has accepted this front and its jobs are declared.
     """
 
     def __init__(self, connects: list[Connect], queue: QueueConfig) -> None:
         self.epoch = 0
+        self.on_connect: list[Callable[[], None]] = []
         self._connects = connects
         self._queue = queue
         self._numbers = itertools.count(1)
@@ -242,6 +244,8 @@ class DispatchClient:
             declared = wire.DeclareJob(job.number, job.spec, age_s, job.seat, job.released, job.generated())
             link.send(declared)
         link.send(wire.Declared())
+        for declare in self.on_connect:
+            declare()
         logger.info("dispatcher connected", epoch=self.epoch, jobs=len(self._jobs))
 
 

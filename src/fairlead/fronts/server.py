@@ -10,6 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import structlog
 import trio
 
@@ -90,7 +91,8 @@ class FrontServer:
     """Serves the connections of fronts. `run` ends the grace time of a dispatcher that has a predecessor.
 
     `expected`: the number of fronts that declare their jobs in the grace time; None: unknown. `questions` are
-    the functions that a front may call, and `orders` those which take time. Both may raise a `FairleadError`.
+    the functions that a front may call, each with the front's name first, and `orders` those which take time.
+    Both may raise a `FairleadError`. `on_front_ended` is called with the name of a front that has ended.
     `may_send` as for `FrameLink`: whether this dispatcher leads.
     """
 
@@ -103,6 +105,7 @@ class FrontServer:
         orders: Orders = MappingProxyType({}),
         expected: int | None = 0,
         may_send: Callable[[], bool] = lambda: True,
+        on_front_ended: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._dispatcher = dispatcher
         self._epoch = epoch
@@ -110,6 +113,7 @@ class FrontServer:
         self._orders = orders
         self._nursery: trio.Nursery | None = None
         self._may_send = may_send
+        self._on_front_ended = on_front_ended
         self._fronts: dict[str, Front] = {}
         # Waiting jobs of the grace time, with the times of their arrival; None when it is over.
         self._early: dict[FrontJob, float] | None = {} if expected != 0 else None
@@ -165,6 +169,7 @@ class FrontServer:
 
     def end_front(self, name: str) -> None:
         """End all jobs of a front which is known to have ended."""
+        self._on_front_ended(name)
         front = self._fronts.pop(name, None)
         if front is None:
             return
@@ -199,10 +204,10 @@ class FrontServer:
 
     def _answer(self, front: Front, asked: wire.Ask) -> None:
         try:
-            value = self._questions[asked.question](*asked.arguments)
+            value = self._questions[asked.question](front.name, *asked.arguments)
         except FairleadError as error:
             front.send(wire.Answered(asked.number, error=wire.ErrorValue.of(error)))
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, msgspec.ValidationError):
             self._refuse_message(front, f"there is no question {asked.question!r} of these arguments")
         else:
             front.send(wire.Answered(asked.number, value))

@@ -21,8 +21,10 @@ from fairlead.link.handshake import HandshakeFailed, shake_hands
 from fairlead.roles import control
 from fairlead.roles.child import SupervisorLink
 from fairlead.roles.fleet_state import encoded, state_of
+from fairlead.roles.shared_counts import SharedCounts
 from fairlead.roles.supervised_process import SupervisedProcesses
 from fairlead.supervision import contain
+from fairlead.tenancy.shared_quotas import SharedQuotas
 from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
 
@@ -77,19 +79,24 @@ class DispatcherRole:
             make_process=self._processes.make,
             adopted=self._processes.adoptable,
         )
+        self._quotas = SharedQuotas()
+        self._counts = SharedCounts()
         self._server = FrontServer(
             self._dispatcher,
             epoch=start.epoch,
             expected=start.expected,
             may_send=may_send,
             questions={
-                "state": lambda: encoded(state_of(self._fleet, self._dispatcher, self._processes)),
-                "waiting": self._dispatcher.estimate_of,
-                "cancel": self._dispatcher.stop_job,
+                "state": self._state,
+                "waiting": lambda _front, request_id: self._dispatcher.estimate_of(request_id),
+                "cancel": lambda _front, *job: self._dispatcher.stop_job(*job),
                 "estimate": self._estimate,
                 "output": self._output,
-                "keep": self._fleet.keep,
+                "keep": lambda _front, *model: self._fleet.keep(*model),
+                **self._counts.questions,
+                **self._quotas.questions,
             },
+            on_front_ended=self._front_ended,
             orders={
                 "load": self._fleet.load,
                 "unload": self._unload,
@@ -148,14 +155,22 @@ class DispatcherRole:
 
     # Questions and orders of fronts ------------------------------------------------------------------
 
-    def _estimate(self, model: str, tenant: str, priority: int) -> Any:
+    def _state(self, _front: str) -> Any:
+        state = state_of(self._fleet, self._dispatcher, self._processes)
+        return encoded(msgspec.structs.replace(state, usage=self._quotas.usage()))
+
+    def _estimate(self, _front: str, model: str, tenant: str, priority: int) -> Any:
         return msgspec.structs.asdict(self._dispatcher.estimator.for_newcomer(model, tenant, priority))
 
-    def _output(self, model: str, first: int) -> tuple[int, Sequence[str]]:
+    def _output(self, _front: str, model: str, first: int) -> tuple[int, Sequence[str]]:
         """Return the lines of a model's processes from a number on, and the number of the first of them."""
         output = self._fleet.output(model)
         lines = output.since(first)
         return output.end - len(lines), lines
+
+    def _front_ended(self, name: str) -> None:
+        self._quotas.end_front(name)
+        self._counts.end_front(name)
 
     async def _unload(self, model: str, force: bool, wait: bool) -> None:
         await self._fleet.unload(model, force=force, wait=wait)

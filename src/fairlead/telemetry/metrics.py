@@ -23,8 +23,6 @@ from fairlead.telemetry.tenants import TenantNames
 from fairlead.telemetry.vllm import as_vllm
 from fairlead.version import VERSION
 
-Refusals = Callable[[], Mapping[str, int]]
-
 
 @dataclass(frozen=True, slots=True)
 class KeptResponses:
@@ -146,27 +144,26 @@ OUTCOMES: Row[float] = Counter(
 
 
 class ServerMetrics:
-    """Collects all metrics. `refusals` returns counts by error code, `responses` the kept ones."""
+    """Collects all metrics. `responses` returns the kept ones."""
 
     def __init__(
         self,
         overview: Overview,
         *,
-        refusals: Refusals,
         tenants: TenantNames,
         responses: Callable[[], KeptResponses] = KeptResponses,
     ) -> None:
         self._overview = overview
-        self._refusals = refusals
         self._tenants = tenants
         self._responses = responses
 
     def pull(self, scope: Scope) -> "CollectedMetrics":
         """Return the current values that `scope` allows."""
-        jobs = scope.of_jobs(self._overview.jobs())
+        counts = self._overview.counts()
+        jobs = scope.of_jobs(counts.jobs)
         now = scope.of_snapshot(self._overview.snapshot())
         return CollectedMetrics(
-            now, jobs, self._refusals(), self._tenants, self._responses(), lines_dropped=lines_dropped()
+            now, jobs, counts.refusals, self._tenants, self._responses(), lines_dropped=lines_dropped()
         )
 
 
