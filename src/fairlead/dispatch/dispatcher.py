@@ -124,7 +124,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Run the timer and charge for generated tokens, until cancelled. A failing alarm stops no other."""
-        self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_running)
+        self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_regularly)
         while True:
             await contain("deadlines", self._timer.run)
 
@@ -165,9 +165,9 @@ class Dispatcher:
         """Give a job of an earlier dispatcher the seat that it holds, without a grant."""
         self._add(waiter, age_s)
         waiter.waited_s, waiter.grant = seat.waited_s, seat.grant
-        self.scheduler.restore(waiter.ticket, seat.node_id)
         if seat.has_begun:
             self.scheduler.first_delta(waiter.ticket)
+        self.scheduler.restore(waiter.ticket, seat.node_id, charged=self.estimator.cost(waiter))
         self.estimator.granted(waiter)
         self._set_alarms(waiter)
 
@@ -195,6 +195,11 @@ class Dispatcher:
             del self._by_id[ticket.job.request_id]
         self.estimator.ended(waiter)
         self.scheduler.finished(ticket, cost=self.estimator.cost(waiter))
+
+    def charge_running(self) -> None:
+        """Charge the running jobs for what they have generated so far."""
+        for waiter in self._waiters.values():
+            self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
 
     async def estimate(self, model: str, tenant: str, priority: int) -> dict[str, Any]:
         """Return the fields of the `WaitEstimate` for a new job."""
@@ -341,7 +346,6 @@ class Dispatcher:
 
         self._full[node_id] = self._timer.at(trio.current_time() + after_s, end)
 
-    def _charge_running(self) -> None:
-        self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_running)
-        for waiter in self._waiters.values():
-            self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
+    def _charge_regularly(self) -> None:
+        self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_regularly)
+        self.charge_running()

@@ -4,12 +4,13 @@ Pure. The `FairQueue` kernel keeps the order of handles with their tenants and c
 ticket's. Independent of seats: a function that is passed to `pop` checks which jobs fit.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.queued_bytes import QueuedBytes
+from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import Ticket
 
 Fairness = Literal["roundRobin", "tokens"]
@@ -17,6 +18,7 @@ Fairness = Literal["roundRobin", "tokens"]
 UNBOUNDED_JOBS = 2**31
 UNBOUNDED_TOKENS = 2**63
 WAITING_BYTES = 256 * 1024 * 1024
+_NO_TENANT = -1  # tenants have names
 
 
 class Queue:
@@ -39,7 +41,8 @@ class Queue:
         # The kernel has no limit of its own; callers check first (`is_full`, `displace`). A job on its way to
         # a free seat passes through it too, and a requeued job is always accepted.
         self._kernel = FairQueue(capacity=UNBOUNDED_JOBS, fairness=fairness, min_share=min_share)
-        for tenant, weight in (tenant_weights or {}).items():
+        self._weights = dict(tenant_weights or {})
+        for tenant, weight in self._weights.items():
             self._kernel.set_weight(tenant, weight)
         self._tickets: dict[int, Ticket] = {}
         self._bodies = QueuedBytes(waiting_bytes, capacity)
@@ -128,6 +131,16 @@ class Queue:
         """Refund what was charged above `down_to`. The ticket must not be charged afterwards."""
         self._kernel.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
         ticket.charged = 0.0
+
+    def counters(self, tenants: Iterable[str]) -> TenantCounters:
+        """Return the counters of these tenants."""
+        counter = self._kernel.counter
+        return TenantCounters(counter(_NO_TENANT), {tenant: counter(tenant) for tenant in tenants})
+
+    def restore_counters(self, excess: Mapping[str, float]) -> None:
+        """Raise the counters of tenants above that of a new tenant by this much."""
+        for tenant, service in excess.items():
+            self._kernel.charge(tenant, service * self._weights.get(tenant, 1.0))
 
     # Order -------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.tenant_counters import KnownCounters
 from fairlead.dispatch.waiter import HeldSeat
 from fairlead.errors import FairleadError, NoNode, QueueFull, QueueTimeout
 from fairlead.fronts import wire
@@ -90,6 +91,7 @@ class DispatchClient:
         self._jobs: dict[int, _OpenJob] = {}
         self._questions: dict[int, _Question] = {}
         self._link: FrameLink[wire.ToFront] | None = None
+        self._counters = KnownCounters()  # of tenants, for the next dispatcher
 
     def __len__(self) -> int:
         """Return the number of jobs that have not ended."""
@@ -223,8 +225,9 @@ class DispatchClient:
                 self.epoch = epoch
                 self._link = link
                 self._declare(link)
-            case wire.Heartbeat():
-                pass
+            case wire.Heartbeat(counters):
+                if counters is not None:
+                    self._counters.update(counters)
             case wire.Answered(number, value, error):
                 if (asked := self._questions.get(number)) is not None:
                     asked.answer = value
@@ -243,7 +246,7 @@ class DispatchClient:
             age_s = now - job.arrived_at
             declared = wire.DeclareJob(job.number, job.spec, age_s, job.seat, job.released, job.generated())
             link.send(declared)
-        link.send(wire.Declared())
+        link.send(wire.Declared(self._counters.whole()))
         for declare in self.on_connect:
             declare()
         logger.info("dispatcher connected", epoch=self.epoch, jobs=len(self._jobs))
