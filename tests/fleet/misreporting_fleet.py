@@ -150,7 +150,7 @@ class MisreportingFleet:
 
     def spent(self, tenant: str) -> int:
         """Return the tokens taken from a tenant's limit in the last minute; it must have no running job."""
-        quota = self.app._jobs.quotas.of(self.keys[tenant])
+        quota = self.app._jobs.quotas._quotas.of(self.keys[tenant])
         assert quota.running == 0
         return TOKENS_PER_MINUTE - quota.tokens.remaining(trio.current_time())
 
