@@ -4,6 +4,7 @@ Names here are snake_case; a configuration file spells them in camelCase (`confi
 """
 
 from fairlead.config.access import ApiKey, CorsConfig, KeyLimits, is_loopback
+from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import (
     GroupConfig,
     GroupSwap,
@@ -40,6 +41,7 @@ __all__ = [
     "MODEL_KINDS",
     "AnyModelConfig",
     "ApiKey",
+    "ClusterConfig",
     "CommandConfig",
     "Config",
     "ConfigError",
@@ -63,6 +65,7 @@ __all__ = [
     "NamedSwap",
     "NodeConfig",
     "QueueConfig",
+    "ReplicasConfig",
     "ResponsesConfig",
     "SelectorConfig",
     "SelectorSettings",

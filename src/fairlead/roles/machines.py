@@ -136,7 +136,7 @@ def _run(config: Config, announcer: ServerObserver, serve: Callable[[], Awaitabl
 
 
 def _refuse_models(config: Config) -> None:
-    if config.models:
+    if config.local_models:
         raise ConfigError("models: run them with `fairlead node`, and list these as nodes of the dispatcher")
 
 
