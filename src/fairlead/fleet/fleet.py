@@ -126,7 +126,7 @@ class Fleet:
     def models(self) -> list[ModelStatus]:
         """Return the status of every known model: local ones, then those that only remote nodes have."""
         local = [model.status() for model in self._local.values()]
-        on_cluster = self.cluster.statuses()
+        on_cluster = [status for status in self.cluster.statuses() if status.model not in self._local]
         known = {status.model for status in (*local, *on_cluster)}
         return local + on_cluster + self._remote.models(but=known)
 
