@@ -1,16 +1,20 @@
 """Settings of the cluster and of replicas: what contradicts them, and what a replica's node gets."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from cli.test_serve import FakeApp
+from fairlead.app import Composition
 from fairlead.cli import main
 from fairlead.cluster.orders import start_order
 from fairlead.config import ClusterConfig, Config, ConfigError, KvCacheConfig, ModelConfig, ReplicasConfig
 from fairlead.configfile import ConfigFileError, read_config
+from fairlead.roles.supervisor import supervise
+from roles.running_server import Announced
 
 
 @pytest.fixture
@@ -60,6 +64,17 @@ def test_contradictions_name_the_setting(settings, fault):
 def test_address_of_the_cluster_is_checked(address):
     with pytest.raises(ConfigError, match=r"cluster\.ray: must be HOST:PORT"):
         Config(models=(), cluster=ClusterConfig(ray=address))
+
+
+@pytest.mark.parametrize("fronts", [1, 2])
+async def test_server_does_not_start_without_ray(monkeypatch, fronts):
+    monkeypatch.setattr("fairlead.cluster.launcher_process.find_spec", lambda _name: None)
+    config = Config(models=(model(),), cluster=ClusterConfig(), fronts=fronts)
+    start = (
+        Composition(config, Announced()).prepare if fronts == 1 else partial(supervise, config, Announced())
+    )
+    with pytest.raises(ConfigError, match=r"cluster: needs the extra ray"):
+        await start()
 
 
 def test_command_cannot_have_replicas(tmp_path):

@@ -262,6 +262,7 @@ async def test_nodes_of_a_launcher_that_ended_serve_until_they_are_down(autojump
         server.launcher.running.clear()
         server.launcher.link.close()
         await trio.sleep(100)
+        assert server.report()[1] == "there is no connection to the cluster"
         assert server.up == ["ray:qwen:1"]
         assert server.launcher.starts == ["ray:qwen:1"]
         server.launcher.is_there = True

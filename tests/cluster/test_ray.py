@@ -26,7 +26,7 @@ pytestmark = [
 RAYLETS = Path(__file__).with_name("raylets.py")
 MODEL = "fairlead-demo"
 START_S = 90.0
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Raylets:

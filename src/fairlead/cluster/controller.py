@@ -97,7 +97,8 @@ class ClusterController:
             up=len(scaling.numbers("up")),
             draining=len(scaling.numbers("draining", "ending")),
         )
-        return counts, known.waiting_for_room() or known.problem
+        unconnected = "there is no connection to the cluster" if self._link is None else None
+        return counts, unconnected or known.waiting_for_room() or known.problem
 
     # Connection --------------------------------------------------------------------------------------
 

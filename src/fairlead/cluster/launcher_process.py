@@ -3,18 +3,18 @@
 Its owner is the process that people start, so that replicas outlive a dispatcher which dies.
 """
 
-import os
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import structlog
 import trio
 
-from fairlead.config import ClusterConfig
+from fairlead.config import ClusterConfig, Config, ConfigError, Fault
 from fairlead.fleet.instance import Restarts
 from fairlead.supervision import exit_description
 
@@ -24,6 +24,13 @@ END_WAIT_S = 8.0
 LINES_KEPT = 5
 
 logger = structlog.get_logger("fairlead.cluster")
+
+
+def refuse_without_ray(config: Config) -> None:
+    """Raise `ConfigError` if the configuration has a cluster and Ray is not installed."""
+    if config.cluster is not None and find_spec("ray") is None:
+        fault = Fault(("cluster",), "needs the extra ray: pip install 'fairlead[ray]'")
+        raise ConfigError(str(fault), [fault])
 
 
 async def keep_launcher(config: ClusterConfig, directory: str, command: Sequence[str] = COMMAND) -> None:
@@ -50,7 +57,6 @@ async def _run_launcher(command: Sequence[str]) -> str:
             stdin=subprocess.PIPE,  # it ends when this does
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
         )
     except OSError as error:
         return str(error)
