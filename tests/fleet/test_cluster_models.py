@@ -16,6 +16,15 @@ from nodes.stub_server import text
 CLUSTER = ClusterConfig()
 
 
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch):
+    async def run_cluster(*_):
+        await trio.sleep_forever()
+
+    monkeypatch.setattr("fairlead.app.refuse_without_ray", lambda _config: None)
+    monkeypatch.setattr("fairlead.app.run_cluster", run_cluster)
+
+
 def on_cluster(**settings):
     settings.setdefault("replicas", ReplicasConfig())
     return engine("m", aliases=("other",), preload=True, **settings)

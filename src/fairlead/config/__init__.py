@@ -31,6 +31,7 @@ from fairlead.config.models import (
     SpecialTokens,
     TimeoutsConfig,
     demonstration_model,
+    runs_here,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
 from fairlead.config.server import Config, Limits, QueueConfig, ResponsesConfig, ServerConfig, UpstreamConfig
@@ -76,4 +77,5 @@ __all__ = [
     "UpstreamConfig",
     "demonstration_model",
     "is_loopback",
+    "runs_here",
 ]

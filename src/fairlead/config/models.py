@@ -195,7 +195,6 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
 
     kind: ClassVar[ModelKind] = "command"
     is_relayed: ClassVar = True
-    is_on_cluster: ClassVar = False
 
     name: str = msgspec.field(name="id")
     cmd: Command
@@ -271,6 +270,12 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
 
 
 AnyModelConfig = ModelConfig | CommandConfig
+
+
+def runs_here(model: AnyModelConfig) -> bool:
+    """Return whether a model runs on this machine, not on the cluster."""
+    return not (isinstance(model, ModelConfig) and model.is_on_cluster)
+
 
 # The kinds of models, each by the setting in a file that identifies it.
 MODEL_KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandConfig}

@@ -12,7 +12,7 @@ from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.lease import LeaseConfig
 from fairlead.config.link import DispatcherConfig
-from fairlead.config.models import HTTP_URL, AnyModelConfig, ModelConfig, is_http_url
+from fairlead.config.models import HTTP_URL, AnyModelConfig, ModelConfig, is_http_url, runs_here
 from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
     AtLeastOne,
@@ -236,7 +236,7 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
     @property
     def local_models(self) -> tuple[AnyModelConfig, ...]:
         """The models that run on this machine."""
-        return tuple(model for model in self.models if not model.is_on_cluster)
+        return tuple(filter(runs_here, self.models))
 
     @property
     def cluster_models(self) -> dict[str, tuple[ModelConfig, ReplicasConfig]]:
@@ -252,7 +252,7 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
         yield from ServerConfig.contradictions(self)
         yield from _twice((("models", model.name), model.name) for model in self.models)
         for model in self.models:
-            if model.is_on_cluster and self.cluster is None:
+            if self.cluster is None and not runs_here(model):
                 yield Fault(("models", model.name, "replicas"), "needs cluster, which says where they run")
         names = {model.name for model in self.models}
         owners: dict[str, str] = {}
