@@ -268,8 +268,8 @@ class Fleet:
                 self._spawn(self._local.retire, name)
         for name in changes.models_removed:
             self._dispatcher.scheduler.remove_model(name)
-        for model in config.models:
-            if model.name in local & changed and model.preload:
+        for model in config.local_models:
+            if model.name in changed and model.preload:
                 self._spawn(self._load_in_background, model.name)
         for node_id in (*changes.nodes_removed, *changes.nodes_changed, *changes.nodes_added):
             self._spawn(self._replace, node_id)
