@@ -19,6 +19,8 @@ from fairlead import interpreter
 from fairlead.api.exchange import unwrap
 from fairlead.api.routes import Application
 from fairlead.api.services import Services
+from fairlead.cluster.launcher_process import refuse_without_ray
+from fairlead.cluster.running import run_cluster
 from fairlead.config import Config, ConfigError
 from fairlead.descriptors import limits_within_descriptors, raise_limit
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -156,7 +158,11 @@ class Composition:
             self._request_log.add(timeline, self.fleet.load_times(timeline.job.model))
 
     async def prepare(self) -> None:
-        """Read, or fetch from a hub, what must be known of every model. Raises `LoadFailed`."""
+        """Read, or fetch from a hub, what must be known of every model.
+
+        Raises `LoadFailed`, or `ConfigError` without Ray for a cluster.
+        """
+        refuse_without_ray(self._config)
         await self.fleet.prepare()
 
     def drain(self) -> None:
@@ -192,6 +198,15 @@ class Composition:
             async with trio.open_nursery() as nodes:
                 nodes.start_soon(self.dispatcher.run)
                 nodes.start_soon(load)
+                if self._config.cluster is not None:
+                    nodes.start_soon(
+                        keep_running,
+                        "cluster",
+                        run_cluster,
+                        self._config.cluster,
+                        self.fleet,
+                        self.dispatcher,
+                    )
                 yield app
                 nodes.cancel_scope.cancel()
             beside.cancel_scope.cancel()

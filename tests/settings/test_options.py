@@ -53,6 +53,7 @@ KEYS = {
 VARIABLES = {"FAIRLEAD_HOST": "host", "FAIRLEAD_PORT": "port", "FAIRLEAD_API_KEY": "apiKeys[].key"}
 
 _LOGS = "tests/settings/test_logging_settings.py::test_"
+_CLUSTER = "tests/cluster/test_cluster_settings.py::test_"
 _BENCH = "tests/cli/test_bench_serve.py::test_"
 _LOOKING = "tests/cli/test_looking.py::test_"
 _MACHINE = "tests/cli/test_machine.py::test_"
@@ -74,6 +75,7 @@ TESTS = {
     ),
     "front --config": f"{_MACHINES}fronts_share_a_dispatcher_over_tls_and_need_its_key",
     "dispatcher --config": f"{_MACHINES}fronts_share_a_dispatcher_over_tls_and_need_its_key",
+    "serve --ray": f"{_CLUSTER}model_of_the_command_line_runs_on_the_cluster",
     "node MODEL": "tests/e2e/test_server_life.py::test_node_refuses_what_has_no_free_seat",
     "config check FILE": f"{_FILE}valid_file_is_summarized_in_a_few_lines",
     "config check --json": f"{_FILE}valid_file_is_summarized_in_json_without_its_secrets",

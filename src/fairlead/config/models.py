@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from fairlead.config.cluster import ReplicasConfig
 from fairlead.config.spelling import (
     AtLeastOne,
     Command,
@@ -27,6 +28,7 @@ ModelKind = Literal["engine", "command"]
 DialectName = Literal["openai", "responses", "messages", "ollama"]
 Dialects = tuple[DialectName, ...]
 MOST_DIALECTS: Dialects = ("openai", "responses", "messages")
+ALL_DIALECTS: Dialects = (*MOST_DIALECTS, "ollama")
 SpecialTokens = Literal["text", "parse"]
 ConfiguredFormat = Annotated[str | dict[str, Any] | None, Meta(extra={"choices": formats.NAMES})]
 ANSWER_BYTES = 16 * 1024 * 1024
@@ -59,8 +61,6 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     """
 
     kind: ClassVar[ModelKind] = "engine"
-    is_relayed: ClassVar = False
-    dialects: ClassVar[tuple[str, ...]] = ()
     unlisted: ClassVar = False
 
     path: Path
@@ -114,6 +114,24 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     """Whether it is loaded at startup, not for its first job."""
     send_loading_state: bool | None = None
     """Overrides the server's setting of the same name for this model."""
+    replicas: ReplicasConfig | None = None
+    """It runs on the cluster, not on this machine: the path is a folder on each machine there, or a name on
+    the hub."""
+
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether it runs on the cluster, not on this machine."""
+        return self.replicas is not None
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether its nodes take requests as clients write them."""
+        return self.is_on_cluster
+
+    @property
+    def dialects(self) -> Dialects:
+        """The dialects that the nodes speak to which its jobs are relayed, all of which are Fairleads."""
+        return ALL_DIALECTS if self.is_on_cluster else ()
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
@@ -121,6 +139,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of settings that contradict each other."""
+        if self.replicas is not None:
+            yield from self._faults_of_replicas(self.replicas)
         if not re.fullmatch(DEVICE, self.device):
             yield Fault(("device",), "must be auto, cpu, cuda or cuda:N")
         if self.wire_format is not None:
@@ -136,6 +156,14 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
             value = getattr(self, part)
             if value is not None and self.max_model_len is not None and value >= self.max_model_len:
                 yield Fault((spelled(part),), f"must be less than maxModelLen, which is {self.max_model_len}")
+
+    def _faults_of_replicas(self, replicas: ReplicasConfig) -> Iterator[Fault]:
+        if self.device.startswith("cuda:"):
+            yield Fault(("device",), "must be auto, cpu or cuda with replicas: Ray chooses the GPU")
+        if self.device == "cpu" and replicas.gpus:
+            yield Fault(("replicas", "gpus"), "must be 0, because device is cpu")
+        if self.device == "cuda" and replicas.gpus == 0:
+            yield Fault(("replicas", "gpus"), "must be above 0, because device is cuda")
 
 
 class TimeoutsConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -242,6 +270,12 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
 
 
 AnyModelConfig = ModelConfig | CommandConfig
+
+
+def runs_here(model: AnyModelConfig) -> bool:
+    """Return whether a model runs on this machine, not on the cluster."""
+    return not (isinstance(model, ModelConfig) and model.is_on_cluster)
+
 
 # The kinds of models, each by the setting in a file that identifies it.
 MODEL_KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandConfig}

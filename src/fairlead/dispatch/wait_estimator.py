@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from random import Random
+from typing import NamedTuple
 
 import trio
 
@@ -31,6 +32,13 @@ from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 
 MAX_MODELS = 256  # models with a cached estimate
 REUSED_FOR_S = 0.1  # how long refusals share an estimate
+
+
+class Backlog(NamedTuple):
+    """The number of jobs that wait for a model, and the estimated wait of the next one in seconds."""
+
+    waiting: int
+    wait_s: int
 
 
 class WaitEstimator:
@@ -114,6 +122,16 @@ class WaitEstimator:
         if ahead is None:
             return WaitEstimate(0, 0, None if self._quantile is None else 0)
         return self._estimate(model, len(ahead), lambda: ahead)
+
+    def behind_all(self, model: str) -> Backlog:
+        """Return how many jobs wait for the model, and the estimated wait of one that came after all of them.
+
+        The wait is 0 if a seat is free.
+        """
+        waiting = sum(job.model == model for job in self._scheduler.waiting_jobs())
+        if self._scheduler.jobs_ahead_of_newcomer(model, "", 0) is None:
+            return Backlog(waiting, 0)
+        return Backlog(waiting, self._behind_all(model).estimated_wait_s)
 
     def add_retry_time(self, error: FairleadError, model: str) -> FairleadError:
         """Return the error of a job for the model.

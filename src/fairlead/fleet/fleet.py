@@ -20,6 +20,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, InvalidRequest, ModelNotFound, ModelUnloaded, NodeFailed
 from fairlead.fleet.catalog import ModelCatalog, Reader
 from fairlead.fleet.changes import changes_between
+from fairlead.fleet.cluster_models import ClusterModels
 from fairlead.fleet.local_models import LocalModels
 from fairlead.fleet.managed_model import ManagedModel, OnProgress
 from fairlead.fleet.node_registry import NodeRegistry
@@ -73,6 +74,7 @@ class Fleet:
             own_instance=self.instance,
             is_local=lambda model: model in self.catalog.models,
         )
+        self.cluster = ClusterModels(self.catalog, self._remote)
         self._nursery: trio.Nursery | None = None
         self.has_adopted = trio.Event()
         self._is_preloaded = False
@@ -107,8 +109,11 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether preloading is over, no unload has interrupted it, and no model waits for its restart."""
-        return self._is_preloaded and self._local.are_ready
+        """Whether preloading is over, no unload has interrupted it, and no model waits for its restart.
+
+        Models on the cluster that always have replicas must have one that is up.
+        """
+        return self._is_preloaded and self._local.are_ready and self.cluster.are_ready
 
     @property
     def problems(self) -> dict[str, str]:
@@ -121,12 +126,16 @@ class Fleet:
     def models(self) -> list[ModelStatus]:
         """Return the status of every known model: local ones, then those that only remote nodes have."""
         local = [model.status() for model in self._local.values()]
-        return local + self._remote.models(but=self._local)
+        on_cluster = [status for status in self.cluster.statuses() if status.model not in self._local]
+        known = {status.model for status in (*local, *on_cluster)}
+        return local + on_cluster + self._remote.models(but=known)
 
     def model(self, name: str) -> ModelStatus | None:
         """Return the status of one model; None if it is not known."""
         model = self._local.get(name)
-        return self._remote.model(name) if model is None else model.status()
+        if model is not None:
+            return model.status()
+        return self.cluster.status(name) or self._remote.model(name)
 
     def nodes(self) -> list[NodeStatus]:
         """Return the status of every node: one for each local model, and the remote ones."""
@@ -205,7 +214,7 @@ class Fleet:
 
     def keep(self, model: str, ttl_s: float) -> None:
         """Keep a local model loaded for this time without a job; see `ModelLifecycle.keep`."""
-        if model in self.catalog.models:
+        if model in self.catalog.models and model in self._local:
             self._dispatcher.models.keep(model, ttl_s)
 
     async def add_node(self, config: NodeConfig) -> None:
@@ -253,10 +262,13 @@ class Fleet:
         self._local.schedule()
         for name in (*changes.models_changed, *changes.models_removed):
             self._dispatcher.unload(name)
+        local = {model.name for model in config.local_models}
+        for name in (*changes.models_changed, *changes.models_removed):
+            if name in self._local and name not in local:
+                self._spawn(self._local.retire, name)
         for name in changes.models_removed:
-            self._spawn(self._local.retire, name)
             self._dispatcher.scheduler.remove_model(name)
-        for model in config.models:
+        for model in config.local_models:
             if model.name in changed and model.preload:
                 self._spawn(self._load_in_background, model.name)
         for node_id in (*changes.nodes_removed, *changes.nodes_changed, *changes.nodes_added):
@@ -303,9 +315,9 @@ class Fleet:
         self._remote.change_health(config.health_check)
 
     def _local_model(self, model: str) -> ManagedModel:
-        if model in self.catalog.models:
+        if model in self._local and model in self.catalog.models:
             return self._local[model]
-        if self._remote.has(model):
+        if self.has(model):
             raise InvalidRequest(f"the model {model} is on another server", param="model")
         raise ModelNotFound(f"the model {model} is not served here", param="model")
 

@@ -28,6 +28,7 @@ FIXED = (
         "fronts",
         "dispatcher",
         "lease",
+        "cluster",
         "allowed_hosts",
         "cors",
         "queue",

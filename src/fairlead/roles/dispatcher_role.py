@@ -10,7 +10,9 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import ModelConfig, NodeConfig
+from fairlead.cluster.controller import ClusterController
+from fairlead.cluster.running import run_cluster
+from fairlead.config import ClusterConfig, ModelConfig, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.node_registry import NodeRegistry
@@ -23,12 +25,14 @@ from fairlead.roles.child import SupervisorLink
 from fairlead.roles.fleet_state import encoded, state_of
 from fairlead.roles.shared_counts import SharedCounts
 from fairlead.roles.supervised_process import SupervisedProcesses
-from fairlead.supervision import contain
+from fairlead.supervision import contain, keep_running
 from fairlead.tenancy.shared_quotas import SharedQuotas
 from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
 
 SOCKET = "dispatcher.sock"
+# After this time fronts are served although the replicas of an earlier dispatcher do not answer.
+ADOPT_WAIT_S = 5.0
 
 logger = structlog.get_logger("fairlead.dispatcher")
 
@@ -62,6 +66,7 @@ class DispatcherRole:
         self._tls = tls
         self._link = link
         self._start = start
+        self._cluster = config.cluster
         self._processes = SupervisedProcesses(start, link.send)
         self._dispatcher = Dispatcher(
             config.queue,
@@ -117,11 +122,25 @@ class DispatcherRole:
             self._nursery.start_soon(self._load)
             await self._fleet.has_adopted.wait()
             self._processes.end_others()
+            if self._cluster is not None:
+                await self._start_cluster(self._cluster)
             listeners = await listen(self._address, self._tls)
             self._nursery.start_soon(self._server.run)
             self._link.send(control.RoleReady())
             logger.info("dispatching", epoch=self._start.epoch, models=len(self._start.running))
             await trio.serve_listeners(partial(contain, "connection of a front", self._serve), listeners)
+
+    async def _start_cluster(self, cluster: ClusterConfig) -> None:
+        """Keep the replicas of models on the cluster; return when those that run already are nodes."""
+        assert self._nursery is not None
+        if not self._start.directory:  # there is no supervisor, which would have the launcher
+            run = partial(run_cluster, cluster, self._fleet, self._dispatcher)
+            self._nursery.start_soon(keep_running, "cluster", run)
+            return
+        controller = ClusterController(cluster, self._fleet, self._dispatcher, self._start.directory)
+        self._nursery.start_soon(keep_running, "cluster", controller.run)
+        with trio.move_on_after(ADOPT_WAIT_S):
+            await controller.has_adopted.wait()
 
     async def _load(self) -> None:
         async with trio.open_nursery() as fleet:

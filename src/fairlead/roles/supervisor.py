@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from fairlead import interpreter
 from fairlead.app import ServerObserver, announce, url_of, watch_signals
+from fairlead.cluster.launcher_process import keep_launcher, refuse_without_ray
 from fairlead.config import Config, ConfigError
 from fairlead.descriptors import raise_limit
 from fairlead.errors import FairleadError, LoadFailed
@@ -68,6 +69,7 @@ async def supervise(
     Calls `started()` when the fronts accept connections and preloading is over. Raises `ConfigError`,
     `LoadFailed` or `OSError` if the server cannot start.
     """
+    refuse_without_ray(config)
     with ExitStack() as resources:
         port = _reserve(resources, config)
         directory = tempfile.mkdtemp(prefix="fairlead-")  # only this user can enter it
@@ -121,6 +123,9 @@ class Supervisor:
             with self._scope:
                 async with trio.open_nursery() as children:
                     children.start_soon(self._keep_dispatcher)
+                    if (cluster := self._config.cluster) is not None:
+                        launch = partial(keep_launcher, cluster, self.directory)
+                        children.start_soon(keep_running, "cluster launcher", launch)
                     async with trio.open_nursery() as fronts:
                         for number in range(self._config.fronts):
                             fronts.start_soon(self._keep_front, number)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+from msgspec.structs import asdict
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -128,6 +129,9 @@ RESPONSES: tuple[Row[KeptResponses], ...] = (
     Gauge("fairlead_kept_responses_bytes", "Memory of kept responses.", lambda r: r.size),
 )
 
+REPLICAS: Row[int] = Gauge(
+    "fairlead_replicas", "Replicas on the cluster: how many are wanted, and how many in each state.", identity
+)
 BUILD: Row[float] = Gauge("fairlead_build_info", "1, with the version of the server.", identity)
 STATE: Row[float] = Gauge(
     "fairlead_model_state", "1 for the current state of the model, 0 for others.", identity
@@ -226,5 +230,12 @@ def _models(models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
     ]
     yield STATE.family(("model", "state"), states)
     yield from families(MODELS, ("model",), [((model.model,), model) for model in models])
+    replicas = [
+        ((model.model, state), number)
+        for model in models
+        if model.replicas is not None
+        for state, number in asdict(model.replicas).items()
+    ]
+    yield REPLICAS.family(("model", "state"), replicas)
     engines = [((model.model,), model.engine) for model in models if model.engine is not None]
     yield from families(ENGINES, ("model",), engines)
