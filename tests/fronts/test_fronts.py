@@ -1,13 +1,17 @@
 """Jobs of several fronts at one dispatcher: order, errors, and what outlives a connection or a dispatcher."""
 
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
 
 from fairlead.config import QueueConfig
 from fairlead.errors import NoNode, QueueFull, QueueTimeout
+from fairlead.fronts import wire
+from fairlead.fronts.client import DispatchClient
 from fairlead.grant import Grant
+from fairlead.messages import encode_frame
 from fronts.system import System, limits, settle, spec
 
 
@@ -169,6 +173,23 @@ async def test_waiting_jobs_keep_their_order_when_the_dispatcher_is_replaced(aut
     assert "".join(tenant for tenant, _ in system.granted) == "XCABDE"
 
 
+async def test_waiting_jobs_keep_their_order_if_fronts_notice_late_that_the_dispatcher_hangs(autojump_clock):
+    async with running(fronts=2) as system, trio.open_nursery() as clients:
+        clients.start_soon(use, system, system.fronts[0], spec("X"), 20)
+        await trio.sleep(0.1)
+        for number, tenant in enumerate("CABDE"):
+            clients.start_soon(use, system, system.fronts[number % 2], spec(tenant))
+            await trio.sleep(0.1)
+        system.kill_dispatcher()
+        system.blocked |= {0, 1}
+        system.start_dispatcher(expected=None)
+        await trio.sleep(5)
+        system.blocked.remove(1)
+        await trio.sleep(0.5)
+        system.blocked.remove(0)
+    assert "".join(tenant for tenant, _ in system.granted) == "XCABDE"
+
+
 async def test_new_dispatcher_grants_no_seat_that_is_not_declared_yet(autojump_clock):
     async with running(fronts=2) as system, trio.open_nursery() as clients:
         clients.start_soon(use, system, system.fronts[0], spec("A"), 20)
@@ -246,6 +267,43 @@ async def test_dispatcher_that_was_replaced_is_not_used_again(autojump_clock):
         system.cut(system.fronts[0])
         await trio.sleep(1)
         assert not system.fronts[0].is_connected
+
+
+async def test_dispatcher_that_hangs_does_not_delay_the_connection_to_another(autojump_clock):
+    async with running() as system, trio.open_nursery() as nursery:
+        number = len(system.fronts)
+        front = DispatchClient([trio.sleep_forever, partial(system._connect, number)], system.queue)
+        front.scopes, front.streams = [], []
+        system.fronts[number] = front
+        nursery.start_soon(front.run)
+        await settle()
+        assert front.is_connected
+        nursery.cancel_scope.cancel()
+
+
+async def test_dispatcher_that_does_not_lead_is_not_tried_first_again(autojump_clock):
+    async with running() as system, trio.open_nursery() as nursery:
+        number = len(system.fronts)
+        tries = []
+
+        async def replaced():
+            ours, theirs = trio.testing.memory_stream_pair()
+            tries.append(theirs)
+            await theirs.send_all(encode_frame(wire.Welcome(0)))
+            return ours
+
+        async def leading():
+            await trio.sleep(0.01)  # after the other
+            return await system._connect(number)
+
+        front = DispatchClient([replaced, leading], system.queue)
+        front.epoch = 1
+        front.scopes, front.streams = [], []
+        system.fronts[number] = front
+        nursery.start_soon(front.run)
+        await trio.sleep(0.5)
+        assert (front.is_connected, len(tries)) == (True, 1)
+        nursery.cancel_scope.cancel()
 
 
 async def test_questions_are_answered_and_time_out(autojump_clock):
