@@ -91,6 +91,13 @@ LIMITS = (
         "limits.drain",
     ),
     Mutant(
+        "fairlead.http.listener:Listener.run",
+        "if self._shared.limits.drain_delay_s:",
+        "if False:",
+        "play",
+        "limits.drainDelay",
+    ),
+    Mutant(
         "fairlead.http.protocol:Protocol._recycle",
         "self._limits.idle_timeout_s",
         "75.0",

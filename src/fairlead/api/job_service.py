@@ -29,7 +29,7 @@ from fairlead.api.services import Services
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
-from fairlead.errors import Cancelled, FairleadError, NoNode, RequestTimeout, quoted
+from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestTimeout, quoted
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
@@ -39,6 +39,7 @@ from fairlead.tenancy.quotas import Charge, Quotas
 Parsed = TypeVar("Parsed")
 
 _SUFFIX_LENGTH = 8
+DRAINING_RETRY_S = 5
 
 
 class JobService:
@@ -97,8 +98,10 @@ class JobService:
     ) -> Job:
         """Return the job for the request; `prefix` begins its id. A hyphen follows, except after `_`.
 
-        Raises as `priority` does, and `NoNode`.
+        Raises as `priority` does, `NoNode` and `Draining`.
         """
+        if self.services.draining():
+            raise Draining("the server is shutting down", retry_after_s=DRAINING_RETRY_S)
         if not self.services.fleet.offers(model):
             raise NoNode(f"all nodes that have the model {quoted(model)} are drained")
         return Job(

@@ -25,8 +25,9 @@ class Services:
 
     `estimate` returns, for a model, tenant and priority, the forecast for a new job: `position`,
     `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns the current problems, by model;
-    `draining` whether the server takes no more jobs, because it is about to stop. `refresh` waits until the
-    fleet and the queue's statistics are those of now, where another process has them.
+    `draining` whether the server takes no more jobs, because it is about to stop, and `stopping` whether it
+    has been told to stop, but may still take jobs. `refresh` waits until the fleet and the queue's statistics
+    are those of now, where another process has them.
     """
 
     config: Config
@@ -40,6 +41,7 @@ class Services:
     estimate: Callable[[str, str, int], Awaitable[dict[str, Any]]]
     problems: Callable[[], Mapping[str, str]] = dict
     draining: Callable[[], bool] = bool
+    stopping: Callable[[], bool] = bool
     refresh: Callable[[], Awaitable[None]] = _nothing
 
     def canonical(self, name: str) -> str:

@@ -101,6 +101,10 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """How long a client may stop reading the response, or sending the request."""
     drain_s: SecondsOrNone = 30.0
     """How long running jobs may take to finish when the server is stopped."""
+    drain_delay_s: SecondsOrNone = 0.0
+    """How long a server that is stopped still takes requests, while `/ready` is 503, so that load balancers
+    notice. Then it refuses jobs, but answers probes and `/metrics` to its end. 0: it closes its port at once.
+    """
     sequences: AtLeastOne = 64
     """Maximum number of answers of one request: prompts times n."""
 
