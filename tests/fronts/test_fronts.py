@@ -9,7 +9,7 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.errors import NoNode, QueueFull, QueueTimeout
 from fairlead.fronts import wire
-from fairlead.fronts.client import DispatchClient
+from fairlead.fronts.client import TIMEOUT_MARGIN_S, DispatchClient
 from fairlead.grant import Grant
 from fairlead.messages import encode_frame
 from fronts.system import System, limits, settle, spec
@@ -84,6 +84,32 @@ async def test_job_that_waits_too_long_gets_a_timeout(autojump_clock):
         with pytest.raises(QueueTimeout):
             await use(system, system.fronts[0], spec("B"))
         assert 60 <= trio.current_time() - began < 61
+
+
+async def test_job_waits_no_longer_than_its_own_limit_also_without_a_dispatcher(autojump_clock):
+    async with running(nodes={}) as system:
+        began = trio.current_time()
+        with pytest.raises(QueueTimeout, match=r"2\.5 s"):
+            await use(system, system.fronts[0], spec(wait_limit_s=2.5))
+        assert trio.current_time() - began == 2.5
+        system.kill_dispatcher()
+        began = trio.current_time()
+        with pytest.raises(QueueTimeout):
+            await use(system, system.fronts[0], spec(wait_limit_s=2.5))
+        assert trio.current_time() - began == 2.5 + TIMEOUT_MARGIN_S
+
+
+async def test_job_whose_limit_is_below_its_estimated_wait_is_refused_at_once(autojump_clock):
+    queue = QueueConfig(capacity=9, estimate="mean")
+    async with running(queue=queue) as system, trio.open_nursery() as clients:
+        await use(system, system.fronts[0], spec(), 20)
+        clients.start_soon(use, system, system.fronts[0], spec(), 20)
+        await settle()
+        began = trio.current_time()
+        with pytest.raises(QueueFull, match="may wait no longer than 5 s") as refused:
+            await use(system, system.fronts[0], spec(wait_limit_s=5.0))
+        assert (trio.current_time() - began, refused.value.estimated_wait_s) == (0, 20)
+        await use(system, system.fronts[0], spec(wait_limit_s=30.0))
 
 
 async def test_failed_job_gets_a_seat_at_another_node(autojump_clock):

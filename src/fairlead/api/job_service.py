@@ -33,7 +33,7 @@ from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestT
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
-from fairlead.tenancy.access import flag_of, owner_of, priority_of, tenant_of
+from fairlead.tenancy.access import flag_of, gateway_priority_of, owner_of, priority_of, tenant_of
 from fairlead.tenancy.quotas import Charge, Quotas
 
 Parsed = TypeVar("Parsed")
@@ -70,11 +70,18 @@ class JobService:
     ) -> str:
         """Return the tenant that the request counts for."""
         return tenant_of(
-            request.api_key, request.headers, request.address, user=user, safety_identifier=safety_identifier
+            request.api_key,
+            request.headers,
+            request.address,
+            user=user,
+            safety_identifier=safety_identifier,
+            fairness_id=request.flow.fairness_id,
         )
 
     def priority(self, request: Request, named: str | int | None = None) -> int:
-        """Return the request's priority class; the header overrides `named`, which is the body's."""
+        """Return the request's priority class: a trusted gateway's, the header's, or `named`, the body's."""
+        if request.flow.priority is not None:
+            return gateway_priority_of(request.api_key, request.flow.priority, self.services.config.queue)
         named = request.headers.get("X-Priority") or named
         return priority_of(request.api_key, named, self.services.config.queue)
 
@@ -117,6 +124,7 @@ class JobService:
             owner=owner_of(request.api_key),
             priority=self.priority(request, fields.priority),
             no_queue=flag_of(request.headers, "X-No-Queue"),
+            wait_limit_s=request.flow.wait_limit_s,
             relay=relay,
             prompt_estimate=prompt_estimate,
             traceparent=request.headers.get("traceparent", ""),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from fairlead.config.access import ApiKey, CorsConfig, read_key
+from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, read_key
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.lease import LeaseConfig
 from fairlead.config.link import DispatcherConfig
@@ -171,6 +171,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """How one of several dispatchers becomes the leader; without it, there may be only one."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
     """Keys, of which clients must send one, each as text or as a mapping; empty: no key is needed."""
+    flow_control: FlowControlConfig = FlowControlConfig()
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
     responses: ResponsesConfig = ResponsesConfig()
@@ -220,6 +221,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         for index, api_key in enumerate(self.api_keys):
             if api_key.priority is not None and api_key.priority not in classes:
                 yield Fault(("apiKeys", index, "priority"), f"must be one of {', '.join(classes)}")
+        for objective, name in self.flow_control.objectives.items():
+            if name not in classes:
+                yield Fault(("flowControl", "objectives", objective), f"must be one of {', '.join(classes)}")
         yield from _twice((("apiKeys", i, "key"), api_key.key) for i, api_key in enumerate(self.api_keys))
         yield from _twice((("nodes", i, "id"), node.id) for i, node in enumerate(self.nodes))
 

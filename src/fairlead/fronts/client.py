@@ -134,7 +134,7 @@ class DispatchClient:
 
     async def wait(self, job: "_OpenJob") -> None:
         """Wait until the job has a seat, or raise its error."""
-        timeout_s = self._queue.timeout_s
+        timeout_s = min(self._queue.timeout_s, job.spec.wait_limit_s or inf)
         last = inf if job.has_begun else job.arrived_at + timeout_s + TIMEOUT_MARGIN_S
         with trio.move_on_at(last) as deadline:
             await job.event.wait()
