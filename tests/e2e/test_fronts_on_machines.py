@@ -138,6 +138,24 @@ def test_fronts_share_a_dispatcher_over_tls_and_need_its_key(tmp_path):
             stranger.wait(TIMEOUT_S)
 
 
+def test_stopped_front_is_not_ready_while_it_takes_requests(tmp_path):
+    port = free_port()
+    there = {"addresses": [f"tcp://127.0.0.1:{port}"]}
+    limits = {"drainDelay": "5s"}
+    with real_server(kind="node") as node:
+        nodes = [{"id": "n", "url": node.url}]
+        here = {"listen": f"tcp://127.0.0.1:{port}"}
+        with dispatchers(configuration(tmp_path, "dispatcher", dispatcher=here, nodes=nodes)):
+            file = str(configuration(tmp_path, "front", port=0, dispatcher=there, limits=limits))
+            with real_server("--config", file, kind="front") as front:
+                until(lambda: front.http.get("/v1/models").json()["data"])
+                assert front.http.get("/ready").status_code == 200
+                front.process.send_signal(signal.SIGTERM)
+                until(lambda: front.http.get("/ready").status_code == 503)
+                assert complete(front, 5)
+                assert front.process.wait(TIMEOUT_S) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
