@@ -125,7 +125,7 @@ RELOAD = (
     Mutant(
         "fairlead.fleet.reload:_fixed",
         "for name in FIXED:",
-        "for name in FIXED[:-4]:",
+        "for name in FIXED[:-5]:",
         "reload",
         "tenantNames",
     ),
