@@ -105,7 +105,8 @@ async def serve(
             task_status.started(url)
 
         async with trio.open_nursery() as signals:
-            signals.start_soon(watch_signals, composition.drain, announcer)
+            delay_s = config.limits.drain_delay_s
+            signals.start_soon(watch_signals, composition.drain, announcer, composition.stop, delay_s)
             async with composition.running(loaded) as app:
                 await serve_http(
                     app, sockets, limits=limits_within_descriptors(config), shutdown=composition.draining
@@ -132,6 +133,7 @@ class Composition:
         random: Random | None = None,
     ) -> None:
         self.draining = trio.Event()
+        self._is_stopping = False
         self._config = config
         self._source = source
         self.dispatcher = Dispatcher(
@@ -164,6 +166,10 @@ class Composition:
         """
         refuse_without_ray(self._config)
         await self.fleet.prepare()
+
+    def stop(self) -> None:
+        """Report that the server is not ready any more, but take jobs."""
+        self._is_stopping = True
 
     def drain(self) -> None:
         """Take no more jobs and refuse queued ones. Running jobs continue."""
@@ -225,6 +231,7 @@ class Composition:
             estimate=dispatcher.estimate,
             queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
             draining=self.draining.is_set,
+            stopping=lambda: self._is_stopping,
         )
 
 
@@ -233,14 +240,27 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def watch_signals(drain: Callable[[], None], announcer: ServerObserver) -> None:
-    """Drain at the first signal; a second one ends the process at once, by the default action."""
+async def watch_signals(
+    drain: Callable[[], None],
+    announcer: ServerObserver,
+    stop: Callable[[], None] = lambda: None,
+    delay_s: float = 0.0,
+) -> None:
+    """At the first signal, call `stop` and after the delay `drain`.
+
+    A second signal ends the process at once, by the default action.
+    """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
-            drain()
+            stop()
+            if not delay_s:
+                drain()
             logger.info("stopping", signal=signal.Signals(number).name)
             announce(announcer.stopping)
             break
+    if delay_s:
+        await trio.sleep(delay_s)
+        drain()
 
 
 def announce(announce: Callable[..., None], *details: object) -> None:

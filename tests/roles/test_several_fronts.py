@@ -8,7 +8,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairlead.config import ApiKey, KeyLimits, QueueConfig
+from fairlead.config import ApiKey, KeyLimits, Limits, QueueConfig
 from roles.running_server import CHAT, COMPLETION, MODEL, completion, running
 
 WORDS = 25
@@ -126,6 +126,25 @@ async def test_streams_do_not_notice_the_death_of_the_dispatcher():
         found = await server.until("/queue", running=0)
         assert found["seats"] == 8
         await until_all_slots_are_free(server)
+
+
+async def test_stopped_fronts_are_not_ready_while_they_take_requests_and_answer_metrics_to_their_end():
+    async with running(2, limits=Limits(drain_delay_s=1.0, drain_s=60.0)) as server:
+        await server.post(COMPLETION, completion(1))
+        server.supervisor.stop()
+        for _ in range(10):  # of both fronts
+            assert await server.get("/ready") == {"status": "stopping"}
+        assert (await server.post(COMPLETION, completion(1))).status_code == 200
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(streamed, server, 1500)
+            await server.until("/queue", running=1)
+            server.supervisor.drain()
+            await until(lambda: len(server.supervisor.fronts) == 1)
+            async with server.client() as client:
+                assert (await client.get("/metrics")).status_code == 200
+            refused = await server.post(COMPLETION, completion(1))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        await until(lambda: not server.supervisor.fronts)
 
 
 async def test_front_that_dies_takes_only_its_own_clients():

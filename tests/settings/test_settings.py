@@ -30,7 +30,7 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("lease.duration", "lease.redis"),
-        "e2e/test_fronts_on_machines.py::test_standby_takes_over_without_an_effect_on_streams",
+        "e2e/test_fronts_on_machines.py::test_standby_takes_over_without_an_effect_on_streams_and_on_the_order_of_jobs",
     ),
     "lease.redisKey": "lease/test_factory.py::test_redis_key_of_the_configuration_is_used",
     **dict.fromkeys(

@@ -29,16 +29,17 @@ from fairlead.api.services import Services
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
-from fairlead.errors import Cancelled, FairleadError, NoNode, RequestTimeout, quoted
+from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestTimeout, quoted
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
-from fairlead.tenancy.access import flag_of, owner_of, priority_of, tenant_of
+from fairlead.tenancy.access import flag_of, gateway_priority_of, owner_of, priority_of, tenant_of
 from fairlead.tenancy.key_quotas import JobCharge, LocalQuotas
 
 Parsed = TypeVar("Parsed")
 
 _SUFFIX_LENGTH = 8
+DRAINING_RETRY_S = 5
 
 
 class JobService:
@@ -69,11 +70,18 @@ class JobService:
     ) -> str:
         """Return the tenant that the request counts for."""
         return tenant_of(
-            request.api_key, request.headers, request.address, user=user, safety_identifier=safety_identifier
+            request.api_key,
+            request.headers,
+            request.address,
+            user=user,
+            safety_identifier=safety_identifier,
+            fairness_id=request.flow.fairness_id,
         )
 
     def priority(self, request: Request, named: str | int | None = None) -> int:
-        """Return the request's priority class; the header overrides `named`, which is the body's."""
+        """Return the request's priority class: a trusted gateway's, the header's, or `named`, the body's."""
+        if request.flow.priority is not None:
+            return gateway_priority_of(request.api_key, request.flow.priority, self.services.config.queue)
         named = request.headers.get("X-Priority") or named
         return priority_of(request.api_key, named, self.services.config.queue)
 
@@ -97,8 +105,10 @@ class JobService:
     ) -> Job:
         """Return the job for the request; `prefix` begins its id. A hyphen follows, except after `_`.
 
-        Raises as `priority` does, and `NoNode`.
+        Raises as `priority` does, `NoNode` and `Draining`.
         """
+        if self.services.draining():
+            raise Draining("the server is shutting down", retry_after_s=DRAINING_RETRY_S)
         if not self.services.fleet.offers(model):
             raise NoNode(f"all nodes that have the model {quoted(model)} are drained")
         return Job(
@@ -114,6 +124,7 @@ class JobService:
             owner=owner_of(request.api_key),
             priority=self.priority(request, fields.priority),
             no_queue=flag_of(request.headers, "X-No-Queue"),
+            wait_limit_s=request.flow.wait_limit_s,
             relay=relay,
             prompt_estimate=prompt_estimate,
             traceparent=request.headers.get("traceparent", ""),

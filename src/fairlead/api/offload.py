@@ -88,5 +88,10 @@ class Offload:
 def tenant_so_far(request: Request) -> str:
     """Return the tenant that the request counts for, as far as it has been read."""
     return tenant_of(
-        request.api_key, request.headers, request.address, user=request.user, safety_identifier=None
+        request.api_key,
+        request.headers,
+        request.address,
+        user=request.user,
+        safety_identifier=None,
+        fairness_id=request.flow.fairness_id,
     )

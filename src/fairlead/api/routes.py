@@ -30,6 +30,7 @@ from fairlead.api.services import Services
 from fairlead.api.views import Views
 from fairlead.config import ApiKey
 from fairlead.tenancy.access import Authenticator
+from fairlead.tenancy.flow_control import FlowControl
 
 
 class Match:
@@ -92,6 +93,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             self._cors,
             paths=tuple(dict.fromkeys(route.path for route in routes)),
             id_headers=lambda path: self._error_formats.of(path).request_id_headers,
+            flow_control=FlowControl(services.config.flow_control, services.config.queue.classes),
         )
         self._permissions: dict[str, Permission] = {}
         views = Views(services, routes, self._jobs, self._auth, self._cors)

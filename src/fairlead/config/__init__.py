@@ -3,7 +3,7 @@
 Names here are snake_case; a configuration file spells them in camelCase (`configfile` reads one).
 """
 
-from fairlead.config.access import ApiKey, CorsConfig, KeyLimits, is_loopback
+from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, KeyLimits, is_loopback
 from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import (
     GroupConfig,
@@ -51,6 +51,7 @@ __all__ = [
     "DispatcherConfig",
     "Fault",
     "FiltersConfig",
+    "FlowControlConfig",
     "GroupConfig",
     "GroupSwap",
     "HealthConfig",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from fairlead.config.access import ApiKey, CorsConfig, read_key
+from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, read_key
 from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.lease import LeaseConfig
@@ -102,6 +102,10 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """How long a client may stop reading the response, or sending the request."""
     drain_s: SecondsOrNone = 30.0
     """How long running jobs may take to finish when the server is stopped."""
+    drain_delay_s: SecondsOrNone = 0.0
+    """How long a server that is stopped still takes requests, while `/ready` is 503, so that load balancers
+    notice. Then it refuses jobs, but answers probes and `/metrics` to its end. 0: it closes its port at once.
+    """
     sequences: AtLeastOne = 64
     """Maximum number of answers of one request: prompts times n."""
 
@@ -170,6 +174,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """The cluster of machines on which models with `replicas` run."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
     """Keys, of which clients must send one, each as text or as a mapping; empty: no key is needed."""
+    flow_control: FlowControlConfig = FlowControlConfig()
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
     responses: ResponsesConfig = ResponsesConfig()
@@ -219,6 +224,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         for index, api_key in enumerate(self.api_keys):
             if api_key.priority is not None and api_key.priority not in classes:
                 yield Fault(("apiKeys", index, "priority"), f"must be one of {', '.join(classes)}")
+        for objective, name in self.flow_control.objectives.items():
+            if name not in classes:
+                yield Fault(("flowControl", "objectives", objective), f"must be one of {', '.join(classes)}")
         yield from _twice((("apiKeys", i, "key"), api_key.key) for i, api_key in enumerate(self.api_keys))
         yield from _twice((("nodes", i, "id"), node.id) for i, node in enumerate(self.nodes))
 

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
@@ -286,19 +287,19 @@ class Dispatcher:
     # Clocks and costs --------------------------------------------------------------------------------
 
     def _too_long(self, job: JobSpec) -> QueueFull | None:
-        """Return an error if the estimate of the job's wait exceeds `queue.maxEstimatedWait`.
+        """Return an error if the estimate of the job's wait exceeds its limit or `queue.maxEstimatedWait`.
 
         A 429 now is better than a 504 in a minute. The estimate follows the tenant's turn: a tenant that
         floods the queue is refused, while other tenants still get in.
         """
-        most_s = self._queue.max_estimated_wait_s
-        if not most_s:
+        most_s = min(self._queue.max_estimated_wait_s or inf, job.wait_limit_s or inf)
+        if most_s == inf:
             return None
         estimate = self.estimator.for_newcomer(job.model, job.tenant, job.priority)
         wait_s = estimate.estimated_wait_s
         if wait_s <= most_s:
             return None
-        message = f"the wait would be about {wait_s} s, and no request may wait longer than {most_s:g} s"
+        message = f"the wait would be about {wait_s} s, and the request may wait no longer than {most_s:g} s"
         return QueueFull(message, estimated_wait_s=wait_s, queue_position=estimate.position)
 
     def _add(self, waiter: Waiter, age_s: float) -> None:
@@ -309,7 +310,7 @@ class Dispatcher:
         ticket = waiter.ticket
         if ticket.state is TicketState.DONE:
             return
-        timeout_s = self._queue.timeout_s
+        timeout_s = min(self._queue.timeout_s, ticket.job.wait_limit_s or inf)
         late = QueueTimeout(f"the request waited longer than {timeout_s:g} s")
         waiter.alarms.append(
             self._timer.at(waiter.arrived_at + timeout_s, partial(self.scheduler.deadline, ticket, late))

@@ -21,6 +21,7 @@ from fairlead.errors import FairleadError, InvalidRequest, ModelNotFound, ModelU
 from fairlead.fleet.catalog import ModelCatalog, Reader
 from fairlead.fleet.changes import changes_between
 from fairlead.fleet.cluster_models import ClusterModels
+from fairlead.fleet.discovery import Lookup, NodeDiscovery, look_up
 from fairlead.fleet.local_models import LocalModels
 from fairlead.fleet.managed_model import ManagedModel, OnProgress
 from fairlead.fleet.node_registry import NodeRegistry
@@ -40,7 +41,8 @@ class Fleet:
     `nodes` has the nodes that are up, and `catalog` the configured models. `read` reads what the parent must
     know of an engine's model. `on_progress` is called with the progress of each load. `instance` is a unique
     id by which this server recognizes itself. `make_process` makes what runs a local model, once per load.
-    `adopted`: models whose processes run already; their first load only connects to these.
+    `adopted`: models whose processes run already; their first load only connects to these. `lookup` returns
+    the addresses of a name.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Fleet:
         on_progress: OnProgress = lambda _model, _fraction, _stage: None,
         make_process: ProcessFactory = make_process,
         adopted: Collection[str] = (),
+        lookup: Lookup = look_up,
     ) -> None:
         self.instance = token_hex(16)
         self._adopted = adopted
@@ -75,6 +78,8 @@ class Fleet:
             is_local=lambda model: model in self.catalog.models,
         )
         self.cluster = ClusterModels(self.catalog, self._remote)
+        self._lookup = lookup
+        self._discoveries: dict[str, NodeDiscovery] = {}
         self._nursery: trio.Nursery | None = None
         self.has_adopted = trio.Event()
         self._is_preloaded = False
@@ -96,7 +101,7 @@ class Fleet:
         async with trio.open_nursery() as self._nursery:
             config = self.catalog.config
             for node in config.nodes:
-                self._remote.add(node, config.health_check)
+                self._add_configured(node)
             self._local.schedule()
             await self._local.adopt(name for name in self._adopted if name in self._local)
             self.has_adopted.set()
@@ -220,8 +225,10 @@ class Fleet:
     async def add_node(self, config: NodeConfig) -> None:
         """Add a remote node; return after its first probe, whether that succeeded or not.
 
-        Raises `InvalidRequest` if its id is taken, or if it is this server itself.
+        Raises `InvalidRequest` if its id is taken, if it is this server itself, or if it stands for several.
         """
+        if config.is_discovered:
+            raise InvalidRequest("url: only a configuration may have a name to look up", param="url")
         if config.id in self._remote or self._is_local(config.id):
             raise InvalidRequest(f"id: there is a node {config.id} already", param="id")
         self._remote.add(config, self.catalog.config.health_check)
@@ -300,13 +307,38 @@ class Fleet:
     async def _replace(self, node_id: str) -> None:
         """Remove a remote node when its jobs are finished; add it again if it is still configured."""
         configured = [node for node in self.catalog.config.nodes if node.id == node_id]
+        if (discovery := self._discoveries.pop(node_id, None)) is not None:
+            await discovery.close()
         if node_id in self._remote:
             await self._remote.remove(node_id, for_good=not configured)
         configured = [node for node in self.catalog.config.nodes if node.id == node_id]
-        if configured and node_id not in self._remote:
-            self._remote.add(configured[0], self.catalog.config.health_check)
+        if configured and node_id not in self._remote and node_id not in self._discoveries:
+            self._add_configured(configured[0])
 
     # Helpers -----------------------------------------------------------------------------------------
+
+    def _add_configured(self, node: NodeConfig) -> None:
+        """Add a remote node of the configuration, or look up the nodes that it stands for."""
+        if not node.is_discovered:
+            self._remote.add(node, self.catalog.config.health_check)
+            return
+        discovery = NodeDiscovery(
+            node,
+            add=self._add_discovered,
+            remove=self._remove_discovered,
+            spawn=self._spawn,
+            lookup=self._lookup,
+        )
+        self._discoveries[node.id] = discovery
+        self._spawn(discovery.run)
+
+    def _add_discovered(self, node: NodeConfig) -> None:
+        if node.id not in self._remote:
+            self._remote.add(node, self.catalog.config.health_check)
+
+    async def _remove_discovered(self, node_id: str) -> None:
+        if node_id in self._remote:
+            await self._remote.remove(node_id, for_good=False)
 
     def _apply(self, config: Config, texts: dict[str, TextModel]) -> None:
         """Use this configuration. `texts` are those of the new and the changed models."""

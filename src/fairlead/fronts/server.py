@@ -1,8 +1,9 @@
 """The dispatcher's side: the jobs of all fronts, and what happens when a front or a dispatcher dies.
 
 A front that loses its connection keeps its clients, so its jobs stay for `away_s`; then they end. A new
-dispatcher grants nothing before the fronts have declared their jobs, or `grace_s` has passed: seats that are
-held are restored first, then waiting jobs are submitted in the order in which they arrived.
+dispatcher grants nothing before the fronts have declared their jobs, or `GRACE_S` has passed since the first
+of them connected: seats that are held are restored first, then waiting jobs are submitted in the order in
+which they arrived. Fronts notice late, but at about the same time, that the earlier dispatcher hangs.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -131,6 +132,7 @@ class FrontServer:
         self._early_requeues: list[Callable[[], None]] = []
         self._expected = expected
         self._declared: set[str] = set()
+        self._has_front = trio.Event()
         self._all_declared = trio.Event()
 
     @property
@@ -143,6 +145,7 @@ class FrontServer:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._send_heartbeats)
             if self._early is not None:
+                await self._has_front.wait()
                 with trio.move_on_after(GRACE_S):
                     await self._all_declared.wait()
                 self._end_grace()
@@ -180,6 +183,7 @@ class FrontServer:
             front.link.close()  # the front has given it up, or it would not have connected again
         front.link = link
         front.undeclared, front.knows_counters = set(front.jobs), False
+        self._has_front.set()
         link.send(wire.Welcome(self._epoch))
         logger.info("front connected", front=name, jobs=len(front.jobs))
         try:

@@ -88,6 +88,7 @@ class FrontRole:
         self._request_log = request_log
         self.address: tuple[str, int] = ("", 0)
         self._draining = trio.Event()
+        self._is_stopping = False
         self._tls = tls
         addresses = addresses or (LinkAddress(path=f"{start.directory}/{SOCKET}"),)
         self._client = DispatchClient([partial(self._connect, at) for at in addresses], config.queue)
@@ -160,6 +161,7 @@ class FrontRole:
             estimate=partial(self._client.ask, "estimate"),
             queue_statistics=lambda: view.queue,
             draining=self._draining.is_set,
+            stopping=lambda: self._is_stopping,
             refresh=partial(self._refresh, view),
             quotas=self._quotas,
             counts=self._counts.totals,
@@ -169,6 +171,8 @@ class FrontRole:
         self, view: FleetView, app: Application, nursery: trio.Nursery, message: control.ToChildRole
     ) -> None:
         match message:
+            case control.Stopping():
+                self._is_stopping = True
             case control.Drain():
                 self._draining.set()
             case control.Reload(packed):

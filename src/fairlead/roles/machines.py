@@ -98,7 +98,8 @@ async def serve_front(
     with open_request_log(config) as request_log:
         role = FrontRole(link, start, of_one_front(config), request_log, addresses=addresses, tls=tls)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch_signals, link.drain, announcer)
+            delay_s = config.limits.drain_delay_s
+            nursery.start_soon(watch_signals, link.drain, announcer, link.stop, delay_s)
             nursery.start_soon(_announce_front, link, role, announcer, task_status)
             await role.run()
             nursery.cancel_scope.cancel()

@@ -77,7 +77,8 @@ async def supervise(
         async with trio.open_nursery() as nursery:
             fixed = replace(config, port=port)
             supervisor = Supervisor(fixed, directory, announcer, nursery)
-            nursery.start_soon(watch_signals, supervisor.drain, announcer)
+            delay_s = config.limits.drain_delay_s
+            nursery.start_soon(watch_signals, supervisor.drain, announcer, supervisor.stop, delay_s)
             if source is not None:
                 change = partial(supervisor.reload, port)
                 nursery.start_soon(keep_running, "reloading", watch_config, source, config, change)
@@ -133,6 +134,11 @@ class Supervisor:
             self._processes.end_all()
         if self._failure is not None:
             raise self._failure
+
+    def stop(self) -> None:
+        """Report that the server is not ready any more, but take jobs."""
+        for front in self.fronts.values():
+            front.send(control.Stopping())
 
     def drain(self) -> None:
         """Take no more jobs, and end when those that run have ended."""
