@@ -112,8 +112,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     ttl_s: SecondsOrNone = 0.0
     """How long it stays loaded without a job; 0: no limit."""
     memory_mb: AtLeastOne | None = None
-    """Its memory use in MiB, for the choice of models to evict: GPU memory if it runs on a GPU. Default:
-    gpuMemory, or measured."""
+    """Its memory use in MiB, for the choice of models to evict: GPU memory if it runs on a GPU, or that of
+    each GPU if it runs on several. Default: gpuMemory, or measured."""
     preload: bool = False
     """Whether it is loaded at startup, not for its first job."""
     send_loading_state: bool | None = None
