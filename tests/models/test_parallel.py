@@ -100,14 +100,21 @@ def test_two_ranks_compute_the_logits_and_texts_of_one_process(saved):
     assert relative_error(actual_logits, logits) <= bound
 
 
-def test_three_ranks_divide_a_vocabulary_unevenly(tmp_path):
-    sizes = {**SIZES, "vocab_size": 322, "num_key_value_heads": 3, "intermediate_size": 81}
-    save(transformers.LlamaConfig(**sizes), tmp_path)
+@pytest.mark.parametrize(
+    ("size", "sizes", "vocabularies"),
+    [
+        (3, {"num_key_value_heads": 3, "intermediate_size": 81}, [107, 107, 108]),
+        (4, {"num_attention_heads": 8}, [80, 81, 80, 81]),  # two ranks for each of the two KV heads
+    ],
+)
+def test_more_ranks_share_kv_heads_and_divide_a_vocabulary_unevenly(size, sizes, vocabularies, tmp_path):
+    save(transformers.LlamaConfig(**{**SIZES, "vocab_size": 322, **sizes}), tmp_path)
     logits, texts = recorded(load(tmp_path, compiled=False, **CACHE))
-    with on_ranks(tmp_path, 3, **CACHE) as ranks:
+    with on_ranks(tmp_path, size, **CACHE) as ranks:
+        networks = [ranks.loaded[rank].runner.forward.model for rank in range(1, size)]
         actual_logits, actual_texts = recorded(ranks.loaded[0])
-        vocabularies = [len(ranks.loaded[rank].runner.forward.model.embedding.table) for rank in (1, 2)]
-    assert vocabularies == [107, 108]
+    assert [len(network.embedding.table) for network in networks] == vocabularies[1:]
+    assert {network.shape.kv_heads for network in networks} == {1}
     assert texts == actual_texts
     assert relative_error(actual_logits, logits) <= 1e-4
 
