@@ -2,6 +2,7 @@
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from fairlead.engine import process_groups
 from fairlead.engine.ranks import ReceivedTables
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
@@ -20,7 +22,7 @@ from fairlead.models.parallel import (
     SummedLinear,
     refusal,
 )
-from models.rank_threads import on_ranks
+from models.rank_threads import TIMEOUT, on_ranks
 from models.test_agreement import CONFIGS, rounding_of
 from models.test_through_the_engine import EngineDriver
 from models.tiny import SHAPE, SIZES, generate, load, prompt_of, save
@@ -98,6 +100,23 @@ def test_two_ranks_compute_the_logits_and_texts_of_one_process(saved):
         assert texts == generate(two, PROMPTS, GREEDY, ahead=True)
     bound = 1e-4 + rounding_of(reference, PROMPTS[-1] + texts[-1])[0]
     assert relative_error(actual_logits, logits) <= bound
+
+
+def test_sums_have_the_same_bits_on_every_rank(tmp_path):
+    """Else the routers of ranks could choose different experts for a token."""
+    sums = {}
+
+    def add(rank):
+        ranks = Ranks(rank, 4)
+        process_groups.connect(ranks, str(tmp_path / "store"), torch.device("cpu"), timeout=TIMEOUT)
+        generator = torch.Generator().manual_seed(rank)
+        made = [torch.randn(size, generator=generator) for size in (1, 7, 1000, 50_000)]
+        sums[rank] = [ranks.sum(one.to(dtype)) for one in made for dtype in (torch.float32, torch.bfloat16)]
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(4)))
+    for rank in (1, 2, 3):
+        assert all(map(torch.equal, sums[0], sums[rank]))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,13 @@ print("the pid of rank", start.rank, "is", os.getpid(), flush=True)
 """
 
 
+async def test_limit_that_no_rank_can_keep_is_reported_as_by_one_process():
+    path = str(demonstration_model())
+    error = await failure_of(Worker(WorkerSpec(path=path, device="cpu", parallel=2, kv_cache_bytes=10)))
+    assert isinstance(error, LoadFailed)
+    assert error.message.startswith("5 bytes of KV cache do not hold one block")
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 import torch
+import torch.nn.functional as F  # noqa: N812  the customary name
 from torch import Tensor
 
 from fairlead.models.architecture import ArchitectureSpec
@@ -68,13 +69,13 @@ class Ranks:
         assert self._group is not None
         shares = [len(share(columns, rank, self.size)) for rank in range(self.size)]
         widest = max(shares)  # parts that are sent must be of one size
-        padded = torch.nn.functional.pad(x, (0, widest - x.shape[1])).contiguous()
+        part = F.pad(x, (0, widest - x.shape[1])) if x.shape[1] < widest else x.contiguous()
         if self.rank:
-            self._group.gather([], [padded]).wait()
+            self._group.gather([], [part]).wait()
             return x
-        parts = [torch.empty_like(padded) for _ in shares]
-        self._group.gather([parts], [padded]).wait()
-        return torch.cat([part[:, :width] for part, width in zip(parts, shares, strict=True)], -1)
+        parts = [torch.empty_like(part) for _ in shares]
+        self._group.gather([parts], [part]).wait()
+        return torch.cat([one[:, :width] for one, width in zip(parts, shares, strict=True)], -1)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Return rank 0's `x`, in the memory of this rank's."""

@@ -8,6 +8,7 @@ import faulthandler
 import signal
 import socket
 import sys
+import time
 import traceback
 from typing import NoReturn
 
@@ -22,6 +23,9 @@ from fairlead.errors import LoadFailed
 from fairlead.models.parallel import Ranks
 from fairlead.worker.lifeline import end_with_parent
 from fairlead.worker.rank_connection import RankConnection, RankFailed, RankGone, RankLoaded, StartRank
+
+# Mostly rank 0 fails to load for the same reason, and reports it. It ends this process then.
+SAME_FAILURE_WAIT_S = 3.0
 
 _decoder = msgspec.msgpack.Decoder(StartRank | FromRankZero)
 
@@ -41,7 +45,11 @@ def main() -> int:
                 run(RankConnection(connection, _decoder))
         except RankGone:
             return 0
-        except Exception as error:  # noqa: BLE001  the last line says why, as the parent reports it
+        except LoadFailed as error:
+            print(error.message, file=sys.stderr, flush=True)  # noqa: T201  the parent reads these lines
+            time.sleep(SAME_FAILURE_WAIT_S)
+            return 1
+        except Exception as error:  # noqa: BLE001  its last line says why, as the parent reports it
             traceback.print_exception(error)
             return 1
     return 0
