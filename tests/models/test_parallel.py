@@ -10,10 +10,12 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from fairlead.engine import process_groups
+from fairlead.engine import loading, process_groups
+from fairlead.engine.devices import find_device
 from fairlead.engine.ranks import ReceivedTables
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
+from fairlead.messages import WorkerSpec
 from fairlead.models.loader import WeightSource, read_source
 from fairlead.models.parallel import (
     Ranks,
@@ -138,10 +140,12 @@ def test_more_ranks_share_kv_heads_and_divide_a_vocabulary_unevenly(size, sizes,
     assert relative_error(actual_logits, logits) <= 1e-4
 
 
-def test_each_rank_has_its_share_of_weights_and_cache(tmp_path):
+def test_each_rank_has_its_share_of_weights_cache_and_threads(tmp_path, monkeypatch):
     save(CONFIGS["qwen3"], tmp_path)
     one = load(tmp_path, compiled=False, **CACHE)
-    with on_ranks(tmp_path, **CACHE) as ranks:
+    threads = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    with on_ranks(tmp_path, threads=6, **CACHE) as ranks:
         two, forward = ranks.loaded[0], ranks.loaded[1].runner.forward
     assert (forward.cache.heads, forward.model.shape.heads) == (1, 3)
     assert CACHE["kv_cache_bytes"] // 2 >= forward.cache.nbytes
@@ -149,6 +153,44 @@ def test_each_rank_has_its_share_of_weights_and_cache(tmp_path):
     whole = sum(norm.nbytes for norm in norms(forward.model))
     assert one.weight_bytes + whole == two.weight_bytes
     assert two.kernel == "torch × 2"
+    assert threads == [3, 3]
+
+
+class HalfFreeGpu:
+    """A device's memory of which this process has taken little, and another one half."""
+
+    def free_and_total(self):
+        return 500 << 20, 1000 << 20
+
+    def taken(self):
+        return 100 << 20
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected_mb"),
+    [
+        ({}, 450),  # 90 % of what is free
+        ({"gpu_memory": 0.4}, 270),  # 400 MiB without the 100 that are taken
+        ({"gpu_memory": 300}, 180),
+        ({"gpu_memory": 0.4, "kv_cache_bytes": 300 << 20}, 150),  # a half of all for each of two
+        ({"kv_cache_bytes": 300 << 20}, 150),
+    ],
+)
+def test_cache_of_a_rank_fits_its_own_gpu(limits, expected_mb):
+    spec = WorkerSpec(path="x", parallel=2, **limits)
+    assert loading._cache_size(spec, HalfFreeGpu(), 0, 2) >> 20 == expected_mb
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [str(find_device("auto", Ranks(rank, 2))) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert [str(find_device("cuda:2", Ranks(rank, 2))) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
+    assert str(find_device("cpu", Ranks(1, 2))) == "cpu"
+    with pytest.raises(
+        LoadFailed, match="parallel: 4 CUDA devices from cuda:1 on are needed, and torch has 4"
+    ):
+        find_device("cuda:1", Ranks(0, 4))
 
 
 def norms(network):

@@ -42,7 +42,7 @@ async def test_limit_that_no_rank_can_keep_is_reported_as_by_one_process():
             'connection.send(RankFailed("no room for its part"))\nconnection.receive()',
             "rank 1 of 2: no room for its part",
         ),
-        ("sys.exit(3)", "rank 1 of 2 exited with status 3"),
+        ("sys.exit(3)", "rank 1 of 2 ended with exit status 3"),
     ],
 )
 async def test_rank_that_cannot_load_fails_the_load_with_its_reason(code, reason):

@@ -101,11 +101,7 @@ class RankProcesses:
         _end(f"{self._name(0)} failed in a step, which the others cannot finish")
 
     def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
-        status = process.wait()
-        how = (
-            f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-        )
-        _end(f"{self._name(rank)} {how}")
+        _end(f"{self._name(rank)} {_description(process.wait())}")
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {self._size}"
@@ -115,6 +111,14 @@ def _start(connection: int, store: int) -> "subprocess.Popen[bytes]":
     # Nothing is ever written to its stdin: the end of the pipe ends it, also if we are killed.
     command = [*COMMAND, "--fd", str(connection)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[connection, store])  # noqa: S603
+
+
+def _description(status: int) -> str:
+    """Return how a process ended, by its exit status; a negative one is a signal's."""
+    names = {number.value: number.name for number in signal.Signals}
+    if status < 0:
+        return f"was killed by {names.get(-status, f'signal {-status}')}"
+    return f"ended with exit status {status}"
 
 
 def _end(reason: str) -> NoReturn:
