@@ -42,6 +42,7 @@ KEYS = {
     "--kv-cache-memory-mb": "models.ENGINE.kvCache.maxMemoryMb",
     "--wire-format": "models.ENGINE.wireFormat",
     "--threads": "models.ENGINE.threads",
+    "--parallel": "models.ENGINE.parallel",
     "--queue-capacity": "queue.capacity",
     "--queue-timeout": "queue.timeout",
     "--fairness": "queue.fairness",

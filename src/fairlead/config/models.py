@@ -31,6 +31,7 @@ MOST_DIALECTS: Dialects = ("openai", "responses", "messages")
 ALL_DIALECTS: Dialects = (*MOST_DIALECTS, "ollama")
 SpecialTokens = Literal["text", "parse"]
 ConfiguredFormat = Annotated[str | dict[str, Any] | None, Meta(extra={"choices": formats.NAMES})]
+MOST_RANKS = 64
 ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
 HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
@@ -71,6 +72,9 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     """Other names for it in requests."""
     device: Annotated[str, Meta(pattern=f"^({DEVICE})$")] = "auto"
     """The device that the model runs on: auto, cpu, cuda or cuda:N."""
+    parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
+    """Number of processes that compute it together, each with a part of its weights and of its KV cache. On
+    GPUs each has one of its own: the one that device names, and those after it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The data type of its weights and of its KV cache."""
     quantization: Literal["fp8", "int8"] | None = None
@@ -100,16 +104,16 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     kv_cache: KvCacheConfig = KvCacheConfig()
     gpu_memory: Annotated[float, Meta(gt=0)] | None = None
     """Its budget of GPU memory, for weights and cache together: a fraction of the total up to 1, such as 0.9,
-    or MiB. Default: the free memory. No effect on a CPU."""
+    or MiB; with parallel, of each of its GPUs. Default: the free memory. No effect on a CPU."""
     watchdog_s: Seconds = 30.0
     """How long a step may take before the model's process is killed and restarted."""
     threads: AtLeastOne | None = None
-    """Number of compute threads, on a CPU."""
+    """Number of compute threads, on a CPU; with parallel, of all its processes together."""
     ttl_s: SecondsOrNone = 0.0
     """How long it stays loaded without a job; 0: no limit."""
     memory_mb: AtLeastOne | None = None
-    """Its memory use in MiB, for the choice of models to evict: GPU memory if it runs on a GPU. Default:
-    gpuMemory, or measured."""
+    """Its memory use in MiB, for the choice of models to evict: GPU memory if it runs on a GPU, or that of
+    each GPU if it runs on several. Default: gpuMemory, or measured."""
     preload: bool = False
     """Whether it is loaded at startup, not for its first job."""
     send_loading_state: bool | None = None

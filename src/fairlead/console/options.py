@@ -67,7 +67,7 @@ SERVE_OPTIONS = (
         SettingOption(name, ModelConfig, name)
         for name in (
             *("dtype", "quantization", "slots", "max_batch", "max_batched_tokens", "max_model_len"),
-            *("wire_format", "threads"),
+            *("wire_format", "threads", "parallel"),
         )
     ),
     SettingOption("kv_cache_memory_mb", KvCacheConfig, "max_memory_mb"),
