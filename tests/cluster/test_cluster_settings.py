@@ -154,6 +154,11 @@ def test_replicas_are_equal_unless_their_node_or_their_resources_differ():
     assert start_order(model(), ReplicasConfig(cpus=2), 1).digest != before.digest
 
 
+def test_every_rank_of_a_model_has_a_gpu_of_its_own():
+    assert start_order(model(device="cuda", parallel=4), ReplicasConfig(), 1).gpus == 4.0
+    assert start_order(model(device="cpu", parallel=4), ReplicasConfig(), 1).gpus == 0.0
+
+
 def test_gpu_is_reserved_for_a_model_on_a_gpu():
     order = start_order(model(device="cuda", threads=3), ReplicasConfig(memory_mb=10), 1)
     assert (order.cpus, order.gpus, order.memory_bytes) == (3.0, 1.0, 10 * 1024 * 1024)

@@ -142,8 +142,8 @@ class Launcher:
 def actor_options(order: StartReplica) -> dict[str, Any]:
     """Return the options of the actor: what Ray reserves for it, and that it dies with this process.
 
-    A replica is one actor on one machine. One that spans several, or needs several places on one, would get a
-    placement group here, in `scheduling_strategy`.
+    All ranks of a model are on one machine, so the actor alone reserves what they need together. A model on
+    several machines would need a placement group here, in `scheduling_strategy`.
     """
     return {
         "num_cpus": order.cpus,

@@ -20,7 +20,8 @@ MODEL_NAME_CHARS = 100
 def start_order(model: ModelConfig, replicas: ReplicasConfig, number: int) -> StartReplica:
     """Return the order to start a replica."""
     cpus = float(model.threads or 1) if replicas.cpus is None else replicas.cpus
-    gpus = float(model.device == "cuda") if replicas.gpus is None else replicas.gpus
+    ranks = model.parallel if model.device == "cuda" else 0  # each has a GPU of the same machine
+    gpus = float(ranks) if replicas.gpus is None else replicas.gpus
     config = node_settings(model, threads=max(1, int(cpus)))
     content = msgspec.json.encode(config)
     resources = (cpus, gpus, replicas.memory_mb)

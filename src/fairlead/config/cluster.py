@@ -42,7 +42,7 @@ class ReplicasConfig(msgspec.Struct, frozen=True, rename=spelled):
     cpus: Amount | None = None
     """CPUs that Ray reserves for each. Default: threads of the model, or 1."""
     gpus: Amount | None = None
-    """GPUs that Ray reserves for each. Default: 1 with device: cuda, else 0."""
+    """GPUs that Ray reserves for each. Default: those of the model (`parallel`) with device: cuda, else 0."""
     memory_mb: AtLeastOne | None = None
     """Memory in MiB, not of a GPU, that Ray reserves for each. Default: none."""
 
