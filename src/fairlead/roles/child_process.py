@@ -45,16 +45,15 @@ class ChildProcess:
         """
         ours, theirs = socket.socketpair()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        with theirs:
-            process = await trio.lowlevel.open_process(
-                # The name is for people who look at the list of processes.
-                [*command, self.name, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self.pid = process.pid
+        # Before the process is started, so that it gets all that happens after `first` was made.
         self._link = FrameLink(stream, control.to_supervisor_decoder, name=self.name)
         self._link.send(first)
+        try:
+            process = await self._start(command, theirs)
+        except BaseException:
+            self._link.close()
+            await trio.aclose_forcefully(stream)
+            raise
         try:
             async with stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, process)
@@ -66,6 +65,17 @@ class ChildProcess:
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
                 await self._reap(process)
+
+    async def _start(self, command: Sequence[str], connection: socket.socket) -> trio.Process:
+        with connection:
+            process = await trio.lowlevel.open_process(
+                # The name is for people who look at the list of processes.
+                [*command, self.name, str(connection.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[connection.fileno()],
+            )
+        self.pid = process.pid
+        return process
 
     def _receive(self, message: control.ToSupervisor) -> None:
         self._heard_at = trio.current_time()
