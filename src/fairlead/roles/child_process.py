@@ -83,15 +83,18 @@ class ChildProcess:
             self._handle(message)
 
     async def _watch(self, process: trio.Process) -> None:
-        """Kill a child whose event loop does not run: the system accepts connections for it all the same."""
-        began_at = trio.current_time()
+        """Kill a child whose event loop does not run: the system accepts connections for it all the same.
+
+        Silence is counted in intervals, so that time in which this process itself did not run does not count:
+        after that, every child seems to have been silent.
+        """
+        heard_at, silent_s = self._heard_at, 0.0
         while True:
             await trio.sleep(control.ALIVE_INTERVAL_S)
-            if self._heard_at is None:
-                silent_s, limit_s = trio.current_time() - began_at, START_WAIT_S
-            else:
-                silent_s, limit_s = trio.current_time() - self._heard_at, SILENCE_S
-            if silent_s > limit_s:
+            silent_s += control.ALIVE_INTERVAL_S
+            if self._heard_at != heard_at:
+                heard_at, silent_s = self._heard_at, 0.0
+            if silent_s > (START_WAIT_S if heard_at is None else SILENCE_S):
                 logger.error("process is stuck", process=self.name, silent_s=round(silent_s, 1))
                 process.kill()
 
