@@ -22,8 +22,9 @@ SEEDS_AT_EVERY_TASK_STEP = 4
 
 
 def failures(runs):
-    """Return the first run with a problem, if there is one."""
-    return list(islice((done for done in runs if done.problems), 1))
+    """Return the first run with a problem, if there is one: its plan's seed, its strikes, what was found."""
+    found = ((done.plan.seed, done.strikes, done.problems) for done in runs if done.problems)
+    return list(islice(found, 1))
 
 
 @pytest.mark.parametrize("seed", range(2))
