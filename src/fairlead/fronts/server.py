@@ -97,8 +97,8 @@ class FrontServer:
 
     `expected`: the names of the fronts that declare their jobs in the grace time; None: unknown. `questions`
     are the functions that a front may call, each with the front's name first, and `orders` those which take
-    time. Both may raise a `FairleadError`. `on_front_ended` is called with the name of a front that has ended.
-    `may_send` as for `FrameLink`: whether this dispatcher leads.
+    time. Both may raise a `FairleadError`. `on_front_ended` is called with the name of a front that has
+    ended. `may_send` as for `FrameLink`: whether this dispatcher leads.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """What all fronts have counted, added up by the dispatcher, so that any front can report the totals.
 
 Each front reports its counts every second, and before it answers with totals. A total never falls: the counts
-of fronts that have ended stay, and a front gives them back to a new dispatcher.
+of fronts that have ended stay, and a front gives them back to a new dispatcher. A front that seemed to have
+ended, and returns to another dispatcher, is counted twice.
 """
 
 from collections.abc import Callable
