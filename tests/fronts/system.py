@@ -53,7 +53,7 @@ class System:
         """Whether there is a dispatcher, which may not take connections yet."""
         return self.scope is not None and not self.scope.cancel_called
 
-    def start_dispatcher(self, *, expected=0):
+    def start_dispatcher(self, *, expected=()):
         self.epoch += 1
         self.dispatcher = Dispatcher(self.queue, random=Random(0), epoch=self.epoch)
         self._record_grants(self.dispatcher)

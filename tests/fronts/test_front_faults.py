@@ -105,7 +105,8 @@ class Trial:
     async def start_later(self, seconds):
         await trio.sleep(seconds)
         if not self.system.is_up:
-            self.system.start_dispatcher(expected=self.random.choice([None, len(self.system.fronts)]))
+            names = [f"front {number}" for number in self.system.fronts]
+            self.system.start_dispatcher(expected=self.random.choice([None, names]))
             await settle()
 
     def replace_front(self):

@@ -180,7 +180,7 @@ async def test_running_jobs_do_not_notice_that_the_dispatcher_is_replaced(autoju
         await settle()
         system.kill_dispatcher()
         await trio.sleep(5)
-        system.start_dispatcher(expected=2)
+        system.start_dispatcher(expected=("front 0", "front 1"))
         await trio.sleep(2)
         assert system.dispatcher.statistics().running == 2
     assert {grant.number for grant in results} == {1, 2}
@@ -195,7 +195,7 @@ async def test_waiting_jobs_keep_their_order_when_the_dispatcher_is_replaced(aut
             await trio.sleep(0.1)
         system.kill_dispatcher()
         await trio.sleep(3)
-        system.start_dispatcher(expected=2)
+        system.start_dispatcher(expected=("front 0", "front 1"))
     assert "".join(tenant for tenant, _ in system.granted) == "XCABDE"
 
 
@@ -246,7 +246,7 @@ async def test_job_that_fails_in_the_grace_time_gets_no_undeclared_seat(autojump
         await settle()
         system.kill_dispatcher()
         system.blocked.add(1)
-        system.start_dispatcher(expected=2)
+        system.start_dispatcher(expected=("front 0", "front 1"))
         await trio.sleep(0.5)
         fail.set()
         await trio.sleep(0.2)
@@ -267,7 +267,7 @@ async def test_job_of_before_a_new_dispatcher_keeps_its_deadline(autojump_clock)
             await trio.sleep(50)
             system.kill_dispatcher()
             await trio.sleep(1)
-            system.start_dispatcher(expected=1)
+            system.start_dispatcher(expected=("front 0",))
         assert isinstance(results[0], QueueTimeout)
         assert 60 <= trio.current_time() - began <= 61
 

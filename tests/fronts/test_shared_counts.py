@@ -82,7 +82,7 @@ async def test_counts_of_a_front_that_has_ended_stay_also_with_a_new_dispatcher(
     await settle()
     await one.refresh()
     assert outcome(one.totals()) == ({SUCCESS: 8}, {})  # the last ones
-    system.start_dispatcher(expected=1)
+    system.start_dispatcher(expected=("front 1",))
     await trio.sleep(1)
     await one.refresh()
     assert outcome(one.totals()) == ({SUCCESS: 8}, {})
@@ -114,3 +114,24 @@ def test_jobs_of_an_ended_front_are_not_counted_as_running():
     shared.end_front("one")
     total = shared.report("two", FrontCounts()).all.jobs.models["m"]
     assert (total.running, total.waiting, total.outcomes) == (0, 0, {SUCCESS: 1})
+
+
+async def test_counts_of_ended_fronts_are_added_once_however_often_a_front_reconnects(autojump_clock, system):
+    one = await view(system, 1, counts(3))
+    await view(system, 2, counts(5))
+    system.kill_front(2)
+    await trio.sleep(11)
+    await one.refresh()
+    for _ in range(3):
+        system.cut(system.fronts[1])
+        await trio.sleep(1)
+        await one.refresh()
+    assert outcome(one.totals()) == ({SUCCESS: 8}, {})
+    system.kill_dispatcher()
+    await settle()
+    system.start_dispatcher(expected=("front 1",))
+    for _ in range(3):
+        await trio.sleep(1)
+        await one.refresh()
+        system.cut(system.fronts[1])
+    assert outcome(one.totals()) == ({SUCCESS: 8}, {})

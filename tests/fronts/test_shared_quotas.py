@@ -117,7 +117,7 @@ async def test_new_dispatcher_has_the_jobs_that_run_and_the_tokens_of_those_that
     await settle()
     ended.charge_answer(50, 0.0)
     ended.end()
-    system.start_dispatcher(expected=2)
+    system.start_dispatcher(expected=("front 1", "front 2"))
     await trio.sleep(2)
     await two.admit(TWO_AT_A_TIME, prompt_tokens=1)
     with pytest.raises(RateLimited):
@@ -140,7 +140,7 @@ async def test_admission_waits_for_a_dispatcher_up_to_the_timeout(autojump_clock
     async with trio.open_nursery() as waiting:
         waiting.start_soon(quotas.check, LIMITED)
         await trio.sleep(1)
-        system.start_dispatcher(expected=1)
+        system.start_dispatcher(expected=("front 1",))
     assert started.is_connected
 
 
@@ -172,3 +172,21 @@ async def test_question_that_is_asked_twice_is_charged_once(autojump_clock, syst
     await two.admit(TWO_AT_A_TIME, prompt_tokens=1)
     with pytest.raises(RateLimited):
         await two.admit(TWO_AT_A_TIME, prompt_tokens=1)
+
+
+async def test_question_that_is_asked_again_over_a_new_connection_is_charged_once(autojump_clock, system):
+    started, quotas = front(system, 1)
+    await settle()
+    answer, real = trio.Event(), system.quotas.admit
+
+    def admit_and_cut(*arguments):
+        usage = real(*arguments)
+        if not answer.is_set():
+            answer.set()
+            system.cut(started)
+        return usage
+
+    system.server._questions["admit"] = admit_and_cut
+    await quotas.admit(LIMITED, prompt_tokens=10)
+    (usage,) = system.quotas.usage().values()
+    assert (usage.requests, usage.tokens) == (1, 10)

@@ -44,7 +44,7 @@ async def order_after_service(system, *, is_replaced):
     if is_replaced:
         system.kill_dispatcher()
         await settle()
-        system.start_dispatcher(expected=2)
+        system.start_dispatcher(expected=("front 1", "front 2"))
         await trio.sleep(2)
     done = len(system.granted)
     for number, tenant in enumerate("BBBBBBBCCCCCAAA"):
@@ -81,7 +81,7 @@ async def test_counters_survive_two_dispatchers_that_grant_nothing(autojump_cloc
     for _ in range(2):
         system.kill_dispatcher()
         await settle()
-        system.start_dispatcher(expected=2)
+        system.start_dispatcher(expected=("front 1", "front 2"))
         await trio.sleep(2)
         assert excess_of(system, "A") == pytest.approx(before)
 
@@ -99,7 +99,7 @@ async def test_running_job_is_charged_once_by_two_dispatchers(autojump_clock, sy
     before = excess_of(system, "A")
     system.kill_dispatcher()
     await settle()
-    system.start_dispatcher(expected=2)
+    system.start_dispatcher(expected=("front 1", "front 2"))
     await trio.sleep(3)
     assert excess_of(system, "A") == pytest.approx(before)
     tokens[0] = 1500

@@ -1,6 +1,16 @@
 """The description of a job that the scheduler gets."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+# Bounds for messages of other processes: the queue takes no other numbers.
+ClassIndex = Annotated[int, Meta(ge=0, le=7)]
+Tokens = Annotated[int, Meta(ge=0, le=2**40)]
+Bytes = Annotated[int, Meta(ge=0, le=2**40)]
+Sequences = Annotated[int, Meta(ge=1, le=2**20)]
+TokensOfOne = Annotated[int, Meta(ge=0, le=2**31)]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,18 +34,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     model: str
     owner: str = ""
-    priority: int = 1
+    priority: ClassIndex = 1
     no_queue: bool = False
     wait_limit_s: float | None = None
     stream: bool = False
-    prompt_tokens: int = 0
-    longest_prompt: int = 0
-    prompt_cache_tokens: int = 0
-    sequences: int = 1
-    max_tokens: int = 0
+    prompt_tokens: Tokens = 0
+    longest_prompt: Tokens = 0
+    prompt_cache_tokens: Tokens = 0
+    sequences: Sequences = 1
+    max_tokens: TokensOfOne = 0
     is_embedding: bool = False
     prefixes: tuple[int, ...] = ()
-    body_bytes: int | None = None
+    body_bytes: Bytes | None = None
     must_be_relayed: bool = False
     needs_own_node: bool = False
 

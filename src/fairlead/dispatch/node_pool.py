@@ -151,6 +151,8 @@ class NodePool(dict[str, NodeState]):
         node, ticket.node = ticket.node, None
         assert node is not None
         node.release(ticket.tokens)
+        if not node.busy and self._expected.get(node.id) is node:
+            del self._expected[node.id]
         return node
 
     def _best(self, ticket: Ticket) -> NodeState:

@@ -31,6 +31,7 @@ from fairlead.dispatch.waiter import Waiter
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 
 MAX_MODELS = 256  # models with a cached estimate
+MAX_TOKENS = 2**47  # of a ticket; the queue takes no more
 REUSED_FOR_S = 0.1  # how long refusals share an estimate
 
 
@@ -65,7 +66,7 @@ class WaitEstimator:
     def new_ticket(self, job: JobSpec) -> Ticket:
         """Return a ticket with the cost and the cache tokens that the job will probably have."""
         generated = 0.0 if job.is_embedding else job.sequences * self._output_tokens(job)
-        tokens = job.prompt_cache_tokens + round(generated)
+        tokens = min(job.prompt_cache_tokens + round(generated), MAX_TOKENS)
         return Ticket(job, cost=self._weights.cost(job.prompt_tokens, generated), tokens=tokens)
 
     def granted(self, waiter: Waiter) -> None:

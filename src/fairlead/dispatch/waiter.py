@@ -1,15 +1,19 @@
 """A job in the dispatcher, from its arrival to its end: of a task in this process, or of another process."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import trio
+from msgspec import Meta
 
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.ticket import Ticket
 from fairlead.dispatch.timer import Alarm
 from fairlead.errors import FairleadError
 from fairlead.grant import Grant
+
+# Bounds for messages of other processes; a number that is none is refused, too.
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class HeldSeat(NamedTuple):
@@ -20,7 +24,7 @@ class HeldSeat(NamedTuple):
 
     node_id: str
     grant: Grant | None
-    waited_s: float
+    waited_s: Seconds
     has_begun: bool
 
 

@@ -279,8 +279,8 @@ class DispatchClient:
         now = trio.current_time()
         for job in self._jobs.values():
             age_s = now - job.arrived_at
-            declared = wire.DeclareJob(job.number, job.spec, age_s, job.seat, job.released, job.generated())
-            link.send(declared)
+            tokens, begun = job.generated(), job.has_begun
+            link.send(wire.DeclareJob(job.number, job.spec, age_s, job.seat, job.released, tokens, begun))
         link.send(wire.Declared(self._counters.whole()))
         for declare in self.on_connect:
             declare()
@@ -340,7 +340,8 @@ class _OpenJob:
             case wire.JobQueued(_, estimate):
                 self.estimate = self.estimate or estimate
             case wire.SeatGranted(_, node_id, grant, waited_s):
-                if self.seat is None:
+                # After a reconnection a grant may arrive twice, the second time after its seat was released.
+                if self.seat is None and grant != self.released:
                     self.seat = HeldSeat(node_id, grant, waited_s, self.has_begun)
                     self.event.set()
             case wire.JobRefused(_, error):

@@ -6,7 +6,7 @@ of them connected: seats that are held are restored first, then waiting jobs are
 which they arrived. Fronts notice late, but at about the same time, that the earlier dispatcher hangs.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -19,13 +19,16 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.tenant_counters import KnownCounters, TenantCounters, highest_excess
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.waiter import Waiter
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, QueueFull
 from fairlead.fronts import wire
 from fairlead.link.connection import FrameLink
 from fairlead.supervision import contain
 
 AWAY_S = 10.0
 GRACE_S = 1.0
+# A correct front stays below both.
+MAX_JOBS = 100_000  # of a front
+MAX_ORDERS = 64  # of a front, at a time
 
 Questions = Mapping[str, Callable[..., Any]]
 Orders = Mapping[str, Callable[..., Awaitable[Any]]]
@@ -89,6 +92,8 @@ class Front:
         self.undeclared: set[int] = set()
         self.served = served
         self.knows_counters = False
+        self.connections = 0  # so far
+        self.orders = 0  # that are being executed
 
     def send(self, message: wire.ToFront) -> None:
         """Send a message; a front that is away gets it when it has connected again."""
@@ -99,10 +104,10 @@ class Front:
 class FrontServer:
     """Serves the connections of fronts. `run` ends the grace time of a dispatcher that has a predecessor.
 
-    `expected`: the number of fronts that declare their jobs in the grace time; None: unknown. `questions` are
-    the functions that a front may call, each with the front's name first, and `orders` those which take time.
-    Both may raise a `FairleadError`. `on_front_ended` is called with the name of a front that has ended.
-    `may_send` as for `FrameLink`: whether this dispatcher leads.
+    `expected`: the names of the fronts that declare their jobs in the grace time; None: unknown. `questions`
+    are the functions that a front may call, each with the front's name first, and `orders` those which take
+    time. Both may raise a `FairleadError`. `on_front_ended` is called with the name of a front that has
+    ended. `may_send` as for `FrameLink`: whether this dispatcher leads.
     """
 
     def __init__(
@@ -112,7 +117,7 @@ class FrontServer:
         epoch: int,
         questions: Questions,
         orders: Orders = MappingProxyType({}),
-        expected: int | None = 0,
+        expected: Collection[str] | None = (),
         may_send: Callable[[], bool] = lambda: True,
         on_front_ended: Callable[[str], None] = lambda _name: None,
     ) -> None:
@@ -128,10 +133,9 @@ class FrontServer:
         self._counters = KnownCounters()
         self._early_counters: list[TenantCounters] = []
         # Waiting jobs of the grace time, with the times of their arrival; None when it is over.
-        self._early: dict[FrontJob, float] | None = {} if expected != 0 else None
-        self._early_requeues: list[Callable[[], None]] = []
-        self._expected = expected
-        self._declared: set[str] = set()
+        self._early: dict[FrontJob, float] | None = {} if expected is None or expected else None
+        self._early_requeues: dict[FrontJob, Callable[[], None]] = {}
+        self._missing = None if expected is None else set(expected)
         self._has_front = trio.Event()
         self._all_declared = trio.Event()
 
@@ -182,12 +186,13 @@ class FrontServer:
         if front.link is not None:
             front.link.close()  # the front has given it up, or it would not have connected again
         front.link = link
+        front.connections += 1
         front.undeclared, front.knows_counters = set(front.jobs), False
         self._has_front.set()
         link.send(wire.Welcome(self._epoch))
         logger.info("front connected", front=name, jobs=len(front.jobs))
         try:
-            await link.run(partial(self._handle, front))
+            await contain("messages of a front", link.run, partial(self._handle, front))
         finally:
             if front.link is link:
                 front.link = None
@@ -197,6 +202,7 @@ class FrontServer:
     def end_front(self, name: str) -> None:
         """End all jobs of a front which is known to have ended."""
         self._on_front_ended(name)
+        self._do_not_expect(name)
         front = self._fronts.pop(name, None)
         if front is None:
             return
@@ -212,6 +218,8 @@ class FrontServer:
         if self._fronts.get(front.name) is not front:
             return
         match message:
+            case wire.SubmitJob() | wire.DeclareJob() if len(front.jobs) >= MAX_JOBS:
+                self._refuse_message(front, f"it has more than {MAX_JOBS} jobs")
             case wire.SubmitJob(number, spec) if number not in front.jobs:
                 self._submit(self._new_job(front, wire.DeclareJob(number, spec, 0.0)), 0.0)
             case wire.DeclareJob():
@@ -223,10 +231,9 @@ class FrontServer:
                     if (job := front.jobs.get(number)) is not None:
                         job.tokens = count
                         self._served.add(job.ticket.job.tenant)
-            case wire.Ask(_, question) if question in self._orders and self._nursery is not None:
-                self._nursery.start_soon(contain, "order of a front", self._execute, front, message)
-            case wire.Ask():
-                self._answer(front, message)
+            case wire.Ask(_, question):
+                ask = self._start_order if question in self._orders else self._answer
+                ask(front, message)
             case _:
                 self._change(front, message)
 
@@ -240,17 +247,30 @@ class FrontServer:
         else:
             front.send(wire.Answered(asked.number, value))
 
+    def _start_order(self, front: Front, asked: wire.Ask) -> None:
+        assert self._nursery is not None, "connections are served while `run` runs"
+        if front.orders >= MAX_ORDERS:
+            busy = QueueFull(f"this front has {MAX_ORDERS} orders already")
+            front.send(wire.Answered(asked.number, error=wire.ErrorValue.of(busy)))
+            return
+        front.orders += 1
+        self._nursery.start_soon(contain, "order of a front", self._execute, front, asked)
+
     async def _execute(self, front: Front, asked: wire.Ask) -> None:
         """Execute an order, also if its front has gone meanwhile, and answer it."""
-        error: FairleadError | None = None
+        error: FairleadError | None = FairleadError("the order was not executed: internal error")
         value: Any = None
         try:
             value = await self._orders[asked.question](*asked.arguments)
+            error = None
         except FairleadError as raised:
             error = raised
-        except TypeError:
+        except (TypeError, msgspec.ValidationError):
             self._refuse_message(front, f"there is no order {asked.question!r} of these arguments")
-        front.send(wire.Answered(asked.number, value, None if error is None else wire.ErrorValue.of(error)))
+        finally:  # also after a bug: the front waits without a limit
+            front.orders -= 1
+            answer = wire.Answered(asked.number, value, None if error is None else wire.ErrorValue.of(error))
+            front.send(answer)
 
     def _change(
         self, front: Front, message: wire.SubmitJob | wire.BeginJob | wire.RequeueJob | wire.EndJob
@@ -295,6 +315,7 @@ class FrontServer:
         job = front.jobs.get(declared.number)
         if job is None:
             job = self._new_job(front, declared)
+            self._note_begun(job, declared)
             if declared.seat is None:
                 self._submit(job, declared.age_s)
             else:
@@ -302,18 +323,23 @@ class FrontServer:
             return
         front.undeclared.discard(declared.number)
         job.tokens = max(job.tokens, declared.tokens)
-        if declared.seat is not None and declared.seat.has_begun:
-            self._dispatcher.scheduler.first_delta(job.ticket)
-        if job.grant is not None and job.grant == declared.released:
+        self._note_begun(job, declared)
+        if job.error is None and job.grant is not None and job.grant == declared.released:
             if job.has_seat:  # the message about it was lost
                 self._requeue(job, is_full=False)
         elif declared.seat is None or job.error is not None:
             job.report_again()
 
+    def _note_begun(self, job: FrontJob, declared: wire.DeclareJob) -> None:
+        """Note that a job's answer has begun, so that the deadline of its wait does not apply."""
+        if declared.has_begun:
+            self._dispatcher.scheduler.first_delta(job.ticket)
+
     def _requeue(self, job: FrontJob, *, is_full: bool, full_for_s: float | None = None) -> None:
         """Requeue a job; during the grace time at its end, because other seats may not be declared yet."""
         if self._early is not None:
-            self._early_requeues.append(partial(self._requeue, job, is_full=is_full, full_for_s=full_for_s))
+            requeue = partial(self._requeue, job, is_full=is_full, full_for_s=full_for_s)
+            self._early_requeues[job] = requeue  # once, also if the front declares it again
         elif job.has_seat and job.front.jobs.get(job.number) is job:
             self._dispatcher.requeue(job, is_full=is_full, full_for_s=full_for_s)
 
@@ -325,9 +351,14 @@ class FrontServer:
         front.undeclared = set()
         if self._early is not None:
             self._early_counters.append(counters)
-        self._declared.add(front.name)
-        if self._expected is not None and len(self._declared) >= self._expected:
-            self._all_declared.set()
+        self._do_not_expect(front.name)
+
+    def _do_not_expect(self, name: str) -> None:
+        """End the grace time if this was the last front that was expected to declare its jobs."""
+        if self._missing is not None:
+            self._missing.discard(name)
+            if not self._missing:
+                self._all_declared.set()
 
     def _end_grace(self) -> None:
         """Submit the waiting jobs of all fronts in the order in which they arrived."""
@@ -336,7 +367,7 @@ class FrontServer:
         self._early_counters.clear()
         self._dispatcher.scheduler.restore_counters(excess)
         self._served.update(excess)
-        for requeue in self._early_requeues:
+        for requeue in self._early_requeues.values():
             requeue()
         self._early_requeues.clear()
         now = trio.current_time()
@@ -353,6 +384,7 @@ class FrontServer:
     async def _wait_for(self, front: Front) -> None:
         """End the jobs of a front that does not connect again in time."""
         logger.warning("front disconnected", front=front.name, jobs=len(front.jobs))
+        connections = front.connections
         await trio.sleep(AWAY_S)
-        if front.link is None and self._fronts.get(front.name) is front:
+        if front.connections == connections and self._fronts.get(front.name) is front:
             self.end_front(front.name)

@@ -5,20 +5,23 @@ any case `EndJob`, which releases what the job holds. The dispatcher answers wit
 `JobRefused` and `JobStopped`. After it has connected again, a front declares all jobs that it has.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.tenant_counters import TenantCounters
-from fairlead.dispatch.waiter import HeldSeat
+from fairlead.dispatch.waiter import HeldSeat, Seconds
 from fairlead.errors import FairleadError
 from fairlead.grant import Grant
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 """After this time without a message, the peer counts as gone."""
+
+TokenCount = Annotated[int, Meta(ge=0, le=2**40)]
 
 
 class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
@@ -76,15 +79,16 @@ class DeclareJob(msgspec.Struct, frozen=True, array_like=True, tag="declare"):
     """A job of before the connection, which arrived `age_s` seconds ago.
 
     `seat`: the one that it holds. `released`: the grant of its last seat, which failed. `tokens`: how many it
-    has generated.
+    has generated. `has_begun`: its first delta has arrived, perhaps from an earlier seat.
     """
 
     number: int
     job: JobSpec
-    age_s: float
+    age_s: Seconds
     seat: HeldSeat | None = None
     released: Grant | None = None
-    tokens: int = 0
+    tokens: TokenCount = 0
+    has_begun: bool = False
 
 
 class Declared(msgspec.Struct, frozen=True, array_like=True, tag="declared"):
@@ -107,20 +111,20 @@ class RequeueJob(msgspec.Struct, frozen=True, array_like=True, tag="requeue"):
 
     number: int
     is_full: bool
-    full_for_s: float | None
+    full_for_s: Seconds | None
 
 
 class EndJob(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """The job is over, in any state. It has generated this many tokens."""
 
     number: int
-    tokens: int
+    tokens: TokenCount
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
     """The tokens that running jobs have generated so far, by number. Sent every second, also if empty."""
 
-    tokens: dict[int, int]
+    tokens: dict[int, TokenCount]
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):

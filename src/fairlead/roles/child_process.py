@@ -45,16 +45,15 @@ class ChildProcess:
         """
         ours, theirs = socket.socketpair()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
-        with theirs:
-            process = await trio.lowlevel.open_process(
-                # The name is for people who look at the list of processes.
-                [*command, self.name, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self.pid = process.pid
+        # Before the process is started, so that it gets all that happens after `first` was made.
         self._link = FrameLink(stream, control.to_supervisor_decoder, name=self.name)
         self._link.send(first)
+        try:
+            process = await self._start(command, theirs)
+        except BaseException:
+            self._link.close()
+            await trio.aclose_forcefully(stream)
+            raise
         try:
             async with stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, process)
@@ -67,21 +66,35 @@ class ChildProcess:
                 await trio.aclose_forcefully(stream)
                 await self._reap(process)
 
+    async def _start(self, command: Sequence[str], connection: socket.socket) -> trio.Process:
+        with connection:
+            process = await trio.lowlevel.open_process(
+                # The name is for people who look at the list of processes.
+                [*command, self.name, str(connection.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[connection.fileno()],
+            )
+        self.pid = process.pid
+        return process
+
     def _receive(self, message: control.ToSupervisor) -> None:
         self._heard_at = trio.current_time()
         if not isinstance(message, control.Alive):
             self._handle(message)
 
     async def _watch(self, process: trio.Process) -> None:
-        """Kill a child whose event loop does not run: the system accepts connections for it all the same."""
-        began_at = trio.current_time()
+        """Kill a child whose event loop does not run: the system accepts connections for it all the same.
+
+        Silence is counted in intervals, so that time in which this process itself did not run does not count:
+        after that, every child seems to have been silent.
+        """
+        heard_at, silent_s = self._heard_at, 0.0
         while True:
             await trio.sleep(control.ALIVE_INTERVAL_S)
-            if self._heard_at is None:
-                silent_s, limit_s = trio.current_time() - began_at, START_WAIT_S
-            else:
-                silent_s, limit_s = trio.current_time() - self._heard_at, SILENCE_S
-            if silent_s > limit_s:
+            silent_s += control.ALIVE_INTERVAL_S
+            if self._heard_at != heard_at:
+                heard_at, silent_s = self._heard_at, 0.0
+            if silent_s > (START_WAIT_S if heard_at is None else SILENCE_S):
                 logger.error("process is stuck", process=self.name, silent_s=round(silent_s, 1))
                 process.kill()
 

@@ -75,15 +75,15 @@ class RunningProcess(msgspec.Struct, frozen=True):
 class RunDispatcher(msgspec.Struct, frozen=True, tag="dispatcher"):
     """Be the dispatcher of this `epoch`: listen in the `directory` for fronts that have the `key`.
 
-    `expected` is the number of fronts that had a dispatcher before, None if it is not known. `running` has
-    the models' processes.
+    `expected` has the names of the fronts that had a dispatcher before, None if they are not known. `running`
+    has the models' processes.
     """
 
     config: bytes
     directory: str
     key: bytes
     epoch: int
-    expected: int | None
+    expected: tuple[str, ...] | None
     running: tuple[RunningProcess, ...] = ()
 
 

@@ -19,7 +19,8 @@ from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fronts.server import FrontServer
 from fairlead.gc_tuning import freeze
 from fairlead.link.address import LinkAddress, listen
-from fairlead.link.handshake import HandshakeFailed, shake_hands
+from fairlead.link.handshake import HandshakeFailed
+from fairlead.link.handshakes import PendingHandshakes
 from fairlead.roles import control
 from fairlead.roles.child import SupervisorLink
 from fairlead.roles.fleet_state import encoded, state_of
@@ -110,6 +111,7 @@ class DispatcherRole:
                 "drain_node": self._fleet.drain_node,
             },
         )
+        self._handshakes = PendingHandshakes(name="dispatcher", key=start.key)
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -152,7 +154,7 @@ class DispatcherRole:
     async def _serve(self, stream: trio.abc.Stream) -> None:
         async with stream:
             try:
-                name = await shake_hands(stream, name="dispatcher", key=self._start.key, is_client=False)
+                name = await self._handshakes.authenticate(stream)
             except HandshakeFailed as error:
                 logger.warning("front refused", reason=str(error))
                 return

@@ -1,7 +1,8 @@
 """What all fronts have counted, added up by the dispatcher, so that any front can report the totals.
 
 Each front reports its counts every second, and before it answers with totals. A total never falls: the counts
-of fronts that have ended stay, and a front gives them back to a new dispatcher.
+of fronts that have ended stay, and a front gives them back to a new dispatcher. A front that seemed to have
+ended, and returns to another dispatcher, is counted twice.
 """
 
 from collections.abc import Callable
@@ -31,6 +32,7 @@ class SharedCounts:
     def __init__(self) -> None:
         self.questions: Questions = {"counts": self.report, "restore_counts": self.restore}
         self._counts: dict[str, FrontCounts] = {}
+        self._before = FrontCounts()  # of fronts that had ended before this dispatcher began
         self._absent: dict[str, FrontCounts] = {}  # of fronts that have ended, or seem to
         self._ended = FrontCounts()
 
@@ -38,14 +40,14 @@ class SharedCounts:
         """Note a front's counts; return the totals."""
         self._absent.pop(front, None)
         self._counts[front] = msgspec.convert(counts, FrontCounts)
-        ended = merged((self._ended, *self._absent.values()))
+        ended = merged((self._before, self._ended, *self._absent.values()))
         return FrontTotals(merged((ended, *self._counts.values())), ended)
 
     def restore(self, _front: str, ended: Any) -> None:
-        """Note the counts of fronts that had ended before this dispatcher began, unless they are known."""
+        """Note the counts of fronts that had ended before this dispatcher began; the highest apply."""
         given = msgspec.convert(ended, FrontCounts)
-        if sum(given.jobs.outcomes.values()) > sum(self._ended.jobs.outcomes.values()):
-            self._ended = given
+        if sum(given.jobs.outcomes.values()) > sum(self._before.jobs.outcomes.values()):
+            self._before = given
 
     def end_front(self, front: str) -> None:
         """Keep the counts of a front that has ended. Its jobs are over."""
@@ -71,6 +73,7 @@ class CountsView:
         self.own: Callable[[], FrontCounts] = FrontCounts
         self._client = client
         self._totals = FrontTotals()
+        self._epoch = 0  # of the dispatcher that has sent them
         client.on_connect.append(self._restore)
 
     def totals(self) -> FrontCounts:
@@ -84,6 +87,9 @@ class CountsView:
         except NoNode:
             return
         self._totals = msgspec.convert(answer, FrontTotals)
+        self._epoch = self._client.epoch
 
     def _restore(self) -> None:
-        self._client.tell("restore_counts", self._totals.ended)
+        """Give the counts to a new dispatcher; the one that has sent them has them."""
+        if self._client.epoch != self._epoch:
+            self._client.tell("restore_counts", self._totals.ended)

@@ -169,7 +169,7 @@ class Supervisor:
                 directory=self.directory,
                 key=self._key,
                 epoch=self.epoch,
-                expected=len(self.ready_fronts),
+                expected=tuple(self.fronts[number].name for number in self.ready_fronts),
                 running=self.processes.begin_epoch(self.epoch),
             )
             self.dispatcher = ChildProcess(f"dispatcher {self.epoch}", self._handle_dispatcher)

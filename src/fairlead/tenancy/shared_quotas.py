@@ -86,8 +86,11 @@ class SharedQuotas:
             charge.charge_answer(answer_tokens, trio.current_time())
         charge.end()
 
-    def declare(self, front: str, running: Any, ended: Any) -> None:
-        """Handle the charges that a front has when it has connected, and those that ended before."""
+    def declare(self, front: str, running: Any, ended: Any, asking: Any) -> None:
+        """Handle the charges that a front has when it has connected, and those that ended before.
+
+        It will ask again for the charges with the numbers `asking`, which are kept if they are known.
+        """
         now_s = trio.current_time()
         charges = self._charges.setdefault(front, {})
         for value in msgspec.convert(ended, list[ChargeValue]):
@@ -98,7 +101,8 @@ class SharedQuotas:
         for value in declared:
             if value.number not in charges:
                 charges[value.number] = self._restore(value, now_s)
-        for number in charges.keys() - {value.number for value in declared}:
+        kept = {value.number for value in declared} | set(msgspec.convert(asking, list[int]))
+        for number in charges.keys() - kept:
             charges.pop(number).end()
 
     def end_front(self, front: str) -> None:
@@ -137,6 +141,7 @@ class RemoteQuotas:
         self._timeout_s = timeout_s
         self._numbers = itertools.count(1)
         self._running: dict[int, RemoteCharge] = {}
+        self._asking: set[int] = set()
         self._ended: list[ChargeValue] = []  # while no dispatcher answered
         self._usage: dict[str, QuotaUsage] = {}
         self._updated_s = -inf
@@ -154,11 +159,14 @@ class RemoteQuotas:
         if api_key is None or api_key.limits == _UNLIMITED:
             return Charge(Quota(_UNLIMITED), prompt_tokens, 0.0)
         value = ChargeValue(next(self._numbers), owner_of(api_key), api_key.limits, prompt_tokens)
+        self._asking.add(value.number)
         try:
             answer = await self._ask("admit", value, is_estimate, param)
         except BaseException:
             self._client.tell("end_charge", value.number, 0, True)  # it may have been charged
             raise
+        finally:
+            self._asking.discard(value.number)
         self.update({value.owner: msgspec.convert(answer, QuotaUsage)}, is_partial=True)
         charge = self._running[value.number] = RemoteCharge(self, value)
         return charge
@@ -214,7 +222,7 @@ class RemoteQuotas:
 
     def _declare(self) -> None:
         running: Iterable[ChargeValue] = (charge.value for charge in self._running.values())
-        self._client.tell("declare_charges", list(running), self._ended)
+        self._client.tell("declare_charges", list(running), self._ended, list(self._asking))
         self._ended = []
 
 
