@@ -141,7 +141,7 @@ requests = st.lists(
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(requests, st.integers(3, 40))
 def test_other_rank_gets_the_inputs_of_rank_0(ahead, made, max_batched_tokens):
     loaded, mailbox, (leading, following), follow = two_ranks()

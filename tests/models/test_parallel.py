@@ -39,7 +39,7 @@ FAMILIES = (
     "qwen3-moe, a dense layer, weights that do not add up",
     "mixtral",
     "gemma3, two windowed layers around a full one",
-    "gemma3, untied, biases, linear rope, capped logits",
+    pytest.param("gemma3, untied, biases, linear rope, capped logits", marks=pytest.mark.nightly),
 )
 PROMPTS = [prompt_of(length) for length in (1, 17, 33, 90)]
 GREEDY = Sampling(max_tokens=16, temperature=0)
