@@ -304,13 +304,14 @@ class Dispatcher:
         ticket = waiter.ticket
         if ticket.state is TicketState.DONE:
             return
-        timeout_s = self._queue.timeout_s
-        late = QueueTimeout(f"the request waited longer than {timeout_s:g} s")
-        waiter.alarms.append(
-            self._timer.at(waiter.arrived_at + timeout_s, partial(self.scheduler.deadline, ticket, late))
-        )
+        deadline = waiter.arrived_at + self._queue.timeout_s
+        waiter.alarms.append(self._timer.at(deadline, partial(self._end_wait, ticket)))
         if ticket.state is TicketState.QUEUED:
             self._set_starving(waiter, waiter.arrived_at)
+
+    def _end_wait(self, ticket: Ticket) -> None:
+        late = QueueTimeout(f"the request waited longer than {self._queue.timeout_s:g} s")
+        self.scheduler.deadline(ticket, late)
 
     def _set_starving(self, waiter: Waiter, since: float) -> None:
         starved = partial(self.scheduler.starved, waiter.ticket)
@@ -343,5 +344,5 @@ class Dispatcher:
 
     def _charge_running(self) -> None:
         self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_running)
-        for waiter in self._waiters.values():
+        for waiter in self.estimator.running():
             self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
