@@ -36,6 +36,8 @@ class NodePool(dict[str, NodeState]):
         self._expected: dict[str, NodeState] = {}  # not up yet, with seats of jobs that were restored
         self._grants = 0
         self._kinds: dict[tuple[str, bool, bool, bool], JobKind] = {}
+        self._last_job: JobSpec | None = None
+        self._last_kind: JobKind
         self._groups: dict[tuple[frozenset[str], bool, bool], NodeGroup] = {}
         self._group_of: dict[NodeState, NodeGroup] = {}
         self._prefixes = RecentPrefixes()
@@ -94,24 +96,29 @@ class NodePool(dict[str, NodeState]):
 
     def idle_and_leaving(self) -> list[NodeState]:
         """Return the leaving nodes that have no jobs."""
-        self._update()
+        if self._changed:
+            self._update()
         return [node for node in self._leaving if not node.busy]
 
     # Candidates --------------------------------------------------------------------------------------
 
     def kind(self, job: JobSpec) -> JobKind:
         """Return the kind of a job, which determines the nodes that can run it."""
+        if job is self._last_job:  # each event asks several times
+            return self._last_kind
         key = (job.model, job.body_bytes is None, job.must_be_relayed, job.needs_own_node)
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = JobKind(job, len(self._kinds) % KINDS)
             for group in self._groups.values():
                 _match(kind, group)
+        self._last_job, self._last_kind = job, kind
         return kind
 
     def kinds_with_free_seat(self) -> int:
         """Return a bit for the number of each kind of job that a node with a free seat can run."""
-        self._update()
+        if self._changed:
+            self._update()
         kinds = 0
         for group in self._with_free_seat:
             kinds |= group.kinds
@@ -133,12 +140,14 @@ class NodePool(dict[str, NodeState]):
 
     def has_seat_for(self, job: JobSpec) -> bool:
         """Return whether a job that arrived now would find a seat."""
-        self._update()
+        if self._changed:
+            self._update()
         return any(group.has_free_seat for group in self.kind(job).groups)
 
     def has_seat_with(self, model: str) -> bool:
         """Return whether a node with the model has a free seat."""
-        self._update()
+        if self._changed:
+            self._update()
         return any(model in group.models for group in self._with_free_seat)
 
     def local(self) -> list[NodeState]:
@@ -166,7 +175,8 @@ class NodePool(dict[str, NodeState]):
 
     def fits(self, ticket: Ticket) -> bool | None:
         """Return whether the job fits now: None without a free seat, False without cache memory."""
-        self._update()
+        if self._changed:
+            self._update()
         fits, avoided = None, self.avoided(ticket)
         for group in self.kind(ticket.job).groups:
             for node in group.free:
@@ -220,14 +230,14 @@ class NodePool(dict[str, NodeState]):
         """Return the node with the lowest score, less a bonus for a cached prefix; ties at random."""
         if len(self) == 1:
             return next(iter(self.values()))
-        self._update()
+        if self._changed:
+            self._update()
         job, avoided = ticket.job, self.avoided(ticket)
         groups = self.kind(job).groups
-        free = [group.free for group in groups if group.has_free_seat]
-        if len(free) == 1 and len(free[0]) == 1:  # so it is on a busy fleet
-            (node,) = free[0]
-            self._prefixes.add(node, job.prefixes, node.cache_owner(job))
-            return node
+        free = [node for group in groups for node in group.free] if len(self._with_free_seat) == 1 else []
+        if len(free) == 1:  # so it is on a busy fleet
+            self._prefixes.add(free[0], job.prefixes, free[0].cache_owner(job))
+            return free[0]
 
         def suits(node: NodeState) -> bool:
             return node is not avoided and node.has_cache_for(ticket.tokens)
@@ -301,8 +311,6 @@ class NodePool(dict[str, NodeState]):
 
     def _update(self) -> None:
         """Note the present state of the nodes that have changed."""
-        if not self._changed:
-            return
         for node in self._changed:
             group = self._group_of[node]
             group.update(node)

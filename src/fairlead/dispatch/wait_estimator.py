@@ -36,8 +36,8 @@ REUSED_FOR_S = 0.1  # how long refusals share an estimate
 # part of them have been queued or granted since. So surveys take a fixed, small part of the time, and a fixed
 # time for each job.
 EXACT_JOBS = 256
-SURVEYED_S_PER_JOB = 40e-6
-SURVEYED_CHANGES = 3  # a third of the jobs
+SURVEYED_S_PER_JOB = 60e-6
+SURVEYED_CHANGES = 2  # half of the jobs
 
 
 class WaitEstimator:
@@ -59,6 +59,8 @@ class WaitEstimator:
         self._running: dict[Ticket, tuple[float, Waiter]] = {}  # grant time, waiter; the oldest first
         self._refusal_estimates: dict[str, tuple[float, WaitEstimate]] = {}  # by model: when made, and what
         self._survey: WaitSurvey | None = None
+        # Of the survey, by model and place in its sample.
+        self._predicted: dict[tuple[str, int], QuantilePrediction] = {}
 
     # Jobs ---------------------------------------------------------------------------------------------
 
@@ -218,7 +220,10 @@ class WaitEstimator:
             ahead, _ = waits.ahead_of(index)
             wait_s = self.mean.wait_s(ahead=ahead, seats=waits.seats_awaited, running_s=waits.running_s)
             return WaitEstimate(index + 1, max(1, wait_s))
-        prediction = self._quantile.predict_from(waits, index)
+        place = waits.place(index)
+        prediction = self._predicted.get((model, place))
+        if prediction is None:
+            prediction = self._predicted[model, place] = self._quantile.predict_from(waits, index)
         if arriving is not None:
             self._predictions[arriving] = prediction
         wait_s, p90_s = math.ceil(prediction.wait_s), math.ceil(prediction.p90_s)
@@ -237,6 +242,7 @@ class WaitEstimator:
             or now - survey.made_at > SURVEYED_S_PER_JOB * survey.size
         ):
             self._survey = survey = self.new_survey()
+            self._predicted.clear()
         return survey
 
     def new_survey(self) -> WaitSurvey:

@@ -101,9 +101,13 @@ class ModelWaits:
         # By rounds of the seats: the longest wait before, and the longest 90 % bound.
         self.longest_before: list[tuple[float, float]] = []
 
+    def place(self, index: int) -> int:
+        """Return the number of the sampled job with about `index` jobs of the queue before it."""
+        return min(index // self._step, len(self._counts) - 1)
+
     def ahead_of(self, index: int) -> tuple[int, float]:
         """Return how many of the first `index` jobs of the queue compete, and their time in seats in all."""
-        at = min(index // self._step, len(self._counts) - 1)
+        at = self.place(index)
         return self._counts[at], self._services_s[at]
 
     def index_of(self, ahead: int) -> int:
