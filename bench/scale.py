@@ -6,7 +6,7 @@ Virtual time, real time of every call of the dispatcher, with its estimates, dea
 costs all that is done for a granted job: submit, grant, first delta, charges, end, and its share of the
 cancellations, reports and failures of nodes. The work of the simulation is not included. Other work on the
 machine interrupts some calls, so of each kind the longest 5 % do not count, and of the surveys that the
-estimates share the median does; of several runs, each in a process of its own, the least counts.
+estimates share the shortest does; of several runs, each in a process of its own, the least counts.
 `mean_us_per_grant`: the plain mean, with all interruptions. `loop_ns`, the time of a turn of a short loop
 before and after, tells how fast the processor was. The run asserts that no job waits that fits a free seat,
 and that seats and grants add up.
@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import multiprocessing
-import statistics
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +25,7 @@ import trio
 
 from fairlead.config import QueueConfig
 from fairlead.gc_tuning import freeze
-from machine import machine
+from machine import loop_ns, machine
 from simulation.large_fleet import SEATS, LargeFleet, SimulationClock
 
 WAITING = (10_000, 25_000, 50_000)
@@ -37,18 +36,6 @@ def without_longest(times: list[float]) -> float:
     """Return the sum of some times, with the longest 5 % replaced by the mean of the others."""
     kept = sorted(times)[: math.ceil(0.95 * len(times))]
     return sum(kept) / len(kept) * len(times)
-
-
-def loop_ns() -> float:
-    """Return how long one turn of a short loop takes now."""
-    table: dict[int, int] = {}
-    times = []
-    for _ in range(20):
-        began = time.process_time()
-        for number in range(10_000):
-            table[number & 1023] = number
-        times.append(time.process_time() - began)
-    return 1e5 * min(times)
 
 
 Fairness = Literal["roundRobin", "tokens"]
@@ -72,7 +59,7 @@ def measure(case: tuple[int, Fairness, Estimate, int, int]) -> dict[str, Any]:
     count, spent = fleet.counts, fleet.spent_s
     backlogged = fleet.backlogged
     by_call = {kind: 1e6 * without_longest(spent_s) / count["granted"] for kind, spent_s in spent.items()}
-    surveys_us = 1e6 * statistics.median(fleet.surveys_s or [0.0]) * len(fleet.surveys_s) / count["granted"]
+    surveys_us = 1e6 * min(fleet.surveys_s, default=0.0) * len(fleet.surveys_s) / count["granted"]
     turns = [fleet.granted[tenant] for tenant in backlogged]
     service = [fleet.service[tenant] for tenant in backlogged]
     return {

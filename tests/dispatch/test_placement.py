@@ -44,7 +44,8 @@ EVENTS = st.lists(
         st.tuples(st.just("change"), NODES, st.sampled_from(["m", "mn", "n"]), LIMITS),
         st.tuples(st.just("remove"), NODES),
         st.tuples(st.just("release"), st.integers(0, 99)),
-        st.tuples(st.sampled_from(["draining", "leaving", "is_full"]), NODES, st.booleans()),
+        st.tuples(st.sampled_from(["draining", "is_full"]), NODES, st.booleans()),
+        st.tuples(st.just("leave"), NODES),
         *[st.tuples(st.just("assign"), JOBS, st.sampled_from([0, 4]), st.booleans())] * 4,
     ),
     max_size=40,
@@ -105,6 +106,9 @@ def apply(kind: str, arguments: list, pool: NodePool, plain: Plain, seated: list
             getattr(pool, kind)(name, frozenset(models), its)
         case "remove", (name,):
             pool.remove(name)
+        case "leave", (name,):
+            if name in pool:
+                pool.leave(pool[name])
         case "release", (number,) if seated:
             pool.release(seated.pop(number % len(seated)))
         case "release", _:

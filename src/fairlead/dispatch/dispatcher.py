@@ -159,7 +159,8 @@ class Dispatcher:
         if ticket.state is TicketState.QUEUED:
             waiter.estimate = self.estimator.for_ticket(ticket, is_arriving=True)
         self._set_alarms(waiter)
-        self._load_if_refused(waiter)
+        if waiter.error is not None:
+            self._load_if_refused(waiter)
 
     def restore(self, waiter: Waiter, seat: HeldSeat, *, age_s: float) -> None:
         """Give a job of an earlier dispatcher the seat that it holds, without a grant."""
@@ -256,9 +257,9 @@ class Dispatcher:
     def grant(self, ticket: Ticket) -> None:
         """Give the job its seat, with a number of its own."""
         waiter = self._waiters[ticket]
-        self.estimator.granted(waiter)
+        now = self.estimator.granted(waiter)
         if waiter.waited_s is None:
-            waiter.waited_s = trio.current_time() - waiter.arrived_at
+            waiter.waited_s = now - waiter.arrived_at
             self.estimator.waited(ticket, waiter.waited_s)
         waiter.grant = Grant(self._epoch, next(self._grants))
         waiter.granted()

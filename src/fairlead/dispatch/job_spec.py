@@ -3,7 +3,7 @@
 import msgspec
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A job as the scheduler sees it: ids and numbers, which may be sent to another process.
 
     `owner` identifies the API key that may cancel the job. `priority` is an index into `queue.classes`, where

@@ -55,7 +55,8 @@ class NodePool(dict[str, NodeState]):
         self.remove(node_id)
         self[node_id] = node = node or NodeState(node_id, models, limits)
         node.changed = self._changed
-        node.leaving = node_id in self._closed
+        if node_id in self._closed:
+            self.leave(node)
         self._set(node, models, limits)
         return node
 
@@ -83,8 +84,13 @@ class NodePool(dict[str, NodeState]):
         self._closed.add(node_id)
         node = self.get(node_id)
         if node is not None:
-            node.leaving = True
+            self.leave(node)
         return node is not None
+
+    def leave(self, node: NodeState) -> None:
+        """Give a node no more jobs in this run."""
+        node.leaving = True
+        self._leaving[node] = None
 
     def reopen(self, node_id: str) -> None:
         """Allow a node of this name to get jobs the next time it comes up."""
@@ -96,8 +102,6 @@ class NodePool(dict[str, NodeState]):
 
     def idle_and_leaving(self) -> list[NodeState]:
         """Return the leaving nodes that have no jobs."""
-        if self._changed:
-            self._update()
         return [node for node in self._leaving if not node.busy]
 
     # Candidates --------------------------------------------------------------------------------------
@@ -142,7 +146,10 @@ class NodePool(dict[str, NodeState]):
         """Return whether a job that arrived now would find a seat."""
         if self._changed:
             self._update()
-        return any(group.has_free_seat for group in self.kind(job).groups)
+        for group in self.kind(job).groups:  # noqa: SIM110  # faster, and asked for each job
+            if group.free:
+                return True
+        return False
 
     def has_seat_with(self, model: str) -> bool:
         """Return whether a node with the model has a free seat."""
@@ -242,7 +249,25 @@ class NodePool(dict[str, NodeState]):
         def suits(node: NodeState) -> bool:
             return node is not avoided and node.has_cache_for(ticket.tokens)
 
-        least, nodes = _lowest([found for group in groups if (found := group.best(suits))])
+        all_suit = avoided is None and not any(group.limits_cache for group in groups)
+        found = [best for group in groups if group.free and (best := group.best(None if all_suit else suits))]
+        least, nodes = found[0] if len(found) == 1 else _lowest(found)
+        if job.prefixes:
+            least, nodes = self._with_bonus(job, groups, suits, least, nodes)
+        node = nodes[0] if len(nodes) == 1 else self._random.choice(nodes)
+        # Needed even if only one node is free: what it gets now counts in later choices.
+        self._prefixes.add(node, job.prefixes, node.cache_owner(job))
+        return node
+
+    def _with_bonus(
+        self,
+        job: JobSpec,
+        groups: Collection[NodeGroup],
+        suits: Callable[[NodeState], bool],
+        least: Score,
+        nodes: list[NodeState],
+    ) -> tuple[Score, list[NodeState]]:
+        """Return the nodes with the lowest score: of these, or that have had a prefix of the prompt."""
         for prefix, share in shares(job.prefixes):
             for node in self._holders(job, prefix, groups, suits):
                 is_busy, score = node.score
@@ -251,10 +276,7 @@ class NodePool(dict[str, NodeState]):
                     least, nodes = with_bonus, [node]
                 elif with_bonus == least and node not in nodes:
                     nodes.append(node)
-        node = self._random.choice(nodes)
-        # Needed even if only one node is free: what it gets now counts in later choices.
-        self._prefixes.add(node, job.prefixes, node.cache_owner(job))
-        return node
+        return least, nodes
 
     def _holders(
         self, job: JobSpec, prefix: int, groups: Collection[NodeGroup], suits: Callable[[NodeState], bool]
@@ -284,14 +306,18 @@ class NodePool(dict[str, NodeState]):
     def _set(self, node: NodeState, models: frozenset[str], limits: NodeLimits) -> None:
         """Set a node's models and limits, and put it into the group of those that can run the same jobs."""
         node.models, node.limits = models, limits
+        has_cache_limit = limits.cache_tokens is not None
         key = models, limits.evictable, limits.needs_relay
         group = self._groups.get(key)
-        if group is not None and self._group_of.get(node) is group:
-            return
+        if group is not None:
+            group.limits_cache |= has_cache_limit
+            if self._group_of.get(node) is group:
+                return
         self._ungroup(node)
         is_new = group is None
         if group is None:
             group = self._groups[key] = NodeGroup(models, evictable=limits.evictable)
+            group.limits_cache = has_cache_limit
         group.nodes[node] = None
         self._group_of[node] = group
         for kind in self._kinds.values() if is_new else ():
@@ -302,7 +328,7 @@ class NodePool(dict[str, NodeState]):
         if group is None:
             return
         group.remove(node)
-        if not group.has_free_seat:
+        if not group.free:
             self._with_free_seat.pop(group, None)
         if not group.nodes:
             self._groups = {key: other for key, other in self._groups.items() if other is not group}
@@ -314,14 +340,10 @@ class NodePool(dict[str, NodeState]):
         for node in self._changed:
             group = self._group_of[node]
             group.update(node)
-            if group.has_free_seat:
+            if group.free:
                 self._with_free_seat[group] = None
             else:
                 self._with_free_seat.pop(group, None)
-            if node.leaving:
-                self._leaving[node] = None
-            else:
-                self._leaving.pop(node, None)
         self._changed.clear()
 
 

@@ -170,7 +170,7 @@ class Scheduler:
     def unload(self, model: str, error: FairleadError | None = None) -> None:
         """Stop a local model once its jobs have finished; if it is still loading, at once."""
         if (node := self._nodes.local_with(model)) is not None:
-            node.leaving = True
+            self._nodes.leave(node)
         else:
             self._swaps.cancel_load(model, error)
         if error is not None:
@@ -181,7 +181,7 @@ class Scheduler:
         """Unload a node's idle models after their time to live, unless it was `used` meanwhile."""
         node = self._nodes.get(node_id)
         if node is not None and node.used == used and not node.busy:
-            node.leaving = True
+            self._nodes.leave(node)
             self._pump()
 
     def stopped(self, models: frozenset[str]) -> None:

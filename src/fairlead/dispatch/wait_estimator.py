@@ -70,11 +70,13 @@ class WaitEstimator:
         tokens = job.prompt_cache_tokens + round(generated)
         return Ticket(job, cost=self._weights.cost(job.prompt_tokens, generated), tokens=tokens)
 
-    def granted(self, waiter: Waiter) -> None:
-        """Record that a job has got a seat."""
-        self._running[waiter.ticket] = trio.current_time(), waiter
+    def granted(self, waiter: Waiter) -> float:
+        """Record that a job has got a seat; return the time."""
+        now = trio.current_time()
+        self._running[waiter.ticket] = now, waiter
         if self._survey is not None:
             self._survey.granted()
+        return now
 
     def requeued(self, waiter: Waiter) -> None:
         """Record that a job has lost its seat, and will wait for another."""

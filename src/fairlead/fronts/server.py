@@ -179,6 +179,12 @@ class FrontServer:
     def _handle(self, front: Front, message: wire.ToDispatcher) -> None:
         if self._fronts.get(front.name) is not front:
             return
+        if isinstance(message, (wire.BeginJob, wire.EndJob)):  # first: two of three messages
+            self._change(front, message)
+        else:
+            self._handle_other(front, message)
+
+    def _handle_other(self, front: Front, message: wire.ToDispatcher) -> None:
         match message:
             case wire.SubmitJob(number, spec) if number not in front.jobs:
                 self._submit(self._new_job(front, wire.DeclareJob(number, spec, 0.0)), 0.0)
@@ -309,6 +315,7 @@ class FrontServer:
         if self._early is not None and self._early.pop(job, None) is not None:
             return  # not submitted yet
         self._dispatcher.end(job)
+        job.generated = int  # it referred to the job, which is freed now, without the garbage collector
 
     async def _wait_for(self, front: Front) -> None:
         """End the jobs of a front that does not connect again in time."""
