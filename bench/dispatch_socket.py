@@ -5,8 +5,9 @@ that the dispatcher's process is what limits it. Latency: fronts' own client at 
 
     python bench/dispatch_socket.py --rounds 5 --json bench/results/dispatch_socket.json
 
-Other work on the machine only adds to the figures, so of several rounds the best one counts, for each figure by
-itself; `rounds` has the others. `loop_ns`, the time of a turn of a short loop, tells how fast the processor was.
+Other work on the machine only adds to the figures, so of several rounds the best one counts, for each figure
+by itself; `rounds` has the others. `loop_ns`, the time of a turn of a short loop, tells how fast the
+processor was.
 """
 
 import argparse
