@@ -5,8 +5,8 @@
 Virtual time, real time of every call of the dispatcher, with its estimates, deadlines and charges. A grant
 costs all that is done for a granted job: submit, grant, first delta, charges, end, and its share of the
 cancellations, reports and failures of nodes. The work of the simulation is not included. Other work on the
-machine interrupts some calls, so of each kind the longest 5 % do not count, and of the surveys that the
-estimates share the shortest does; of several runs, each in a process of its own, the least counts.
+machine interrupts some calls, so every call counts as the median of its kind, and every survey, which the
+estimates share, as the shortest; of several runs, each in a process of its own, the least counts.
 `mean_us_per_grant`: the plain mean, with all interruptions. `loop_ns`, the time of a turn of a short loop
 before and after, tells how fast the processor was. The run asserts that no job waits that fits a free seat,
 and that seats and grants add up.
@@ -14,8 +14,8 @@ and that seats and grants add up.
 
 import argparse
 import json
-import math
 import multiprocessing
+import statistics
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -30,12 +30,6 @@ from simulation.large_fleet import SEATS, LargeFleet, SimulationClock
 
 WAITING = (10_000, 25_000, 50_000)
 GOAL_US = 60.0
-
-
-def without_longest(times: list[float]) -> float:
-    """Return the sum of some times, with the longest 5 % replaced by the mean of the others."""
-    kept = sorted(times)[: math.ceil(0.95 * len(times))]
-    return sum(kept) / len(kept) * len(times)
 
 
 Fairness = Literal["roundRobin", "tokens"]
@@ -58,7 +52,10 @@ def measure(case: tuple[int, Fairness, Estimate, int, int]) -> dict[str, Any]:
     speed.append(loop_ns())
     count, spent = fleet.counts, fleet.spent_s
     backlogged = fleet.backlogged
-    by_call = {kind: 1e6 * without_longest(spent_s) / count["granted"] for kind, spent_s in spent.items()}
+    by_call = {
+        kind: 1e6 * statistics.median(spent_s) * len(spent_s) / count["granted"]
+        for kind, spent_s in spent.items()
+    }
     surveys_us = 1e6 * min(fleet.surveys_s, default=0.0) * len(fleet.surveys_s) / count["granted"]
     turns = [fleet.granted[tenant] for tenant in backlogged]
     service = [fleet.service[tenant] for tenant in backlogged]
