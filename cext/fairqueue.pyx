@@ -80,18 +80,20 @@ cdef class FairQueue:
         PyMem_Free(self.queue.tenants)
         PyMem_Free(self.queue.nodes)
 
-    def push(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0) -> int:
+    def push(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0, kind: int = 0) -> int:
         """Add an entry at the end of its tenant's line and return its handle.
 
-        Its pop charges `cost` under tokens; `size` is what it takes of a memory budget. `QueueFullError` if full;
-        TypeError unless `tenant` is exactly a str or an int; ValueError unless `cost` is finite and not negative,
-        `priority` is in 0...7 and `size` in 0...2⁴⁸ - 1.
+        Its pop charges `cost` under tokens; `size` is what it takes of a memory budget; `kind` lets `pop` skip it.
+        `QueueFullError` if full; TypeError unless `tenant` is exactly a str or an int; ValueError unless `cost` is
+        finite and not negative, `priority` is in 0...7, `size` in 0...2⁴⁸ - 1 and `kind` in 0...63.
         """
-        return self.enter(tenant, cost, priority, size, False)
+        return self.enter(tenant, cost, priority, size, kind, False)
 
-    def push_front(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0) -> int:
+    def push_front(
+        self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0, kind: int = 0
+    ) -> int:
         """Add a retried entry before all others of its class, like `push`, but never raise `QueueFullError`."""
-        return self.enter(tenant, cost, priority, size, True)
+        return self.enter(tenant, cost, priority, size, kind, True)
 
     def displace(self, tenant: str | int, *, priority: int = 1) -> int | None:
         """Remove an entry of the tenant with the most, to make room for a newcomer of this tenant and class.
@@ -114,15 +116,17 @@ cdef class FairQueue:
                 return handle
         return None
 
-    def pop(self, fits=None) -> int:
+    def pop(self, fits=None, *, kinds: int | None = None) -> int:
         """Remove the next entry and return its handle, which is then stale. IndexError if there is none.
 
         `fits(handle)` decides about an entry. True: it leaves. None: it is skipped. False: it does not fit now. Entries
         are tried class by class, tenant by tenant, from first to last. The first with False may be passed by `bypass`
         pops in total; after that no entry behind it leaves before it does. If `fits` raises, nothing has changed.
-        `fits` and other threads may change the queue; no entry is tried twice.
+        `fits` and other threads may change the queue; no entry is tried twice. `kinds` has a bit for each kind to try:
+        entries of other kinds are skipped without a call.
         """
-        cdef int32_t entry = entry_next(&self.queue) if fits is None else self.first_fitting(fits)
+        cdef uint64_t tried = UINT64_MAX if kinds is None else kinds
+        cdef int32_t entry = entry_next(&self.queue) if fits is None and kinds is None else self.first_fitting(fits, tried)
         if entry == NONE:
             raise IndexError("no entry may leave now")
         handle = handle_of(&self.queue, entry)
@@ -143,7 +147,7 @@ cdef class FairQueue:
             while len(handles) < count:
                 entry = entry_next(&self.queue)
                 if entry != NONE and self.queue.loads[entry].size > budget:
-                    entry = self.first_fitting(lambda handle: self.size(handle) <= budget)
+                    entry = self.first_fitting(lambda handle: self.size(handle) <= budget, UINT64_MAX)
                 if entry == NONE:
                     break
                 handles.append(handle_of(&self.queue, entry))
@@ -203,9 +207,9 @@ cdef class FairQueue:
         """Return the length of `ahead`. KeyError if stale."""
         return len(self.ahead(handle))
 
-    def ahead(self, handle: int) -> list[int]:
-        """Return the handles that leave before this one if nothing changes, in order. KeyError if stale."""
-        return entries_before(&self.queue, self.waiting_entry(handle))
+    def ahead(self, handle: int | None) -> list[int]:
+        """Return the handles that leave before this one if nothing changes, in order. KeyError if stale; None: all."""
+        return entries_before(&self.queue, NONE if handle is None else self.waiting_entry(handle))
 
     def tenant(self, handle: int) -> str | int:
         """Return the tenant of an entry. KeyError if stale."""
@@ -218,6 +222,10 @@ cdef class FairQueue:
     def size(self, handle: int) -> int:
         """Return the size that the entry was pushed with. KeyError if stale."""
         return self.queue.loads[self.waiting_entry(handle)].size
+
+    def kind(self, handle: int) -> int:
+        """Return the kind that the entry was pushed with. KeyError if stale."""
+        return self.queue.loads[self.waiting_entry(handle)].kind
 
     def priority(self, handle: int) -> int:
         """Return the priority that the entry was pushed with. KeyError if stale."""
@@ -248,10 +256,11 @@ cdef class FairQueue:
     # Everything that can fail happens before the links change. No foreign code runs in between: tenants are exactly str
     # or int.
 
-    cdef enter(self, tenant, cost, priority, size, bint retried):
+    cdef enter(self, tenant, cost, priority, size, kind, bint retried):
         cdef int32_t row = self.known(tenant)
         cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef Load load = Load(cost_of(cost), integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0)
+        cdef Load load = Load(cost_of(cost), integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0, 0)
+        load.kind = integer_of(kind, KINDS - 1, "kind")
         if not retried and self.queue.length >= self.capacity:
             self.refused += 1
             raise QueueFullError(f"{self.capacity} entries wait already")
@@ -261,20 +270,21 @@ cdef class FairQueue:
         entry_join(&self.queue, row, load, checked_priority, retried)
         return handle
 
-    cdef int32_t first_fitting(self, fits) except -2:
-        # Return the entry that leaves next, or NONE. If that passes over another, count it. `fits` may change the
-        # order, so it is copied as far as it is likely to be needed, then further; handles are validated again.
-        cdef Py_ssize_t limit = 4
+    cdef int32_t first_fitting(self, fits, uint64_t kinds) except -2:
+        # Return the entry of these kinds that leaves next, or NONE. If that passes over another, count it. `fits` may
+        # change the order, so it is copied as far as it is likely to be needed: at first its first entry, which takes
+        # no copy, then further; handles are validated again.
+        cdef Py_ssize_t limit = 0
         cdef int32_t entry, passed
         head, handles, tried = None, None, set()
         while handles is None or len(handles) == limit:
-            limit *= 8
-            handles = order_begin(&self.queue, limit)
+            limit = max(1, 8 * limit)
+            handles = order_begin(&self.queue, limit, kinds)
             for handle in handles:
                 if handle in tried or entry_of(&self.queue, handle) == NONE:
                     continue
                 tried.add(handle)
-                answer = fits(handle)
+                answer = fits is None or fits(handle)
                 fitting = bool(answer)
                 entry, passed = entry_of(&self.queue, handle), entry_of(&self.queue, head)
                 if answer is None or entry == NONE:

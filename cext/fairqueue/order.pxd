@@ -22,6 +22,7 @@ cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priori
     cdef Entry *entry = &queue.entries[added]
     cdef Tenant *tenant = &queue.tenants[row]
     cdef List *entries
+    cdef uint64_t *kinds
     last_unlink(queue)
     queue.free_entry = entry.place
     entry.generation += 1
@@ -34,6 +35,9 @@ cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priori
         if not is_in_line(tenant):
             tenant.lift, tenant.counter = level(queue), counter_of(queue, tenant)
         turn_join(queue, row, priority)
+    if not retried:
+        kinds = &line_of(queue, row, priority).kinds
+        kinds[0] = (kinds[0] if entries.length > 0 else 0) | <uint64_t>1 << load.kind
     if entries.length > 0:
         link(&queue.entries.link, sizeof(Entry) // sizeof(Link), added, entries.first)
     if entries.length == 0 or retried:
@@ -116,33 +120,81 @@ cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
     entry_leave(queue, row)
     queue.last_level = before  # so that a refund of the last entry's charge is not lost
 
-cdef inline list_append(Queue *queue, List *entries, list handles, Py_ssize_t limit):
-    cdef Py_ssize_t end = min(len(handles) + entries.length, limit)
+cdef inline bint is_of(Queue *queue, int32_t row, uint64_t kinds) noexcept:
+    return kinds >> queue.loads[row].kind & 1
+
+cdef inline int32_t first_of(Queue *queue, List *entries, uint64_t kinds) noexcept:
+    # Return the first entry of these kinds, or NONE.
     cdef int32_t row = entries.first
-    while len(handles) < end:
-        handles.append(handle_of(queue, row))
+    for _ in range(entries.length):
+        if is_of(queue, row, kinds):
+            return row
+        row = queue.entries[row].link.next
+    return NONE
+
+cdef inline int32_t line_first(Queue *queue, Line *line, uint64_t kinds) noexcept:
+    # The same for a line, which notes the kinds that it turns out to have no entries of.
+    cdef int32_t row = first_of(queue, &line.entries, kinds) if line.kinds & kinds else NONE
+    if row == NONE:
+        line.kinds &= ~kinds
+    return row
+
+cdef inline int32_t class_first(Queue *queue, int32_t priority, uint64_t kinds) noexcept:
+    # Return the first entry of a class in the order of `pop` that is of these kinds, or NONE. Its tenants are all
+    # visited, or under round robin those before it: that takes a tree no changes, unlike the order of all entries.
+    cdef List *tenants = &queue.classes[priority].tenants
+    cdef int32_t row, tenant = tenants.first, best = NONE, entry = NONE
+    row = first_of(queue, &queue.classes[priority].retried, kinds)
+    if row != NONE:
+        return row
+    for _ in range(tenants.length):
+        if line_of(queue, tenant, priority).kinds & kinds and (best == NONE or is_before(queue, priority, tenant, best)):
+            row = line_first(queue, line_of(queue, tenant, priority), kinds)
+            if row != NONE:
+                best, entry = tenant, row
+                if not queue.by_tokens:
+                    break
+        tenant = line_of(queue, tenant, priority).link.next
+    return entry
+
+cdef inline list_append(Queue *queue, List *entries, list handles, Py_ssize_t limit, uint64_t kinds):
+    cdef int32_t row = entries.first
+    for _ in range(entries.length):
+        if len(handles) == limit:
+            break
+        if is_of(queue, row, kinds):
+            handles.append(handle_of(queue, row))
         row = queue.entries[row].link.next
 
-cdef inline list order_begin(Queue *queue, Py_ssize_t limit):
-    # Return the first `limit` handles in the order in which `pop` tries them: beginning with the class that is next.
-    cdef int32_t urgent = class_next(queue), priority, tenant, i
+cdef inline list order_begin(Queue *queue, Py_ssize_t limit, uint64_t kinds):
+    # Return the first `limit` handles of these kinds in the order in which `pop` tries them: beginning with the class
+    # that is next.
+    cdef int32_t urgent = class_next(queue), priority, tenant, entry, i
+    cdef Line *line
     handles, taken = [], []
     last_unlink(queue)
     try:
         for i in range(-1, CLASSES):
             priority = urgent if i == -1 else i
-            if i == urgent or queue.classes[priority].length == 0:
+            if len(handles) == limit or i == urgent or queue.classes[priority].length == 0:
                 continue
-            list_append(queue, &queue.classes[priority].retried, handles, limit)
+            if limit == 1:
+                entry = class_first(queue, priority, kinds)
+                if entry != NONE:
+                    handles.append(handle_of(queue, entry))
+                continue
+            list_append(queue, &queue.classes[priority].retried, handles, limit, kinds)
             tenant = turn_next(queue, priority)
             for _ in range(queue.classes[priority].tenants.length):
                 if len(handles) == limit:
                     break
-                list_append(queue, &line_of(queue, tenant, priority).entries, handles, limit)
+                line = line_of(queue, tenant, priority)
+                if line.kinds & kinds:
+                    list_append(queue, &line.entries, handles, limit, kinds)
                 if queue.by_tokens:
                     taken.append(tenant)
                     tree_put(queue, priority, tenant, NONE)  # until all are known
-                tenant = turn_next(queue, priority) if queue.by_tokens else line_of(queue, tenant, priority).link.next
+                tenant = turn_next(queue, priority) if queue.by_tokens else line.link.next
     finally:
         for tenant in taken:
             trees_restore(queue, tenant)
@@ -160,7 +212,7 @@ cdef inline List *line_longest(Queue *queue, int32_t priority) noexcept:
     return &line_of(queue, longest, priority).entries if tenants.length > 0 else NULL
 
 cdef inline list entries_before(Queue *queue, int32_t row):
-    # Return the handles that leave before this entry, by simulating the pops on a copy of the queue.
+    # Return the handles that leave before this entry, or all if it is NONE, by simulating the pops on a copy of the queue.
     cdef Queue future = queue[0]
     cdef int32_t entry = entry_next(queue)
     entries = PyByteArray_FromStringAndSize(<char *>queue.entries, queue.entries_capacity * sizeof(Entry))

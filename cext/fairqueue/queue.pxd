@@ -3,7 +3,7 @@
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_Check
 from cpython.mem cimport PyMem_Free, PyMem_Realloc
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t
+from libc.stdint cimport INT64_MAX, UINT64_MAX, int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 cdef enum:
@@ -11,6 +11,7 @@ cdef enum:
     CLASSES = 8
     IDLE = CLASSES  # not a class of entries, but the ring of tenants that do not wait and are remembered
     RINGS
+    KINDS = 64
     ROWS_AT_FIRST = 32
     ROWS_AT_MOST = 1 << 28
     GENERATIONS = 0x7FFFFFFE
@@ -32,11 +33,13 @@ cdef struct Entry:
 cdef struct Load:         # of the entry with the same row
     double cost
     int64_t size
-    int64_t passed        # pops that passed it over because it did not fit
+    int32_t passed        # pops that passed it over because it did not fit
+    int32_t kind
 
 cdef struct Line:         # a tenant's entries of one class, except retried ones
     Link link             # in the ring of the class
     List entries
+    uint64_t kinds        # a bit for the kind of each entry; also kinds of entries that have left, until it is scanned
     int64_t since         # round robin: the round of the tenant's last turn; tokens: when it joined the ring
 
 cdef struct Tenant:

@@ -21,6 +21,8 @@ plain_costs = st.sampled_from([1.0, 1.0, 1.0, 0.0, 2.0, 5.5])
 costs = st.one_of(plain_costs, plain_costs, plain_costs, st.floats(min_value=0, max_value=1e9))
 weights = st.sampled_from([0.5, 1.0, 3.0])
 sizes = st.sampled_from([0, 1, 2, 3, 2**48 - 1])
+kinds = st.sampled_from([0, 0, 1, 63])
+tried_kinds = st.sampled_from([*[None] * 9, 0, 1, 2, 1 << 63])
 fit_results = st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=7)
 impossible_arguments = st.sampled_from(
     [
@@ -39,6 +41,9 @@ impossible_arguments = st.sampled_from(
         {"size": 2**48},
         {"size": 2**70},
         {"size": 1.5},
+        {"kind": -1},
+        {"kind": 64},
+        {"kind": 1.5},
     ]
 )
 
@@ -94,39 +99,49 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     # Adding entries
 
-    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes)
-    def push(self, tenant, cost, priority, size):
-        return self.push_to_both("push", tenant, cost, priority, size)
+    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes, kind=kinds)
+    def push(self, tenant, cost, priority, size, kind):
+        return self.push_to_both("push", tenant, cost, priority, size, kind)
 
-    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes)
-    def push_front(self, tenant, cost, priority, size):
-        handle = self.push_to_both("push_front", tenant, cost, priority, size)
+    @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes, kind=kinds)
+    def push_front(self, tenant, cost, priority, size, kind):
+        handle = self.push_to_both("push_front", tenant, cost, priority, size, kind)
         self.retried.add(handle)
         return handle
 
-    @rule(target=handles, entries=st.lists(tenants, min_size=2, max_size=40), priority=priorities, size=sizes)
+    @rule(
+        target=handles,
+        entries=st.lists(st.tuples(tenants, kinds), min_size=2, max_size=40),
+        priority=priorities,
+        size=sizes,
+    )
     def push_several(self, entries, priority, size):
         admitted = entries[: max(self.capacity - len(self.oracle), 0)]
-        return multiple(*[self.push_to_both("push", tenant, 1.0, priority, size) for tenant in admitted])
+        return multiple(
+            *[self.push_to_both("push", tenant, 1.0, priority, size, kind) for tenant, kind in admitted]
+        )
 
     @rule(arguments=impossible_arguments, method=st.sampled_from(["push", "push_front"]))
     def push_invalid_entry(self, arguments, method):
-        arguments = {"tenant": "ann", "cost": 1.0, "priority": 1, "size": 0} | arguments
+        arguments = {"tenant": "ann", "cost": 1.0, "priority": 1, "size": 0, "kind": 0} | arguments
         expected = outcome(getattr(self.oracle, method), **arguments)
         assert expected[0] == "raised"
         assert expected == outcome(getattr(self.queue, method), **arguments)
 
     # Removing entries
 
-    @rule()
-    def pop(self):
-        expected = outcome(self.oracle.pop)
-        actual = outcome(self.queue.pop)
+    @rule(kinds=tried_kinds)
+    def pop(self, kinds=None):
+        expected = outcome(self.oracle.pop, kinds=kinds)
+        actual = outcome(self.queue.pop, kinds=kinds)
         if expected[0] == "raised":
             assert expected == actual
             return
         assert actual[0] == "returned"
-        self.check_turns(actual[1])
+        if kinds is None:
+            self.check_turns(actual[1])
+        else:
+            self.leads.clear()
         assert expected[1] == self.oracle_handles[actual[1]][0]
 
     @rule(count=st.integers(2, 9))
@@ -134,8 +149,8 @@ class FairQueueMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.pop()
 
-    @rule(fit_results=fit_results)
-    def pop_fitting(self, fit_results):
+    @rule(fit_results=fit_results, kinds=tried_kinds)
+    def pop_fitting(self, fit_results, kinds=None):
         expected_calls, actual_calls = [], []
 
         def fits_the_oracle(oracle_handle):
@@ -147,8 +162,8 @@ class FairQueueMachine(RuleBasedStateMachine):
             actual_calls.append(oracle_handle)
             return fit_results[oracle_handle % len(fit_results)]
 
-        expected = outcome(self.oracle.pop, fits_the_oracle)
-        actual = outcome(self.queue.pop, fits)
+        expected = outcome(self.oracle.pop, fits_the_oracle, kinds=kinds)
+        actual = outcome(self.queue.pop, fits, kinds=kinds)
         assert expected == self.translated(actual)
         assert expected_calls == actual_calls
         self.leads.clear()
@@ -241,7 +256,7 @@ class FairQueueMachine(RuleBasedStateMachine):
     def look_up(self, handle):
         oracle_handle = self.oracle_handles[handle][0]
         assert (oracle_handle in self.oracle) == (handle in self.queue)
-        for query in ("position", "tenant", "cost", "size", "priority"):
+        for query in ("position", "tenant", "cost", "size", "kind", "priority"):
             assert outcome(getattr(self.oracle, query), oracle_handle) == outcome(
                 getattr(self.queue, query), handle
             )
@@ -255,6 +270,8 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     def teardown(self):
         """Pop all remaining entries, to compare their order."""
+        ahead = [self.oracle_handles.get(handle, (None,))[0] for handle in self.queue.ahead(None)]
+        assert self.oracle.ahead(None) == ahead
         while len(self.oracle):
             self.pop()
 
@@ -282,8 +299,8 @@ class FairQueueMachine(RuleBasedStateMachine):
             if not self.oracle.lines[priority].keys() >= set(pair):
                 del self.leads[key]
 
-    def push_to_both(self, method, tenant, cost, priority, size):
-        options = {"priority": priority, "size": size}
+    def push_to_both(self, method, tenant, cost, priority, size, kind=0):
+        options = {"priority": priority, "size": size, "kind": kind}
         expected = outcome(getattr(self.oracle, method), tenant, cost, **options)
         actual = outcome(getattr(self.queue, method), tenant, cost, **options)
         assert expected[0] == actual[0]

@@ -18,6 +18,7 @@ class Entry:
     priority: int
     size: int
     retried: bool
+    kind: int = 0
     passed: int = 0
 
 
@@ -52,18 +53,18 @@ class FairQueueOracle:
 
     # Adding entries
 
-    def push(self, tenant, cost=1.0, *, priority=1, size=0):
-        check_arguments(tenant, cost, priority, size)
+    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
+        check_arguments(tenant, cost, priority, size, kind)
         if len(self) >= self.capacity:
             self.refused += 1
             raise QueueFullError
-        handle = self.new_entry(Entry(tenant, cost, priority, size, retried=False))
+        handle = self.new_entry(Entry(tenant, cost, priority, size, retried=False, kind=kind))
         self.line(tenant, priority).append(handle)
         return handle
 
-    def push_front(self, tenant, cost=1.0, *, priority=1, size=0):
-        check_arguments(tenant, cost, priority, size)
-        handle = self.new_entry(Entry(tenant, cost, priority, size, retried=True))
+    def push_front(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
+        check_arguments(tenant, cost, priority, size, kind)
+        handle = self.new_entry(Entry(tenant, cost, priority, size, retried=True, kind=kind))
         self.retried[priority].insert(0, handle)
         return handle
 
@@ -94,9 +95,11 @@ class FairQueueOracle:
 
     # Removing entries
 
-    def pop(self, fits=None):
+    def pop(self, fits=None, *, kinds=None):
         head = None
         for handle in self.order():
+            if kinds is not None and not kinds >> self.entries[handle].kind & 1:
+                continue
             result = fits(handle) if fits else True
             if result:
                 if head is not None:
@@ -278,9 +281,11 @@ class FairQueueOracle:
         return len(self.ahead(handle))
 
     def ahead(self, handle):
-        if handle not in self.entries:
+        if handle not in self.entries and handle is not None:
             raise KeyError(handle)
         future = copy.deepcopy(self)
+        if handle is None:
+            return [future.pop() for _ in range(len(self))]
         handles = iter(future.pop, handle)
         return list(handles)
 
@@ -292,6 +297,9 @@ class FairQueueOracle:
 
     def size(self, handle):
         return self.entries[handle].size
+
+    def kind(self, handle):
+        return self.entries[handle].kind
 
     def priority(self, handle):
         return self.entries[handle].priority
@@ -324,9 +332,12 @@ def check(condition):
         raise ValueError
 
 
-def check_arguments(tenant, cost=1.0, priority=1, size=0):
+def check_arguments(tenant, cost=1.0, priority=1, size=0, kind=0):
     if type(tenant) not in (str, int):
         raise TypeError("tenant")
     if not isinstance(cost, (int, float)) or not isinstance(priority, int) or not isinstance(size, int):
         raise TypeError("cost, priority or size")
+    if not isinstance(kind, int):
+        raise TypeError("kind")
+    check(0 <= kind < 64)
     check(math.isfinite(cost) and cost >= 0 and 0 <= priority < CLASSES and 0 <= size < 2**48)

@@ -29,8 +29,8 @@ def test_oracle_passes_the_state_machine():
 
 
 class LastInFirstOut(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1, size=0):
-        handle = super().push(tenant, cost, priority=priority, size=size)
+    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
+        handle = super().push(tenant, cost, priority=priority, size=size, kind=kind)
         line = self.lines[priority][tenant]
         line.insert(0, line.pop())
         return handle
@@ -120,19 +120,19 @@ class CreditOutlastsTheWait(FairQueueOracle):
 
 
 class OneMoreThanCapacity(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1, size=0):
+    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
         self.capacity += 1
         try:
-            return super().push(tenant, cost, priority=priority, size=size)
+            return super().push(tenant, cost, priority=priority, size=size, kind=kind)
         finally:
             self.capacity -= 1
 
 
 class OneLessThanCapacity(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1, size=0):
+    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
         self.capacity -= 1
         try:
-            return super().push(tenant, cost, priority=priority, size=size)
+            return super().push(tenant, cost, priority=priority, size=size, kind=kind)
         finally:
             self.capacity += 1
 
@@ -204,19 +204,19 @@ class DisplacesTheOldest(FairQueueOracle):
 
 
 class RetryGoesToTheEnd(FairQueueOracle):
-    def push_front(self, tenant, cost=1.0, *, priority=1, size=0):
-        handle = super().push_front(tenant, cost, priority=priority, size=size)
+    def push_front(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
+        handle = super().push_front(tenant, cost, priority=priority, size=size, kind=kind)
         line = self.retried[priority]
         line.append(line.pop(0))
         return handle
 
 
 class RetryIsRefused(FairQueueOracle):
-    def push_front(self, tenant, cost=1.0, *, priority=1, size=0):
+    def push_front(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
         check_arguments(tenant, cost, priority, size)
         if len(self) >= self.capacity:
             raise QueueFullError
-        return super().push_front(tenant, cost, priority=priority, size=size)
+        return super().push_front(tenant, cost, priority=priority, size=size, kind=kind)
 
 
 class RetryIsChargedAgain(FairQueueOracle):
@@ -239,16 +239,16 @@ class RetryTakesATurn(FairQueueOracle):
 
 
 class BypassHasNoBound(FairQueueOracle):
-    def pop(self, fits=None):
+    def pop(self, fits=None, *, kinds=None):
         self.bypass = 10**9
-        return super().pop(fits)
+        return super().pop(fits, kinds=kinds)
 
 
 class BypassIsOneTooMany(FairQueueOracle):
-    def pop(self, fits=None):
+    def pop(self, fits=None, *, kinds=None):
         self.bypass += 1
         try:
-            return super().pop(fits)
+            return super().pop(fits, kinds=kinds)
         finally:
             self.bypass -= 1
 
@@ -256,14 +256,30 @@ class BypassIsOneTooMany(FairQueueOracle):
 class SkippedIsPassed(FairQueueOracle):
     detected_with = {"bypass": 1, "capacity": 1000}  # noqa: RUF012
 
-    def pop(self, fits=None):
-        return super().pop(fits and (lambda handle: bool(fits(handle))))
+    def pop(self, fits=None, *, kinds=None):
+        return super().pop(fits and (lambda handle: bool(fits(handle))), kinds=kinds)
 
 
 class OnlyTheFirstOfALineIsChecked(FairQueueOracle):
     def order(self):
         lines = [line for lines in self.lines for line in lines.values()]
         yield from (handle for handle in super().order() if all(handle not in line[1:] for line in lines))
+
+
+class KindsAreIgnored(FairQueueOracle):
+    def pop(self, fits=None, *, kinds=None):
+        return super().pop(fits)
+
+
+class KindOfTheFirstCountsForItsLine(FairQueueOracle):
+    """As if a line noted only the kind of its first entry."""
+
+    def pop(self, fits=None, *, kinds=None):
+        for lines in self.lines:
+            for line in lines.values():
+                for handle in line:
+                    self.entries[handle].kind = self.entries[line[0]].kind
+        return super().pop(fits, kinds=kinds)
 
 
 class BudgetAppliesToEachEntry(FairQueueOracle):

@@ -45,14 +45,14 @@ class Ledger:
     def _waiting(self) -> list[int]:
         return [handle for handle in self._unpaid if handle in self._line]
 
-    def pop(self, fits: Callable[[int], bool | None]) -> int:
+    def pop(self, fits: Callable[[int], bool | None], *, kinds: int | None = None) -> int:
         popped: list[tuple[int, str | int, float]] = []
 
         def fits_and_records(handle: int) -> bool | None:
             popped[:] = [(handle, self._line.tenant(handle), self._line.cost(handle))]
             return fits(handle)
 
-        handle = self._line.pop(fits_and_records)
+        handle = self._line.pop(fits_and_records, kinds=kinds)
         ((last, tenant, cost),) = popped
         assert last == handle
         if handle in self._unpaid:

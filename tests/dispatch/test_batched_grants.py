@@ -25,9 +25,9 @@ class Counted:
         self._line = line
         self.calls: list[str] = []
 
-    def pop(self, fits):
+    def pop(self, fits, **options):
         self.calls.append("pop")
-        return self._line.pop(fits)
+        return self._line.pop(fits, **options)
 
     def pop_many(self, max_count, memory_budget):
         self.calls.append(f"pop_many {max_count}")

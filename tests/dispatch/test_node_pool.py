@@ -1,5 +1,6 @@
 """The node pool by itself: where a job fits, which jobs hold seats, and which nodes are closed."""
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 
 from dispatch.recorded import FakeNode, job, limits, remote_limits
 from fairlead.dispatch.node_pool import NodePool
-from fairlead.dispatch.node_state import choose
+from fairlead.dispatch.node_state import NodeState
 from fairlead.nodes.limits import NodeLimits
 
 
@@ -65,25 +66,46 @@ def test_score_weighs_reported_load_by_three_tenths_and_our_own_count_by_seven(
     for name, busy in (("first", busy_of_first), ("other", 5)):
         for _ in range(busy):
             subject[name].acquire(0)
-    chosen = {choose([subject["first"], subject["other"]], Random(seed), job().job) for seed in range(10)}
-    assert chosen == {subject[expected]}
+    assert subject[expected] is assigned(subject)
 
 
 def test_idle_node_is_chosen_before_any_score_counts():
     subject = pool(idle=replace(limits(1), load=1.0), busy=replace(limits(100), load=0.0))
     subject["busy"].acquire(0)
-    assert choose(subject.free(), Random(0), job().job) is subject["idle"]
+    assert subject["idle"] is assigned(subject)
+
+
+def assigned(subject: NodePool) -> NodeState | None:
+    """Return the node that the pool gives a job."""
+    ticket = job()
+    subject.assign(ticket)
+    return ticket.node
+
+
+def test_ties_are_broken_at_random_among_nodes_of_different_models():
+    subject = NodePool(Random(0))
+    for name, models in (("a", "m"), ("b", "mn"), ("c", "mn")):
+        subject.add(*FakeNode(name, *models), limits(1000))
+    chosen = Counter()
+    for _ in range(300):
+        ticket = job()
+        subject.assign(ticket)
+        chosen[ticket.node.id] += 1
+        subject.release(ticket)
+    assert all(80 < count < 120 for count in chosen.values()), chosen
+    assert len(chosen) == 3
 
 
 def test_job_goes_back_where_it_failed_only_if_there_is_nothing_else():
     subject = pool(one=limits(1), two=limits(1))
     failed = job()
     failed.failed_at = subject["one"]
-    assert [subject["two"]] == subject.candidates(failed)
+    assert subject["one"] is subject.avoided(failed)
     subject["two"].acquire(0)
     assert subject.fits(failed) is None
     subject.remove("two")
-    assert [subject["one"]] == subject.candidates(failed)
+    assert subject.avoided(failed) is None
+    assert subject.fits(failed)
 
 
 def test_seat_of_a_node_before_its_restart_is_not_freed_on_the_restarted_node():
@@ -101,7 +123,7 @@ def test_closed_node_stays_closed_when_it_is_added_again_until_it_is_reopened():
     subject = pool(one=limits(1))
     assert subject.close("one")
     assert not subject.close("two")
-    assert subject.free() == []
+    assert not subject.has_seat_for(job().job)
     assert [subject["one"]] == subject.idle_and_leaving()
     for name in ("one", "two"):
         assert subject.add(*FakeNode(name), limits(1)).leaving
@@ -135,6 +157,6 @@ def test_node_that_a_swap_loads_is_local_and_a_remote_node_is_not():
     assert [subject["near"]] == subject.local()
     assert subject["near"] is subject.local_with("m")
     assert [subject["far"], subject["near"]] == subject.with_model("m")
-    assert [subject["near"]] == subject.free_for(job().job), "a job without a body cannot be relayed"
+    assert [subject["near"]] == subject.accepting(job().job), "a job without a body cannot be relayed"
     subject.remove("near")
     assert subject.local_with("m") is None

@@ -7,8 +7,9 @@ import pytest
 from dispatch.recorded import FakeNode, job, limits, scheduler, submit
 from fairlead.dispatch import prefixes as module
 from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.node_state import NodeState, choose
-from fairlead.dispatch.prefixes import KEPT, LENGTHS, RecentPrefixes, prefix_hashes
+from fairlead.dispatch.node_pool import NodePool
+from fairlead.dispatch.prefixes import KEPT, LENGTHS, RecentPrefixes, prefix_hashes, shares
+from fairlead.dispatch.ticket import Ticket
 from fairlead.gateway import spec_of
 from fairlead.job import Job, Relay, Sampling
 from fairlead.nodes.limits import NodeLimits
@@ -47,38 +48,52 @@ def test_difference_at_the_beginning_changes_the_hash_of_every_length():
     assert not set(of_first) & set(of_other)
 
 
-def test_share_is_the_longest_known_prefix_over_the_hashed_length():
-    remembered = RecentPrefixes()
-    remembered.add(prefix_hashes(range(300)))
-    assert remembered.share(prefix_hashes(range(300))) == 1.0
-    assert remembered.share(prefix_hashes(range(1024))) == 256 / 1024
-    assert remembered.share(prefix_hashes(range(1, 1024))) == 0.0
-    assert remembered.share(()) == 0.0
+def test_share_is_that_of_the_prefix_in_the_hashed_prompt():
+    assert [share for _, share in shares(prefix_hashes(range(300)))] == [1.0, 64 / 256]
+    assert [share for _, share in shares(prefix_hashes(range(1024)))] == [1.0, 256 / 1024, 64 / 1024]
+    assert list(shares(())) == []
 
 
 def test_least_recently_added_prefix_is_forgotten(monkeypatch):
     monkeypatch.setattr(module, "KEPT", 2)
     remembered = RecentPrefixes()
     for prefix in (1, 2, 1, 3):
-        remembered.add((prefix,))
-    assert [remembered.share((prefix,)) for prefix in (1, 2, 3)] == [1.0, 0.0, 1.0]
+        remembered.add("node", (prefix,))
+    assert [remembered.holders(prefix) for prefix in (1, 2, 3)] == [("node",), (), ("node",)]
     assert len(LENGTHS) <= KEPT
 
 
-def nodes_with(
-    *nodes: tuple[int, bool], tenant: str = "A", isolates: bool = False, seats: int = 10
-) -> list[NodeState]:
-    """Return the state of each node: the number of its jobs, and whether it has had tenant A's prompt."""
-    states = []
+def test_prefix_has_the_nodes_that_are_up_and_have_had_it():
+    remembered = RecentPrefixes()
+    for node in "abc":
+        remembered.add(node, (1, 2))
+    remembered.add("a", (1,), "tenant")
+    remembered.remove("b")
+    remembered.remove("never used")
+    assert (remembered.holders(1), remembered.holders(1, "tenant")) == (("a", "c"), ("a",))
+    for node in "ac":
+        remembered.remove(node)
+    assert not remembered._holders
+    assert not remembered._seen
+
+
+def pool_with(*nodes: tuple[int, bool], isolates: bool = False, seed: int = 0) -> NodePool:
+    """Return a pool of nodes: the number of jobs of each, and whether it has had tenant A's prompt."""
+    pool = NodePool(Random(seed))
     for number, (busy, has_had) in enumerate(nodes):
-        state = NodeState(
-            *FakeNode(str(number)), NodeLimits(seats=10, max_model_len=9, isolates_tenants=isolates)
-        )
-        state.busy = busy
+        limits = NodeLimits(seats=10, max_model_len=9, isolates_tenants=isolates)
+        node = pool.add(*FakeNode(str(number)), limits)
+        for _ in range(busy):
+            node.acquire(0)
         if has_had:
-            state.remember(job_with(range(100)))
-        states.append(state)
-    return states
+            pool._prefixes.add(node, prefix_hashes(range(100)), node.cache_owner(job_with(())))
+    return pool
+
+
+def chosen_by(pool: NodePool, spec: JobSpec) -> int:
+    ticket = Ticket(spec)
+    pool.assign(ticket)
+    return int(ticket.node.id)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +107,13 @@ def nodes_with(
 )
 def test_prompt_returns_to_its_node_while_that_costs_little(nodes, chosen):
     new = job_with(range(100))
-    states = nodes_with(*nodes)
-    assert {states[chosen]} == {choose(states, Random(seed), new) for seed in range(20)}
+    assert {chosen} == {chosen_by(pool_with(*nodes, seed=seed), new) for seed in range(20)}
 
 
 def test_where_tenants_are_isolated_the_prompt_of_another_tenant_does_not_count():
     new = job_with(range(100), tenant="B")
     for isolates in (False, True):
-        states = nodes_with((3, False), (4, True), isolates=isolates)
-        assert states[not isolates] is choose(states, Random(0), new)
+        assert chosen_by(pool_with((3, False), (4, True), isolates=isolates), new) == (not isolates)
 
 
 def test_scheduler_stores_which_node_had_which_prompt():

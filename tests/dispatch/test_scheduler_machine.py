@@ -10,6 +10,7 @@ from dispatch import test_scheduler_swaps as swaps
 from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.node_groups import JobKind
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import Queue
@@ -72,19 +73,37 @@ def ignores_a_deadline_that_passed_in_a_seat(self: Scheduler, ticket: Ticket, er
 
 
 def puts_all_tickets_into_one_class(self: Queue, ticket: Ticket, push) -> None:
-    _add(self, ticket, lambda tenant, cost, *, priority, size: push(tenant, cost, size=size))
+    def push_into_default_class(tenant: str, cost: float, **options: int) -> int:
+        return push(tenant, cost, **options | {"priority": 1})
+
+    _add(self, ticket, push_into_default_class)
 
 
 def keeps_the_displaced_ticket_in_its_line(self: Queue, ticket: Ticket) -> None:
     ticket.become(TicketState.DONE)
 
 
-def prefers_the_node_that_failed(self: NodePool, ticket: Ticket) -> list[NodeState]:
-    return self.with_model(ticket.job.model)
+def prefers_the_node_that_failed(self: NodePool, ticket: Ticket) -> NodeState | None:
+    return None
 
 
 def relays_a_model_that_it_does_not_have(self: NodeState, job: JobSpec) -> bool:
     return job.model in self.models
+
+
+def forgets_a_node_that_has_a_seat_again(self: NodePool) -> None:
+    for node in [node for node in self._changed if node.busy < node.limits.seats and node.used]:
+        del self._changed[node]
+    _update(self)
+
+
+def takes_all_jobs_to_be_of_one_kind(self: NodePool, job: JobSpec) -> JobKind:
+    (kind, *_) = self._kinds.values() or [_kind(self, job)]
+    return kind
+
+
+def keeps_a_removed_node_in_its_group(self: NodePool, node: NodeState) -> None:
+    return None
 
 
 def charges_for_each_attempt(self: Scheduler, ticket: Ticket) -> None:
@@ -139,6 +158,8 @@ def keeps_evicting_when_it_drains(self: Scheduler) -> None:
     del self._pump
 
 
+_update = NodePool._update
+_kind = NodePool.kind
 _remove_leaving_nodes = Scheduler._remove_leaving_nodes
 _drain = Scheduler.drain
 _expired = Scheduler.expired
@@ -167,7 +188,10 @@ DETECTED_LATE = {removes_busy_nodes, evicts_a_busy_model, ignores_a_deadline_tha
         (Scheduler, "deadline", ignores_a_deadline_that_passed_in_a_seat),
         (Queue, "_add", puts_all_tickets_into_one_class),
         (Queue, "_forget", keeps_the_displaced_ticket_in_its_line),
-        (NodePool, "candidates", prefers_the_node_that_failed),
+        (NodePool, "avoided", prefers_the_node_that_failed),
+        (NodePool, "_update", forgets_a_node_that_has_a_seat_again),
+        (NodePool, "kind", takes_all_jobs_to_be_of_one_kind),
+        (NodePool, "_ungroup", keeps_a_removed_node_in_its_group),
         (NodeState, "accepts", relays_a_model_that_it_does_not_have),
         (Scheduler, "_requeue", charges_for_each_attempt),
         (Scheduler, "rejected_by_node", ignores_that_a_node_is_full),

@@ -26,7 +26,7 @@ def ticket_in(state: TicketState) -> Ticket:
 @pytest.mark.parametrize(("before", "after"), [*itertools.product(TicketState, repeat=2)])
 def test_ticket_makes_the_transitions_of_the_table_and_no_others(before, after):
     ticket = ticket_in(before)
-    if (before, after) in TRANSITIONS:
+    if after in TRANSITIONS[before]:
         ticket.become(after)
         assert ticket.state is after
     else:
@@ -36,5 +36,5 @@ def test_ticket_makes_the_transitions_of_the_table_and_no_others(before, after):
 
 
 def test_only_a_new_job_is_never_entered_again_and_only_done_is_final():
-    assert {after for _, after in TRANSITIONS} == {QUEUED, GRANTED, DONE}
-    assert {before for before, _ in TRANSITIONS} == {NEW, QUEUED, GRANTED}
+    assert set(itertools.chain(*TRANSITIONS.values())) == {QUEUED, GRANTED, DONE}
+    assert [before for before, allowed in TRANSITIONS.items() if not allowed] == [DONE]

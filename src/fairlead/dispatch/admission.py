@@ -40,7 +40,7 @@ class JobAdmission:
             return shutting_down()
         if (too_long_prompt := self._nodes.length_error(job)) is not None:
             return too_long_prompt
-        if self._nodes.free_for(job):
+        if self._nodes.has_seat_for(job):
             return None
         if self._rejects_loading and self.must_load(job):
             return ModelLoading(f"the model {job.model} is being loaded", retry_after_s=RETRY_S)

@@ -160,7 +160,8 @@ class Dispatcher:
         if ticket.state is TicketState.QUEUED:
             waiter.estimate = self.estimator.for_ticket(ticket, is_arriving=True)
         self._set_alarms(waiter)
-        self._load_if_refused(waiter)
+        if waiter.error is not None:
+            self._load_if_refused(waiter)
 
     def restore(self, waiter: Waiter, seat: HeldSeat, *, age_s: float) -> None:
         """Give a job of an earlier dispatcher the seat that it holds, without a grant."""
@@ -199,7 +200,7 @@ class Dispatcher:
 
     def charge_running(self) -> None:
         """Charge the running jobs for what they have generated so far."""
-        for waiter in self._waiters.values():
+        for waiter in self.estimator.running():
             self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
 
     async def estimate(self, model: str, tenant: str, priority: int) -> dict[str, Any]:
@@ -262,9 +263,9 @@ class Dispatcher:
     def grant(self, ticket: Ticket) -> None:
         """Give the job its seat, with a number of its own."""
         waiter = self._waiters[ticket]
-        self.estimator.granted(waiter)
+        now = self.estimator.granted(waiter)
         if waiter.waited_s is None:
-            waiter.waited_s = trio.current_time() - waiter.arrived_at
+            waiter.waited_s = now - waiter.arrived_at
             self.estimator.waited(ticket, waiter.waited_s)
         waiter.grant = Grant(self._epoch, next(self._grants))
         waiter.granted()
@@ -310,13 +311,18 @@ class Dispatcher:
         ticket = waiter.ticket
         if ticket.state is TicketState.DONE:
             return
-        timeout_s = min(self._queue.timeout_s, ticket.job.wait_limit_s or inf)
-        late = QueueTimeout(f"the request waited longer than {timeout_s:g} s")
-        waiter.alarms.append(
-            self._timer.at(waiter.arrived_at + timeout_s, partial(self.scheduler.deadline, ticket, late))
-        )
+        deadline = waiter.arrived_at + self._timeout_s(ticket.job)
+        waiter.alarms.append(self._timer.at(deadline, partial(self._end_wait, ticket)))
         if ticket.state is TicketState.QUEUED:
             self._set_starving(waiter, waiter.arrived_at)
+
+    def _end_wait(self, ticket: Ticket) -> None:
+        timeout_s = self._timeout_s(ticket.job)
+        late = QueueTimeout(f"the request waited longer than {timeout_s:g} s")
+        self.scheduler.deadline(ticket, late)
+
+    def _timeout_s(self, job: JobSpec) -> float:
+        return min(self._queue.timeout_s, job.wait_limit_s or inf)
 
     def _set_starving(self, waiter: Waiter, since: float) -> None:
         starved = partial(self.scheduler.starved, waiter.ticket)

@@ -8,6 +8,7 @@ from random import Random
 
 import msgspec
 
+from fairlead.dispatch.wait_survey import ModelWaits, SeatWaits
 from fairlead.dispatch.window import SlidingWindow
 
 KEPT_JOBS = 100
@@ -157,8 +158,45 @@ class QuantileEstimate:
                 heapreplace(free_after_s, work_s + self._rates.service_s(ahead[index], unknown_s=oldest_s))
         return QuantilePrediction(wait_s, p90_s, work_s, rounds)
 
+    def predict_from(self, waits: ModelWaits, index: int) -> QuantilePrediction:
+        """Predict the wait of a job with `index` others before it in a surveyed queue; see `predict`.
+
+        Takes the same time however many jobs there are, because the survey has added up their work.
+        """
+        seats = waits.seats
+        ahead, service_s = waits.ahead_of(index)
+        if ahead < seats.seats_free:
+            return QuantilePrediction(0.0, 0.0, None, 0)
+        rounds = _rounds(ahead, seats.seats)
+        known = waits.longest_before
+        while len(known) < rounds:  # as in `predict`, no prediction falls with the position
+            last = seats.seats * (2 ** len(known) - 1) - 1
+            longest = known[-1] if known else (0.0, 0.0)
+            if last >= seats.seats_free:
+                _, before_s = waits.ahead_of(waits.index_of(last))
+                before = self._corrected(seats, len(known), last, seats.work_s(last, before_s))
+                longest = max(longest[0], before[0]), max(longest[1], before[1])
+            known.append(longest)
+        work_s = seats.work_s(ahead, service_s)
+        wait_s, p90_s = self._corrected(seats, rounds, ahead, work_s)
+        before_s, before_p90_s = known[rounds - 1]
+        wait_s = max(wait_s, before_s)
+        return QuantilePrediction(wait_s, max(p90_s, before_p90_s, wait_s), work_s, rounds)
+
+    def service_s(self, size: JobSize, *, unknown_s: float) -> float:
+        """Return how long a job will hold its seat; `unknown_s` before any job has finished."""
+        return self._rates.service_s(size, unknown_s=unknown_s)
+
+    def remaining_s(self, job: RunningJob) -> float:
+        """Return how long a job will still hold its seat."""
+        return self._rates.remaining_s(job)
+
     def _remaining_s(self, running: Sequence[RunningJob]) -> list[float]:
         return sorted(self._rates.remaining_s(job) for job in running)
+
+    def _corrected(self, seats: SeatWaits, rounds: int, ahead: int, work_s: float) -> tuple[float, float]:
+        wait_s = max(seats.least_s(ahead), self._errors.corrected(rounds, work_s, 0.5))
+        return wait_s, max(wait_s, self._errors.corrected(rounds, work_s, 0.9))
 
 
 class _Rates:

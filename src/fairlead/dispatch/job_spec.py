@@ -13,7 +13,7 @@ Sequences = Annotated[int, Meta(ge=1, le=2**20)]
 TokensOfOne = Annotated[int, Meta(ge=0, le=2**31)]
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A job as the scheduler sees it: ids and numbers, which may be sent to another process.
 
     `owner` identifies the API key that may cancel the job. `priority` is an index into `queue.classes`, where

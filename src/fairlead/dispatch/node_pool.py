@@ -1,16 +1,25 @@
 """The nodes that are up, and their seats: which could take a job, which have jobs, which get no more.
 
-Pure: independent of the queue, swaps and effects. One node's seats are a `NodeState`; `choose` selects among
-several.
+Pure: independent of the queue, swaps and effects. One node's seats are a `NodeState`. Nodes that can run the
+same jobs are a `NodeGroup`, so that no event takes time in proportion to the nodes.
 """
 
+from collections.abc import Callable, Collection
 from random import Random
 
 from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.node_state import NodeState, choose
+from fairlead.dispatch.node_groups import KINDS, JobKind, NodeGroup
+from fairlead.dispatch.node_state import NodeState, Score
+from fairlead.dispatch.prefixes import RecentPrefixes, shares
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import ContextLengthExceeded
 from fairlead.nodes.limits import NodeLimits
+
+# Large enough to return a conversation to its node, too small to collect all jobs there.
+CACHE_BONUS = 0.2
+# Of so many nodes that have had a prompt's beginning, each is compared; of more, the first that is found in
+# the order of their scores.
+COMPARED_HOLDERS = 16
 
 
 class NodePool(dict[str, NodeState]):
@@ -26,29 +35,62 @@ class NodePool(dict[str, NodeState]):
         self._closed: set[str] = set()
         self._expected: dict[str, NodeState] = {}  # not up yet, with seats of jobs that were restored
         self._grants = 0
+        self._kinds: dict[tuple[str, bool, bool, bool], JobKind] = {}
+        self._last_job: JobSpec | None = None
+        self._last_kind: JobKind
+        self._groups: dict[tuple[frozenset[str], bool, bool], NodeGroup] = {}
+        self._group_of: dict[NodeState, NodeGroup] = {}
+        self._prefixes = RecentPrefixes()
+        # Nodes whose groups do not know their present state yet. Dictionaries, so that ties are broken in the
+        # same way in each run.
+        self._changed: dict[NodeState, None] = {}
+        self._with_free_seat: dict[NodeGroup, None] = {}
+        self._leaving: dict[NodeState, None] = {}
 
     # Nodes -------------------------------------------------------------------------------------------
 
     def add(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> NodeState:
         """Add a node that is up; return its new state, which is leaving if the node is closed."""
-        node = self._expected.pop(node_id, None) or NodeState(node_id, models, limits)
-        node.models, node.limits = models, limits
-        node.leaving = node_id in self._closed
-        self[node_id] = node
+        node = self._expected.pop(node_id, None)
+        self.remove(node_id)
+        self[node_id] = node = node or NodeState(node_id, models, limits)
+        node.changed = self._changed
+        if node_id in self._closed:
+            self.leave(node)
+        self._set(node, models, limits)
         return node
+
+    def change(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> bool:
+        """Replace a node's models and limits. Return whether it is up."""
+        if (node := self.get(node_id)) is None:
+            return False
+        self._set(node, models, limits)
+        return True
 
     def remove(self, node_id: str) -> NodeState | None:
         """Remove a node, and return its state; None if it was not up."""
         self._expected.pop(node_id, None)
-        return self.pop(node_id, None)
+        node = self.pop(node_id, None)
+        if node is not None:
+            self._ungroup(node)
+            self._changed.pop(node, None)
+            self._leaving.pop(node, None)
+            self._prefixes.remove(node)
+            node.changed = {}
+        return node
 
     def close(self, node_id: str) -> bool:
         """Give a node no more jobs, not even after it restarts. Return whether it is up."""
         self._closed.add(node_id)
         node = self.get(node_id)
         if node is not None:
-            node.leaving = True
+            self.leave(node)
         return node is not None
+
+    def leave(self, node: NodeState) -> None:
+        """Give a node no more jobs in this run."""
+        node.leaving = True
+        self._leaving[node] = None
 
     def reopen(self, node_id: str) -> None:
         """Allow a node of this name to get jobs the next time it comes up."""
@@ -60,13 +102,31 @@ class NodePool(dict[str, NodeState]):
 
     def idle_and_leaving(self) -> list[NodeState]:
         """Return the leaving nodes that have no jobs."""
-        return [node for node in self.values() if node.leaving and not node.busy]
+        return [node for node in self._leaving if not node.busy]
 
     # Candidates --------------------------------------------------------------------------------------
 
-    def free(self) -> list[NodeState]:
-        """Return the nodes with a free seat."""
-        return [node for node in self.values() if node.free > 0]
+    def kind(self, job: JobSpec) -> JobKind:
+        """Return the kind of a job, which determines the nodes that can run it."""
+        if job is self._last_job:  # each event asks several times
+            return self._last_kind
+        key = (job.model, job.body_bytes is None, job.must_be_relayed, job.needs_own_node)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = JobKind(job, len(self._kinds) % KINDS)
+            for group in self._groups.values():
+                _match(kind, group)
+        self._last_job, self._last_kind = job, kind
+        return kind
+
+    def kinds_with_free_seat(self) -> int:
+        """Return a bit for the number of each kind of job that a node with a free seat can run."""
+        if self._changed:
+            self._update()
+        kinds = 0
+        for group in self._with_free_seat:
+            kinds |= group.kinds
+        return kinds
 
     def with_several_seats(self) -> NodeState | None:
         """Return the only node, if it has several free seats for any job that fits its cache.
@@ -82,13 +142,24 @@ class NodePool(dict[str, NodeState]):
         left = node.tokens_left
         return node if left is None or (node.busy and left >= 0) else None
 
-    def free_for(self, job: JobSpec) -> list[NodeState]:
-        """Return the nodes where a job that arrived now would find a seat."""
-        return [node for node in self.values() if node.accepts(job) and node.free > 0]
+    def has_seat_for(self, job: JobSpec) -> bool:
+        """Return whether a job that arrived now would find a seat."""
+        if self._changed:
+            self._update()
+        for group in self.kind(job).groups:  # noqa: SIM110  # faster, and asked for each job
+            if group.free:
+                return True
+        return False
+
+    def has_seat_with(self, model: str) -> bool:
+        """Return whether a node with the model has a free seat."""
+        if self._changed:
+            self._update()
+        return any(model in group.models for group in self._with_free_seat)
 
     def local(self) -> list[NodeState]:
         """Return the nodes with models that swaps load and evict."""
-        return [node for node in self.values() if node.limits.evictable]
+        return [node for group in self._groups.values() if group.evictable for node in group.nodes]
 
     def local_with(self, model: str) -> NodeState | None:
         """Return the node where a swap has loaded the model; None if it is not loaded here."""
@@ -96,36 +167,45 @@ class NodePool(dict[str, NodeState]):
 
     def with_model(self, model: str) -> list[NodeState]:
         """Return the nodes that have the model."""
-        return [node for node in self.values() if model in node.models]
+        return [node for group in self._groups.values() if model in group.models for node in group.nodes]
 
     def accepting(self, job: JobSpec) -> list[NodeState]:
         """Return the nodes that could run such a job at all."""
-        return [node for node in self.values() if node.accepts(job)]
+        return [node for group in self.kind(job).groups for node in group.nodes]
 
-    def candidates(self, ticket: Ticket) -> list[NodeState]:
-        """Return the nodes that may run the job: not where it failed last, unless there is no other."""
-        accepting = self.accepting(ticket.job)
-        if ticket.failed_at is None:
-            return accepting
-        return [node for node in accepting if node is not ticket.failed_at] or accepting
+    def avoided(self, ticket: Ticket) -> NodeState | None:
+        """Return the node that may not run the job: where it failed last, unless there is no other."""
+        failed = ticket.failed_at
+        if failed is None or all(node is failed for node in self.accepting(ticket.job)):
+            return None
+        return failed
 
     def fits(self, ticket: Ticket) -> bool | None:
         """Return whether the job fits now: None without a free seat, False without cache memory."""
-        fits = None
-        for node in self.candidates(ticket):
-            if node.free > 0:
-                fits = node.has_cache_for(ticket.tokens)
-                if fits:
-                    break
+        if self._changed:
+            self._update()
+        fits, avoided = None, self.avoided(ticket)
+        for group in self.kind(ticket.job).groups:
+            for node in group.free:
+                if node is not avoided:
+                    fits = node.has_cache_for(ticket.tokens)
+                    if fits:
+                        return True
         return fits
 
     def length_error(self, job: JobSpec) -> ContextLengthExceeded | None:
         """Return an error if the job is too long for all nodes that are up for it; None if none is up."""
-        lengths = [node.limits.max_model_len for node in self.accepting(job)]
-        if not lengths or job.longest_prompt + 1 <= max(lengths):
+        least = job.longest_prompt + 1
+        longest = 0
+        for group in self.kind(job).groups:
+            for node in group.nodes:  # most jobs are short enough for the first
+                longest = max(longest, node.limits.max_model_len)
+                if least <= longest:
+                    return None
+        if not longest:
             return None
         this_one = f"this one has {job.longest_prompt}"
-        return ContextLengthExceeded.of_prompt(max(lengths), this_one, param="prompt")
+        return ContextLengthExceeded.of_prompt(longest, this_one, param="prompt")
 
     # Seats -------------------------------------------------------------------------------------------
 
@@ -156,11 +236,127 @@ class NodePool(dict[str, NodeState]):
         return node
 
     def _best(self, ticket: Ticket) -> NodeState:
+        """Return the node with the lowest score, less a bonus for a cached prefix; ties at random."""
         if len(self) == 1:
             return next(iter(self.values()))
-        nodes = self.candidates(ticket)
-        free = [node for node in nodes if node.free > 0 and node.has_cache_for(ticket.tokens)]
+        if self._changed:
+            self._update()
+        job, avoided = ticket.job, self.avoided(ticket)
+        groups = self.kind(job).groups
+        free = [node for group in groups for node in group.free] if len(self._with_free_seat) == 1 else []
+        if len(free) == 1:  # so it is on a busy fleet
+            self._prefixes.add(free[0], job.prefixes, free[0].cache_owner(job))
+            return free[0]
+
+        def suits(node: NodeState) -> bool:
+            return node is not avoided and node.has_cache_for(ticket.tokens)
+
+        all_suit = avoided is None and not any(group.limits_cache for group in groups)
+        found = [best for group in groups if group.free and (best := group.best(None if all_suit else suits))]
+        least, nodes = found[0] if len(found) == 1 else _lowest(found)
+        if job.prefixes:
+            least, nodes = self._with_bonus(job, groups, suits, least, nodes)
+        node = nodes[0] if len(nodes) == 1 else self._random.choice(nodes)
         # Needed even if only one node is free: what it gets now counts in later choices.
-        node = choose(free, self._random, ticket.job)
-        node.remember(ticket.job)
+        self._prefixes.add(node, job.prefixes, node.cache_owner(job))
         return node
+
+    def _with_bonus(
+        self,
+        job: JobSpec,
+        groups: Collection[NodeGroup],
+        suits: Callable[[NodeState], bool],
+        least: Score,
+        nodes: list[NodeState],
+    ) -> tuple[Score, list[NodeState]]:
+        """Return the nodes with the lowest score: of these, or that have had a prefix of the prompt."""
+        for prefix, share in shares(job.prefixes):
+            for node in self._holders(job, prefix, groups, suits):
+                is_busy, score = node.score
+                with_bonus = is_busy, score - CACHE_BONUS * share
+                if with_bonus < least:
+                    least, nodes = with_bonus, [node]
+                elif with_bonus == least and node not in nodes:
+                    nodes.append(node)
+        return least, nodes
+
+    def _holders(
+        self, job: JobSpec, prefix: int, groups: Collection[NodeGroup], suits: Callable[[NodeState], bool]
+    ) -> list[NodeState]:
+        """Return the nodes with the prefix that may be best for the job."""
+        holders: tuple[NodeState, ...] = self._prefixes.holders(prefix)
+        of_tenant: tuple[NodeState, ...] = self._prefixes.holders(prefix, job.tenant)
+        found = []
+        for holding, owner in ((holders, ""), (of_tenant, job.tenant)):
+            if len(holding) > COMPARED_HOLDERS:
+                held = set(holding)
+                best = [group.best(lambda node: node in held and suits(node)) for group in groups]  # noqa: B023
+                found += [node for each in best if each for node in each[1] if node.cache_owner(job) == owner]
+            else:
+                found += [
+                    node
+                    for node in holding
+                    if node.free > 0
+                    and node.cache_owner(job) == owner
+                    and self._group_of[node] in groups
+                    and suits(node)
+                ]
+        return found
+
+    # Groups ------------------------------------------------------------------------------------------
+
+    def _set(self, node: NodeState, models: frozenset[str], limits: NodeLimits) -> None:
+        """Set a node's models and limits, and put it into the group of those that can run the same jobs."""
+        node.models, node.limits = models, limits
+        has_cache_limit = limits.cache_tokens is not None
+        key = models, limits.evictable, limits.needs_relay
+        group = self._groups.get(key)
+        if group is not None:
+            group.limits_cache |= has_cache_limit
+            if self._group_of.get(node) is group:
+                return
+        self._ungroup(node)
+        is_new = group is None
+        if group is None:
+            group = self._groups[key] = NodeGroup(models, evictable=limits.evictable)
+            group.limits_cache = has_cache_limit
+        group.nodes[node] = None
+        self._group_of[node] = group
+        for kind in self._kinds.values() if is_new else ():
+            _match(kind, group)
+
+    def _ungroup(self, node: NodeState) -> None:
+        group = self._group_of.pop(node, None)
+        if group is None:
+            return
+        group.remove(node)
+        if not group.free:
+            self._with_free_seat.pop(group, None)
+        if not group.nodes:
+            self._groups = {key: other for key, other in self._groups.items() if other is not group}
+            for kind in self._kinds.values():
+                kind.groups.pop(group, None)
+
+    def _update(self) -> None:
+        """Note the present state of the nodes that have changed."""
+        for node in self._changed:
+            group = self._group_of[node]
+            group.update(node)
+            if group.free:
+                self._with_free_seat[group] = None
+            else:
+                self._with_free_seat.pop(group, None)
+        self._changed.clear()
+
+
+def _match(kind: JobKind, group: NodeGroup) -> None:
+    """Note whether the nodes of a group can run jobs of a kind."""
+    if group.accepts(kind.job):
+        kind.groups[group] = None
+        group.kinds |= 1 << kind.number
+
+
+def _lowest(found: list[tuple[Score, list[NodeState]]]) -> tuple[Score, list[NodeState]]:
+    """Return the nodes with the lowest score of several groups."""
+    least = min(score for score, _ in found)
+    return least, [node for score, nodes in found if score == least for node in nodes]

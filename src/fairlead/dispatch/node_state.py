@@ -1,14 +1,10 @@
-"""The scheduler's record of a node, and the choice between several for a job. Pure."""
-
-from collections.abc import Sequence
-from random import Random
+"""The scheduler's record of a node, and its score for a job. Pure."""
 
 from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.prefixes import RecentPrefixes
 from fairlead.nodes.limits import NodeLimits
 
-# Large enough to return a conversation to its node, too small to collect all jobs there.
-CACHE_BONUS = 0.2
+# Idle nodes come before busy ones, then the lowest number.
+Score = tuple[bool, float]
 
 
 class NodeState:
@@ -18,37 +14,89 @@ class NodeState:
     would be outdated when it arrives. `draining`: no jobs for now, because another model needs the room;
     `leaving`: no jobs ever again. `is_full`: it rejected a job, so for a while it has no free seats, whatever
     the count. `used` orders nodes by their latest grant; 0: none yet.
+
+    A change is noted in `changed`, which belongs to the `NodePool` while the node is up.
     """
 
     __slots__ = (
-        "_recent_prefixes",
+        "_draining",
+        "_is_full",
+        "_leaving",
+        "_limits",
         "busy",
-        "draining",
+        "changed",
         "id",
-        "is_full",
-        "leaving",
-        "limits",
         "models",
         "tokens",
         "used",
     )
 
     def __init__(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
+        self.changed: dict[NodeState, None] = {}
         self.id = node_id
         self.models = models
-        self.limits = limits
         self.busy = 0
         self.tokens = 0
-        self.draining = False
-        self.leaving = False
-        self.is_full = False
         self.used = 0
-        self._recent_prefixes = RecentPrefixes()
+        self._limits = limits
+        self._draining = False
+        self._leaving = False
+        self._is_full = False
+
+    @property
+    def limits(self) -> NodeLimits:
+        """What fits it."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: NodeLimits) -> None:
+        self._limits = limits
+        self.changed[self] = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets no jobs for now."""
+        return self._draining
+
+    @draining.setter
+    def draining(self, draining: bool) -> None:
+        self._draining = draining
+        self.changed[self] = None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it gets no more jobs."""
+        return self._leaving
+
+    @leaving.setter
+    def leaving(self, leaving: bool) -> None:
+        self._leaving = leaving
+        self.changed[self] = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has rejected a job."""
+        return self._is_full
+
+    @is_full.setter
+    def is_full(self, is_full: bool) -> None:
+        self._is_full = is_full
+        self.changed[self] = None
 
     @property
     def free(self) -> int:
         """Free seats; below 0 if the limit has fallen below `busy`."""
-        return 0 if self.draining or self.leaving or self.is_full else self.limits.seats - self.busy
+        return 0 if self._draining or self._leaving or self._is_full else self._limits.seats - self.busy
+
+    @property
+    def score(self) -> Score:
+        """The lowest is the best for a job: idle, then 0.3·load + 0.7·busy/seats.
+
+        A load that is not reported is taken to be busy/seats.
+        """
+        busy = self.busy / self._limits.seats
+        load = busy if self._limits.load is None else self._limits.load
+        return self.busy > 0, 0.3 * load + 0.7 * busy
 
     def accepts(self, job: JobSpec) -> bool:
         """Return whether the node has the job's model and can run a job of this kind at all."""
@@ -59,7 +107,7 @@ class NodeState:
 
     def has_cache_for(self, tokens: int) -> bool:
         """Return whether a job of that many tokens fits the cache now. An empty node fits every job."""
-        limit = self.limits.cache_tokens
+        limit = self._limits.cache_tokens
         return limit is None or not self.busy or self.tokens + tokens <= limit
 
     @property
@@ -72,38 +120,15 @@ class NodeState:
         """Take a seat, and cache for that many tokens."""
         self.busy += 1
         self.tokens += tokens
+        self.changed[self] = None
 
     def release(self, tokens: int) -> None:
         """Free a seat and its cache."""
         assert self.busy > 0
         self.busy -= 1
         self.tokens -= tokens
+        self.changed[self] = None
 
-    def remember(self, job: JobSpec) -> None:
-        """Remember the job's prompt, which the node may keep in its cache."""
-        self._recent_prefixes.add(job.prefixes, self._cache_owner(job))
-
-    def cached_share(self, job: JobSpec) -> float:
-        """Return what part of the beginning of the job's prompt may be in the cache, 0 to 1."""
-        return self._recent_prefixes.share(job.prefixes, self._cache_owner(job))
-
-    def _cache_owner(self, job: JobSpec) -> str:
-        return job.tenant if self.limits.isolates_tenants else ""
-
-
-def choose(free: Sequence[NodeState], random: Random, job: JobSpec) -> NodeState:
-    """Return the node for a job among some with free seats: idle ones first; ties at random.
-
-    Among equally idle ones, the least 0.3·load + 0.7·busy/seats wins, less up to `CACHE_BONUS` for a prompt
-    that begins like a recent one. A load that is not reported is taken to be busy/seats.
-    """
-    scores = [_score(node, job) for node in free]
-    least = min(scores)
-    return random.choice([node for node, score in zip(free, scores, strict=True) if score == least])
-
-
-def _score(node: NodeState, job: JobSpec) -> tuple[bool, float]:
-    busy = node.busy / node.limits.seats
-    load = busy if node.limits.load is None else node.limits.load
-    bonus = CACHE_BONUS * node.cached_share(job) if job.prefixes else 0.0
-    return node.busy > 0, 0.3 * load + 0.7 * busy - bonus
+    def cache_owner(self, job: JobSpec) -> str:
+        """Return the tenant whose cached prefixes a job may use there; "": those of all."""
+        return job.tenant if self._limits.isolates_tenants else ""

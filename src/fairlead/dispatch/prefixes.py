@@ -6,7 +6,8 @@ evicted it since. So a job prefers such a node, but never waits for it.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 # The prefixes that are hashed, in tokens: a few words, an instruction, a document.
 LENGTHS = (64, 256, 1024)
@@ -38,27 +39,56 @@ def prefix_hashes(prompt: Sequence[int] | bytes) -> Prefixes:
 
 
 class RecentPrefixes:
-    """The prefixes of one node's latest prompts. `tenant` separates tenants that must not share a cache."""
+    """The prefixes of each node's latest prompts, and the nodes that have had a prefix.
 
-    __slots__ = ("_seen",)
+    A `holder` is a node. `tenant` separates tenants that must not share a cache.
+    """
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[int, str], None] = OrderedDict()
+        self._seen: dict[Hashable, OrderedDict[int, None]] = {}
+        self._holders: dict[int, tuple[Any, ...]] = {}
 
-    def add(self, prefixes: Prefixes, tenant: str = "") -> None:
-        """Remember a prompt's prefixes. The least recently used ones are forgotten."""
+    def add(self, holder: Hashable, prefixes: Prefixes, tenant: str = "") -> None:
+        """Remember a prompt's prefixes. The node's least recently used ones are forgotten."""
+        if not prefixes:
+            return
+        seen = self._seen.setdefault(holder, OrderedDict())
         for prefix in prefixes:
-            self._seen[prefix, tenant] = None
-            self._seen.move_to_end((prefix, tenant))
-        while len(self._seen) > KEPT:
-            self._seen.popitem(last=False)
+            key = _key(prefix, tenant)
+            if key in seen:
+                seen.move_to_end(key)
+            else:
+                seen[key] = None
+                self._holders[key] = (*self._holders.get(key, ()), holder)
+        while len(seen) > KEPT:
+            self._forget(holder, seen.popitem(last=False)[0])
 
-    def share(self, prefixes: Prefixes, tenant: str = "") -> float:
-        """Return what part of the hashed prompt the node may have cached, 0 to 1."""
-        for index in reversed(range(len(prefixes))):
-            if (prefixes[index], tenant) in self._seen:
-                return LENGTHS[index] / LENGTHS[len(prefixes) - 1]
-        return 0.0
+    def remove(self, holder: Hashable) -> None:
+        """Forget a node."""
+        for key in self._seen.pop(holder, ()):
+            self._forget(holder, key)
+
+    def holders(self, prefix: int, tenant: str = "") -> tuple[Any, ...]:
+        """Return the nodes that may have the prefix in their cache."""
+        return self._holders.get(_key(prefix, tenant), ())
+
+    def _forget(self, holder: Hashable, key: int) -> None:
+        left = tuple(other for other in self._holders[key] if other != holder)
+        if left:
+            self._holders[key] = left
+        else:
+            del self._holders[key]
+
+
+def shares(prefixes: Prefixes) -> Iterator[tuple[int, float]]:
+    """Yield each prefix, the longest first, and what part of the hashed prompt it is."""
+    for index in reversed(range(len(prefixes))):
+        yield prefixes[index], LENGTHS[index] / LENGTHS[len(prefixes) - 1]
+
+
+def _key(prefix: int, tenant: str) -> int:
+    """Return one number for both, because millions are kept."""
+    return hash((prefix, tenant)) if tenant else prefix
 
 
 def _hash(piece: bytes, earlier: int) -> int:

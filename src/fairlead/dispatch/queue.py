@@ -9,16 +9,19 @@ from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.node_groups import KINDS
 from fairlead.dispatch.queued_bytes import QueuedBytes
 from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.wait_survey import Newcomer, QueueOrder
 
 Fairness = Literal["roundRobin", "tokens"]
 
 UNBOUNDED_JOBS = 2**31
 UNBOUNDED_TOKENS = 2**63
 WAITING_BYTES = 256 * 1024 * 1024
-_NO_TENANT = -1  # tenants have names
+CLASSES = 8
+STRANGERS = -1  # and below: for each class, a tenant of the kernel that no job has
 
 
 class Queue:
@@ -45,6 +48,8 @@ class Queue:
         for tenant, weight in self._weights.items():
             self._kernel.set_weight(tenant, weight)
         self._tickets: dict[int, Ticket] = {}
+        self._kinds = 0
+        self._of_kind = [0] * KINDS
         self._bodies = QueuedBytes(waiting_bytes, capacity)
 
     def __len__(self) -> int:
@@ -69,15 +74,20 @@ class Queue:
         """Add a job that lost its seat: before all others of its class, and without a new charge."""
         self._add(ticket, self._kernel.push_front)
 
-    def pop(self, fits: Callable[[Ticket], bool | None]) -> Ticket | None:
-        """Remove and charge the first job in fair order that fits; None if none does.
+    @property
+    def kinds(self) -> int:
+        """A bit for each number of a kind of which jobs wait."""
+        return self._kinds
+
+    def pop(self, fits: Callable[[Ticket], bool | None], kinds: int | None = None) -> Ticket | None:
+        """Remove and charge the first job of these kinds in fair order that fits; None if none does.
 
         `fits` returns None for a job without a free seat, which is skipped, and False for a job that lacks
         only cache memory, which is passed at most eight times.
         """
         tickets = self._tickets
         try:
-            handle = self._kernel.pop(lambda handle: fits(tickets[handle]))
+            handle = self._kernel.pop(lambda handle: fits(tickets[handle]), kinds=kinds)
         except IndexError:
             return None
         return self._dequeued(handle)
@@ -135,7 +145,7 @@ class Queue:
     def counters(self, tenants: Iterable[str]) -> TenantCounters:
         """Return the counters of these tenants."""
         counter = self._kernel.counter
-        return TenantCounters(counter(_NO_TENANT), {tenant: counter(tenant) for tenant in tenants})
+        return TenantCounters(counter(STRANGERS), {tenant: counter(tenant) for tenant in tenants})
 
     def restore_counters(self, excess: Mapping[str, float]) -> None:
         """Raise the counters of tenants above that of a new tenant by this much."""
@@ -159,13 +169,44 @@ class Queue:
         self._kernel.discard(handle)
         return ahead
 
+    def order(self) -> QueueOrder:
+        """Return all waiting jobs as they leave, and where the next two of each tenant and class would be.
+
+        The two are queued for a moment, so that the kernel answers. Takes time in proportion to the queue.
+        """
+        costs: dict[tuple[str | None, int], float] = {(None, priority): 1.0 for priority in range(CLASSES)}
+        for ticket in self._tickets.values():
+            costs[ticket.job.tenant, ticket.job.priority] = ticket.cost
+        newcomers = {
+            self._kernel.push(STRANGERS - priority if tenant is None else tenant, cost, priority=priority): (
+                tenant,
+                priority,
+            )
+            for (tenant, priority), each in costs.items()
+            for cost in (each, 0.0)
+        }
+        tickets: list[Ticket] = []
+        ahead: dict[tuple[str | None, int], list[int]] = {pair: [] for pair in costs}
+        for handle in self._kernel.ahead(None):
+            if handle in newcomers:
+                ahead[newcomers[handle]].append(len(tickets))
+            else:
+                tickets.append(self._tickets[handle])
+        for handle in newcomers:
+            self._kernel.discard(handle)
+        return QueueOrder(tickets, {pair: Newcomer(*both) for pair, both in ahead.items()})
+
     def _ahead(self, handle: int) -> list[JobSpec]:
         return [self._tickets[other].job for other in self._kernel.ahead(handle)]
 
     def _add(self, ticket: Ticket, push: Callable[..., int]) -> None:
         job = ticket.job
-        ticket.handle = push(job.tenant, ticket.cost, priority=job.priority, size=ticket.tokens)
+        ticket.handle = push(
+            job.tenant, ticket.cost, priority=job.priority, size=ticket.tokens, kind=ticket.kind
+        )
         self._tickets[ticket.handle] = ticket
+        self._of_kind[ticket.kind] += 1
+        self._kinds |= 1 << ticket.kind
         self._bodies.add(job.body_bytes)
 
     def _dequeued(self, handle: int) -> Ticket:
@@ -178,4 +219,7 @@ class Queue:
     def _forget(self, ticket: Ticket) -> None:
         """Drop a ticket after its entry has left the kernel."""
         del self._tickets[ticket.handle]
+        self._of_kind[ticket.kind] -= 1
+        if not self._of_kind[ticket.kind]:
+            self._kinds &= ~(1 << ticket.kind)
         self._bodies.remove(ticket.job.body_bytes)

@@ -20,6 +20,7 @@ from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.dispatch.tickets import Tickets
+from fairlead.dispatch.wait_survey import QueueOrder
 from fairlead.errors import FairleadError, ModelNotFound, NoQueue, QueueFull, QueueTimeout
 from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy
@@ -175,7 +176,7 @@ class Scheduler:
     def unload(self, model: str, error: FairleadError | None = None) -> None:
         """Stop a local model once its jobs have finished; if it is still loading, at once."""
         if (node := self._nodes.local_with(model)) is not None:
-            node.leaving = True
+            self._nodes.leave(node)
         else:
             self._swaps.cancel_load(model, error)
         if error is not None:
@@ -186,7 +187,7 @@ class Scheduler:
         """Unload a node's idle models after their time to live, unless it was `used` meanwhile."""
         node = self._nodes.get(node_id)
         if node is not None and node.used == used and not node.busy:
-            node.leaving = True
+            self._nodes.leave(node)
             self._pump()
 
     def stopped(self, models: frozenset[str]) -> None:
@@ -225,8 +226,7 @@ class Scheduler:
 
     def seats_changed(self, node_id: str, models: frozenset[str], limits: NodeLimits) -> None:
         """Replace a node's models and limits. Running jobs keep their seats."""
-        if (node := self._nodes.get(node_id)) is not None:
-            node.models, node.limits = models, limits
+        if self._nodes.change(node_id, models, limits):
             self._pump()
 
     def close_node(self, node_id: str) -> None:
@@ -268,9 +268,21 @@ class Scheduler:
         """Return all waiting jobs, in order of arrival."""
         return [ticket.job for ticket in self._queue]
 
+    def waiting(self) -> int:
+        """Return the number of waiting jobs."""
+        return len(self._queue)
+
+    def queue_order(self) -> QueueOrder:
+        """Return all waiting jobs in the order in which they leave, and where newcomers would be."""
+        return self._queue.order()
+
+    def has_free_seat(self, model: str) -> bool:
+        """Return whether a node with the model has a free seat."""
+        return self._nodes.has_seat_with(model)
+
     def jobs_ahead_of_newcomer(self, model: str, tenant: str, priority: int) -> list[JobSpec] | None:
         """Return the jobs that would leave before one that arrived now; None if a seat is free for it."""
-        if any(node.free > 0 for node in self._nodes.with_model(model)):
+        if self._nodes.has_seat_with(model):
             return None
         return self._queue.ahead_of_newcomer(tenant, priority)
 

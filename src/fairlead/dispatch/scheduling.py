@@ -17,6 +17,7 @@ from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import LoadRequest, Ticket
+from fairlead.dispatch.wait_survey import QueueOrder
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy
@@ -139,6 +140,15 @@ class SchedulerQueries(Protocol):
 
     def waiting_jobs(self) -> list[JobSpec]:
         """Return all waiting jobs, in order of arrival."""
+
+    def waiting(self) -> int:
+        """Return the number of waiting jobs."""
+
+    def queue_order(self) -> QueueOrder:
+        """Return all waiting jobs in the order in which they leave, and where newcomers would be."""
+
+    def has_free_seat(self, model: str) -> bool:
+        """Return whether a node with the model has a free seat."""
 
     def jobs_ahead_of_newcomer(self, model: str, tenant: str, priority: int) -> list[JobSpec] | None:
         """Return the jobs that would leave before one that arrived now; None if a seat is free for it."""

@@ -163,7 +163,7 @@ class Swaps:
         """
         if not self._loadable:
             return False
-        draining_before = [node for node in self._nodes.values() if node.draining]
+        draining_before = [node for node in self._nodes.local() if node.draining]
         for node in draining_before:
             node.draining = False
         for model in self._missing() if self._requested else ():

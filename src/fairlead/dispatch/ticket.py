@@ -16,17 +16,23 @@ class TicketState(StrEnum):
     DONE = "done"
 
 
-TRANSITIONS: frozenset[tuple[TicketState, TicketState]] = frozenset(
-    {
-        (TicketState.NEW, TicketState.QUEUED),
-        (TicketState.NEW, TicketState.GRANTED),  # holds a seat from an earlier dispatcher
-        (TicketState.NEW, TicketState.DONE),  # refused at once
-        (TicketState.QUEUED, TicketState.GRANTED),
-        (TicketState.QUEUED, TicketState.DONE),  # refused, displaced, or its client disconnected
-        (TicketState.GRANTED, TicketState.QUEUED),  # requeued after its node failed or rejected it
-        (TicketState.GRANTED, TicketState.DONE),
-    }
-)
+# Tuples, because a search in them by identity is faster than hashing a state.
+TRANSITIONS: dict[TicketState, tuple[TicketState, ...]] = {
+    TicketState.NEW: (
+        TicketState.QUEUED,
+        TicketState.GRANTED,  # holds a seat from an earlier dispatcher
+        TicketState.DONE,  # refused at once
+    ),
+    TicketState.QUEUED: (
+        TicketState.GRANTED,
+        TicketState.DONE,  # refused, displaced, or its client disconnected
+    ),
+    TicketState.GRANTED: (
+        TicketState.QUEUED,  # requeued after its node failed or rejected it
+        TicketState.DONE,
+    ),
+    TicketState.DONE: (),
+}
 
 
 class Ticket:
@@ -34,8 +40,9 @@ class Ticket:
     its node pool.
 
     `cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` the expected use
-    of a node's KV cache. `attempts` counts grants. `has_begun`: its first delta has arrived. `late` is the
-    error of its deadline, once that has passed. `failed_at`: where it failed last.
+    of a node's KV cache. `kind` is the number of its `JobKind`. `attempts` counts grants. `has_begun`: its
+    first delta has arrived. `late` is the error of its deadline, once that has passed. `failed_at`: where it
+    failed last.
     """
 
     __slots__ = (
@@ -47,6 +54,7 @@ class Ticket:
         "handle",
         "has_begun",
         "job",
+        "kind",
         "late",
         "node",
         "starved",
@@ -57,6 +65,7 @@ class Ticket:
         self.job = job
         self.cost = cost
         self.tokens = tokens
+        self.kind = 0
         self.handle = -1
         self.node: NodeState | None = None
         self.failed_at: NodeState | None = None
@@ -74,7 +83,7 @@ class Ticket:
 
     def become(self, state: TicketState) -> None:
         """Change to `state`. Raises AssertionError for a transition not in the table, which is a bug."""
-        if (self._state, state) not in TRANSITIONS:
+        if state not in TRANSITIONS[self._state]:
             raise AssertionError(f"ticket {self.job.request_id} cannot go from {self._state} to {state}")
         self._state = state
 

@@ -28,7 +28,7 @@ class Tickets:
 
     def make_room(self, job: JobSpec) -> QueueFull | None:
         """Displace a job if a newcomer must wait and the queue is full; return why the newcomer may not."""
-        if not self._queue.is_full or self._nodes.free_for(job):
+        if not self._queue.is_full or self._nodes.has_seat_for(job):
             return None
         displaced = self._queue.displace(job)
         if displaced is None:
@@ -43,6 +43,7 @@ class Tickets:
     def enqueue(self, ticket: Ticket) -> None:
         """Queue a job: a new one, or one that lost its seat, which leaves before all others of its class."""
         ticket.become(TicketState.QUEUED)
+        ticket.kind = self._nodes.kind(ticket.job).number
         if ticket.attempts:
             self._queue.requeue(ticket)
         else:
@@ -58,8 +59,8 @@ class Tickets:
 
     def grant_seats(self) -> None:
         """Grant free seats to waiting jobs that fit them, in fair order."""
-        while self._queue and self._nodes.free():
-            tickets = self._next()
+        while (kinds := self._queue.kinds) and (kinds := kinds & self._nodes.kinds_with_free_seat()):
+            tickets = self._next(kinds)
             if not tickets:
                 break
             for ticket in tickets:
@@ -115,12 +116,12 @@ class Tickets:
             if job.model == model and all(node.leaving for node in self._nodes.accepting(job)):
                 self.withdraw(ticket, error)
 
-    def _next(self) -> list[Ticket]:
-        """Dequeue the next job that fits a free seat, or several if any seat suits each of them."""
+    def _next(self, kinds: int) -> list[Ticket]:
+        """Dequeue the next job of these kinds that fits a free seat, or several if any seat suits each."""
         node = self._nodes.with_several_seats()
         if node is not None and self._swaps.requests_only(node.models):
             return self._queue.pop_many(node.free, node.tokens_left)
-        ticket = self._queue.pop(self._nodes.fits)
+        ticket = self._queue.pop(self._nodes.fits, kinds)
         return [] if ticket is None else [ticket]
 
     def _dequeue(self, ticket: Ticket) -> None:

@@ -4,7 +4,7 @@ Calls the pure estimates (`estimates.py`) with the state of the queue, the seats
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from random import Random
@@ -27,12 +27,19 @@ from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
 from fairlead.dispatch.scheduling import SchedulerQueries
 from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.wait_survey import ModelWaits, SurveyedSeat, WaitSurvey, sampled
 from fairlead.dispatch.waiter import Waiter
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 
 MAX_MODELS = 256  # models with a cached estimate
 MAX_TOKENS = 2**47  # of a ticket; the queue takes no more
 REUSED_FOR_S = 0.1  # how long refusals share an estimate
+# With more jobs that wait and run, estimates share a survey: for so long for each of these jobs, and until a
+# part of them have been queued or granted since. So surveys take a fixed, small part of the time, and a fixed
+# time for each job.
+EXACT_JOBS = 256
+SURVEYED_S_PER_JOB = 60e-6
+SURVEYED_CHANGES = 2  # half of the jobs
 
 
 class Backlog(NamedTuple):
@@ -60,6 +67,9 @@ class WaitEstimator:
         self._predictions: dict[Ticket, QuantilePrediction] = {}  # as of each queued job's arrival
         self._running: dict[Ticket, tuple[float, Waiter]] = {}  # grant time, waiter; the oldest first
         self._refusal_estimates: dict[str, tuple[float, WaitEstimate]] = {}  # by model: when made, and what
+        self._survey: WaitSurvey | None = None
+        # Of the survey, by model and place in its sample.
+        self._predicted: dict[tuple[str, int], QuantilePrediction] = {}
 
     # Jobs ---------------------------------------------------------------------------------------------
 
@@ -69,9 +79,13 @@ class WaitEstimator:
         tokens = min(job.prompt_cache_tokens + round(generated), MAX_TOKENS)
         return Ticket(job, cost=self._weights.cost(job.prompt_tokens, generated), tokens=tokens)
 
-    def granted(self, waiter: Waiter) -> None:
-        """Record that a job has got a seat."""
-        self._running[waiter.ticket] = trio.current_time(), waiter
+    def granted(self, waiter: Waiter) -> float:
+        """Record that a job has got a seat; return the time."""
+        now = trio.current_time()
+        self._running[waiter.ticket] = now, waiter
+        if self._survey is not None:
+            self._survey.granted()
+        return now
 
     def requeued(self, waiter: Waiter) -> None:
         """Record that a job has lost its seat, and will wait for another."""
@@ -104,11 +118,22 @@ class WaitEstimator:
             return 0.0
         return self._weights.cost(waiter.ticket.job.prompt_tokens, waiter.generated())
 
+    def running(self) -> Iterator[Waiter]:
+        """Iterate over the jobs that have a seat, in the order in which they got it."""
+        return (waiter for _, waiter in self._running.values())
+
     # Estimates ---------------------------------------------------------------------------------------
 
     def for_ticket(self, ticket: Ticket, *, is_arriving: bool = False) -> WaitEstimate:
         """Return a waiting job's estimate; the one of its arrival is later compared with its actual wait."""
         arriving = ticket if is_arriving else None
+        if (survey := self._surveyed()) is not None:
+            job = ticket.job
+            if not is_arriving:
+                return self._estimate_from(survey, job.model, survey.index_of(ticket))
+            index = survey.index_of_newcomer(job.tenant, job.priority)
+            survey.queued(job)
+            return self._estimate_from(survey, job.model, index, arriving=arriving)
         if self._quantile is None:
             jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
             return self._estimate(
@@ -119,9 +144,11 @@ class WaitEstimator:
 
     def for_newcomer(self, model: str, tenant: str, priority: int) -> WaitEstimate:
         """Return the estimate for a job of this tenant and class if it arrived now."""
-        ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority)
-        if ahead is None:
+        if self._scheduler.has_free_seat(model):
             return WaitEstimate(0, 0, None if self._quantile is None else 0)
+        if (survey := self._surveyed()) is not None:
+            return self._estimate_from(survey, model, survey.index_of_newcomer(tenant, priority))
+        ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority) or []
         return self._estimate(model, len(ahead), lambda: ahead)
 
     def behind_all(self, model: str) -> Backlog:
@@ -154,8 +181,10 @@ class WaitEstimator:
 
         A flood of refusals needs it thousands of times a second, so it is kept for a moment.
         """
+        if (survey := self._surveyed()) is not None:
+            return self._estimate_from(survey, model, survey.waiting)
         now = trio.current_time()
-        waiting = self._scheduler.statistics().waiting
+        waiting = self._scheduler.waiting()
         made_at, estimate = self._refusal_estimates.get(model, (0.0, None))
         if estimate is None or estimate.position != waiting + 1 or now - made_at >= REUSED_FOR_S:
             estimate = self._estimate(model, waiting, self._scheduler.waiting_jobs)
@@ -201,6 +230,73 @@ class WaitEstimator:
             self._predictions[arriving] = prediction
         return WaitEstimate(
             position, max(1, math.ceil(prediction.wait_s)), max(1, math.ceil(prediction.p90_s))
+        )
+
+    def _estimate_from(
+        self, survey: WaitSurvey, model: str, index: int, *, arriving: Ticket | None = None
+    ) -> WaitEstimate:
+        """Return the estimate for a job with `index` others before it; see `_estimate`."""
+        waits = survey.waits(model)
+        if self._quantile is None:
+            ahead, _ = waits.ahead_of(index)
+            wait_s = self.mean.wait_s(ahead=ahead, seats=waits.seats_awaited, running_s=waits.running_s)
+            return WaitEstimate(index + 1, max(1, wait_s))
+        place = waits.place(index)
+        prediction = self._predicted.get((model, place))
+        if prediction is None:
+            prediction = self._predicted[model, place] = self._quantile.predict_from(waits, index)
+        if arriving is not None:
+            self._predictions[arriving] = prediction
+        wait_s, p90_s = math.ceil(prediction.wait_s), math.ceil(prediction.p90_s)
+        return WaitEstimate(index + 1, max(1, wait_s), max(1, p90_s))
+
+    def _surveyed(self) -> WaitSurvey | None:
+        """Return the survey of a large queue; None if there are so few jobs that each is looked at."""
+        waiting = self._scheduler.waiting()
+        if waiting + len(self._running) <= EXACT_JOBS:
+            self._survey = None
+            return None
+        survey, now = self._survey, trio.current_time()
+        if (
+            survey is None
+            or SURVEYED_CHANGES * survey.changes > survey.size
+            or now - survey.made_at > SURVEYED_S_PER_JOB * survey.size
+        ):
+            self._survey = survey = self.new_survey()
+            self._predicted.clear()
+        return survey
+
+    def new_survey(self) -> WaitSurvey:
+        """Return a survey of the queue and the seats as they are now."""
+        now, order = trio.current_time(), self._scheduler.queue_order()
+        tickets, step = sampled(order.tickets)
+        models = [ticket.job.model for ticket in tickets]
+        services_s = [self._service_s(ticket.job) for ticket in tickets]
+        taken = [
+            SurveyedSeat(ticket.node.id, now - since, self._remaining_s(waiter, now - since))
+            for ticket, (since, waiter) in self._running.items()
+            if ticket.node is not None
+        ]
+
+        def waits_for(model: str) -> ModelWaits:
+            awaited = AwaitedSeats(model, self._scheduler.nodes())
+            return ModelWaits(awaited, taken, models, services_s, step)
+
+        return WaitSurvey(now, order, len(taken), waits_for)
+
+    def _remaining_s(self, waiter: Waiter, running_s: float) -> float:
+        """Return how long a running job will probably hold its seat; 0 if it is not predicted."""
+        if self._quantile is None:
+            return 0.0
+        return self._quantile.remaining_s(self._running_job(waiter, running_s))
+
+    def _service_s(self, job: JobSpec) -> float:
+        """Return how long a waiting job will probably hold its seat; 0 if it is not predicted."""
+        if self._quantile is None:
+            return 0.0
+        oldest_s = trio.current_time() - next(iter(self._running.values()))[0] if self._running else 0.0
+        return self._quantile.service_s(
+            JobSize(job.prompt_tokens, self._output_tokens(job)), unknown_s=oldest_s
         )
 
     def _output_tokens(self, job: JobSpec, so_far: int = 0) -> float:

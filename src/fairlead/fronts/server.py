@@ -217,6 +217,12 @@ class FrontServer:
     def _handle(self, front: Front, message: wire.ToDispatcher) -> None:
         if self._fronts.get(front.name) is not front:
             return
+        if isinstance(message, (wire.BeginJob, wire.EndJob)):  # first: two of three messages
+            self._change(front, message)
+        else:
+            self._handle_other(front, message)
+
+    def _handle_other(self, front: Front, message: wire.ToDispatcher) -> None:
         match message:
             case wire.SubmitJob() | wire.DeclareJob() if len(front.jobs) >= MAX_JOBS:
                 self._refuse_message(front, f"it has more than {MAX_JOBS} jobs")
@@ -380,6 +386,7 @@ class FrontServer:
             return  # not submitted yet
         self._served.add(job.ticket.job.tenant)
         self._dispatcher.end(job)
+        job.generated = int  # it referred to the job, which is freed now, without the garbage collector
 
     async def _wait_for(self, front: Front) -> None:
         """End the jobs of a front that does not connect again in time."""
