@@ -34,13 +34,6 @@ MUTANTS = {
         [("first", "sent", "kill dispatcher 1")],
         SUPERVISED,
     ),
-    "ends_the_grace_time_with_any_front": ProtocolMutant(
-        f"{_SERVER}._do_not_expect",
-        "self._missing.discard(name)",
-        "_ = self._missing and self._missing.pop()",
-        [("submit to engine", "handled", "kill front 1"), ("first|submit", "sent", "kill dispatcher 1")],
-        SUPERVISED,
-    ),
     "keeps_jobs_that_are_not_declared": ProtocolMutant(
         f"{_SERVER}._end_declaration",
         "self._end(job)",

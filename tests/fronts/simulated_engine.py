@@ -39,7 +39,7 @@ class EngineConnection:
         self.front = front
         self.number = number
         self.is_open = True
-        self.sequences = set()
+        self.sequences = {}  # in the order of their submission, so that a run can be repeated
 
     @contextmanager
     def sequence(self, grant, job):
@@ -47,7 +47,7 @@ class EngineConnection:
         if not self.is_open:
             raise NodeFailed("the engine's connection has ended")
         sequence = Sequence(self, grant, job)
-        self.sequences.add(sequence)
+        self.sequences[sequence] = None
         self._send("submit to engine", lambda: self.engine.submit(sequence))
         try:
             yield sequence
@@ -101,7 +101,7 @@ class Engine:
         self.grants = Grants()
         self._announce(epoch)
         self.connections = []
-        self.accepted = set()
+        self.accepted = {}
         self._numbers = 0
 
     def raise_epoch(self, epoch):
@@ -120,7 +120,7 @@ class Engine:
             connection.is_open = False
         for sequence in self.accepted:
             sequence.scope.cancel()
-        self.accepted = set()
+        self.accepted = {}
 
     def attach(self, front):
         """Return a connection. Raises `NodeFull` if the engine is not there."""
@@ -145,7 +145,7 @@ class Engine:
             self._problems.append(f"late grant: {sequence.grant} at an engine that knows epoch {self.epoch}")
         sequence.is_accepted = True
         sequence.is_counted = self._is_current(self, sequence.grant)
-        self.accepted.add(sequence)
+        self.accepted[sequence] = None
         counted = [other for other in self.accepted if other.is_counted]
         if len(counted) > self.seats:
             grants = [(other.job.name, other.grant) for other in counted]
@@ -155,10 +155,10 @@ class Engine:
     def release(self, sequence):
         """The job is over, or its front has gone."""
         if sequence in self.accepted:
-            self.accepted.remove(sequence)
+            del self.accepted[sequence]
             self.grants.release(sequence.grant)
         sequence.scope.cancel()
-        sequence.connection.sequences.discard(sequence)
+        sequence.connection.sequences.pop(sequence, None)
 
     def forget(self, connection):
         for sequence in list(connection.sequences):

@@ -229,5 +229,6 @@ async def test_grants_through_fronts_have_the_order_of_one_process(autojump_cloc
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(0)
 async def test_grants_of_10000_schedules_have_the_order_of_one_process(autojump_clock):
     await compare(range(SCHEDULES_OF_A_NIGHT))

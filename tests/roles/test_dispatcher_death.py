@@ -13,7 +13,7 @@ from roles.running_server import COMPLETION, completion, running
 
 STREAMS = 200
 SLOTS = 8
-TOKENS = 40
+TOKENS = 25
 
 
 class Streams:
@@ -43,11 +43,11 @@ class Streams:
 
 def many_connections(server):
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=server.supervisor.url, timeout=120, limits=limits)
+    return httpx.AsyncClient(base_url=server.supervisor.url, timeout=300, limits=limits)
 
 
 async def until(condition):
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         while not condition():  # noqa: ASYNC110  there is no event for it
             await trio.sleep(0.01)
 
