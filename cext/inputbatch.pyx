@@ -299,14 +299,20 @@ cdef class InputBatch:
         self.states[slot] = state
         return add_sequence(batch, slot, sequence)
 
-    def remove_request(self, int64_t slot) -> None:
-        """Remove a sequence from its slot; its row becomes a hole.
+    def remove_request(self, int64_t slot) -> tuple[array, ...]:
+        """Remove a sequence from its slot, and return its blocks by group (int32); its row becomes a hole.
 
         Its results of steps under way are dropped, and so are its placeholders. ValueError for an empty slot.
         """
+        cdef int32_t group
         self.occupied(slot)
+        blocks = tuple([
+            int32s(self.table_row(group, slot), self.batch.tables[group].rows[slot].count)
+            for group in range(self.batch.groups)
+        ])
         remove_sequence(&self.batch, slot)
         self.states[slot] = None
+        return blocks
 
     def condense(self) -> list[tuple[int, int]]:
         """Fill the holes below `num_reqs` with the last rows; return the moves (source, target) in order."""

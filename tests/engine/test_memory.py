@@ -45,7 +45,7 @@ class Cache:
         if prefix is None:
             return None
         sequence.tokens.rewind(prefix.tokens)
-        sequence.handle = 1 << 32 | sequence.key
+        sequence.slot = sequence.key
         self.batch.add_request(sequence.key, sequence.tokens, prefix.blocks)
         return prefix.tokens
 
@@ -59,7 +59,6 @@ class Cache:
 
     def leave(self, sequence: Sequence) -> None:
         self.memory.free(sequence, keep=True)
-        self.batch.remove_request(sequence.slot)
 
     @property
     def available(self) -> list[int]:

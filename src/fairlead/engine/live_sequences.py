@@ -11,6 +11,8 @@ from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.messages import Output
 from fairlead.structured.compiler import GrammarCompiler
 
+# In Python 3.11, reading these from the enumeration takes 0.5 µs.
+COMPILING, COMPLETED = SequenceStatus.COMPILING, SequenceStatus.COMPLETED
 STOPPED = 1  # the reason in `Committed.finished`; any other means the length limit
 
 
@@ -95,7 +97,7 @@ class LiveSequences:
         if details.error is not None:
             return self.fail(sequence, details.error)
         self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
-        self._end(sequence, SequenceStatus.COMPLETED)
+        self._end(sequence, COMPLETED)
         if reason == STOPPED:
             return details.output(sequence.key, [token_id], "stop", token_id)
         return details.output(sequence.key, [token_id], "length")
@@ -131,7 +133,7 @@ class LiveSequences:
         self._scheduler.submit(sequence)
 
     def _end(self, sequence: Sequence, final: SequenceStatus, *, keep: bool = True) -> None:
-        is_queued = sequence.state is not SequenceStatus.COMPILING
+        is_queued = sequence.state is not COMPILING
         sequence.become(final)
         del self.by_key[sequence.key]
         if not is_queued:

@@ -14,9 +14,8 @@ class SequenceQueue:
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
 
-    @property
     def head(self) -> Sequence | None:
-        """The first sequence of the highest class."""
+        """Return the first sequence of the highest class."""
         return next(iter(self._classes[min(self._classes)].values())) if self._classes else None
 
     def append(self, sequence: Sequence) -> None:
