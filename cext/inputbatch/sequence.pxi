@@ -10,8 +10,7 @@ cdef class SequenceState:
     """
 
     cdef Sequence sequence
-    cdef c_array ids            # a larger one replaces it when it is full; views keep this one
-    cdef object ids_view        # of `ids`, read-only
+    cdef object ids_view        # all room for ids, read-only; a larger one replaces it, views keep this one
     cdef readonly object sampling
     cdef readonly int64_t key
     cdef readonly int32_t prompt_length, max_tokens, min_tokens, largest_id
@@ -71,7 +70,6 @@ cdef class SequenceState:
         # Make room for `capacity` tokens.
         cdef c_array ids = clone(INT32S, min(capacity, <int64_t>INT32_MAX), False)
         memcpy(ids.data.as_ints, self.sequence.ids, self.sequence.length * sizeof(int32_t))
-        self.ids = ids
         self.ids_view = memoryview(ids).toreadonly()
         self.sequence.ids = <int32_t *>ids.data.as_ints
         self.sequence.capacity = len(ids)

@@ -267,7 +267,7 @@ class InputBatchOracle:
         return row
 
     def remove_request(self, slot):
-        blocks = tuple(array("i", ids) for ids in self.occupant(slot).blocks)
+        blocks = self.block_ids(slot)
         state = self.occupant(slot).state
         del self.occupants[slot]
         self.version += 1
@@ -332,7 +332,7 @@ class InputBatchOracle:
             occupant.staged[group] = column
 
     def block_ids(self, slot):
-        return tuple(list(blocks) for blocks in self.occupant(slot).blocks)
+        return tuple(array("i", blocks) for blocks in self.occupant(slot).blocks)
 
     def block_counts(self, slot):
         return tuple(len(blocks) for blocks in self.occupant(slot).blocks)

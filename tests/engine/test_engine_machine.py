@@ -456,8 +456,8 @@ def fails_without_a_report(self, sequence, reason):
     return Output(-1, [], error=reason)
 
 
-def continues_after_its_end(self, sequence, token_id, reason, logprob):
-    return Output(sequence.key, [token_id], finish_reason="length")
+def continues_after_its_end(self, key, token_id, reason, details):
+    return Output(key, [token_id], finish_reason="length")
 
 
 def aborts_without_freeing(self, key):

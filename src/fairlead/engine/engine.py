@@ -262,11 +262,11 @@ class Engine:
         self._generated_tokens += len(keys)
         details_of = step_details(step, sampled, committed, self._scheduler, self._live.by_key)
         go_on = bytearray(b"\1") * len(keys)  # whether a sequence has nothing else to report, by index
-        for slot, reason, index in committed.finished:
+        for _, reason, index in committed.finished:
             go_on[index] = False
             details = details_of.of_tokens.pop(index, NO_DETAILS)
-            token_id = committed.tokens[index]
-            outputs.append(self._live.complete(self._running_in(slot), token_id, reason, details))
+            key, token_id = committed.keys[index], committed.tokens[index]
+            outputs.append(self._live.complete(key, token_id, reason, details))
         for index, details in details_of.of_tokens.items():
             go_on[index] = False
             outputs.append(self._live.report(committed.keys[index], [committed.tokens[index]], details))

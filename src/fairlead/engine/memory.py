@@ -4,7 +4,7 @@ Guarantees that a call takes what it needs in every group or changes nothing, an
 blocks are available when it needs them. Independent of the queue and of steps.
 """
 
-from collections.abc import Iterable
+from array import array
 from collections.abc import Sequence as ReadOnlySequence
 
 import msgspec
@@ -14,6 +14,7 @@ from fairlead._cext.blockpool import BlockHashes, BlockPool
 from fairlead._cext.inputbatch import InputBatch
 from fairlead.engine.sequence import Sequence
 
+_HASHED = array("i")  # instead of the tokens of blocks that are hashed already
 BlockIds = tuple[list[int], ...]
 
 
@@ -64,6 +65,7 @@ class Memory:
             )
             for blocks in blocks_total
         )
+        self._groups = range(len(self.pools))
         self._sliding = tuple(group for group, window in enumerate(windows) if window is not None)
         # Whether some group has a window, so that blocks are taken and freed while a sequence runs.
         self.slides = bool(self._sliding)
@@ -121,7 +123,8 @@ class Memory:
         total = sequence.tokens.num_tokens
         needed: list[int] = []
         reserved = [0] * len(self.pools) if pinned else None
-        for group, blocks in enumerate(prefix.blocks):
+        for group in self._groups:
+            blocks = prefix.blocks[group]
             # Before `unreserved`, which counts untouched blocks as available.
             if blocks:
                 self.pools[group].touch(blocks)
@@ -137,8 +140,8 @@ class Memory:
                 for touched in range(group + 1):
                     self.pools[touched].free_blocks(prefix.blocks[touched])
                 return None
-        for group, blocks in enumerate(prefix.blocks):
-            blocks.extend(self.pools[group].get_new_blocks(needed[group]))
+        for group in self._groups:
+            prefix.blocks[group].extend(self.pools[group].get_new_blocks(needed[group]))
             if reserved is not None:
                 self._reserved[group] += reserved[group]
         sequence.reserved = reserved
@@ -161,15 +164,18 @@ class Memory:
             self._use_reservation(sequence, group, count)
         return True
 
-    def extend_by_one_block(self, slots: ReadOnlySequence[int], sequences: Iterable[Sequence]) -> bool:
+    def extend_by_one_block(
+        self, slots: ReadOnlySequence[int], by_slot: ReadOnlySequence[Sequence | None]
+    ) -> bool:
         """Take one more block per slot, in the only group; False, with none taken, if that is impossible."""
         if len(self.pools) > 1 or len(slots) > self.unreserved(0):
             return False
         for slot, block in zip(slots, self.pools[0].get_new_blocks(len(slots)), strict=True):
             self._batch.append_block_ids(slot, ([block],))
         if self._reserved[0]:
-            for sequence in sequences:
-                self._use_reservation(sequence, 0, 1)
+            for slot in slots:
+                if (sequence := by_slot[slot]) is not None:
+                    self._use_reservation(sequence, 0, 1)
         return True
 
     def extend_for_chunk(self, sequence: Sequence, count: int) -> int:
@@ -185,14 +191,13 @@ class Memory:
 
     def index(self, sequence: Sequence) -> None:
         """Add the blocks that are full now to the prefix cache; free those that no later token can see."""
-        slot = sequence.slot
-        if sequence.hashes is not None:
-            full = sequence.tokens.committed // self._block_size
-            tokens = sequence.tokens.tokens_view()
-            for group, pool in enumerate(self.pools):
-                row = self._rows[group][slot]
-                pool.cache_full_blocks(row, tokens, sequence.indexed, full, sequence.hashes)
+        slot, hashes = sequence.slot, sequence.hashes
+        if hashes is not None:
+            first, full = sequence.indexed, sequence.tokens.committed // self._block_size
             sequence.indexed = full
+            tokens = sequence.tokens.tokens_view() if full > len(hashes) else _HASHED
+            for group in self._groups:
+                self.pools[group].cache_full_blocks(self._rows[group][slot], tokens, first, full, hashes)
         for group in self._sliding:
             if self._should_delay_sliding(sequence, group):
                 continue
@@ -207,12 +212,13 @@ class Memory:
         seldom `trim` is called.
         """
         keep = keep and sequence.hashes is not None
-        for group, blocks in enumerate(self._batch.remove_request(sequence.slot)):
+        blocks = self._batch.remove_request(sequence.slot)
+        for group in self._groups:
             pool = self.pools[group]
             if not keep:
-                pool.free_blocks(blocks)
+                pool.free_blocks(blocks[group])
                 continue
-            pool.retire(sequence.key, blocks)
+            pool.retire(sequence.key, blocks[group])
             if self._max_entries is not None and pool.evictable * self._block_size > self._max_entries:
                 pool.trim()
         if sequence.reserved is not None:
@@ -249,7 +255,7 @@ class Memory:
             return Prefix(tuple([] for _ in self.pools), 0)
         hashes.extend(tokens.tokens_view())
         if len(self.pools) == 1:
-            blocks = self._match_in(0, hashes, limit)
+            blocks = self.pools[0].match_prefix(hashes, limit, window=self._seen[0])
             return Prefix((blocks,), len(blocks) * self._block_size)
         while True:
             found = tuple([self._match_in(group, hashes, limit) for group in range(len(self.pools))])

@@ -149,9 +149,7 @@ class StepScheduler:
 
     def _extend_decodes(self, short: "array[int]") -> None:
         """Take the block that each decode's next token begins; decodes that get none skip this step."""
-        if len(self.memory.pools) == 1 and self.memory.extend_by_one_block(
-            short, self._running.in_slots(short)
-        ):
+        if len(self.memory.pools) == 1 and self.memory.extend_by_one_block(short, self._running.by_slot):
             return
         for sequence in sorted(self._running.in_slots(short), key=lambda one: (one.priority, one.order)):
             if sequence.handle != NO_HANDLE and not self._make_room(sequence):
@@ -200,21 +198,21 @@ class StepScheduler:
 
     def _schedule_chunk(self, sequence: Sequence) -> None:
         """Schedule as many of a sequence's tokens as the budget and, with windows, the blocks allow."""
-        tokens = sequence.tokens
+        tokens, budget = sequence.tokens, self._budget
         count = tokens.num_tokens - tokens.computed
-        if self._even_chunk is not None and count > self._even_chunk:
-            count = self._even_chunk
-        if count > self._budget:
-            if self._even_chunk is not None:
+        if self._even_chunk is not None:
+            count = min(count, self._even_chunk)
+            if count > budget:
                 return
-            count = self._budget
+        elif count > budget:
+            count = budget
         if sequence.scored is not None:
             count = min(count, self._scored_left)
         if count > 0 and self.memory.slides:
             count = self.memory.extend_for_chunk(sequence, count)
         if count > 0:
             self.batch.num_scheduled[sequence.slot] = count
-            self._budget -= count
+            self._budget = budget - count
             if sequence.scored is not None:
                 self._scored_left -= count
 
@@ -249,15 +247,16 @@ class StepScheduler:
         return self.admission.admit(sequence.key, tokens.num_tokens, tokens.output_length, limit)
 
     def _predict_peak(self) -> None:
+        running, pinned = self._running, self._running.pinned
         prompts, outputs = np.asarray(self.batch.num_prompt_tokens), np.asarray(self.batch.output_tokens)
         slots = np.flatnonzero(prompts)
-        running, outputs = self._running.columns(slots), outputs[slots].astype(np.int64)
+        keys, outputs = np.asarray(running.keys)[slots], outputs[slots].astype(np.int64)
         self.admission.begin(
-            running.keys,
+            keys,
             prompts[slots] + outputs,
             outputs,
-            running.max_tokens - outputs,
-            reserved=running.pinned,
+            np.asarray(running.max_tokens)[slots] - outputs,
+            reserved=np.isin(keys, list(pinned)) if pinned else None,
             shared=self.memory.shared_tokens(0),
         )
         self._has_current_peak = True
@@ -269,15 +268,15 @@ class StepScheduler:
             sequence.tokens.rewind(prefix.tokens)
         self.batch.add_request(slot, sequence.tokens, prefix.blocks)
         sequence.become(PROCESSING)
-        self._count_prompt(sequence, prefix.tokens)
+        if sequence.preemptions:
+            self.recomputed_tokens += max(0, sequence.evicted_tokens - prefix.tokens)
+        else:
+            self._count_prompt(sequence, prefix.tokens)
         if self._rows_left > 0:
             self._rows_left -= 1
             self._schedule_chunk(sequence)
 
     def _count_prompt(self, sequence: Sequence, hit: int) -> None:
-        if sequence.preemptions:
-            self.recomputed_tokens += max(0, sequence.evicted_tokens - hit)
-            return
         prompt = sequence.tokens.prompt_length
         if hit:
             self.cached[sequence.key] = hit
