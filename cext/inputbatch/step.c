@@ -56,13 +56,13 @@ static void map_tokens(const Batch *batch, int32_t group, int32_t slot, int32_t 
                        int32_t *mapping)
 {
     const int32_t *blocks = batch->tables[group].blocks + (int64_t)slot * batch->columns;
-    int32_t size = batch->block_size, end = position + count;
-    while (position < end) {
-        int32_t place = blocks[position / size] * size + position % size, left = size - position % size;
-        if (left > end - position) left = end - position;
-        for (int32_t i = 0; i < left; i++) mapping[i] = place + i;
-        mapping += left;
-        position += left;
+    int32_t size = batch->block_size, column = position / size, offset = position % size;
+    for (int32_t i = 0; i < count; i++) {
+        mapping[i] = blocks[column] * size + offset;
+        if (++offset == size) {
+            offset = 0;
+            column++;
+        }
     }
 }
 
@@ -80,11 +80,10 @@ static void write_row(Batch *batch, Writer *at, int32_t slot, int32_t count)
     Slot *here = &batch->by_slot[slot];
     Sequence *sequence = here->sequence;
     int32_t start = sequence->computed;
-    /* Only the last token can be a placeholder. */
-    int32_t known = start + count <= sequence->length ? count : count - 1;
-    memcpy(ids, sequence->ids + start, known * sizeof *ids);
-    if (known < count) ids[known] = -1 - here->sample;
-    for (int32_t i = 0; i < count; i++) positions[i] = start + i;
+    for (int32_t i = 0; i < count; i++) {
+        ids[i] = start + i < sequence->length ? sequence->ids[start + i] : -1 - here->sample;
+        positions[i] = start + i;
+    }
     for (int32_t group = 0; group < batch->groups; group++)
         map_tokens(batch, group, slot, start, count,
                    words + step->starts[SLOT_MAPPING] + group * step->tokens + at->token);
