@@ -189,6 +189,11 @@ cdef class BlockPool:
         """The number of blocks that `get_new_blocks` could allocate now: the free and the evictable."""
         return self.pool.total - self.pool.referenced
 
+    @property
+    def shared(self) -> int:
+        """The number of references, less one for each block that has any."""
+        return self.pool.references - self.pool.referenced
+
     def blocks_for(self, tokens: int) -> int:
         """Return how many blocks `tokens` tokens need; the last one may be partly full."""
         cdef int64_t count = counted(tokens)
@@ -222,6 +227,7 @@ cdef class BlockPool:
             PyList_SET_ITEM(result, i, number)
         pool.free -= <int32_t>wanted
         pool.referenced += <int32_t>wanted
+        pool.references += wanted
         return given
 
     def touch(self, block_ids: Sequence[int]) -> None:

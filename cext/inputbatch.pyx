@@ -299,14 +299,15 @@ cdef class InputBatch:
         self.states[slot] = state
         return add_sequence(batch, slot, sequence)
 
-    def remove_request(self, int64_t slot) -> None:
-        """Remove a sequence from its slot; its row becomes a hole.
+    def remove_request(self, int64_t slot) -> tuple[array, ...]:
+        """Remove a sequence from its slot, and return its `block_ids`; its row becomes a hole.
 
         Its results of steps under way are dropped, and so are its placeholders. ValueError for an empty slot.
         """
-        self.occupied(slot)
+        blocks = self.block_ids(slot)
         remove_sequence(&self.batch, slot)
         self.states[slot] = None
+        return blocks
 
     def condense(self) -> list[tuple[int, int]]:
         """Fill the holes below `num_reqs` with the last rows; return the moves (source, target) in order."""
@@ -348,15 +349,14 @@ cdef class InputBatch:
             batch.tables[group].rows[slot].count += counts[group]
         update_room(batch, slot)
 
-    def block_ids(self, int64_t slot) -> tuple[list[int], ...]:
-        """Return the block ids by group; those that have slid out of the window are −1."""
-        cdef int32_t group, column
-        cdef int32_t *blocks
-        lists = []
-        for group, count in enumerate(self.block_counts(slot)):
-            blocks = self.table_row(group, slot)
-            lists.append([blocks[column] for column in range(count)])
-        return tuple(lists)
+    cpdef tuple block_ids(self, int64_t slot):
+        """Return the block ids by group, arrays of int32; those that have slid out of the window are −1."""
+        cdef int32_t group
+        self.occupied(slot)
+        return tuple([
+            int32s(self.table_row(group, slot), self.batch.tables[group].rows[slot].count)
+            for group in range(self.batch.groups)
+        ])
 
     def block_counts(self, int64_t slot) -> tuple[int, ...]:
         self.occupied(slot)

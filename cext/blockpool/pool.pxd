@@ -45,7 +45,8 @@ cdef struct Pool:
     int32_t newest
     int32_t total
     int32_t free
-    int32_t referenced
+    int32_t referenced    # blocks with a reference
+    int64_t references    # of all blocks
     int32_t kept          # distinct blocks that kept requests hold
     int64_t holds         # the same, each block counted once for each request that holds it
     int64_t evicted_requests
@@ -135,6 +136,7 @@ cdef inline void references_restore(Pool *pool, Py_ssize_t count) noexcept:
         block = &pool.blocks[pool.scratch[i]]
         pool.referenced += block.references == 0
         block.references += 1
+    pool.references += count
 
 cdef inline int references_add(Pool *pool, Py_ssize_t count) except -1:
     # Add a reference to each block in `scratch`. If one is free, raise ValueError and change nothing.
@@ -155,6 +157,7 @@ cdef inline int references_drop(Pool *pool, Py_ssize_t count) except -1:
             references_restore(pool, i)
             raise ValueError(f"block {pool.scratch[i]} has no reference left: it was freed before")
         block.references -= 1
+        pool.references -= 1
         pool.referenced -= block.references == 0
     return 0
 

@@ -10,7 +10,7 @@ cdef class SequenceState:
     """
 
     cdef Sequence sequence
-    cdef c_array ids            # a larger one replaces it when it is full; views keep this one
+    cdef object ids_view        # all room for ids, read-only; a larger one replaces it, views keep this one
     cdef readonly object sampling
     cdef readonly int64_t key
     cdef readonly int32_t prompt_length, max_tokens, min_tokens, largest_id
@@ -70,7 +70,7 @@ cdef class SequenceState:
         # Make room for `capacity` tokens.
         cdef c_array ids = clone(INT32S, min(capacity, <int64_t>INT32_MAX), False)
         memcpy(ids.data.as_ints, self.sequence.ids, self.sequence.length * sizeof(int32_t))
-        self.ids = ids
+        self.ids_view = memoryview(ids).toreadonly()
         self.sequence.ids = <int32_t *>ids.data.as_ints
         self.sequence.capacity = len(ids)
         return 0
@@ -113,7 +113,7 @@ cdef class SequenceState:
 
     def tokens_view(self) -> memoryview:
         """Return a read-only view of the committed tokens, int32. Later tokens may go to another buffer."""
-        return memoryview(self.ids).toreadonly()[: self.sequence.length]
+        return self.ids_view[: self.sequence.length]
 
     def rewind(self, int64_t computed) -> None:
         """Set how many tokens are in the KV cache: 0 after a preemption, or the length of a cached prefix.

@@ -251,6 +251,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert self.total == statistics.free + statistics.evictable + statistics.referenced
         assert statistics.free + statistics.evictable == self.pool.available
         assert (statistics.free, statistics.evictable) == (self.pool.free, self.pool.evictable)
+        assert self.oracle.shared == self.pool.shared
         assert statistics.cached_requests <= min(len(KEYS), self.total)
         assert (statistics.cached_requests > 0) == (statistics.cached_tokens > 0)
         assert self.pool.free_ids() == self.oracle.free_ids()

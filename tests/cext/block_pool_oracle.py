@@ -89,6 +89,10 @@ class BlockPoolOracle:
     def available(self):
         return self.total - self.referenced
 
+    @property
+    def shared(self):
+        return sum(max(0, block.references - 1) for block in self.blocks)
+
     def blocks_for(self, tokens):
         check(tokens >= 0)
         return -(-tokens // self.block_size)

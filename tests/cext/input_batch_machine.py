@@ -530,7 +530,7 @@ class InputBatchMachine(RuleBasedStateMachine):
             assert self.oracle.block_ids(slot) == block_ids
             assert tuple(map(len, block_ids)) == self.batch.block_counts(slot)
             for group, ids in enumerate(block_ids):
-                assert ids == self.batch.block_table(group).tolist()[slot][: len(ids)]
+                assert ids.tolist() == self.batch.block_table(group).tolist()[slot][: len(ids)]
 
     @invariant()
     def needed_blocks_are_present(self):

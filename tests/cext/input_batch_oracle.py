@@ -267,6 +267,7 @@ class InputBatchOracle:
         return row
 
     def remove_request(self, slot):
+        blocks = self.block_ids(slot)
         state = self.occupant(slot).state
         del self.occupants[slot]
         self.version += 1
@@ -275,6 +276,7 @@ class InputBatchOracle:
         state.computed = state.committed
         self.num_scheduled[slot] = 0
         self.rows[self.rows.index(slot)] = -1
+        return blocks
 
     def changes(self, since):
         slots = sorted(slot for slot, version in self.changed.items() if version > since)
@@ -330,7 +332,7 @@ class InputBatchOracle:
             occupant.staged[group] = column
 
     def block_ids(self, slot):
-        return tuple(list(blocks) for blocks in self.occupant(slot).blocks)
+        return tuple(array("i", blocks) for blocks in self.occupant(slot).blocks)
 
     def block_counts(self, slot):
         return tuple(len(blocks) for blocks in self.occupant(slot).blocks)

@@ -71,6 +71,12 @@ class OutOfBlocksEvictsFirst(BlockPoolOracle):
         return super().get_new_blocks(count)
 
 
+class SharedCountsBlocksNotReferences(BlockPoolOracle):
+    @property
+    def shared(self):
+        return sum(block.references > 1 for block in self.blocks)
+
+
 class LastBlockIsNeverAllocated(BlockPoolOracle):
     def get_new_blocks(self, count):
         if count and count == self.available:

@@ -65,16 +65,23 @@ class RemovalKeepsThePlaceholders(InputBatchOracle):
     def remove_request(self, slot):
         state = self.occupant(slot).state
         before = state.pending
-        super().remove_request(slot)
+        blocks = super().remove_request(slot)
         state.pending = before
+        return blocks
 
 
 class RemovalKeepsPendingTokens(InputBatchOracle):
     def remove_request(self, slot):
         state = self.occupant(slot).state
         before = state.computed
-        super().remove_request(slot)
+        blocks = super().remove_request(slot)
         state.computed = before
+        return blocks
+
+
+class RemovalReturnsTheFirstGroupOnly(InputBatchOracle):
+    def remove_request(self, slot):
+        return super().remove_request(slot)[:1]
 
 
 class OccupiedSlotIsReused(InputBatchOracle):
@@ -110,8 +117,9 @@ class AppendedBlocksAreNotStaged(InputBatchOracle):
 class ReusedSlotIsStagedTwice(InputBatchOracle):
     def remove_request(self, slot):
         stale = self.occupant(slot).staged[0] is not None
-        super().remove_request(slot)
+        blocks = super().remove_request(slot)
         self.stale = [slot] * stale
+        return blocks
 
     def take_staged(self):
         writes = super().take_staged()

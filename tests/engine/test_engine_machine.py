@@ -341,7 +341,7 @@ class EngineMachine(RuleBasedStateMachine):
                 pool.reference_count(block) for block in range(pool.total)
             ]
             assert pool.total == pool.free + pool.evictable + len(used)
-            assert memory._table_entries[group] == used.total()
+            assert pool.shared == used.total() - len(used)
             reserved = sum(one.reserved[group] for one in running if one.reserved is not None)
             assert memory._reserved[group] == reserved <= pool.available
 
@@ -380,7 +380,7 @@ def test_every_sequence_generates_what_it_would_alone():
 
 
 def never_frees_blocks(self, sequence, *, keep):
-    self._batch.block_ids(sequence.slot)
+    self._batch.remove_request(sequence.slot)
 
 
 def frees_blocks_but_not_the_reservation(self, sequence, *, keep):
@@ -421,11 +421,6 @@ def omits_indexed_blocks(self, sequence):
     sequence.hashes = sequence.hashes and self.new_hashes(b"another")
 
 
-def counts_a_table_twice(self, sequence, group, count):
-    use_reservation(self, sequence, group, count)
-    self._table_entries[group] += count
-
-
 def omits_preempted_sequences(self, victim):
     preempt(self, victim)
     self.remove(victim)
@@ -461,8 +456,8 @@ def fails_without_a_report(self, sequence, reason):
     return Output(-1, [], error=reason)
 
 
-def continues_after_its_end(self, sequence, token_id, reason, logprob):
-    return Output(sequence.key, [token_id], finish_reason="length")
+def continues_after_its_end(self, key, token_id, reason, details):
+    return Output(key, [token_id], finish_reason="length")
 
 
 def aborts_without_freeing(self, key):
@@ -494,7 +489,7 @@ class _Unfreeable:
         pass
 
 
-free, match, index, use_reservation = Memory.free, Memory._match, Memory.index, Memory._use_reservation
+free, match, index = Memory.free, Memory._match, Memory.index
 preempt, schedule_chunk, fill_step = (
     StepScheduler._preempt,
     StepScheduler._schedule_chunk,
@@ -508,7 +503,6 @@ MUTANTS = [
     (Memory, "unreserved", uses_reserved_blocks),
     (Memory, "_match", finds_a_prefix_in_the_first_group_only),
     (Memory, "_match", starts_one_block_after_its_prefix),
-    (Memory, "_use_reservation", counts_a_table_twice),
     (Memory, "index", omits_indexed_blocks),
     (StepScheduler, "_preempt", omits_preempted_sequences),
     (RunningSequences, "newest_of_the_lowest_class", preempts_pinned_sequences_too),

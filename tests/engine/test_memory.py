@@ -45,7 +45,7 @@ class Cache:
         if prefix is None:
             return None
         sequence.tokens.rewind(prefix.tokens)
-        sequence.handle = 1 << 32 | sequence.key
+        sequence.slot = sequence.key
         self.batch.add_request(sequence.key, sequence.tokens, prefix.blocks)
         return prefix.tokens
 
@@ -59,7 +59,6 @@ class Cache:
 
     def leave(self, sequence: Sequence) -> None:
         self.memory.free(sequence, keep=True)
-        self.batch.remove_request(sequence.slot)
 
     @property
     def available(self) -> list[int]:
@@ -116,7 +115,7 @@ def test_prefix_reaches_only_as_far_as_every_group_has_it():
     cache.compute(first, 30)
     cache.leave(first)
     assert cache.enter(cache.new(2, 40)) == 28
-    window = cache.batch.block_ids(2)[1]
+    window = cache.batch.block_ids(2)[1].tolist()
     assert window[:5] == [-1] * 5  # the next token sees two of the seven blocks found
     assert -1 not in window[5:]
 

@@ -132,7 +132,7 @@ SPEC_TRANSITIONS = {
 
 def sequence_in(state: SequenceStatus) -> Sequence:
     sequence = Sequence(SequenceState(1, [5], max_tokens=4))
-    sequence._state = state
+    sequence.state = state
     return sequence
 
 

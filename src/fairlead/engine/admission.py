@@ -5,6 +5,7 @@ all tokens. Predictions of the remaining output of each are almost as good as th
 arithmetic over arrays.
 """
 
+from collections import deque
 from typing import Protocol
 
 import numpy as np
@@ -44,9 +45,7 @@ class PastLengths:
 
     def __init__(self) -> None:
         self._quantile = 0.5
-        self._lengths = np.zeros(REMEMBERED, np.int64)
-        self._lengths[: len(PRIOR)] = PRIOR
-        self._learned = len(PRIOR)
+        self._lengths = deque(PRIOR, maxlen=REMEMBERED)
         self._sorted: Counts | None = None
 
     def remaining(self, keys: Counts, outputs: Counts, limits: Counts) -> Counts:  # noqa: ARG002  the same for all keys
@@ -59,17 +58,17 @@ class PastLengths:
         return np.minimum(guess, limits)
 
     def learn(self, length: int) -> None:
-        self._lengths[self._learned % REMEMBERED] = length
-        self._learned += 1
+        self._lengths.append(length)
         self._sorted = None
-        self._quantile = max(LOWEST_QUANTILE, self._quantile - PREEMPTIONS_PER_SEQUENCE * STEP)
+        if self._quantile > LOWEST_QUANTILE:
+            self._quantile = max(LOWEST_QUANTILE, self._quantile - PREEMPTIONS_PER_SEQUENCE * STEP)
 
     def on_preemption(self) -> None:
         self._quantile = min(HIGHEST_QUANTILE, self._quantile + STEP)
 
     def _in_order(self) -> Counts:
         if self._sorted is None:
-            self._sorted = np.sort(self._lengths[: min(self._learned, REMEMBERED)])
+            self._sorted = np.sort(np.fromiter(self._lengths, np.int64))
         return self._sorted
 
 

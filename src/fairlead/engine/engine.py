@@ -261,17 +261,19 @@ class Engine:
             return Outcome(b"", b"", outputs + self._embedded(sampled, committed))
         self._generated_tokens += len(keys)
         details_of = step_details(step, sampled, committed, self._scheduler, self._live.by_key)
-        separate = list({index for _, _, index in committed.finished} | details_of.of_tokens.keys())
-        for slot, reason, index in committed.finished:
+        go_on = bytearray(b"\1") * len(keys)  # whether a sequence has nothing else to report, by index
+        for _, reason, index in committed.finished:
+            go_on[index] = False
             details = details_of.of_tokens.pop(index, NO_DETAILS)
-            outputs.append(self._live.complete(self._running_in(slot), int(tokens[index]), reason, details))
+            key, token_id = committed.keys[index], committed.tokens[index]
+            outputs.append(self._live.complete(key, token_id, reason, details))
         for index, details in details_of.of_tokens.items():
-            outputs.append(self._live.report(int(keys[index]), [int(tokens[index])], details))
+            go_on[index] = False
+            outputs.append(self._live.report(committed.keys[index], [committed.tokens[index]], details))
         for key, details in details_of.of_prompts.items():
             outputs.append(self._live.report(key, [], details))
-        if separate:
-            keys, tokens = np.delete(keys, separate), np.delete(tokens, separate)
-        return Outcome(keys.tobytes(), tokens.tobytes(), outputs)
+        others = np.frombuffer(go_on, np.bool_)
+        return Outcome(keys[others].tobytes(), tokens[others].tobytes(), outputs)
 
     def fail(self, step: Step, reason: str) -> Outcome:
         """End a failed step: its sequences fail, the others continue."""

@@ -11,6 +11,8 @@ from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.messages import Output
 from fairlead.structured.compiler import GrammarCompiler
 
+# In Python 3.11, reading these from the enumeration takes 0.5 µs.
+COMPILING, COMPLETED = SequenceStatus.COMPILING, SequenceStatus.COMPLETED
 STOPPED = 1  # the reason in `Committed.finished`; any other means the length limit
 
 
@@ -90,15 +92,16 @@ class LiveSequences:
         self._early_outputs.clear()
         return outputs
 
-    def complete(self, sequence: Sequence, token_id: int, reason: int, details: OutputDetails) -> Output:
+    def complete(self, key: int, token_id: int, reason: int, details: OutputDetails) -> Output:
         """End a sequence with its last token."""
+        sequence = self.by_key[key]
         if details.error is not None:
             return self.fail(sequence, details.error)
         self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
-        self._end(sequence, SequenceStatus.COMPLETED)
+        self._end(sequence, COMPLETED)
         if reason == STOPPED:
-            return details.output(sequence.key, [token_id], "stop", token_id)
-        return details.output(sequence.key, [token_id], "length")
+            return details.output(key, [token_id], "stop", token_id)
+        return details.output(key, [token_id], "length")
 
     def complete_embedding(self, sequence: Sequence, vector: bytes) -> Output:
         """End a sequence with the vector of its prompt."""
@@ -131,12 +134,12 @@ class LiveSequences:
         self._scheduler.submit(sequence)
 
     def _end(self, sequence: Sequence, final: SequenceStatus, *, keep: bool = True) -> None:
-        is_queued = sequence.state is not SequenceStatus.COMPILING
+        before = sequence.state
         sequence.become(final)
         del self.by_key[sequence.key]
-        if not is_queued:
+        if before is COMPILING:
             assert self._compiler is not None
             self._compiler.cancel(sequence.key)
-            return
-        self._scheduler.remove(sequence, keep=keep)
-        self._scheduler.cached.pop(sequence.key, None)
+        else:
+            self._scheduler.remove(sequence, keep=keep)
+            self._scheduler.cached.pop(sequence.key, None)

@@ -4,20 +4,21 @@ Guarantees that a call takes what it needs in every group or changes nothing, an
 blocks are available when it needs them. Independent of the queue and of steps.
 """
 
-from collections.abc import Iterable
+from array import array
 from collections.abc import Sequence as ReadOnlySequence
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from fairlead._cext.blockpool import BlockHashes, BlockPool
 from fairlead._cext.inputbatch import InputBatch
 from fairlead.engine.sequence import Sequence
 
+_HASHED = array("i")  # instead of the tokens of blocks that are hashed already
 BlockIds = tuple[list[int], ...]
 
 
-class Prefix(NamedTuple):
+class Prefix(msgspec.Struct):
     """The blocks by group that hold the first `tokens` tokens; −1 for those that slid out of a window."""
 
     blocks: BlockIds
@@ -64,7 +65,10 @@ class Memory:
             )
             for blocks in blocks_total
         )
+        self._groups = range(len(self.pools))
         self._sliding = tuple(group for group, window in enumerate(windows) if window is not None)
+        # Whether some group has a window, so that blocks are taken and freed while a sequence runs.
+        self.slides = bool(self._sliding)
         self._chunks = [
             max_batched_tokens
             if window is None
@@ -78,14 +82,10 @@ class Memory:
         tables = map(batch.block_table, range(len(self.pools)))
         self._rows = [[row.data for row in np.asarray(table)] for table in tables]  # by group and slot
         self._reserved = [0] * len(self.pools)
-        self._table_entries = [0] * len(self.pools)
+        # How many blocks of a prefix later tokens attend to, by group; None: all.
+        self._seen = [None if window is None else -(-(window - 1) // block_size) for window in windows]
 
     # State -------------------------------------------------------------------------------------------
-
-    @property
-    def slides(self) -> bool:
-        """Whether some group has a window, so that blocks are taken and freed while a sequence runs."""
-        return bool(self._sliding)
 
     @property
     def longest(self) -> int:
@@ -102,8 +102,7 @@ class Memory:
 
     def shared_tokens(self, group: int) -> int:
         """Return the tokens in blocks that several sequences hold, once for each holder but the first."""
-        pool = self.pools[group]
-        return (self._table_entries[group] - (pool.total - pool.available)) * self._block_size
+        return self.pools[group].shared * self._block_size
 
     def new_hashes(self, salt: bytes) -> BlockHashes | None:
         """Return a hash chain for a new sequence; None without a prefix cache."""
@@ -117,26 +116,35 @@ class Memory:
         The result has both; computation starts at its `tokens`, with at least one token left. None, with
         nothing taken, if blocks are missing. A pinned sequence takes or reserves all that it can ever need.
         """
-        if sequence.pinned and self._sliding:
+        pinned = sequence.is_pinned()
+        if pinned and self.slides:
             sequence.hashes = None  # a shared block would not become free when it slides out
         prefix = self._match(sequence)
-        needed, reserved = [], []
-        for group, pool in enumerate(self.pools):
+        total = sequence.tokens.num_tokens
+        needed: list[int] = []
+        reserved = [0] * len(self.pools) if pinned else None
+        for group in self._groups:
+            blocks = prefix.blocks[group]
             # Before `unreserved`, which counts untouched blocks as available.
-            pool.touch(prefix.blocks[group])
-            count = self._needed_to_begin(group, sequence, prefix)
-            reservation = self._reservation(group, sequence, prefix, count) if sequence.pinned else 0
+            if blocks:
+                self.pools[group].touch(blocks)
+            tokens = total
+            if self.windows[group] is not None:
+                tokens = min(tokens, prefix.tokens + self._chunks[group])
+            count = most = -(-tokens // self._block_size) - len(blocks)
             needed.append(count)
-            reserved.append(reservation)
-            if count + reservation > self.unreserved(group):
+            if reserved is not None:
+                reserved[group] = self._reservation(group, sequence, prefix, count)
+                most += reserved[group]
+            if most > self.unreserved(group):
                 for touched in range(group + 1):
                     self.pools[touched].free_blocks(prefix.blocks[touched])
                 return None
-        for group, blocks in enumerate(prefix.blocks):
-            self._table_entries[group] += len(blocks) - blocks.count(-1) + needed[group]
-            self._reserved[group] += reserved[group]
-            blocks.extend(self.pools[group].get_new_blocks(needed[group]))
-        sequence.reserved = reserved if sequence.pinned else None
+        for group in self._groups:
+            prefix.blocks[group].extend(self.pools[group].get_new_blocks(needed[group]))
+            if reserved is not None:
+                self._reserved[group] += reserved[group]
+        sequence.reserved = reserved
         sequence.indexed = prefix.tokens // self._block_size if sequence.hashes is not None else 0
         return prefix
 
@@ -153,20 +161,21 @@ class Memory:
         taken = tuple(pool.get_new_blocks(count) for pool, count in zip(self.pools, needed, strict=True))
         self._batch.append_block_ids(sequence.slot, taken)
         for group, count in enumerate(needed):
-            self._table_entries[group] += count
             self._use_reservation(sequence, group, count)
         return True
 
-    def extend_by_one_block(self, slots: ReadOnlySequence[int], sequences: Iterable[Sequence]) -> bool:
+    def extend_by_one_block(
+        self, slots: ReadOnlySequence[int], by_slot: ReadOnlySequence[Sequence | None]
+    ) -> bool:
         """Take one more block per slot, in the only group; False, with none taken, if that is impossible."""
         if len(self.pools) > 1 or len(slots) > self.unreserved(0):
             return False
         for slot, block in zip(slots, self.pools[0].get_new_blocks(len(slots)), strict=True):
             self._batch.append_block_ids(slot, ([block],))
-        self._table_entries[0] += len(slots)
         if self._reserved[0]:
-            for sequence in sequences:
-                self._use_reservation(sequence, 0, 1)
+            for slot in slots:
+                if (sequence := by_slot[slot]) is not None:
+                    self._use_reservation(sequence, 0, 1)
         return True
 
     def extend_for_chunk(self, sequence: Sequence, count: int) -> int:
@@ -182,40 +191,40 @@ class Memory:
 
     def index(self, sequence: Sequence) -> None:
         """Add the blocks that are full now to the prefix cache; free those that no later token can see."""
-        slot = sequence.slot
-        if sequence.hashes is not None:
-            full = sequence.tokens.committed // self._block_size
-            tokens = sequence.tokens.tokens_view()
-            for group, pool in enumerate(self.pools):
-                row = self._rows[group][slot]
-                pool.cache_full_blocks(row, tokens, sequence.indexed, full, sequence.hashes)
+        slot, hashes = sequence.slot, sequence.hashes
+        if hashes is not None:
+            first, full = sequence.indexed, sequence.tokens.committed // self._block_size
             sequence.indexed = full
+            tokens = sequence.tokens.tokens_view() if full > len(hashes) else _HASHED
+            for group in self._groups:
+                self.pools[group].cache_full_blocks(self._rows[group][slot], tokens, first, full, hashes)
         for group in self._sliding:
             if self._should_delay_sliding(sequence, group):
                 continue
             gone = self._batch.slide(slot, group)
             self.pools[group].free_blocks(gone)
-            self._table_entries[group] -= len(gone)
             self._use_reservation(sequence, group, -len(gone))
 
     def free(self, sequence: Sequence, *, keep: bool) -> None:
-        """Free all blocks of a sequence; with `keep`, indexed ones stay cached until memory is needed.
+        """Remove a sequence from the batch, and free all its blocks.
 
-        At most `max_entries` tokens are kept, however seldom `trim` is called.
+        With `keep`, indexed ones stay cached until memory is needed: at most `max_entries` tokens, however
+        seldom `trim` is called.
         """
-        for group, (pool, blocks) in enumerate(
-            zip(self.pools, self._batch.block_ids(sequence.slot), strict=True)
-        ):
-            self._table_entries[group] -= len(blocks) - blocks.count(-1)
-            if keep and sequence.hashes is not None:
-                pool.retire(sequence.key, blocks)
-                if self._max_entries is not None and pool.evictable * self._block_size > self._max_entries:
-                    pool.trim()
-            else:
-                pool.free_blocks(blocks)
-            if sequence.reserved is not None:
-                self._reserved[group] -= sequence.reserved[group]
-        sequence.reserved = None
+        keep = keep and sequence.hashes is not None
+        blocks = self._batch.remove_request(sequence.slot)
+        for group in self._groups:
+            pool = self.pools[group]
+            if not keep:
+                pool.free_blocks(blocks[group])
+                continue
+            pool.retire(sequence.key, blocks[group])
+            if self._max_entries is not None and pool.evictable * self._block_size > self._max_entries:
+                pool.trim()
+        if sequence.reserved is not None:
+            for group, count in enumerate(sequence.reserved):
+                self._reserved[group] -= count
+            sequence.reserved = None
 
     def trim(self) -> int:
         """Evict kept requests, in eviction order, while a threshold is exceeded; return how many."""
@@ -246,30 +255,20 @@ class Memory:
             return Prefix(tuple([] for _ in self.pools), 0)
         hashes.extend(tokens.tokens_view())
         if len(self.pools) == 1:
-            blocks = self._match_in(0, hashes, limit)
+            blocks = self.pools[0].match_prefix(hashes, limit, window=self._seen[0])
             return Prefix((blocks,), len(blocks) * self._block_size)
         while True:
-            found = tuple(self._match_in(group, hashes, limit) for group in range(len(self.pools)))
+            found = tuple([self._match_in(group, hashes, limit) for group in range(len(self.pools))])
             limit = min(map(len, found))
             if all(len(blocks) == limit for blocks in found):
                 return Prefix(found, limit * self._block_size)
 
     def _match_in(self, group: int, hashes: BlockHashes, limit: int) -> list[int]:
-        window = self.windows[group]
-        seen = None if window is None else -(-(window - 1) // self._block_size)
-        return self.pools[group].match_prefix(hashes, limit, window=seen)
-
-    def _needed_to_begin(self, group: int, sequence: Sequence, prefix: Prefix) -> int:
-        """Return how many new blocks follow the prefix: for all tokens or, with a window, the first chunk."""
-        tokens = sequence.tokens.num_tokens
-        if self.windows[group] is not None:
-            tokens = min(tokens, prefix.tokens + self._chunks[group])
-        return -(-tokens // self._block_size) - len(prefix.blocks[group])
+        return self.pools[group].match_prefix(hashes, limit, window=self._seen[group])
 
     def _reservation(self, group: int, sequence: Sequence, prefix: Prefix, count: int) -> int:
         """Return the most blocks that it can ever hold at once in `group`, less its prefix and `count`."""
-        tokens = sequence.tokens.prompt_length + sequence.tokens.max_tokens
-        most = min(-(-tokens // self._block_size), self._ceilings[group])
+        most = min(-(-sequence.longest // self._block_size), self._ceilings[group])
         blocks = prefix.blocks[group]
         return max(0, most - len(blocks) + blocks.count(-1) - count)
 

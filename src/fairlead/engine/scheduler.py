@@ -17,6 +17,8 @@ from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 from fairlead.engine.sequence_queue import SequenceQueue
 
+PROCESSING = SequenceStatus.PROCESSING  # in Python 3.11, reading it from the enumeration takes 0.5 µs
+
 
 class StepScheduler:
     """Schedules decodes first, then chunked prefills, first come first served within a class.
@@ -90,7 +92,7 @@ class StepScheduler:
 
     def running_in(self, slot: int) -> Sequence | None:
         """Return the sequence that has this slot now."""
-        return self._running.at(slot)
+        return self._running.by_slot[slot]
 
     def submit(self, sequence: Sequence) -> None:
         """Append a new sequence to its class's queue. One too long for an empty cache would block it."""
@@ -107,7 +109,6 @@ class StepScheduler:
             self._queue.remove(sequence)
             return
         self.memory.free(sequence, keep=keep)
-        self.batch.remove_request(sequence.slot)
         self._running.remove(sequence)
 
     def plan(self) -> Step | None:
@@ -148,9 +149,7 @@ class StepScheduler:
 
     def _extend_decodes(self, short: "array[int]") -> None:
         """Take the block that each decode's next token begins; decodes that get none skip this step."""
-        if len(self.memory.pools) == 1 and self.memory.extend_by_one_block(
-            short, self._running.in_slots(short)
-        ):
+        if len(self.memory.pools) == 1 and self.memory.extend_by_one_block(short, self._running.by_slot):
             return
         for sequence in sorted(self._running.in_slots(short), key=lambda one: (one.priority, one.order)):
             if sequence.handle != NO_HANDLE and not self._make_room(sequence):
@@ -199,17 +198,21 @@ class StepScheduler:
 
     def _schedule_chunk(self, sequence: Sequence) -> None:
         """Schedule as many of a sequence's tokens as the budget and, with windows, the blocks allow."""
-        tokens = sequence.tokens
-        count = min(tokens.num_tokens - tokens.computed, self._even_chunk or self._budget)
-        if count > self._budget:
-            return
+        tokens, budget = sequence.tokens, self._budget
+        count = tokens.num_tokens - tokens.computed
+        if self._even_chunk is not None:
+            count = min(count, self._even_chunk)
+            if count > budget:
+                return
+        elif count > budget:
+            count = budget
         if sequence.scored is not None:
             count = min(count, self._scored_left)
         if count > 0 and self.memory.slides:
             count = self.memory.extend_for_chunk(sequence, count)
         if count > 0:
             self.batch.num_scheduled[sequence.slot] = count
-            self._budget -= count
+            self._budget = budget - count
             if sequence.scored is not None:
                 self._scored_left -= count
 
@@ -218,8 +221,8 @@ class StepScheduler:
     def _admit(self) -> None:
         """Admit heads of the queue while they fit."""
         self._has_current_peak = False
-        while self._running.slots_free:
-            sequence = self._queue.head
+        for _ in range(self._running.slots_free):
+            sequence = self._queue.head()
             if sequence is None or sequence is self._refused:
                 return
             if not self._is_admissible(sequence):
@@ -233,26 +236,27 @@ class StepScheduler:
 
     def _is_admissible(self, sequence: Sequence) -> bool:
         """Return whether the predicted peak fits. It is not computed for a lone or a pinned sequence."""
-        tokens = sequence.tokens
-        longest = self._running.longest_tokens + tokens.prompt_length + tokens.max_tokens
-        if not self._running or sequence.pinned or self.admission.always_fits(longest):
+        longest = self._running.longest_tokens + sequence.longest
+        if self.admission.always_fits(longest) or sequence.is_pinned() or not self._running:
             self._has_current_peak = False  # it does not include this one
             return True
+        tokens = sequence.tokens
         if not self._has_current_peak:
             self._predict_peak()
         limit = tokens.max_tokens - tokens.output_length
         return self.admission.admit(sequence.key, tokens.num_tokens, tokens.output_length, limit)
 
     def _predict_peak(self) -> None:
+        running, pinned = self._running, self._running.pinned
         prompts, outputs = np.asarray(self.batch.num_prompt_tokens), np.asarray(self.batch.output_tokens)
         slots = np.flatnonzero(prompts)
-        running, outputs = self._running.columns(slots), outputs[slots].astype(np.int64)
+        keys, outputs = np.asarray(running.keys)[slots], outputs[slots].astype(np.int64)
         self.admission.begin(
-            running.keys,
+            keys,
             prompts[slots] + outputs,
             outputs,
-            running.max_tokens - outputs,
-            reserved=running.pinned,
+            np.asarray(running.max_tokens)[slots] - outputs,
+            reserved=np.isin(keys, list(pinned)) if pinned else None,
             shared=self.memory.shared_tokens(0),
         )
         self._has_current_peak = True
@@ -260,18 +264,19 @@ class StepScheduler:
     def _start(self, sequence: Sequence, prefix: Prefix) -> None:
         """Give a sequence a slot, and its first chunk if the step has a row and a token left."""
         slot = self._running.add(sequence)
-        sequence.tokens.rewind(prefix.tokens)
+        if prefix.tokens:
+            sequence.tokens.rewind(prefix.tokens)
         self.batch.add_request(slot, sequence.tokens, prefix.blocks)
-        sequence.become(SequenceStatus.PROCESSING)
-        self._count_prompt(sequence, prefix.tokens)
+        sequence.become(PROCESSING)
+        if sequence.preemptions:
+            self.recomputed_tokens += max(0, sequence.evicted_tokens - prefix.tokens)
+        else:
+            self._count_prompt(sequence, prefix.tokens)
         if self._rows_left > 0:
             self._rows_left -= 1
             self._schedule_chunk(sequence)
 
     def _count_prompt(self, sequence: Sequence, hit: int) -> None:
-        if sequence.preemptions:
-            self.recomputed_tokens += max(0, sequence.evicted_tokens - hit)
-            return
         prompt = sequence.tokens.prompt_length
         if hit:
             self.cached[sequence.key] = hit

@@ -7,7 +7,6 @@ from fairlead._cext.inputbatch import SequenceState
 
 MOST_PREEMPTIONS = 3
 NO_HANDLE = 0  # generations begin at 1, so no handle of a sequence is 0
-_SLOT_BITS = 0xFFFF_FFFF
 
 
 class SequenceStatus(StrEnum):
@@ -51,26 +50,29 @@ TRANSITIONS: frozenset[tuple[SequenceStatus, SequenceStatus]] = frozenset(
 class Sequence:
     """The scheduler's state of a sequence. Its token ids and counts are in `tokens`.
 
-    `priority` 0 is served first. `handle` identifies its slot while it runs. `order` counts admissions: of
-    two running sequences the newer has the larger. `hashes` is the hash chain of its full blocks, None if
-    nothing is kept for reuse; the first `indexed` of them are in the prefix cache. `reserved`: blocks by
-    group that are reserved for it once it is pinned. `evicted_tokens`: tokens that its last preemption
-    removed from the cache. `scored`: how many prompt tokens have had their log-probabilities reported,
-    counting the first, which has none; None if none were requested.
+    `priority` 0 is served first. While it runs, `slot` is its index into the batch's columns, and `handle`
+    identifies this use of the slot. `order` counts admissions: of two running sequences the newer has the
+    larger. `longest`: its tokens, prompt included, if it reaches `max_tokens`. `hashes` is the hash chain of
+    its full blocks, None if nothing is kept for reuse; the first `indexed` of them are in the prefix cache.
+    `reserved`: blocks by group that are reserved for it once it is pinned. `evicted_tokens`: tokens that its
+    last preemption removed from the cache. `scored`: how many prompt tokens have had their log-probabilities
+    reported, counting the first, which has none; None if none were requested.
     """
 
     __slots__ = (
-        "_state",
         "evicted_tokens",
         "handle",
         "hashes",
         "indexed",
         "key",
+        "longest",
         "order",
         "preemptions",
         "priority",
         "reserved",
         "scored",
+        "slot",
+        "state",
         "timeout_s",
         "tokens",
     )
@@ -86,6 +88,7 @@ class Sequence:
     ) -> None:
         self.tokens = tokens
         self.key = tokens.key
+        self.longest = tokens.prompt_length + tokens.max_tokens
         self.priority = priority
         self.timeout_s = timeout_s
         self.hashes = hashes
@@ -96,25 +99,15 @@ class Sequence:
         self.preemptions = 0
         self.evicted_tokens = 0
         self.scored: int | None = None
-        self._state = state
+        self.state = state
+        self.slot: int  # only while it runs
 
-    @property
-    def state(self) -> SequenceStatus:
-        return self._state
-
-    @property
-    def slot(self) -> int:
-        """Its index into the batch's columns, while it runs."""
-        assert self.handle != NO_HANDLE
-        return self.handle & _SLOT_BITS
-
-    @property
-    def pinned(self) -> bool:
+    def is_pinned(self) -> bool:
         """Whether it was preempted so often that, once it runs again, it runs to its end."""
         return self.preemptions >= MOST_PREEMPTIONS
 
     def become(self, state: SequenceStatus) -> None:
         """Change to `state`. Raises AssertionError for a transition not in the table, which is a bug."""
-        if (self._state, state) not in TRANSITIONS:
-            raise AssertionError(f"sequence {self.key} cannot go from {self._state} to {state}")
-        self._state = state
+        if (self.state, state) not in TRANSITIONS:
+            raise AssertionError(f"sequence {self.key} cannot go from {self.state} to {state}")
+        self.state = state

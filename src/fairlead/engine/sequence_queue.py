@@ -9,19 +9,25 @@ class SequenceQueue:
     """A queue for each class. Class 0 is served first."""
 
     def __init__(self) -> None:
-        self._classes: dict[int, OrderedDict[int, Sequence]] = {}  # by class, then key; none is empty
+        # By class, the highest first, then by key; none is empty.
+        self._classes: dict[int, OrderedDict[int, Sequence]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
 
-    @property
     def head(self) -> Sequence | None:
-        """The first sequence of the highest class."""
-        return next(iter(self._classes[min(self._classes)].values())) if self._classes else None
+        """Return the first sequence of the highest class."""
+        for queued in self._classes.values():
+            return next(iter(queued.values()))
+        return None
 
     def append(self, sequence: Sequence) -> None:
         """Put a sequence behind those of its class."""
-        self._classes.setdefault(sequence.priority, OrderedDict())[sequence.key] = sequence
+        queued = self._classes.get(sequence.priority)
+        if queued is None:
+            queued = self._classes[sequence.priority] = OrderedDict()
+            self._classes = dict(sorted(self._classes.items()))
+        queued[sequence.key] = sequence
 
     def prepend(self, sequence: Sequence) -> None:
         """Put a sequence in front of those of its class."""
