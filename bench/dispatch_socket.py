@@ -58,7 +58,7 @@ async def serve(path: str, nodes: int, seats: int) -> None:
     dispatcher = Dispatcher(QUEUE, epoch=1)
     for number in range(nodes):
         dispatcher.scheduler.node_up(f"node-{number}", frozenset({MODEL}), NodeLimits(seats, 10_000))
-    server = FrontServer(dispatcher, epoch=1, questions={"cpu_s": time.process_time})
+    server = FrontServer(dispatcher, epoch=1, questions={"cpu_s": lambda _front: time.process_time()})
 
     async def accept(stream: trio.abc.Stream) -> None:
         await server.serve(stream, await shake_hands(stream, name="dispatcher", key=None, is_client=False))

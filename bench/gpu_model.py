@@ -72,7 +72,7 @@ TINY = Plan(((1, 20), (3, 5)), 8, (20,), 2, 8, 3, 4, 16)
 
 
 class RandomWeights(Weights):
-    """Random tensors, created on the device on request, instead of a checkpoint's."""
+    """Random tensors, created on the device on request, instead of a checkpoint's; always whole ones."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, quantization: Quantization) -> None:
         self.dtype, self.device = dtype, device
@@ -87,11 +87,17 @@ class RandomWeights(Weights):
         self.bytes_placed += made.nbytes
         return made.fill_(1) if name.endswith("norm.weight") else made.normal_(0, 0.02)
 
-    def stack(self, rows: Mapping[str, int], rest: Sequence[int] = ()) -> Tensor:
+    def stack(self, rows: Mapping[str, int], rest: Sequence[int] = (), **_part: object) -> Tensor:
         return self.tensor("+".join(rows), sum(rows.values()), *rest)
 
     def linear(
-        self, rows: Mapping[str, int], inputs: int, *, bias: bool = False, quantized: bool = True
+        self,
+        rows: Mapping[str, int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        quantized: bool = True,
+        **_part: object,
     ) -> Linear:
         assert not bias
         weight = self.stack(rows, (inputs,))
@@ -100,7 +106,14 @@ class RandomWeights(Weights):
         return linear
 
     def vocabulary(
-        self, name: str, head: str | None, vocab_size: int, hidden: int, *, tied: bool
+        self,
+        name: str,
+        head: str | None,
+        vocab_size: int,
+        hidden: int,
+        *,
+        tied: bool,
+        **_part: object,
     ) -> tuple[Embedding, Linear | None]:
         assert head is not None
         assert not tied

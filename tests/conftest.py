@@ -20,7 +20,8 @@ TESTS = Path(__file__).parent
 # The mark of each folder; "unit" is that of all others.
 MARKS = {
     **dict.fromkeys(
-        ("cli", "clients", "e2e", "fleet", "nodes", "process", "roles", "settings", "worker"), "process"
+        ("cli", "clients", "cluster", "e2e", "fleet", "nodes", "process", "roles", "settings", "worker"),
+        "process",
     ),
     "browser": "browser",
     **dict.fromkeys(("advisories", "fuzz", "simulation"), "fuzz"),

@@ -198,6 +198,7 @@ def _metrics() -> str:
             *_families(metrics.JOBS, ("model",)),
             *_families(metrics.TENANTS, ("tenant",)),
             *_families((metrics.STATE,), ("model", "state")),
+            *_families((metrics.REPLICAS,), ("model", "state")),
             *_families(metrics.MODELS, ("model",)),
             *_families(metrics.ENGINES, ("model",)),
             *_families(metrics.NODES, ("node", "kind")),

@@ -126,6 +126,7 @@ def test_each_dependency_is_imported_or_has_a_reason(required, files):
                     *OPTIONAL["hf"],
                     *OPTIONAL["otel"],
                     *OPTIONAL["redis"],
+                    *OPTIONAL["ray"],
                     *OPTIONAL["bench"],
                 ]
             ),

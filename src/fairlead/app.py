@@ -19,6 +19,8 @@ from fairlead import interpreter
 from fairlead.api.exchange import unwrap
 from fairlead.api.routes import Application
 from fairlead.api.services import Services
+from fairlead.cluster.launcher_process import refuse_without_ray
+from fairlead.cluster.running import run_cluster
 from fairlead.config import Config, ConfigError
 from fairlead.descriptors import limits_within_descriptors, raise_limit
 from fairlead.dispatch.dispatcher import Dispatcher
@@ -103,7 +105,8 @@ async def serve(
             task_status.started(url)
 
         async with trio.open_nursery() as signals:
-            signals.start_soon(watch_signals, composition.drain, announcer)
+            delay_s = config.limits.drain_delay_s
+            signals.start_soon(watch_signals, composition.drain, announcer, composition.stop, delay_s)
             async with composition.running(loaded) as app:
                 await serve_http(
                     app, sockets, limits=limits_within_descriptors(config), shutdown=composition.draining
@@ -130,6 +133,7 @@ class Composition:
         random: Random | None = None,
     ) -> None:
         self.draining = trio.Event()
+        self._is_stopping = False
         self._config = config
         self._source = source
         self.dispatcher = Dispatcher(
@@ -156,8 +160,16 @@ class Composition:
             self._request_log.add(timeline, self.fleet.load_times(timeline.job.model))
 
     async def prepare(self) -> None:
-        """Read, or fetch from a hub, what must be known of every model. Raises `LoadFailed`."""
+        """Read, or fetch from a hub, what must be known of every model.
+
+        Raises `LoadFailed`, or `ConfigError` without Ray for a cluster.
+        """
+        refuse_without_ray(self._config)
         await self.fleet.prepare()
+
+    def stop(self) -> None:
+        """Report that the server is not ready any more, but take jobs."""
+        self._is_stopping = True
 
     def drain(self) -> None:
         """Take no more jobs and refuse queued ones. Running jobs continue."""
@@ -192,6 +204,15 @@ class Composition:
             async with trio.open_nursery() as nodes:
                 nodes.start_soon(self.dispatcher.run)
                 nodes.start_soon(load)
+                if self._config.cluster is not None:
+                    nodes.start_soon(
+                        keep_running,
+                        "cluster",
+                        run_cluster,
+                        self._config.cluster,
+                        self.fleet,
+                        self.dispatcher,
+                    )
                 yield app
                 nodes.cancel_scope.cancel()
             beside.cancel_scope.cancel()
@@ -210,6 +231,7 @@ class Composition:
             estimate=dispatcher.estimate,
             queue_statistics=lambda: msgspec.structs.asdict(dispatcher.statistics()),
             draining=self.draining.is_set,
+            stopping=lambda: self._is_stopping,
         )
 
 
@@ -218,14 +240,27 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def watch_signals(drain: Callable[[], None], announcer: ServerObserver) -> None:
-    """Drain at the first signal; a second one ends the process at once, by the default action."""
+async def watch_signals(
+    drain: Callable[[], None],
+    announcer: ServerObserver,
+    stop: Callable[[], None] = lambda: None,
+    delay_s: float = 0.0,
+) -> None:
+    """At the first signal, call `stop` and after the delay `drain`.
+
+    A second signal ends the process at once, by the default action.
+    """
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for number in signals:
-            drain()
+            stop()
+            if not delay_s:
+                drain()
             logger.info("stopping", signal=signal.Signals(number).name)
             announce(announcer.stopping)
             break
+    if delay_s:
+        await trio.sleep(delay_s)
+        drain()
 
 
 def announce(announce: Callable[..., None], *details: object) -> None:

@@ -83,9 +83,11 @@ def limits_within_descriptors(config: Config) -> Limits:
 
 def share(config: Config, *, descriptors: int, in_use: int) -> Share:
     """Return the share for a limit of `descriptors`, of which `in_use` are open at the start. Pure."""
-    commands = sum(model.is_relayed for model in config.models)
+    local = config.local_models
+    servers = sum(model.is_relayed for model in local) + len(config.nodes)
+    servers += sum(replicas.most for _, replicas in config.cluster_models.values())
     needed = in_use + FOR_THE_REST + REFUSALS
-    needed += PER_MODEL * len(config.models) + PER_NODE * (commands + len(config.nodes))
+    needed += PER_MODEL * len(local) + PER_NODE * servers
     reserved = min(needed, descriptors // 2)  # where the limit is very low, clients have half of it
     fit = max(1, (descriptors - reserved) // PER_CONNECTION)
     return Share(min(config.limits.connections, fit), descriptors, reserved)

@@ -259,6 +259,7 @@ def spec_of(job: Job, *, with_prefixes: bool = False) -> JobSpec:
         owner=job.owner,
         priority=job.priority,
         no_queue=job.no_queue,
+        wait_limit_s=job.wait_limit_s,
         stream=job.stream,
         prompt_tokens=job.prompt_tokens,
         longest_prompt=max(map(len, job.prompts), default=0),

@@ -124,6 +124,7 @@ class Job(msgspec.Struct, frozen=True):
     `request_id` is the client's id for it; no two jobs in flight share one. `owner` identifies its API key
     without revealing it, and is empty where there are no keys; only the owner may cancel the job. `priority`
     is an index into `queue.classes`, where 0 is served first. `no_queue`: refuse it rather than queue it.
+    `wait_limit_s`: how long it may wait, if that is less than `queue.timeout`.
 
     `relay` is for nodes that take requests as clients write them. A job that only such nodes can run may
     have no prompts. Then `n` counts all its choices, and `prompt_estimate` is its estimated prompt tokens.
@@ -149,6 +150,7 @@ class Job(msgspec.Struct, frozen=True):
     owner: str = ""
     priority: int = 1
     no_queue: bool = False
+    wait_limit_s: float | None = None
     relay: Relay | None = None
     prompt_estimate: int = 0
     traceparent: str = ""

@@ -11,6 +11,8 @@ kind are counted by name, the others together as `OTHER`.
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from operator import add
+from typing import Any
 
 import msgspec
 
@@ -113,6 +115,47 @@ class JobStatistics(msgspec.Struct, frozen=True):
         for model in self.models.values():
             outcomes.update(model.outcomes)
         return outcomes
+
+
+class FrontCounts(msgspec.Struct, frozen=True):
+    """What a front has counted: its jobs, and by error code the requests refused before they became jobs."""
+
+    jobs: JobStatistics = JobStatistics({}, {})
+    refusals: dict[str, int] = {}
+
+
+def merged(parts: Iterable[FrontCounts], *, labels_at_most: int = LABELS_AT_MOST) -> FrontCounts:
+    """Return the sums of the counts. Models and tenants beyond `labels_at_most` are counted as `OTHER`."""
+    models: dict[str, ModelCounts] = {}
+    tenants: dict[str, TenantCounts] = {}
+    refusals: Counter[str] = Counter()
+    for part in parts:
+        refusals.update(part.refusals)
+        _add_all(models, part.jobs.models, labels_at_most)
+        _add_all(tenants, part.jobs.tenants, labels_at_most)
+    return FrontCounts(JobStatistics(models, tenants), dict(refusals))
+
+
+def _add_all(sums: dict[str, Any], parts: Mapping[str, Any], labels_at_most: int) -> None:
+    for name, counts in parts.items():
+        label = name if name in sums or len(sums) < labels_at_most else OTHER
+        sums[label] = _sum(sums[label], counts) if label in sums else counts
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Return the sum of two values: of numbers, of mappings by key, of structs and histograms by field."""
+    match one:
+        case HistogramStatistics():
+            assert one.bounds == other.bounds
+            counts = tuple(map(add, one.counts, other.counts))
+            return HistogramStatistics(one.bounds, counts, one.total + other.total)
+        case msgspec.Struct():
+            fields = one.__struct_fields__
+            return type(one)(*(_sum(getattr(one, name), getattr(other, name)) for name in fields))
+        case dict():
+            return dict(Counter(one) + Counter(other))
+        case _:
+            return one + other
 
 
 class DurationHistogram:

@@ -36,6 +36,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     budget of GPU memory: a fraction of the total up to 1, or MiB. `watchdog_s` is the parent's timeout of a
     step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or "int8". `listen`: the path of
     the unix socket for fronts, in a directory that only this user can enter; None: there are no fronts.
+    `parallel`: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
+    each uses `gpu_memory` of a GPU of its own.
     """
 
     path: str
@@ -57,6 +59,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     watchdog_s: float = 30.0
     block_size: int = 16
     threads: int | None = None
+    parallel: int = 1
     listen: str | None = None
 
 

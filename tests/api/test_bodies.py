@@ -22,7 +22,7 @@ from fairlead.api.shares import Shares
 from fairlead.config import Config, Limits, ModelConfig
 from fairlead.errors import FairleadError
 from fairlead.tenancy.access import Authenticator
-from fairlead.tenancy.quotas import Quotas
+from fairlead.tenancy.key_quotas import LocalQuotas
 from fake_fleet import FakeFleet
 
 KB = 1024
@@ -35,7 +35,7 @@ async def echo(request: Request) -> Response:
 
 def direct(bodies, route=echo):
     """Return an app with one route that bypasses Quart; tenants are the users that requests name."""
-    auth = RequestAuth(Authenticator(()), Quotas(()), OriginPolicy("127.0.0.1"))
+    auth = RequestAuth(Authenticator(()), LocalQuotas(()), OriginPolicy("127.0.0.1"))
     routes = GenerationRoutes(auth, {"/": route}, bodies)
 
     async def app(scope, receive, send):

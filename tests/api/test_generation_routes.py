@@ -22,7 +22,7 @@ from fairlead.config import Limits
 from fairlead.errors import FairleadError, InvalidRequest
 from fairlead.job import Delta
 from fairlead.tenancy.access import Authenticator
-from fairlead.tenancy.quotas import Quotas
+from fairlead.tenancy.key_quotas import LocalQuotas
 from fairlead.text.model import TextModel
 
 COMPLETIONS = "/v1/completions"
@@ -30,7 +30,7 @@ COMPLETIONS = "/v1/completions"
 
 def served(route) -> object:
     """Return an app with this one route, at every path and for every method."""
-    auth = RequestAuth(Authenticator(()), Quotas(()), OriginPolicy("127.0.0.1"))
+    auth = RequestAuth(Authenticator(()), LocalQuotas(()), OriginPolicy("127.0.0.1"))
     routes = GenerationRoutes(auth, {"/": route})
 
     async def app(scope, receive, send):

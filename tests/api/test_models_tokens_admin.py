@@ -126,6 +126,20 @@ async def test_server_that_is_loading_is_live_but_not_ready(client_with):
     assert ready.headers["retry-after"] == "2"
 
 
+async def test_server_that_is_being_stopped_is_live_but_not_ready_and_takes_jobs(client_with):
+    client = client_with(stopping=lambda: True)
+    health, ready = await client.get("/health"), await client.get("/ready")
+    assert (health.status, ready.status, ready.json) == (200, 503, {"status": "stopping"})
+    assert (await client.post("/v1/completions", {"model": "small", "prompt": "a"})).status == 200
+
+
+async def test_server_that_is_draining_refuses_jobs_and_answers_probes(client_with):
+    client = client_with(draining=lambda: True)
+    reply = await client.post("/v1/completions", {"model": "small", "prompt": "a"})
+    assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "draining", "5")
+    assert (await client.get("/metrics")).status == 200
+
+
 async def test_server_with_a_stuck_model_is_unhealthy_and_names_it(client_with):
     reply = await client_with(problems=lambda: {"small": "it made no progress for 30 s"}).get("/health")
     assert reply.status == 503

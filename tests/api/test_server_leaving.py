@@ -335,6 +335,25 @@ async def test_shutdown_closes_idle_connections_at_once_and_lets_responses_finis
     assert rest.endswith(b"last\r\n0\r\n\r\n")
 
 
+async def test_shutdown_with_a_delay_answers_new_connections_until_the_old_ones_have_ended():
+    apps = Apps()
+    async with serving(apps, Limits(drain_delay_s=1)) as server:
+        busy = await server.connect()
+        await busy.send(get("/wait"))
+        await apps.waiting.wait()
+        server.shutdown.set()
+        for _ in range(3):
+            answer = await (await server.connect()).fetch(get())
+            assert (answer.body, answer.headers["connection"]) == (b"hello", "close")
+        unused = await server.connect()  # is not waited for
+        apps.go.set()
+        assert (await busy.answer()).body == b"waited"
+        await server.ended.wait()
+        assert await unused.end() == b""
+        with pytest.raises(ConnectionError):
+            await server.connect()
+
+
 @pytest.mark.parametrize("path", ["/wait", "/flood", "/stream_in_two_parts"])
 async def test_shutdown_ends_although_an_app_waits_or_a_client_never_reads(path):
     apps = Apps()

@@ -119,6 +119,17 @@ def test_failed_child_returns_its_last_line():
         ("systemd", ["fairlead.service"], "Type=notify"),
         ("docker", ["Dockerfile", "Dockerfile.cuda"], "ENTRYPOINT"),
         ("compose", ["compose.yaml", "fairlead.yaml"], "FAIRLEAD_KEY"),
+        (
+            "kubernetes",
+            [
+                "base/kustomization.yaml",
+                *(f"base/{name}.yaml" for name in ("front", "dispatcher", "node", "network")),
+                *(f"base/config/{name}.yaml" for name in ("front", "dispatcher", "node")),
+                *(f"overlays/gpu/{name}.yaml" for name in ("kustomization", "node")),
+                *(f"overlays/autoscaling/{name}.yaml" for name in ("kustomization", "autoscaler")),
+            ],
+            "",
+        ),
         ("grafana", ["grafana.json"], "fairlead_"),
     ],
 )

@@ -76,8 +76,8 @@ def test_every_option_reaches_the_configuration(app, model):
     options = (
         "--host localhost --port 9 --api-key sk-1 --api-key ana=sk-2 --served-model-name tiny "
         "--device cuda:1 --dtype bfloat16 --slots 4 --max-batch 3 --max-batched-tokens 5 --max-model-len 6 "
-        "--kv-cache-memory-mb 7 --threads 2 --queue-capacity 0 --queue-timeout 1.5 --request-timeout 2.5 "
-        "--fairness tokens --estimate quantile --keep-alive 0 --log-json"
+        "--kv-cache-memory-mb 7 --threads 2 --parallel 2 --queue-capacity 0 --queue-timeout 1.5 "
+        "--request-timeout 2.5 --fairness tokens --estimate quantile --keep-alive 0 --log-json"
     )
     expected = Config(
         models=(
@@ -92,6 +92,7 @@ def test_every_option_reaches_the_configuration(app, model):
                 max_model_len=6,
                 kv_cache=KvCacheConfig(max_memory_mb=7),
                 threads=2,
+                parallel=2,
                 preload=True,
             ),
         ),
@@ -138,6 +139,7 @@ def test_padding_of_a_base64_key_is_not_parsed_as_a_user(app, model):
         ("--max-model-len 0", "--max-model-len"),
         ("--kv-cache-memory-mb 0", "--kv-cache-memory-mb"),
         ("--threads 0", "--threads"),
+        ("--parallel 0", "--parallel"),
         ("--device gpu", "--device"),
         ("--dtype int3", "--dtype"),
         ("--queue-capacity -1", "--queue-capacity"),

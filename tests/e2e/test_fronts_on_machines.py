@@ -17,6 +17,7 @@ from link.test_connection import make_certificate
 
 KEY = "a key that only these processes have"
 MODEL = "fairlead-demo"
+JOBS, TOKENS = 6, 300
 BODY = {"model": MODEL, "prompt": "Once", "ignore_eos": True, "temperature": 0}
 
 
@@ -82,16 +83,25 @@ def complete(front, tokens):
     return answer.json()["choices"][0]["text"]
 
 
-def streamed(front, tokens, texts):
+def streamed(front, tokens, texts, began=None, name=None):
+    """Append the text of a stream, or its last line if it has no end; and its name when it begins."""
     pieces, last = [], ""
     body = BODY | {"max_tokens": tokens, "stream": True}
     with httpx.stream("POST", f"{front.url}/v1/completions", json=body, timeout=60) as response:
         for line in response.iter_lines():
             last = line or last
             if line.startswith("data: {"):
+                if began is not None and not pieces:
+                    began.append(name)
                 event = json.loads(line.removeprefix("data: "))
                 pieces += [choice["text"] for choice in event.get("choices", ())]
     texts.append("".join(pieces) if last == "data: [DONE]" else last)
+
+
+def finished(node):
+    """Return how many answers a node has finished, by any reason."""
+    lines = node.http.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, which makes a certificate")
@@ -128,10 +138,28 @@ def test_fronts_share_a_dispatcher_over_tls_and_need_its_key(tmp_path):
             stranger.wait(TIMEOUT_S)
 
 
+def test_stopped_front_is_not_ready_while_it_takes_requests(tmp_path):
+    port = free_port()
+    there = {"addresses": [f"tcp://127.0.0.1:{port}"]}
+    limits = {"drainDelay": "5s"}
+    with real_server(kind="node") as node:
+        nodes = [{"id": "n", "url": node.url}]
+        here = {"listen": f"tcp://127.0.0.1:{port}"}
+        with dispatchers(configuration(tmp_path, "dispatcher", dispatcher=here, nodes=nodes)):
+            file = str(configuration(tmp_path, "front", port=0, dispatcher=there, limits=limits))
+            with real_server("--config", file, kind="front") as front:
+                until(lambda: front.http.get("/v1/models").json()["data"])
+                assert front.http.get("/ready").status_code == 200
+                front.process.send_signal(signal.SIGTERM)
+                until(lambda: front.http.get("/ready").status_code == 503)
+                assert complete(front, 5)
+                assert front.process.wait(TIMEOUT_S) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
-def test_standby_takes_over_without_an_effect_on_streams(strike, tmp_path):
+def test_standby_takes_over_without_an_effect_on_streams_and_on_the_order_of_jobs(strike, tmp_path):
     pytest.importorskip("coredis")
     redis_port, ports = free_port(), (free_port(), free_port())
     redis = subprocess.Popen(
@@ -139,37 +167,55 @@ def test_standby_takes_over_without_an_effect_on_streams(strike, tmp_path):
         stdout=subprocess.DEVNULL,
     )
     lease = {"redis": f"redis://127.0.0.1:{redis_port}", "duration": "1s"}
+    queue = {"timeout": "1h"}
     addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
     try:
-        with real_server(kind="node") as node:
+        with real_server("--slots", "1", kind="node") as node:
             nodes = [{"id": "n", "url": node.url}]
             files = [
-                configuration(tmp_path, f"d{index}", dispatcher={"listen": address}, lease=lease, nodes=nodes)
+                configuration(
+                    tmp_path,
+                    f"d{index}",
+                    dispatcher={"listen": address},
+                    lease=lease,
+                    nodes=nodes,
+                    queue=queue,
+                )
                 for index, address in enumerate(addresses)
             ]
-            file = configuration(tmp_path, "front", port=0, dispatcher={"addresses": addresses})
+            there = {"addresses": addresses}
+            file = str(configuration(tmp_path, "front", port=0, dispatcher=there, queue=queue))
             with (
                 dispatchers(*files) as (leader, standby),
-                real_server("--config", str(file), kind="front") as front,
+                real_server("--config", file, kind="front") as one,
+                real_server("--config", file, kind="front") as two,
             ):
-                until(lambda: front.http.get("/v1/models").json()["data"])
+                for front in (one, two):
+                    until(lambda front=front: front.http.get("/v1/models").json()["data"])
                 whole = []
-                streamed(front, 600, whole)
-                texts = []
-                clients = [threading.Thread(target=streamed, args=(front, 600, texts)) for _ in range(10)]
-                for client in clients:
+                streamed(one, TOKENS, whole)
+                texts, began, clients = [], [], []
+                for name in range(JOBS):
+                    client = threading.Thread(
+                        target=streamed, args=((one, two)[name % 2], TOKENS, texts, began, name)
+                    )
                     client.start()
-                until(lambda: front.queue()["running"] >= 2)
+                    clients.append(client)
+                    # The order of arrival at the dispatcher: one job runs, the others wait.
+                    until(lambda count=name: one.queue()["waiting"] + len(began) > count)
                 leader.process.send_signal(strike)
                 for client in clients:
                     client.join(TIMEOUT_S)
-                assert texts == whole * 10
-                assert complete(front, 5)
+                assert texts == whole * JOBS
+                assert began == list(range(JOBS))
                 assert standby.has_logged("leading")
                 if strike == signal.SIGSTOP:
                     leader.process.send_signal(signal.SIGCONT)
                     assert leader.process.wait(TIMEOUT_S) == 1
                     assert leader.has_logged("the lease was not renewed in time")
+                assert complete(two, 5)
+                # The first stream, the jobs and the completion: none was granted by both dispatchers.
+                assert finished(node) == 1 + JOBS + 1
     finally:
         redis.terminate()
         redis.wait(TIMEOUT_S)

@@ -1,12 +1,16 @@
 """The GPU's whole step, with interpreted kernels and fake CUDA graphs, compared with torch."""
 
+import copy
+import threading
+
 import pytest
 import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.interpreted import interpreted
+from engine.interpreted import Noted, interpreted
+from fairlead.engine import loading
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_forward import DeviceForward
 from fairlead.engine.forward import TorchForward
@@ -14,6 +18,7 @@ from fairlead.engine.loading import LoadedModel
 from fairlead.engine.runner import ModelRunner
 from fairlead.job import Sampling
 from fairlead.models.loader import load_model
+from models.rank_threads import on_ranks
 from models.tiny import SIZES, Driver, prompt_of, save
 
 pytestmark = interpreted
@@ -183,6 +188,27 @@ def test_step_launched_ahead_uses_the_tokens_that_the_previous_one_chose(models,
     samplings = [GREEDY, Sampling(max_tokens=3, temperature=0, repetition_penalty=1.5)]
     expected = texts_of(loaded_of(models("llama"), TorchForward), samplings=samplings)
     assert expected == texts_of(loaded, ahead=True, samplings=samplings)
+
+
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.nightly)])
+def test_texts_of_two_ranks_match_those_of_one(tmp_path, launches, monkeypatch, name):
+    config = copy.deepcopy(FAMILIES[name])
+    config.num_attention_heads, config.num_key_value_heads = 4, 2
+    save(config, tmp_path)
+    expected = texts_of(loaded_of(load_model(tmp_path, device=CPU, dtype="float32").model, TorchForward))
+    one_at_a_time, launch = threading.Lock(), Noted._launch  # the interpreter has global variables
+
+    def launch_alone(*arguments, **options):
+        with one_at_a_time:
+            launch(*arguments, **options)
+
+    monkeypatch.setattr(Noted, "_launch", launch_alone)
+    monkeypatch.setattr(loading, "TorchForward", DeviceForward)
+    sizes = {"max_batch": 2, "max_batched_tokens": TOKENS, "kv_cache_bytes": 1 << 20}
+    with on_ranks(tmp_path, **sizes) as ranks:
+        assert ranks.loaded[0].kernel == "triton × 2"
+        assert expected == texts_of(ranks.loaded[0], ahead=True)
+    assert launches
 
 
 def test_recorder_rejects_work_that_depends_on_the_step(launches):

@@ -22,6 +22,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
+from fairlead.job_metrics import FrontCounts
 from fairlead.telemetry.metrics import ServerMetrics
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Overview
@@ -79,11 +80,11 @@ class MisreportingFleet:
         self.app = Application(self.services)
         self._overview = Overview(
             self.services.fleet,
-            self.services.gateway,
+            lambda: FrontCounts(self.services.gateway.statistics()),
             ready=self.services.ready,
             queue_statistics=self.services.queue_statistics,
         )
-        self._metrics = ServerMetrics(self._overview, refusals=dict, tenants=TenantNames(config))
+        self._metrics = ServerMetrics(self._overview, tenants=TenantNames(config))
         server.answer = self._answer
 
     def _answer(self, request: bytes) -> Iterable[bytes | float]:
@@ -149,7 +150,7 @@ class MisreportingFleet:
 
     def spent(self, tenant: str) -> int:
         """Return the tokens taken from a tenant's limit in the last minute; it must have no running job."""
-        quota = self.app._jobs.quotas.of(self.keys[tenant])
+        quota = self.app._jobs.quotas._quotas.of(self.keys[tenant])
         assert quota.running == 0
         return TOKENS_PER_MINUTE - quota.tokens.remaining(trio.current_time())
 

@@ -55,17 +55,24 @@ def test_declared_memory_overrides_the_share():
 
 def test_models_on_any_device_use_the_gpu_of_the_first_load():
     memory = memory_of(model("x"), model("y"), model("cpu", device="cpu"), model("far", device="cuda:1"))
-    assert memory.gpus.gpu_of == {"far": "cuda:1"}
+    assert memory.gpus.gpus_of == {"far": ("cuda:1",)}
     memory.loaded("x", GPU)
-    assert memory.gpus.gpu_of == {"x": "cuda:0", "y": "cuda:0", "far": "cuda:1"}
+    assert memory.gpus.gpus_of == {"x": ("cuda:0",), "y": ("cuda:0",), "far": ("cuda:1",)}
+
+
+def test_divided_model_uses_its_gpu_and_those_after_it():
+    memory = memory_of(model("x", parallel=2), model("far", device="cuda:1", parallel=3, gpu_memory=4000))
+    memory.loaded("x", GPU)
+    assert memory.gpus.gpus_of == {"x": ("cuda:0", "cuda:1"), "far": ("cuda:1", "cuda:2", "cuda:3")}
+    assert memory.memory_mb == {"far": 4000}
 
 
 def test_share_has_no_effect_where_there_is_no_gpu():
     memory = memory_of(model("x", gpu_memory=4000))
-    assert memory.gpus.gpu_of == {"x": "cuda:0"}
+    assert memory.gpus.gpus_of == {"x": ("cuda:0",)}
     memory.loaded("x", None)
     memory.measured("x", 7 * MIB)
-    assert memory.gpus.gpu_of == {}
+    assert memory.gpus.gpus_of == {}
     assert memory.memory_mb == {"x": 7.0}
 
 

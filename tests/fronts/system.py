@@ -14,6 +14,8 @@ from fairlead.dispatch.job_spec import JobSpec
 from fairlead.fronts.client import DispatchClient
 from fairlead.fronts.server import FrontServer
 from fairlead.nodes.limits import NodeLimits
+from fairlead.roles.shared_counts import SharedCounts
+from fairlead.tenancy.shared_quotas import SharedQuotas
 
 MODEL = "m"
 
@@ -55,11 +57,18 @@ class System:
         self.epoch += 1
         self.dispatcher = Dispatcher(self.queue, random=Random(0), epoch=self.epoch)
         self._record_grants(self.dispatcher)
+        self.quotas = SharedQuotas()
+        self.counts = SharedCounts()
         self.server = self.make_server(
             self.dispatcher,
             epoch=self.epoch,
             expected=expected,
-            questions={"statistics": lambda: self.dispatcher.statistics().running},
+            questions={
+                "statistics": lambda _front: self.dispatcher.statistics().running,
+                **self.quotas.questions,
+                **self.counts.questions,
+            },
+            on_front_ended=self._front_ended,
         )
         for node, seats in self.nodes.items():
             self.dispatcher.scheduler.node_up(node, frozenset({MODEL}), limits(seats))
@@ -68,6 +77,10 @@ class System:
 
     def kill_dispatcher(self):
         self.scope.cancel()
+
+    def _front_ended(self, name):
+        self.quotas.end_front(name)
+        self.counts.end_front(name)
 
     async def _run_dispatcher(self, dispatcher, server, scope):
         with scope:

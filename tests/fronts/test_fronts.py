@@ -1,13 +1,17 @@
 """Jobs of several fronts at one dispatcher: order, errors, and what outlives a connection or a dispatcher."""
 
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
 
 from fairlead.config import QueueConfig
 from fairlead.errors import NoNode, QueueFull, QueueTimeout
+from fairlead.fronts import wire
+from fairlead.fronts.client import TIMEOUT_MARGIN_S, DispatchClient
 from fairlead.grant import Grant
+from fairlead.messages import encode_frame
 from fronts.system import System, limits, settle, spec
 
 
@@ -80,6 +84,32 @@ async def test_job_that_waits_too_long_gets_a_timeout(autojump_clock):
         with pytest.raises(QueueTimeout):
             await use(system, system.fronts[0], spec("B"))
         assert 60 <= trio.current_time() - began < 61
+
+
+async def test_job_waits_no_longer_than_its_own_limit_also_without_a_dispatcher(autojump_clock):
+    async with running(nodes={}) as system:
+        began = trio.current_time()
+        with pytest.raises(QueueTimeout, match=r"2\.5 s"):
+            await use(system, system.fronts[0], spec(wait_limit_s=2.5))
+        assert trio.current_time() - began == 2.5
+        system.kill_dispatcher()
+        began = trio.current_time()
+        with pytest.raises(QueueTimeout):
+            await use(system, system.fronts[0], spec(wait_limit_s=2.5))
+        assert trio.current_time() - began == 2.5 + TIMEOUT_MARGIN_S
+
+
+async def test_job_whose_limit_is_below_its_estimated_wait_is_refused_at_once(autojump_clock):
+    queue = QueueConfig(capacity=9, estimate="mean")
+    async with running(queue=queue) as system, trio.open_nursery() as clients:
+        await use(system, system.fronts[0], spec(), 20)
+        clients.start_soon(use, system, system.fronts[0], spec(), 20)
+        await settle()
+        began = trio.current_time()
+        with pytest.raises(QueueFull, match="may wait no longer than 5 s") as refused:
+            await use(system, system.fronts[0], spec(wait_limit_s=5.0))
+        assert (trio.current_time() - began, refused.value.estimated_wait_s) == (0, 20)
+        await use(system, system.fronts[0], spec(wait_limit_s=30.0))
 
 
 async def test_failed_job_gets_a_seat_at_another_node(autojump_clock):
@@ -169,6 +199,23 @@ async def test_waiting_jobs_keep_their_order_when_the_dispatcher_is_replaced(aut
     assert "".join(tenant for tenant, _ in system.granted) == "XCABDE"
 
 
+async def test_waiting_jobs_keep_their_order_if_fronts_notice_late_that_the_dispatcher_hangs(autojump_clock):
+    async with running(fronts=2) as system, trio.open_nursery() as clients:
+        clients.start_soon(use, system, system.fronts[0], spec("X"), 20)
+        await trio.sleep(0.1)
+        for number, tenant in enumerate("CABDE"):
+            clients.start_soon(use, system, system.fronts[number % 2], spec(tenant))
+            await trio.sleep(0.1)
+        system.kill_dispatcher()
+        system.blocked |= {0, 1}
+        system.start_dispatcher(expected=None)
+        await trio.sleep(5)
+        system.blocked.remove(1)
+        await trio.sleep(0.5)
+        system.blocked.remove(0)
+    assert "".join(tenant for tenant, _ in system.granted) == "XCABDE"
+
+
 async def test_new_dispatcher_grants_no_seat_that_is_not_declared_yet(autojump_clock):
     async with running(fronts=2) as system, trio.open_nursery() as clients:
         clients.start_soon(use, system, system.fronts[0], spec("A"), 20)
@@ -246,6 +293,43 @@ async def test_dispatcher_that_was_replaced_is_not_used_again(autojump_clock):
         system.cut(system.fronts[0])
         await trio.sleep(1)
         assert not system.fronts[0].is_connected
+
+
+async def test_dispatcher_that_hangs_does_not_delay_the_connection_to_another(autojump_clock):
+    async with running() as system, trio.open_nursery() as nursery:
+        number = len(system.fronts)
+        front = DispatchClient([trio.sleep_forever, partial(system._connect, number)], system.queue)
+        front.scopes, front.streams = [], []
+        system.fronts[number] = front
+        nursery.start_soon(front.run)
+        await settle()
+        assert front.is_connected
+        nursery.cancel_scope.cancel()
+
+
+async def test_dispatcher_that_does_not_lead_is_not_tried_first_again(autojump_clock):
+    async with running() as system, trio.open_nursery() as nursery:
+        number = len(system.fronts)
+        tries = []
+
+        async def replaced():
+            ours, theirs = trio.testing.memory_stream_pair()
+            tries.append(theirs)
+            await theirs.send_all(encode_frame(wire.Welcome(0)))
+            return ours
+
+        async def leading():
+            await trio.sleep(0.01)  # after the other
+            return await system._connect(number)
+
+        front = DispatchClient([replaced, leading], system.queue)
+        front.epoch = 1
+        front.scopes, front.streams = [], []
+        system.fronts[number] = front
+        nursery.start_soon(front.run)
+        await trio.sleep(0.5)
+        assert (front.is_connected, len(tries)) == (True, 1)
+        nursery.cancel_scope.cancel()
 
 
 async def test_questions_are_answered_and_time_out(autojump_clock):

@@ -27,7 +27,7 @@ from fairlead.errors import FairleadError
 from fairlead.gateway import Answer
 from fairlead.job import Delta
 from fairlead.tenancy.access import Authenticator
-from fairlead.tenancy.quotas import Quotas
+from fairlead.tenancy.key_quotas import LocalQuotas
 from fuzz.mutations import conversation
 from hostile_client.spoiling import pieces
 
@@ -83,7 +83,7 @@ def direct_app() -> Callable[..., Awaitable[None]]:
             await trio.lowlevel.checkpoint()
         deltas.put(Delta(0, finish_reason="stop"))
 
-    auth = RequestAuth(Authenticator(()), Quotas(()), OriginPolicy("127.0.0.1"))
+    auth = RequestAuth(Authenticator(()), LocalQuotas(()), OriginPolicy("127.0.0.1"))
     routes = GenerationRoutes(auth, {"/": route})
 
     async def app(scope, receive, send):

@@ -1,26 +1,34 @@
-"""The part of the Kubernetes API that a lease needs, over HTTP: versions, conflicts and failures."""
+"""The part of the Kubernetes API that a lease needs, over HTTP: versions, conflicts, RBAC and failures."""
 
 import json
+import ssl
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from fairlead.config.lease import ClusterAccess
 
-FOLDER = "/apis/coordination.k8s.io/v1/namespaces/team/leases"
+NAMESPACE = "team"
+FOLDER = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 TOKEN = "a token of the service account"
+VERBS = {"GET": "get", "POST": "create", "PUT": "update"}
 
 
 class ClusterApi:
-    """A server that keeps Lease objects. `statuses` are the next answers' statuses, instead of real ones.
+    """A server that keeps Lease objects. `faults` are those of the next requests, in their order.
 
-    Like the real one, it refuses an update of another version than the last (409), and a second creation.
+    Like the real one, it refuses an update of another version than the last (409), and a second creation. A
+    fault is a status that is answered instead; "cut": the request is executed, and the connection closed; a
+    time: the answer takes so many seconds. `rules` are those of a Role; None: everything is allowed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, certificate=None, rules=None) -> None:
         self.objects = {}
-        self.statuses = []
+        self.faults = []
         self.requests = []
+        self.token = TOKEN
+        self._rules = rules
         self._lock = threading.Lock()
         self._version = 0
         api = self
@@ -41,13 +49,21 @@ class ClusterApi:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        self._server.handle_error = lambda *_: None  # clients that give a request up
+        scheme = "http"
+        if certificate is not None:
+            scheme = "https"
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(*certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
-        for name, text in (("token", TOKEN), ("namespace", "team")):
+        for name, text in (("token", TOKEN), ("namespace", NAMESPACE)):
             (folder / name).write_text(text + "\n")
         self.access = ClusterAccess(
-            f"http://127.0.0.1:{self._server.server_port}",
+            f"{scheme}://127.0.0.1:{self._server.server_port}",
             token_file=str(folder / "token"),
+            ca_file=str(certificate[0]) if certificate else str(folder / "ca.crt"),
             namespace_file=str(folder / "namespace"),
         )
 
@@ -59,26 +75,40 @@ class ClusterApi:
     def change(self, name: str, **spec) -> None:
         """Write an object as another contender does."""
         with self._lock:
-            self._store(name, {"metadata": {"name": name}, "spec": spec})
+            before = self.objects.get(name, {"metadata": {"name": name}})
+            self._store(name, {**before, "spec": {**before.get("spec", {}), **spec}})
+
+    def delete(self, name: str) -> None:
+        """Remove an object, as `kubectl delete` does."""
+        with self._lock:
+            del self.objects[name]
 
     def _answer(self, handler: BaseHTTPRequestHandler, body) -> None:
         with self._lock:
             self.requests.append(handler.command)
-            status, answer = self._handle(handler, body)
+            fault = self.faults.pop(0) if self.faults else None
+            status, answer = self._handle(handler, body, fault)
+        if fault == "cut":
+            handler.close_connection = True
+            return
+        if isinstance(fault, float):
+            time.sleep(fault)
         text = json.dumps(answer).encode()
         handler.send_response(status)
         handler.send_header("Content-Length", str(len(text)))
         handler.end_headers()
         handler.wfile.write(text)
 
-    def _handle(self, handler, body):
-        if handler.headers["Authorization"] != f"Bearer {TOKEN}":
+    def _handle(self, handler, body, fault):
+        if handler.headers["Authorization"] != f"Bearer {self.token}":
             return 401, {"kind": "Status"}
-        if self.statuses:
-            return self.statuses.pop(0), {"kind": "Status"}
+        if isinstance(fault, int):
+            return fault, {"kind": "Status"}
         folder, _, name = handler.path.partition(FOLDER)
         assert folder == ""
         name = name.removeprefix("/")
+        if not self._allows(VERBS[handler.command], name):
+            return 403, {"kind": "Status", "reason": "Forbidden"}
         if handler.command == "POST":
             assert name == ""
             name = body["metadata"]["name"]
@@ -92,6 +122,16 @@ class ClusterApi:
                 return 409, {"kind": "Status", "reason": "Conflict"}
             self._store(name, body)
         return 200, self.objects[name]
+
+    def _allows(self, verb, name):
+        """Return whether a rule allows this. A name is not known yet at a creation, as in Kubernetes."""
+        return self._rules is None or any(
+            "coordination.k8s.io" in rule["apiGroups"]
+            and "leases" in rule["resources"]
+            and verb in rule["verbs"]
+            and (not rule.get("resourceNames") or name in rule["resourceNames"])
+            for rule in self._rules
+        )
 
     def _store(self, name, body):
         self._version += 1

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.interpreted import interpreted, note_launches
+from engine.test_cpu_step import relative_error
 from engine.test_device_forward import CPU, loaded_of, texts_of
 from fairlead.engine import device_layers
 from fairlead.engine.cpu_step import CpuStep, refusal
@@ -25,6 +26,7 @@ from fairlead.models.network import Network
 from fairlead.models.registry import ARCHITECTURES
 from fairlead.models.rope import Rope
 from fairlead.models.weights import Weights
+from models.rank_threads import on_ranks
 from models.test_agreement import record_logits
 from models.tiny import SIZES, generate, load, prompt_of
 
@@ -131,6 +133,17 @@ def test_declared_family_matches_an_oracle_in_torch_and_in_the_cpu_kernel(
     assert len(set(output)) > 5
     expected = oracle_logits(tensors, prompt + output)[len(prompt) - 1 : -1]
     assert (torch.cat(recorded) - expected).abs().max() / expected.abs().max() <= 1e-4
+
+
+def test_fused_matrices_of_a_declared_family_are_divided_part_by_part(directory, monkeypatch):
+    sampling = Sampling(max_tokens=20, temperature=0)
+    one = load(directory, compiled=False, kv_cache_bytes=1 << 20)
+    expected = record_logits(one, monkeypatch)
+    texts = generate(one, [prompt_of(40)], sampling)
+    with on_ranks(directory, kv_cache_bytes=1 << 20) as ranks:
+        actual = record_logits(ranks.loaded[0], monkeypatch)
+        assert texts == generate(ranks.loaded[0], [prompt_of(40)], sampling)
+    assert relative_error(torch.cat(actual), torch.cat(expected)) <= 1e-4
 
 
 @interpreted

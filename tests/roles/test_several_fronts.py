@@ -6,8 +6,9 @@ import signal
 
 import pytest
 import trio
+from prometheus_client.parser import text_string_to_metric_families
 
-from fairlead.config import QueueConfig
+from fairlead.config import ApiKey, KeyLimits, Limits, QueueConfig
 from roles.running_server import CHAT, COMPLETION, MODEL, completion, running
 
 WORDS = 25
@@ -27,6 +28,12 @@ async def streamed(server, tokens, key="", **options):
             last = line or last
     assert last == "data: [DONE]"
     return "".join(pieces)
+
+
+def sample(metrics, name):
+    """Return the sum of a metric's samples."""
+    families = text_string_to_metric_families(metrics)
+    return sum(found.value for family in families for found in family.samples if found.name == name)
 
 
 async def until(condition):
@@ -121,6 +128,25 @@ async def test_streams_do_not_notice_the_death_of_the_dispatcher():
         await until_all_slots_are_free(server)
 
 
+async def test_stopped_fronts_are_not_ready_while_they_take_requests_and_answer_metrics_to_their_end():
+    async with running(2, limits=Limits(drain_delay_s=1.0, drain_s=60.0)) as server:
+        await server.post(COMPLETION, completion(1))
+        server.supervisor.stop()
+        for _ in range(10):  # of both fronts
+            assert await server.get("/ready") == {"status": "stopping"}
+        assert (await server.post(COMPLETION, completion(1))).status_code == 200
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(streamed, server, 1500)
+            await server.until("/queue", running=1)
+            server.supervisor.drain()
+            await until(lambda: len(server.supervisor.fronts) == 1)
+            async with server.client() as client:
+                assert (await client.get("/metrics")).status_code == 200
+            refused = await server.post(COMPLETION, completion(1))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        await until(lambda: not server.supervisor.fronts)
+
+
 async def test_front_that_dies_takes_only_its_own_clients():
     async with running(2) as server:
         await server.post(COMPLETION, completion(1))
@@ -169,3 +195,19 @@ async def test_processes_that_are_stuck_are_replaced():
         os.kill(server.dispatcher_pid, signal.SIGSTOP)
         await until(lambda: server.supervisor.epoch == 2)
         assert (await server.post(COMPLETION, completion(5))).status_code == 200
+
+
+async def test_limits_and_counts_are_those_of_all_fronts():
+    key = ApiKey(key="sk-ana", limits=KeyLimits(requests_per_minute=12))
+    async with running(2, key) as server:
+        statuses = []
+        for _ in range(14):  # through both fronts, but for once in four thousand runs
+            reply = await server.post(COMPLETION, completion(3), key.key)
+            statuses.append(reply.status_code)
+        assert statuses == [200] * 12 + [429] * 2
+        assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+        for _ in range(8):
+            async with server.client(key.key) as client:
+                metrics = (await client.get("/metrics")).text
+            assert sample(metrics, "fairlead_generated_tokens_total") == 12 * 3
+            assert sample(metrics, "fairlead_requests_refused_total") == 2

@@ -59,6 +59,7 @@ COMPOSITION = (
     Mutant(f"{_NODE}:worker_spec", "watchdog_s=model.watchdog_s,", "", "play", "models.ENGINE.watchdog"),
     Mutant(f"{_NODE}:worker_spec", "max_batch=model.max_batch,", "", "play", "models.ENGINE.maxBatch"),
     Mutant(f"{_NODE}:worker_spec", "threads=model.threads,", "", "play", "models.ENGINE.threads"),
+    Mutant(f"{_NODE}:worker_spec", "parallel=model.parallel,", "", "play", "models.ENGINE.parallel"),
     Mutant(_SCHEDULER, "fairness=queue.fairness,", "", "play", "queue.fairness"),
     Mutant(
         f"{_DISPATCHER}.__init__",

@@ -3,7 +3,7 @@
 import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import trio
@@ -11,7 +11,9 @@ import trio
 from fairlead import messages
 from fairlead.engine.device_memory import cache_bytes
 from fairlead.engine.loading import load_runner
+from fairlead.engine.ranks import Membership
 from fairlead.errors import LoadFailed
+from fairlead.models.parallel import Ranks
 from fairlead.worker import main
 from fairlead.worker.loop import Loop
 from simulation.processes import Process
@@ -49,6 +51,16 @@ class _Gpu(NamedTuple):
         return 100 << 20
 
 
+def _membership(spec: messages.WorkerSpec) -> Membership | None:
+    """Return rank 0's place among several; there are no others here, so that only a refusal can follow."""
+
+    def refuse(_argument: object) -> NoReturn:
+        raise AssertionError("there is only one rank")
+
+    ranks = Ranks(0, spec.parallel)
+    return None if ranks.size == 1 else Membership(ranks, join=refuse, send=refuse, give_up=refuse)
+
+
 class _Channel:
     """The inbox and outbox of a `Loop`, which the child fills and empties between turns."""
 
@@ -81,7 +93,7 @@ class EngineChild:
         self._plan.specs.append(spec)
         await self._process.pause(self._plan.load_s)
         try:
-            model = load_runner(spec, lambda _fraction, _stage: None)
+            model = load_runner(spec, lambda _fraction, _stage: None, membership=_membership(spec))
         except LoadFailed as error:
             await self._send(messages.LoadFailure(error.message))
             return 1

@@ -91,6 +91,13 @@ LIMITS = (
         "limits.drain",
     ),
     Mutant(
+        "fairlead.http.listener:Listener.run",
+        "if self._shared.limits.drain_delay_s:",
+        "if False:",
+        "play",
+        "limits.drainDelay",
+    ),
+    Mutant(
         "fairlead.http.protocol:Protocol._recycle",
         "self._limits.idle_timeout_s",
         "75.0",
@@ -118,7 +125,7 @@ RELOAD = (
     Mutant(
         "fairlead.fleet.reload:_fixed",
         "for name in FIXED:",
-        "for name in FIXED[:-4]:",
+        "for name in FIXED[:-5]:",
         "reload",
         "tenantNames",
     ),

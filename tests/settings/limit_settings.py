@@ -120,6 +120,22 @@ async def running_job_is_ended_after_the_drain_timeout(server: Served) -> None:
     assert 0.9 < trio.current_time() - began_s < 5
 
 
+@setting("limits.drainDelay", limited(drainDelay=2))
+async def stopped_server_takes_requests_for_a_time_and_then_answers_probes_only(server: Served) -> None:
+    assert (await server.fetch("/ready")).status == 200
+    server.system.signals.send(signal.SIGTERM)
+    await trio.sleep(0.5)
+    assert not server.parent.has_ended.is_set()
+    assert (await server.fetch("/ready")).status == 503
+    running = server.complete(tokens=200)
+    await trio.sleep(2)
+    assert (await server.fetch("/ready")).status == 503
+    assert await status(server) == 503
+    assert (await server.fetch("/metrics")).status == 200
+    assert (await running.done()).status == 200
+    await server.parent.has_ended.wait()
+
+
 @setting("limits.sequences", limited(sequences=2))
 async def number_of_answers_to_a_request_is_limited(server: Served) -> None:
     assert await status(server, n=2) == 200

@@ -135,6 +135,13 @@ async def number_of_threads_is_limited(server: Served) -> None:
     assert torch.get_num_threads() == 2
 
 
+@setting("models.ENGINE.parallel", model(parallel=4, preload=False))
+async def model_is_divided_among_processes(server: Served) -> None:
+    answer = await server.complete().done()
+    assert answer.status == 502, answer
+    assert "parallel: its 6 attention heads" in answer.document["error"]["message"], answer
+
+
 @setting("models.ENGINE.ttl", model(ttl=5))
 async def idle_model_is_unloaded_after_its_ttl(server: Served) -> None:
     for idle_s in (3, 4):

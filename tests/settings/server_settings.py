@@ -5,7 +5,7 @@ from typing import Any
 import trio
 
 from settings.cases import setting
-from settings.queue_settings import RELAY_NODE
+from settings.queue_settings import RELAY_NODE, order
 from settings.served import Served
 
 
@@ -57,6 +57,22 @@ async def key_has_a_user(server: Served) -> None:
 async def trusted_key_may_name_another_user(server: Served) -> None:
     entry = await log_entry_of_job(server, key="k1", headers={"X-OpenWebUI-User-Id": "bob"})
     assert entry["tenant"] == "portal/bob"
+
+
+@setting("flowControl.trustedAddresses", {"flowControl": {"trustedAddresses": ["10.0.7.0/24"]}})
+async def gateway_at_a_trusted_address_names_the_tenant(server: Served) -> None:
+    headers = {"x-llm-d-inference-fairness-id": "bob"}
+    assert (await log_entry_of_job(server, host="10.0.8.1", headers=headers))["tenant"] != "gateway/bob"
+    assert (await log_entry_of_job(server, host="10.0.7.1", headers=headers))["tenant"] == "gateway/bob"
+
+
+@setting(
+    "flowControl.objectives",
+    {"flowControl": {"trustedAddresses": ["10.0.0.0/8"], "objectives": {"gold": "high"}}},
+)
+async def objective_of_a_gateway_is_a_class(server: Served) -> None:
+    gold = {"headers": {"x-llm-d-inference-objective": "gold"}}
+    assert await order(server, ("A", {}), ("B", gold)) == ["B", "A"]
 
 
 @setting("apiKeys[].priority", keyed(priority="high"))

@@ -42,6 +42,7 @@ KEYS = {
     "--kv-cache-memory-mb": "models.ENGINE.kvCache.maxMemoryMb",
     "--wire-format": "models.ENGINE.wireFormat",
     "--threads": "models.ENGINE.threads",
+    "--parallel": "models.ENGINE.parallel",
     "--queue-capacity": "queue.capacity",
     "--queue-timeout": "queue.timeout",
     "--fairness": "queue.fairness",
@@ -53,9 +54,11 @@ KEYS = {
 VARIABLES = {"FAIRLEAD_HOST": "host", "FAIRLEAD_PORT": "port", "FAIRLEAD_API_KEY": "apiKeys[].key"}
 
 _LOGS = "tests/settings/test_logging_settings.py::test_"
+_CLUSTER = "tests/cluster/test_cluster_settings.py::test_"
 _BENCH = "tests/cli/test_bench_serve.py::test_"
 _LOOKING = "tests/cli/test_looking.py::test_"
 _MACHINE = "tests/cli/test_machine.py::test_"
+_MACHINES = "tests/e2e/test_fronts_on_machines.py::test_"
 _FILE = "tests/cli/test_config_file.py::test_"
 _PRINTED = "tests/cli/test_logs.py::test_"
 _ASGI = "tests/test_asgi.py::test_"
@@ -71,6 +74,9 @@ TESTS = {
     "serve --lifeline": (
         "tests/cli/test_serve.py::test_server_with_the_lifeline_option_ends_when_its_standard_input_is_closed"
     ),
+    "front --config": f"{_MACHINES}fronts_share_a_dispatcher_over_tls_and_need_its_key",
+    "dispatcher --config": f"{_MACHINES}fronts_share_a_dispatcher_over_tls_and_need_its_key",
+    "serve --ray": f"{_CLUSTER}model_of_the_command_line_runs_on_the_cluster",
     "node MODEL": "tests/e2e/test_server_life.py::test_node_refuses_what_has_no_free_seat",
     "config check FILE": f"{_FILE}valid_file_is_summarized_in_a_few_lines",
     "config check --json": f"{_FILE}valid_file_is_summarized_in_json_without_its_secrets",

@@ -30,9 +30,22 @@ ELSEWHERE = {
     ),
     **dict.fromkeys(
         ("lease.duration", "lease.redis"),
-        "e2e/test_fronts_on_machines.py::test_standby_takes_over_without_an_effect_on_streams",
+        "e2e/test_fronts_on_machines.py::test_standby_takes_over_without_an_effect_on_streams_and_on_the_order_of_jobs",
     ),
     "lease.redisKey": "lease/test_factory.py::test_redis_key_of_the_configuration_is_used",
+    **dict.fromkeys(
+        ("cluster.scaleDownAfter", "cluster.scaleUpAfter", "cluster.targetWait"),
+        "cluster/test_controller.py::test_replicas_follow_the_estimated_wait",
+    ),
+    "cluster.ray": "cluster/test_launcher.py::test_launcher_is_started_again_when_it_ends",
+    **dict.fromkeys(
+        (f"models.ENGINE.replicas.{name}" for name in ("cpus", "gpus", "memoryMb")),
+        "cluster/test_launcher.py::test_ray_reserves_what_a_replica_takes",
+    ),
+    **dict.fromkeys(
+        ("models.ENGINE.replicas.max", "models.ENGINE.replicas.min"),
+        "cluster/test_controller.py::test_replicas_follow_the_estimated_wait",
+    ),
     "lease.kubernetes": "lease/test_factory.py::test_kubernetes_object_of_the_configuration_is_used",
 }
 

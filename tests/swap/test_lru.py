@@ -39,9 +39,10 @@ def test_next_eviction_uses_a_new_measurement() -> None:
     assert policy.eviction_for("b", ["a"]) == frozenset()
 
 
-def policy_with_gpus(gpu_of: dict[str, str], **total_mb: float) -> Gpus:
+def policy_with_gpus(gpus_of: dict[str, str], **total_mb: float) -> Gpus:
+    """Return GPUs: `gpus_of` has the names of each model's, with spaces between them."""
     gpus = Gpus()
-    gpus.gpu_of.update(gpu_of)
+    gpus.gpus_of.update({model: tuple(names.split()) for model, names in gpus_of.items()})
     gpus.total_mb.update({name.replace("_", ":"): total for name, total in total_mb.items()})
     return gpus
 
@@ -66,6 +67,18 @@ def test_gpu_of_unknown_size_holds_one_model() -> None:
 
     assert policy.eviction_for("b", ["a"]) == {"a"}
     assert policy.eviction_for("b", []) == frozenset()
+
+
+def test_model_on_two_gpus_needs_room_on_both() -> None:
+    placed = {"a": "cuda:0", "b": "cuda:1", "c": "cuda:2", "wide": "cuda:0 cuda:1"}
+    policy = LruPolicy(
+        memory_mb={"a": 4, "b": 5, "c": 9, "wide": 6},
+        gpus=policy_with_gpus(placed, cuda_0=10, cuda_1=10, cuda_2=10),
+    )
+
+    assert policy.eviction_for("wide", ["c", "a", "b"]) == {"b"}
+    assert policy.eviction_for("wide", ["c", "a"]) == frozenset()
+    assert policy.eviction_for("b", ["c", "a", "wide"]) == {"wide"}
 
 
 def test_limits_of_all_models_apply_besides_those_of_a_gpu() -> None:

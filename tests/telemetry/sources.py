@@ -8,7 +8,7 @@ from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.gateway import Gateway
 from fairlead.job import Job, Sampling
-from fairlead.job_metrics import JobMetrics, JobStatistics
+from fairlead.job_metrics import FrontCounts, JobMetrics, JobStatistics
 from fairlead.nodes.status import EngineStatus
 from fairlead.request_timeline import SUCCESS, RequestTimeline
 from fairlead.telemetry.snapshot import Overview
@@ -57,16 +57,15 @@ class FakeSources:
     def queue_statistics(self) -> dict[str, Any]:
         return self.queue
 
-    def refusals(self) -> Mapping[str, int]:
-        return self.refused
+    def counts(self) -> FrontCounts:
+        return FrontCounts(self.gateway.statistics(), dict(self.refused))
 
     def overview(self) -> Overview:
         return Overview(
             self.fleet,
-            self.gateway,
+            self.counts,
             ready=self.ready,
             queue_statistics=self.queue_statistics,
-            refusals=self.refusals,
         )
 
 

@@ -29,7 +29,7 @@ VLLM_HISTOGRAMS = (
 def pulled(sources: FakeSources, scope: Scope = Scope(), **config) -> CollectedMetrics:  # noqa: B008 — it is frozen
     tenants = TenantNames(Config(models=(), **config))
     overview = sources.overview()
-    return ServerMetrics(overview, refusals=sources.refusals, tenants=tenants).pull(scope)
+    return ServerMetrics(overview, tenants=tenants).pull(scope)
 
 
 def samples(sources: FakeSources, **config) -> dict:

@@ -102,6 +102,15 @@ def has_ended(pid: int | None) -> bool:
     return False
 
 
+def is_running(pid: int) -> bool:
+    """Return whether this process runs, or is stopped; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 def scripted(code: str, **limits: Any) -> Worker:
     """Return a worker with a child that runs this code, which has a `connection`."""
     begin = "import os, signal, socket, sys, time\nconnection = socket.socket(fileno=int(sys.argv[2]))\n"

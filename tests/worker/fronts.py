@@ -25,7 +25,7 @@ SLOTS = 3
 BLOCKS = 40
 READY = messages.Ready(SLOTS, LONGEST, fake_model.VOCABULARY, BLOCKS, 4, "cpu", "fake", 1, 1)
 # A turn takes less than a millisecond, so one that takes this long is blocked.
-BLOCKED_S = 3
+BLOCKED_S = 60  # ends a test that hangs, never one on a busy machine
 
 
 class Client:
@@ -167,6 +167,8 @@ class Rig:
             signal.alarm(BLOCKED_S)
             self._loop.turn()
             signal.alarm(0)
+            for connection, _ in self.channel._fronts.values():
+                assert not connection._connection.getblocking(), "a turn could block"
 
     def connect(self) -> Client:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

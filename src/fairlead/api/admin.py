@@ -21,7 +21,9 @@ class Admin:
         return json_response({"status": "ok", "instance": instance})
 
     async def ready(self, _request: Request) -> Response:
-        """Report whether all models to preload are loaded, and none waits for its restart."""
+        """Report whether preloading is over, no model waits for its restart, and the server is to go on."""
+        if self._services.stopping():
+            return json_response({"status": "stopping"}, 503)
         await self._services.refresh()
         if self._services.ready():
             return json_response({"status": "ready"})

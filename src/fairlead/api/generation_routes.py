@@ -164,6 +164,11 @@ class _Exchange:
         )
         request.leave_body = self._incoming.leave
         tenant = tenant_of(
-            request.api_key, request.headers, request.address, user=None, safety_identifier=None
+            request.api_key,
+            request.headers,
+            request.address,
+            user=None,
+            safety_identifier=None,
+            fairness_id=request.flow.fairness_id,
         )
         return await self._incoming.read(self._body_memory, tenant)

@@ -29,16 +29,17 @@ from fairlead.api.services import Services
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, stream_response
 from fairlead.config import Limits
-from fairlead.errors import Cancelled, FairleadError, NoNode, RequestTimeout, quoted
+from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestTimeout, quoted
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
-from fairlead.tenancy.access import flag_of, owner_of, priority_of, tenant_of
-from fairlead.tenancy.quotas import Charge, Quotas
+from fairlead.tenancy.access import flag_of, gateway_priority_of, owner_of, priority_of, tenant_of
+from fairlead.tenancy.key_quotas import JobCharge, LocalQuotas
 
 Parsed = TypeVar("Parsed")
 
 _SUFFIX_LENGTH = 8
+DRAINING_RETRY_S = 5
 
 
 class JobService:
@@ -46,7 +47,7 @@ class JobService:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.quotas = Quotas(services.config.api_keys)
+        self.quotas = services.quotas or LocalQuotas(services.config.api_keys)
         self.models = ModelAccess(services)
         self.offload = Offload(services.config, self.quotas)
         self.body_memory = Shares(services.config.limits.bodies_bytes)
@@ -69,11 +70,18 @@ class JobService:
     ) -> str:
         """Return the tenant that the request counts for."""
         return tenant_of(
-            request.api_key, request.headers, request.address, user=user, safety_identifier=safety_identifier
+            request.api_key,
+            request.headers,
+            request.address,
+            user=user,
+            safety_identifier=safety_identifier,
+            fairness_id=request.flow.fairness_id,
         )
 
     def priority(self, request: Request, named: str | int | None = None) -> int:
-        """Return the request's priority class; the header overrides `named`, which is the body's."""
+        """Return the request's priority class: a trusted gateway's, the header's, or `named`, the body's."""
+        if request.flow.priority is not None:
+            return gateway_priority_of(request.api_key, request.flow.priority, self.services.config.queue)
         named = request.headers.get("X-Priority") or named
         return priority_of(request.api_key, named, self.services.config.queue)
 
@@ -97,8 +105,10 @@ class JobService:
     ) -> Job:
         """Return the job for the request; `prefix` begins its id. A hyphen follows, except after `_`.
 
-        Raises as `priority` does, and `NoNode`.
+        Raises as `priority` does, `NoNode` and `Draining`.
         """
+        if self.services.draining():
+            raise Draining("the server is shutting down", retry_after_s=DRAINING_RETRY_S)
         if not self.services.fleet.offers(model):
             raise NoNode(f"all nodes that have the model {quoted(model)} are drained")
         return Job(
@@ -114,6 +124,7 @@ class JobService:
             owner=owner_of(request.api_key),
             priority=self.priority(request, fields.priority),
             no_queue=flag_of(request.headers, "X-No-Queue"),
+            wait_limit_s=request.flow.wait_limit_s,
             relay=relay,
             prompt_estimate=prompt_estimate,
             traceparent=request.headers.get("traceparent", ""),
@@ -133,7 +144,7 @@ class JobService:
 
         `times` notes the beginning of the answer. Raises a `FairleadError`.
         """
-        job, charge, pending = self._admit(request, job, times)
+        job, charge, pending = await self._admit(request, job, times)
         await self._serve(job, charge, pending)
         answer = await pending.get()
         return await _collect(answer.deltas, job.sequences), answer_headers(answer)
@@ -153,7 +164,7 @@ class JobService:
         With `loading` to report, the stream begins after `LOADING_DELAY_S`. Raises a `FairleadError` until
         then; afterwards errors are sent as events. `times` notes the beginning of the answer.
         """
-        job, pending = self.start(request, job, times=times)
+        job, pending = await self.start(request, job, times=times)
         keep_alive_s = self.services.config.queue.keep_alive_s
         with trio.move_on_after(LOADING_DELAY_S if loading else keep_alive_s or float("inf")):
             await pending.get()
@@ -165,23 +176,23 @@ class JobService:
         headers = _headers(now.estimated_wait_s, now.position, None) if now is not None else {}
         return stream_response(body, headers)
 
-    def start(
+    async def start(
         self, request: Request, job: Job, *, times: AnswerTimes | None = None
     ) -> tuple[Job, PendingAnswer]:
         """Start the job in a task; the route reads the answer as it arrives.
 
         Return the job with its final request id, and its pending answer. Raises `RateLimited`.
         """
-        job, charge, pending = self._admit(request, job, times)
+        job, charge, pending = await self._admit(request, job, times)
         request.nursery.start_soon(self._serve, job, charge, pending)
         return job, pending
 
-    def _admit(
+    async def _admit(
         self, request: Request, job: Job, times: AnswerTimes | None
-    ) -> tuple[Job, Charge, PendingAnswer]:
+    ) -> tuple[Job, JobCharge, PendingAnswer]:
         """Charge for the job, or raise. It is in flight from here until `_serve` is over."""
-        charge = self.quotas.of(request.api_key).admit(
-            prompt_tokens=job.prompt_tokens, is_estimate=not job.prompts, now_s=trio.current_time()
+        charge = await self.quotas.admit(
+            request.api_key, prompt_tokens=job.prompt_tokens, is_estimate=not job.prompts
         )
         if job.request_id in self._in_flight:
             request_id = f"{job.request_id[: MAX_REQUEST_ID_LENGTH - _SUFFIX_LENGTH - 1]}-{_suffix()}"
@@ -194,7 +205,7 @@ class JobService:
             request.leave_body()
         return job, charge, PendingAnswer(times)
 
-    async def _serve(self, job: Job, charge: Charge, pending: PendingAnswer) -> None:
+    async def _serve(self, job: Job, charge: JobCharge, pending: PendingAnswer) -> None:
         """Run one job. It is in flight, and counts against its key, until this task ends."""
         try:
             await self.services.gateway.serve(job, task_status=pending)

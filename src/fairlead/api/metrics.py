@@ -1,6 +1,6 @@
 """`GET /metrics`, for Prometheus."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import trio
 from prometheus_client.exposition import choose_encoder
@@ -20,12 +20,11 @@ class Metrics:
         self,
         services: Services,
         overview: Overview,
-        refusals: Callable[[], Mapping[str, int]],
         responses: Callable[[], KeptResponses],
     ) -> None:
         tenants = TenantNames(services.config)
         self._services = services
-        self._metrics = ServerMetrics(overview, refusals=refusals, tenants=tenants, responses=responses)
+        self._metrics = ServerMetrics(overview, tenants=tenants, responses=responses)
         self._threads = trio.CapacityLimiter(1)
 
     async def metrics(self, request: Request) -> Response:

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import trio
-
 from fairlead.api.request import Request
 from fairlead.api.turns import Threads
 from fairlead.config import Config, Limits
 from fairlead.tenancy.access import tenant_of
-from fairlead.tenancy.quotas import Quotas
+from fairlead.tenancy.key_quotas import KeyQuotas
 
 Parsed = TypeVar("Parsed")
 Encoded = TypeVar("Encoded")
@@ -29,7 +27,7 @@ PARSING_THREADS = WRITING_THREADS = 1
 class Offload:
     """Parsing, encoding and writing, in threads where they take long."""
 
-    def __init__(self, config: Config, quotas: Quotas) -> None:
+    def __init__(self, config: Config, quotas: KeyQuotas) -> None:
         timeout_s = config.queue.timeout_s
         self._limits = config.limits
         self._quotas = quotas
@@ -66,7 +64,7 @@ class Offload:
         """
         if request.body_bytes < LONG_BODY_BYTES:
             return encode(*arguments, **options)
-        self._quotas.of(request.api_key).check(now_s=trio.current_time())
+        await self._quotas.check(request.api_key)
         return await self.in_turn(request, partial(encode, *arguments, **options))
 
     async def in_turn(self, request: Request, encode: Callable[..., Encoded], *arguments: Any) -> Encoded:
@@ -90,5 +88,10 @@ class Offload:
 def tenant_so_far(request: Request) -> str:
     """Return the tenant that the request counts for, as far as it has been read."""
     return tenant_of(
-        request.api_key, request.headers, request.address, user=request.user, safety_identifier=None
+        request.api_key,
+        request.headers,
+        request.address,
+        user=request.user,
+        safety_identifier=None,
+        fairness_id=request.flow.fairness_id,
     )

@@ -12,6 +12,7 @@ import trio
 
 from fairlead.config import ApiKey
 from fairlead.http.headers import FirstHeaders
+from fairlead.tenancy.flow_control import NO_HINTS
 
 NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 
@@ -23,7 +24,7 @@ class Request:
 
     `scope` is ASGI's. `read` returns the whole body, once, or raises as `IncomingBody.read` does.
     `leave_body` is called when the request no longer needs it. `address` is the client's. `path_parameters`
-    are the variable parts of the path. `RequestAuth.enter` sets `request_id` and `api_key` from the headers.
+    are the variable parts of the path. `RequestAuth.enter` sets `request_id`, `api_key` and `flow`.
     `body_bytes` is 0 until the body was read. `user` is the user that the body names, once it was parsed.
     `is_job`: from here on the gateway accounts for the request. `is_open_to_pages`: pages of other servers
     may read the response, where `cors` allows any.
@@ -31,7 +32,7 @@ class Request:
 
     __slots__ = (
         *("address", "api_key", "body_bytes", "headers", "is_job", "is_open_to_pages", "leave_body"),
-        *("method", "nursery", "path", "path_parameters", "read", "request_id", "scope", "user"),
+        *("flow", "method", "nursery", "path", "path_parameters", "read", "request_id", "scope", "user"),
     )
 
     nursery: trio.Nursery
@@ -48,6 +49,7 @@ class Request:
         self.path_parameters: Mapping[str, str] = {}
         self.request_id = ""
         self.api_key: ApiKey | None = None
+        self.flow = NO_HINTS
         self.body_bytes = 0
         self.user: str | None = None
         self.is_job = False

@@ -20,7 +20,8 @@ from fairlead.api.route import KEYLESS, OPERATORS, Permission
 from fairlead.errors import FairleadError, Forbidden, NotFound
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.tenancy.access import Authenticator
-from fairlead.tenancy.quotas import Quotas
+from fairlead.tenancy.flow_control import FlowControl
+from fairlead.tenancy.key_quotas import KeyQuotas
 
 MAX_REQUEST_ID_LENGTH = 128
 # Finding the nearest route takes longer than the rest of a refusal: not for each path of a flood.
@@ -38,13 +39,15 @@ class RequestAuth:
     def __init__(
         self,
         authenticator: Authenticator,
-        quotas: Quotas,
+        quotas: KeyQuotas,
         origins: OriginPolicy,
         cors: Cors | None = None,
         *,
         paths: Collection[str] = (),
         id_headers: Callable[[str], Iterable[str]] = lambda _path: REQUEST_ID_HEADERS,
+        flow_control: FlowControl | None = None,
     ) -> None:
+        self._flow_control = flow_control
         self._authenticator = authenticator
         self._quotas = quotas
         self._origins = origins
@@ -59,8 +62,8 @@ class RequestAuth:
     ) -> None:
         """Set the request's id and key, and check that it may use a route with this permission.
 
-        A preflight request does not have the key of the request that it announces. Raises `InvalidApiKey` and
-        `Forbidden`.
+        A preflight request does not have the key of the request that it announces. Raises `InvalidApiKey`,
+        `Forbidden`, and `InvalidRequest` for a header of flow control.
         """
         request.request_id = _request_id(request.headers.get("X-Request-Id", ""))
         is_operators = permission in OPERATORS
@@ -68,6 +71,9 @@ class RequestAuth:
         structlog.contextvars.bind_contextvars(request_id=request.request_id)
         if not is_preflight and permission not in KEYLESS:
             request.api_key = self._authenticator.authenticate(request.headers)
+            if self._flow_control is not None:
+                pairs = request.scope["headers"]
+                request.flow = self._flow_control.hints(request.api_key, request.address, pairs)
         if is_operators:
             self._origins.check(request.headers, strict=True)
         elif not (permission is Permission.PROBE or self._authenticator.has_keys):
@@ -114,7 +120,7 @@ class RequestAuth:
 
     def headers(self, request: Request) -> dict[str, str]:
         """Return the headers of every response. A caller without a known key has no limits to report."""
-        limits = self._quotas.of(request.api_key).headers(trio.current_time())
+        limits = self._quotas.headers(request.api_key)
         cors = self._cors.headers(request.headers) if request.is_open_to_pages else {}
         return dict.fromkeys(self._id_headers(request.path), request.request_id) | limits | cors
 

@@ -215,7 +215,8 @@ _SERVER = group(
         path="/ready",
         view=Admin.ready,
         permission=Permission.PROBE,
-        summary="200: all models to preload are loaded, and none waits for its restart. Needs no key.",
+        summary="200: all models to preload are loaded, none waits for its restart, and the server is not "
+        "being stopped. Needs no key.",
         answer=shapes.ServerState,
         states=(503,),
     ),

@@ -30,6 +30,7 @@ from fairlead.api.services import Services
 from fairlead.api.views import Views
 from fairlead.config import ApiKey
 from fairlead.tenancy.access import Authenticator
+from fairlead.tenancy.flow_control import FlowControl
 
 
 class Match:
@@ -92,9 +93,12 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             self._cors,
             paths=tuple(dict.fromkeys(route.path for route in routes)),
             id_headers=lambda path: self._error_formats.of(path).request_id_headers,
+            flow_control=FlowControl(services.config.flow_control, services.config.queue.classes),
         )
         self._permissions: dict[str, Permission] = {}
-        self._add_routes(Views(services, routes, self._jobs, self._auth, self._cors), routes)
+        views = Views(services, routes, self._jobs, self._auth, self._cors)
+        self.counts = views.counts
+        self._add_routes(views, routes)
         self.before_request(self._enter)
         self.register_error_handler(Exception, self._fail)
         self.after_request(self._add_headers)
@@ -121,7 +125,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         """Return the `Match` that `__call__` has found."""
         return request.scope["match"] if request is not None else super().create_url_adapter(None)
 
-    def change_keys(self, api_keys: Iterable[ApiKey]) -> None:
+    def change_keys(self, api_keys: tuple[ApiKey, ...]) -> None:
         """Replace the API keys."""
         self._jobs.quotas.change(api_keys)
         self._authenticator.change(api_keys)

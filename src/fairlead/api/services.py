@@ -8,6 +8,8 @@ from fairlead.config import Config, SelectorConfig
 from fairlead.errors import ModelNotFound, quoted
 from fairlead.fleet.access import FleetAccess
 from fairlead.gateway import Gateway
+from fairlead.job_metrics import FrontCounts
+from fairlead.tenancy.key_quotas import KeyQuotas
 from fairlead.text.model import TextModel
 
 
@@ -25,8 +27,10 @@ class Services:
 
     `estimate` returns, for a model, tenant and priority, the forecast for a new job: `position`,
     `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns the current problems, by model;
-    `draining` whether the server takes no more jobs, because it is about to stop. `refresh` waits until the
-    fleet and the queue's statistics are those of now, where another process has them.
+    `draining` whether the server takes no more jobs, because it is about to stop, and `stopping` whether it
+    has been told to stop, but may still take jobs. `refresh` waits until the fleet, the queue's statistics
+    and the counts are those of now, where another process has them. `quotas` and `counts`: those of all
+    fronts, if there are several; if not, the routes have their own.
     """
 
     config: Config
@@ -40,7 +44,10 @@ class Services:
     estimate: Callable[[str, str, int], Awaitable[dict[str, Any]]]
     problems: Callable[[], Mapping[str, str]] = dict
     draining: Callable[[], bool] = bool
+    stopping: Callable[[], bool] = bool
     refresh: Callable[[], Awaitable[None]] = _nothing
+    quotas: KeyQuotas | None = None
+    counts: Callable[[], FrontCounts] | None = None
 
     def canonical(self, name: str) -> str:
         """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`."""

@@ -222,7 +222,7 @@ class RemovedNode(msgspec.Struct, frozen=True):
 class ServerState(msgspec.Struct, frozen=True):
     """The server's state; `models` has the problems, by model. `instance` changes at every start."""
 
-    status: Literal["ok", "stuck", "ready", "loading"]
+    status: Literal["ok", "stuck", "ready", "loading", "stopping"]
     models: dict[str, str] | None = None
     instance: str | None = None
 

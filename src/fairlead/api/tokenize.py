@@ -4,8 +4,8 @@ All are bounded by the model's context and charged to the API key like a prompt.
 in threads, which tenants use in turn.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import trio
@@ -21,7 +21,7 @@ from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import check_token_ids
 from fairlead.config import SpecialTokens
 from fairlead.errors import ContextLengthExceeded, FairleadError
-from fairlead.tenancy.quotas import Charge
+from fairlead.tenancy.key_quotas import JobCharge
 from fairlead.text.model import TextModel
 
 USUAL_CHARS_PER_TOKEN = 4
@@ -74,7 +74,7 @@ class Tokens:
         _check(parsed)
         chars = request.body_bytes if parsed.prompt is None else len(parsed.prompt)
         estimate = chars // USUAL_CHARS_PER_TOKEN
-        with _charged(self._jobs, request, estimate, "prompt", is_estimate=True) as charge:
+        async with _charged(self._jobs, request, estimate, "prompt", is_estimate=True) as charge:
             body, tokens = await self._jobs.offload.in_turn(request, _tokenized, model, parsed)
             charge.correct_prompt(tokens, trio.current_time())
         return json_response(body)
@@ -85,7 +85,7 @@ class Tokens:
         model = self._jobs.models.find_text(request, parsed.model)
         if len(parsed.tokens) > model.max_model_len:
             raise _too_long(model, f"{len(parsed.tokens)} tokens", "tokens")
-        with _charged(self._jobs, request, len(parsed.tokens), "tokens"):
+        async with _charged(self._jobs, request, len(parsed.tokens), "tokens"):
             body = await self._jobs.offload.in_turn(request, _detokenized, model, parsed.tokens)
         return json_response(body)
 
@@ -103,19 +103,19 @@ async def count_tokens(
     generation = await jobs.offload.decode(request, body, dialect.decode)
     model.check_purpose("generate")
     estimate = request.body_bytes // USUAL_CHARS_PER_TOKEN
-    with _charged(jobs, request, estimate, "messages", is_estimate=True) as charge:
+    async with _charged(jobs, request, estimate, "messages", is_estimate=True) as charge:
         ids = await jobs.offload.in_turn(request, encode_conversation, model, generation)
         charge.correct_prompt(len(ids), trio.current_time())
     return json_response(dialect.write_count(len(ids)))
 
 
-@contextmanager
-def _charged(
+@asynccontextmanager
+async def _charged(
     jobs: JobService, request: Request, tokens: int, param: str, *, is_estimate: bool = False
-) -> Iterator[Charge]:
-    """Charge the key as for a job; refund it if the request is refused. Raises as `Quota.admit` does."""
-    charge = jobs.quotas.of(request.api_key).admit(
-        prompt_tokens=tokens, is_estimate=is_estimate, now_s=trio.current_time(), param=param
+) -> AsyncIterator[JobCharge]:
+    """Charge the key as for a job; refund it if the request is refused. Raises as `KeyQuotas.admit` does."""
+    charge = await jobs.quotas.admit(
+        request.api_key, prompt_tokens=tokens, is_estimate=is_estimate, param=param
     )
     try:
         yield charge

@@ -110,7 +110,7 @@ class UpstreamRoute:
         )
 
     async def _answer(self, request: Request, job: Job) -> Response:
-        _, pending = self._jobs.start(request, job)
+        _, pending = await self._jobs.start(request, job)
         answer = await pending.get()
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))

@@ -23,6 +23,7 @@ from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
 from fairlead.api.tokenize import Tokens
 from fairlead.api.upstream import UpstreamRoute
+from fairlead.job_metrics import FrontCounts
 from fairlead.telemetry.snapshot import Overview
 
 
@@ -32,13 +33,13 @@ class Views:
     def __init__(
         self, services: Services, routes: Sequence[Route], jobs: JobService, auth: RequestAuth, cors: Cors
     ) -> None:
+        self._gateway, self._auth = services.gateway, auth
         self._pipeline = GenerationPipeline(jobs)
         overview = Overview(
             services.fleet,
-            services.gateway,
+            services.counts or self.counts,
             ready=services.ready,
             queue_statistics=services.queue_statistics,
-            refusals=auth.refusals,
         )  # shared: rates are computed between snapshots
         self.events = Events(overview.snapshot, services.draining, partial(scope_of, services))
         self.responses = ResponseRoutes(jobs, self._pipeline)
@@ -50,12 +51,16 @@ class Views:
             QueueRoutes(jobs),
             FleetRoutes(jobs),
             Admin(services),
-            Metrics(services, overview, auth.refusals, self.responses.totals),
+            Metrics(services, overview, self.responses.totals),
             OpenApi(routes),
             OllamaRoutes(jobs, self._pipeline, auth),
             Dashboard(),
             self.events,
         )
+
+    def counts(self) -> FrontCounts:
+        """Return what this process has counted, including the tokens of running jobs so far."""
+        return FrontCounts(self._gateway.statistics(), dict(self._auth.refusals()))
 
     def of(self, route: Route) -> View:
         """Return the view of a route."""

@@ -55,7 +55,7 @@ def doctor(
 
 
 def deploy(
-    target: Literal["systemd", "docker", "compose", "grafana"],
+    target: Literal["systemd", "docker", "compose", "kubernetes", "grafana"],
     /,
     *,
     folder: Annotated[Path, Parameter(name=("--folder", "-o"))] = Path(),
@@ -69,7 +69,8 @@ def deploy(
     ----------
     target
         systemd: a unit. docker: Dockerfiles for the CPU and for CUDA. compose: Fairlead with Open WebUI, for
-        which each user is a tenant. grafana: a dashboard of /metrics.
+        which each user is a tenant. kubernetes: manifests for kustomize, with fronts, a dispatcher with a
+        standby, and nodes. grafana: a dashboard of /metrics.
     folder
         Folder to write to.
     force

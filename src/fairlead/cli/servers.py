@@ -50,6 +50,7 @@ def node(
     model: Model | None = None,
     /,
     *,
+    config: File | None = None,
     options: ServeOptions = ServeOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a model to another Fairlead server. A job without a free seat is refused at once, not queued.
@@ -59,14 +60,26 @@ def node(
     Parameters
     ----------
     model
-        Directory of the model, or its name on the Hugging Face hub (organization/name). Default: the small
-        demonstration model.
+        Directory of the model, or its name on the Hugging Face hub (organization/name). Without it and
+        without --config, the small demonstration model is served.
+    config
+        Configuration file. Its queue.capacity has no effect. Options override it.
     """
     if options.settings(QueueConfig).get("capacity"):
         raise ConfigError("--queue-capacity: a node never queues; `fairlead serve` does")
-    config = options.config(model, Config(models=()))
-    queue = replace(config.queue, capacity=0)
-    return _serve(replace(config, queue=queue), None, lifeline=options.lifeline)
+    if options.ray is not None:
+        raise ConfigError("--ray: a node runs its models itself; `fairlead serve` starts others")
+    file_config = Config(models=())
+    if config is not None:
+        from fairlead.console.configuration import read
+
+        reading = read(config)
+        if reading is None:
+            return 2
+        file_config = reading.config
+    settings = options.config(model, file_config)
+    queue = replace(settings.queue, capacity=0)
+    return _serve(replace(settings, queue=queue), None, lifeline=options.lifeline)
 
 
 def dispatcher(*, config: File) -> int:

@@ -3,7 +3,8 @@
 Names here are snake_case; a configuration file spells them in camelCase (`configfile` reads one).
 """
 
-from fairlead.config.access import ApiKey, CorsConfig, KeyLimits, is_loopback
+from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, KeyLimits, is_loopback
+from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import (
     GroupConfig,
     GroupSwap,
@@ -30,6 +31,7 @@ from fairlead.config.models import (
     SpecialTokens,
     TimeoutsConfig,
     demonstration_model,
+    runs_here,
 )
 from fairlead.config.selectors import SelectorConfig, SelectorSettings
 from fairlead.config.server import Config, Limits, QueueConfig, ResponsesConfig, ServerConfig, UpstreamConfig
@@ -40,6 +42,7 @@ __all__ = [
     "MODEL_KINDS",
     "AnyModelConfig",
     "ApiKey",
+    "ClusterConfig",
     "CommandConfig",
     "Config",
     "ConfigError",
@@ -48,6 +51,7 @@ __all__ = [
     "DispatcherConfig",
     "Fault",
     "FiltersConfig",
+    "FlowControlConfig",
     "GroupConfig",
     "GroupSwap",
     "HealthConfig",
@@ -63,6 +67,7 @@ __all__ = [
     "NamedSwap",
     "NodeConfig",
     "QueueConfig",
+    "ReplicasConfig",
     "ResponsesConfig",
     "SelectorConfig",
     "SelectorSettings",
@@ -73,4 +78,5 @@ __all__ = [
     "UpstreamConfig",
     "demonstration_model",
     "is_loopback",
+    "runs_here",
 ]

@@ -45,6 +45,28 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
             yield Fault(("key",), "must not be empty, and have no spaces")
 
 
+class FlowControlConfig(msgspec.Struct, frozen=True, rename=spelled):
+    """The headers in which llm-d's gateway names a request's tenant, objective and deadline.
+
+    They are read of requests with a trusted key, and of those from trusted addresses.
+    """
+
+    trusted_addresses: tuple[str, ...] = ()
+    """Addresses or networks of the gateway, such as 10.0.0.0/8; nothing else may reach the server from
+    there."""
+    objectives: dict[str, str] = {}
+    """Priority classes by the names of objectives. A class is also an objective of its own name; any other
+    objective is the same as none."""
+
+    def contradictions(self) -> Iterator[Fault]:
+        """Yield faults of addresses that are none."""
+        for index, address in enumerate(self.trusted_addresses):
+            try:
+                ipaddress.ip_network(address)
+            except ValueError:
+                yield Fault(("trustedAddresses", index), "must be an address or a network such as 10.0.0.0/8")
+
+
 class CorsConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Which web pages of other origins may use the API from a browser."""
 

@@ -17,6 +17,8 @@ from fairlead.config.models import (
 from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, spelled
 
 MAX_ID_LENGTH = 128
+DNS_SCHEME = "dns+"
+LONGEST_ADDRESS = len("-ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255")
 
 
 class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -25,7 +27,8 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     id: str
     """Its name on this server."""
     url: str
-    """Its URL, without /v1."""
+    """Its URL, without /v1. With dns+http://NAME:PORT each address of the name is a node, `ID-ADDRESS`; they
+    are looked up every 5 s."""
     api_key: str | None = None
     """The API key that is sent to it."""
     seats: AtLeastOne = 1
@@ -46,12 +49,21 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
         """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
         refuse_faults(self, "nodes", self.id)
 
+    @property
+    def is_discovered(self) -> bool:
+        """Whether it stands for the nodes at all addresses of a name."""
+        return self.url.startswith(DNS_SCHEME)
+
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of settings with which no server could be reached."""
         if not self.id.strip() or not self.id.isprintable() or len(self.id) > MAX_ID_LENGTH:
             # It is part of paths, log lines and metric labels.
             yield Fault(("id",), f"must be 1 to {MAX_ID_LENGTH} printable characters")
-        if not is_http_url(self.url):
+        if self.is_discovered and len(self.id) + LONGEST_ADDRESS > MAX_ID_LENGTH:
+            yield Fault(("id",), f"must be 1 to {MAX_ID_LENGTH - LONGEST_ADDRESS} characters with a dns+ URL")
+        if self.is_discovered and not self.url.startswith(f"{DNS_SCHEME}http://"):
+            yield Fault(("url",), "must begin with dns+http:// if it is looked up")
+        if not is_http_url(self.url.removeprefix(DNS_SCHEME)):
             yield Fault(("url",), f"must be {HTTP_URL}; its key goes into apiKey")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             yield Fault(("apiKey",), "has characters that no header may have")

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from fairlead.config.cluster import ReplicasConfig
 from fairlead.config.spelling import (
     AtLeastOne,
     Command,
@@ -27,8 +28,10 @@ ModelKind = Literal["engine", "command"]
 DialectName = Literal["openai", "responses", "messages", "ollama"]
 Dialects = tuple[DialectName, ...]
 MOST_DIALECTS: Dialects = ("openai", "responses", "messages")
+ALL_DIALECTS: Dialects = (*MOST_DIALECTS, "ollama")
 SpecialTokens = Literal["text", "parse"]
 ConfiguredFormat = Annotated[str | dict[str, Any] | None, Meta(extra={"choices": formats.NAMES})]
+MOST_RANKS = 64
 ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
 HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
@@ -59,8 +62,6 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     """
 
     kind: ClassVar[ModelKind] = "engine"
-    is_relayed: ClassVar = False
-    dialects: ClassVar[tuple[str, ...]] = ()
     unlisted: ClassVar = False
 
     path: Path
@@ -71,6 +72,9 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     """Other names for it in requests."""
     device: Annotated[str, Meta(pattern=f"^({DEVICE})$")] = "auto"
     """The device that the model runs on: auto, cpu, cuda or cuda:N."""
+    parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
+    """Number of processes that compute it together, each with a part of its weights and of its KV cache. On
+    GPUs each has one of its own: the one that device names, and those after it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The data type of its weights and of its KV cache."""
     quantization: Literal["fp8", "int8"] | None = None
@@ -100,20 +104,38 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     kv_cache: KvCacheConfig = KvCacheConfig()
     gpu_memory: Annotated[float, Meta(gt=0)] | None = None
     """Its budget of GPU memory, for weights and cache together: a fraction of the total up to 1, such as 0.9,
-    or MiB. Default: the free memory. No effect on a CPU."""
+    or MiB; with parallel, of each of its GPUs. Default: the free memory. No effect on a CPU."""
     watchdog_s: Seconds = 30.0
     """How long a step may take before the model's process is killed and restarted."""
     threads: AtLeastOne | None = None
-    """Number of compute threads, on a CPU."""
+    """Number of compute threads, on a CPU; with parallel, of all its processes together."""
     ttl_s: SecondsOrNone = 0.0
     """How long it stays loaded without a job; 0: no limit."""
     memory_mb: AtLeastOne | None = None
-    """Its memory use in MiB, for the choice of models to evict: GPU memory if it runs on a GPU. Default:
-    gpuMemory, or measured."""
+    """Its memory use in MiB, for the choice of models to evict: GPU memory if it runs on a GPU, or that of
+    each GPU if it runs on several. Default: gpuMemory, or measured."""
     preload: bool = False
     """Whether it is loaded at startup, not for its first job."""
     send_loading_state: bool | None = None
     """Overrides the server's setting of the same name for this model."""
+    replicas: ReplicasConfig | None = None
+    """It runs on the cluster, not on this machine: the path is a folder on each machine there, or a name on
+    the hub."""
+
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether it runs on the cluster, not on this machine."""
+        return self.replicas is not None
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether its nodes take requests as clients write them."""
+        return self.is_on_cluster
+
+    @property
+    def dialects(self) -> Dialects:
+        """The dialects that the nodes speak to which its jobs are relayed, all of which are Fairleads."""
+        return ALL_DIALECTS if self.is_on_cluster else ()
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
@@ -121,6 +143,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of settings that contradict each other."""
+        if self.replicas is not None:
+            yield from self._faults_of_replicas(self.replicas)
         if not re.fullmatch(DEVICE, self.device):
             yield Fault(("device",), "must be auto, cpu, cuda or cuda:N")
         if self.wire_format is not None:
@@ -136,6 +160,14 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
             value = getattr(self, part)
             if value is not None and self.max_model_len is not None and value >= self.max_model_len:
                 yield Fault((spelled(part),), f"must be less than maxModelLen, which is {self.max_model_len}")
+
+    def _faults_of_replicas(self, replicas: ReplicasConfig) -> Iterator[Fault]:
+        if self.device.startswith("cuda:"):
+            yield Fault(("device",), "must be auto, cpu or cuda with replicas: Ray chooses the GPU")
+        if self.device == "cpu" and replicas.gpus:
+            yield Fault(("replicas", "gpus"), "must be 0, because device is cpu")
+        if self.device == "cuda" and replicas.gpus == 0:
+            yield Fault(("replicas", "gpus"), "must be above 0, because device is cuda")
 
 
 class TimeoutsConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -242,6 +274,12 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
 
 
 AnyModelConfig = ModelConfig | CommandConfig
+
+
+def runs_here(model: AnyModelConfig) -> bool:
+    """Return whether a model runs on this machine, not on the cluster."""
+    return not (isinstance(model, ModelConfig) and model.is_on_cluster)
+
 
 # The kinds of models, each by the setting in a file that identifies it.
 MODEL_KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandConfig}

@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from fairlead.config.access import ApiKey, CorsConfig, read_key
+from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, read_key
+from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.lease import LeaseConfig
 from fairlead.config.link import DispatcherConfig
-from fairlead.config.models import HTTP_URL, AnyModelConfig, is_http_url
+from fairlead.config.models import HTTP_URL, AnyModelConfig, ModelConfig, is_http_url, runs_here
 from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
     AtLeastOne,
@@ -101,6 +102,10 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """How long a client may stop reading the response, or sending the request."""
     drain_s: SecondsOrNone = 30.0
     """How long running jobs may take to finish when the server is stopped."""
+    drain_delay_s: SecondsOrNone = 0.0
+    """How long a server that is stopped still takes requests, while `/ready` is 503, so that load balancers
+    notice. Then it refuses jobs, but answers probes and `/metrics` to its end. 0: it closes its port at once.
+    """
     sequences: AtLeastOne = 64
     """Maximum number of answers of one request: prompts times n."""
 
@@ -165,8 +170,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     dispatcher: DispatcherConfig = DispatcherConfig()
     lease: LeaseConfig | None = None
     """How one of several dispatchers becomes the leader; without it, there may be only one."""
+    cluster: ClusterConfig | None = None
+    """The cluster of machines on which models with `replicas` run."""
     api_keys: tuple[Annotated[ApiKey, Meta(extra={"read": read_key})], ...] = ()
     """Keys, of which clients must send one, each as text or as a mapping; empty: no key is needed."""
+    flow_control: FlowControlConfig = FlowControlConfig()
     queue: QueueConfig = QueueConfig()
     limits: Limits = Limits()
     responses: ResponsesConfig = ResponsesConfig()
@@ -216,6 +224,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         for index, api_key in enumerate(self.api_keys):
             if api_key.priority is not None and api_key.priority not in classes:
                 yield Fault(("apiKeys", index, "priority"), f"must be one of {', '.join(classes)}")
+        for objective, name in self.flow_control.objectives.items():
+            if name not in classes:
+                yield Fault(("flowControl", "objectives", objective), f"must be one of {', '.join(classes)}")
         yield from _twice((("apiKeys", i, "key"), api_key.key) for i, api_key in enumerate(self.api_keys))
         yield from _twice((("nodes", i, "id"), node.id) for i, node in enumerate(self.nodes))
 
@@ -230,10 +241,27 @@ class Config(ServerConfig, frozen=True, kw_only=True, rename=spelled):
     swap: SwapConfig = KeepSwap()
     priorities: dict[str, int] = {}
 
+    @property
+    def local_models(self) -> tuple[AnyModelConfig, ...]:
+        """The models that run on this machine."""
+        return tuple(filter(runs_here, self.models))
+
+    @property
+    def cluster_models(self) -> dict[str, tuple[ModelConfig, ReplicasConfig]]:
+        """The models that run on the cluster, by name, each with the settings of its replicas."""
+        return {
+            model.name: (model, model.replicas)
+            for model in self.models
+            if isinstance(model, ModelConfig) and model.replicas is not None
+        }
+
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of settings that contradict each other, also among the models."""
         yield from ServerConfig.contradictions(self)
         yield from _twice((("models", model.name), model.name) for model in self.models)
+        for model in self.models:
+            if self.cluster is None and not runs_here(model):
+                yield Fault(("models", model.name, "replicas"), "needs cluster, which says where they run")
         names = {model.name for model in self.models}
         owners: dict[str, str] = {}
         for model in self.models:

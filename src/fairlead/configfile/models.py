@@ -79,7 +79,8 @@ class ModelReader:
     def _with_folder(self, model: ModelConfig) -> ModelConfig:
         """Resolve the model's folder, relative to that of the file; return a hub id unchanged.
 
-        A path that could be either is a missing folder if its parent folder exists, else a hub id.
+        A path that could be either is a missing folder if its parent folder exists, else a hub id. A folder
+        of the cluster's machines need not be on this one.
         """
         try:
             folder = (self._folder / model.path.expanduser()).resolve()
@@ -91,7 +92,7 @@ class ModelReader:
         at = ("models", model.name, "path")
         if is_gguf(folder):
             self._faults.append(Fault(at, gguf_advice(folder)))
-        elif not there:
+        elif not there and not model.is_on_cluster:
             self._faults.append(Fault(at, f"there is no folder {folder}"))
         return msgspec.structs.replace(model, path=folder)
 

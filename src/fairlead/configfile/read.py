@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from fairlead.config import AnyModelConfig, CommandConfig, Config, ConfigError, Fault
+from fairlead.config import AnyModelConfig, CommandConfig, Config, ConfigError, Fault, runs_here
 from fairlead.config.spelling import KeyPath, dotted
 from fairlead.configfile import llama_swap
 from fairlead.configfile.convert import Conversion
@@ -117,7 +117,7 @@ class _Reader:
         return self._config(settings, models)
 
     def _config(self, settings: FileSettings, models: list[AnyModelConfig]) -> Config | None:
-        names = [model.name for model in models]
+        names = [model.name for model in filter(runs_here, models)]
         commands = any(isinstance(model, CommandConfig) for model in models)
         at, swap = llama_swap.swap_of(settings, has_commands=commands)
         self.faults += (fault.under(*at) for fault in llama_swap.faults_of_swap(swap, names))

@@ -7,12 +7,29 @@ from typing import Literal
 
 from fairlead.config import ConfigError
 
-Target = Literal["systemd", "docker", "compose", "grafana"]
+Target = Literal["systemd", "docker", "compose", "kubernetes", "grafana"]
 
 FILES: dict[Target, tuple[tuple[str, str], ...]] = {
     "systemd": (("deploy", "fairlead.service"),),
     "docker": (("deploy", "Dockerfile"), ("deploy", "Dockerfile.cuda")),
     "compose": (("deploy/compose", "compose.yaml"), ("deploy/compose", "fairlead.yaml")),
+    "kubernetes": tuple(
+        ("deploy/kubernetes", name)
+        for name in (
+            "base/kustomization.yaml",
+            "base/front.yaml",
+            "base/dispatcher.yaml",
+            "base/node.yaml",
+            "base/network.yaml",
+            "base/config/front.yaml",
+            "base/config/dispatcher.yaml",
+            "base/config/node.yaml",
+            "overlays/gpu/kustomization.yaml",
+            "overlays/gpu/node.yaml",
+            "overlays/autoscaling/kustomization.yaml",
+            "overlays/autoscaling/autoscaler.yaml",
+        )
+    ),
     "grafana": (("telemetry", "grafana.json"),),
 }
 
@@ -25,6 +42,7 @@ def deploy(target: Target, folder: Path, *, force: bool) -> int:
         raise ConfigError(f"{', '.join(taken)}: exists already; --force overwrites it")
     folder.mkdir(parents=True, exist_ok=True)
     for source, path in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(source.read_bytes())
         print(path)
     return 0

@@ -14,12 +14,14 @@ from cyclopts import Parameter, validators
 from fairlead.config import (
     AnyModelConfig,
     ApiKey,
+    ClusterConfig,
     Config,
     ConfigError,
     KvCacheConfig,
     Limits,
     ModelConfig,
     QueueConfig,
+    ReplicasConfig,
     demonstration_model,
 )
 from fairlead.console.setting_options import SettingOption, setting_options
@@ -65,7 +67,7 @@ SERVE_OPTIONS = (
         SettingOption(name, ModelConfig, name)
         for name in (
             *("dtype", "quantization", "slots", "max_batch", "max_batched_tokens", "max_model_len"),
-            *("wire_format", "threads"),
+            *("wire_format", "threads", "parallel"),
         )
     ),
     SettingOption("kv_cache_memory_mb", KvCacheConfig, "max_memory_mb"),
@@ -93,6 +95,8 @@ class ServeOptions:
         A key that clients must send: KEY, or USER=KEY to name its user. May be repeated.
     served_model_name
         Name of the model in the API. Default: the name of its directory, or of its hub repository.
+    ray
+        Address of a Ray cluster, HOST:PORT or auto, on which models with replicas run, and MODEL.
     lifeline
         Stop when standard input ends, so that the server does not outlive its parent.
     """
@@ -101,6 +105,7 @@ class ServeOptions:
         tuple[str, ...], Parameter(env_var="FAIRLEAD_API_KEY", negative="", show_default=False)
     ] = ()
     served_model_name: Annotated[str | None, Parameter(validator=_not_blank)] = None
+    ray: Annotated[str | None, Parameter(validator=_not_blank)] = None
     lifeline: Annotated[bool, Parameter(negative="", show=False)] = False
 
     def settings(self, owner: type[msgspec.Struct]) -> dict[str, Any]:
@@ -112,8 +117,12 @@ class ServeOptions:
 
     def config(self, model: str | None, given: Config) -> Config:
         """Return `given` overridden by these options, with the requested model. Raises `ConfigError`."""
+        cluster = given.cluster
+        if self.ray is not None:
+            cluster = msgspec.structs.replace(cluster or ClusterConfig(), ray=self.ray)
         return msgspec.structs.replace(
             given,
+            cluster=cluster,
             models=self._models(model, given),
             api_keys=parse_api_keys(self.api_key) or given.api_keys,
             queue=msgspec.structs.replace(given.queue, **self.settings(QueueConfig)),
@@ -140,6 +149,8 @@ class ServeOptions:
                 raise ConfigError(f"--{option.replace('_', '-')}: --config must have one model, with a path")
         else:
             model = _model_at(requested)
+            if self.ray is not None:
+                settings["replicas"] = ReplicasConfig()
         kv_cache = msgspec.structs.replace(model.kv_cache, **cache_settings)
         return (msgspec.structs.replace(model, kv_cache=kv_cache, **settings),)
 

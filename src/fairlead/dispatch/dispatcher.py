@@ -9,6 +9,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
@@ -124,7 +125,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Run the timer and charge for generated tokens, until cancelled. A failing alarm stops no other."""
-        self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_running)
+        self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_regularly)
         while True:
             await contain("deadlines", self._timer.run)
 
@@ -166,9 +167,9 @@ class Dispatcher:
         """Give a job of an earlier dispatcher the seat that it holds, without a grant."""
         self._add(waiter, age_s)
         waiter.waited_s, waiter.grant = seat.waited_s, seat.grant
-        self.scheduler.restore(waiter.ticket, seat.node_id)
         if seat.has_begun:
             self.scheduler.first_delta(waiter.ticket)
+        self.scheduler.restore(waiter.ticket, seat.node_id, charged=self.estimator.cost(waiter))
         self.estimator.granted(waiter)
         self._set_alarms(waiter)
 
@@ -196,6 +197,11 @@ class Dispatcher:
             del self._by_id[ticket.job.request_id]
         self.estimator.ended(waiter)
         self.scheduler.finished(ticket, cost=self.estimator.cost(waiter))
+
+    def charge_running(self) -> None:
+        """Charge the running jobs for what they have generated so far."""
+        for waiter in self.estimator.running():
+            self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
 
     async def estimate(self, model: str, tenant: str, priority: int) -> dict[str, Any]:
         """Return the fields of the `WaitEstimate` for a new job."""
@@ -282,19 +288,19 @@ class Dispatcher:
     # Clocks and costs --------------------------------------------------------------------------------
 
     def _too_long(self, job: JobSpec) -> QueueFull | None:
-        """Return an error if the estimate of the job's wait exceeds `queue.maxEstimatedWait`.
+        """Return an error if the estimate of the job's wait exceeds its limit or `queue.maxEstimatedWait`.
 
         A 429 now is better than a 504 in a minute. The estimate follows the tenant's turn: a tenant that
         floods the queue is refused, while other tenants still get in.
         """
-        most_s = self._queue.max_estimated_wait_s
-        if not most_s:
+        most_s = min(self._queue.max_estimated_wait_s or inf, job.wait_limit_s or inf)
+        if most_s == inf:
             return None
         estimate = self.estimator.for_newcomer(job.model, job.tenant, job.priority)
         wait_s = estimate.estimated_wait_s
         if wait_s <= most_s:
             return None
-        message = f"the wait would be about {wait_s} s, and no request may wait longer than {most_s:g} s"
+        message = f"the wait would be about {wait_s} s, and the request may wait no longer than {most_s:g} s"
         return QueueFull(message, estimated_wait_s=wait_s, queue_position=estimate.position)
 
     def _add(self, waiter: Waiter, age_s: float) -> None:
@@ -305,14 +311,17 @@ class Dispatcher:
         ticket = waiter.ticket
         if ticket.state is TicketState.DONE:
             return
-        deadline = waiter.arrived_at + self._queue.timeout_s
+        deadline = waiter.arrived_at + self._timeout_s(ticket)
         waiter.alarms.append(self._timer.at(deadline, partial(self._end_wait, ticket)))
         if ticket.state is TicketState.QUEUED:
             self._set_starving(waiter, waiter.arrived_at)
 
     def _end_wait(self, ticket: Ticket) -> None:
-        late = QueueTimeout(f"the request waited longer than {self._queue.timeout_s:g} s")
+        late = QueueTimeout(f"the request waited longer than {self._timeout_s(ticket):g} s")
         self.scheduler.deadline(ticket, late)
+
+    def _timeout_s(self, ticket: Ticket) -> float:
+        return min(self._queue.timeout_s, ticket.job.wait_limit_s or inf)
 
     def _set_starving(self, waiter: Waiter, since: float) -> None:
         starved = partial(self.scheduler.starved, waiter.ticket)
@@ -343,7 +352,6 @@ class Dispatcher:
 
         self._full[node_id] = self._timer.at(trio.current_time() + after_s, end)
 
-    def _charge_running(self) -> None:
-        self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_running)
-        for waiter in self.estimator.running():
-            self.scheduler.charge(waiter.ticket, self.estimator.cost(waiter))
+    def _charge_regularly(self) -> None:
+        self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_regularly)
+        self.charge_running()

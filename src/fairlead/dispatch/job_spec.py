@@ -16,6 +16,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     (`prefix_hashes`).
 
     `body_bytes` is the size of its request as the client wrote it; None if it cannot be relayed.
+    `wait_limit_s`: how long it may wait, if that is less than `queue.timeout`.
     `must_be_relayed`: only nodes that take such requests can run it. `needs_own_node`: remote servers cannot.
     """
 
@@ -25,6 +26,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     owner: str = ""
     priority: int = 1
     no_queue: bool = False
+    wait_limit_s: float | None = None
     stream: bool = False
     prompt_tokens: int = 0
     longest_prompt: int = 0

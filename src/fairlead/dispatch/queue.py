@@ -4,13 +4,14 @@ Pure. The `FairQueue` kernel keeps the order of handles with their tenants and c
 ticket's. Independent of seats: a function that is passed to `pop` checks which jobs fit.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_groups import KINDS
 from fairlead.dispatch.queued_bytes import QueuedBytes
+from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import Ticket
 from fairlead.dispatch.wait_survey import Newcomer, QueueOrder
 
@@ -20,7 +21,7 @@ UNBOUNDED_JOBS = 2**31
 UNBOUNDED_TOKENS = 2**63
 WAITING_BYTES = 256 * 1024 * 1024
 CLASSES = 8
-STRANGERS = -1  # and below: for each class, a tenant of the kernel that no job has
+_NO_TENANT = -1  # tenants have names; as many numbers below it as there are classes are free, too
 
 
 class Queue:
@@ -43,7 +44,8 @@ class Queue:
         # The kernel has no limit of its own; callers check first (`is_full`, `displace`). A job on its way to
         # a free seat passes through it too, and a requeued job is always accepted.
         self._kernel = FairQueue(capacity=UNBOUNDED_JOBS, fairness=fairness, min_share=min_share)
-        for tenant, weight in (tenant_weights or {}).items():
+        self._weights = dict(tenant_weights or {})
+        for tenant, weight in self._weights.items():
             self._kernel.set_weight(tenant, weight)
         self._tickets: dict[int, Ticket] = {}
         self._kinds = 0
@@ -140,6 +142,16 @@ class Queue:
         self._kernel.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
         ticket.charged = 0.0
 
+    def counters(self, tenants: Iterable[str]) -> TenantCounters:
+        """Return the counters of these tenants."""
+        counter = self._kernel.counter
+        return TenantCounters(counter(_NO_TENANT), {tenant: counter(tenant) for tenant in tenants})
+
+    def restore_counters(self, excess: Mapping[str, float]) -> None:
+        """Raise the counters of tenants above that of a new tenant by this much."""
+        for tenant, service in excess.items():
+            self._kernel.charge(tenant, service * self._weights.get(tenant, 1.0))
+
     # Order -------------------------------------------------------------------------------------------
 
     def position(self, ticket: Ticket) -> int:
@@ -166,7 +178,7 @@ class Queue:
         for ticket in self._tickets.values():
             costs[ticket.job.tenant, ticket.job.priority] = ticket.cost
         newcomers = {
-            self._kernel.push(STRANGERS - priority if tenant is None else tenant, cost, priority=priority): (
+            self._kernel.push(_NO_TENANT - priority if tenant is None else tenant, cost, priority=priority): (
                 tenant,
                 priority,
             )

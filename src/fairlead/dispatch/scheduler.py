@@ -7,7 +7,7 @@ jobs (`Queue`), nodes and their seats (`NodePool`), the changes of tickets (`Tic
 section. Nothing is logged here: decisions are logged where they are executed.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from random import Random
 
 from fairlead.dispatch.admission import JobAdmission, shutting_down
@@ -17,6 +17,7 @@ from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import WAITING_BYTES, Fairness, Queue
 from fairlead.dispatch.swaps import Swaps
+from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.dispatch.tickets import Tickets
 from fairlead.dispatch.wait_survey import QueueOrder
@@ -73,12 +74,17 @@ class Scheduler:
         self._tickets.enqueue(ticket)
         self._pump()
 
-    def restore(self, ticket: Ticket, node_id: str) -> None:
-        """Give a new job the seat that it holds already, from an earlier scheduler.
+    def restore(self, ticket: Ticket, node_id: str, *, charged: float = 0.0) -> None:
+        """Give a new job the seat that it holds already, from an earlier scheduler, which has charged for it.
 
-        The node may be down; the seat is counted when it comes up.
+        The node may be down; the seat is counted when it comes up. The charge is part of the tenant's counter
+        (`restore_counters`), and at least the job's expected cost.
         """
-        self._tickets.restore(ticket, node_id)
+        self._tickets.restore(ticket, node_id, charged=charged)
+
+    def restore_counters(self, excess: Mapping[str, float]) -> None:
+        """Raise the counters of tenants above that of a new tenant, as an earlier scheduler reported them."""
+        self._queue.restore_counters(excess)
 
     def leave(self, ticket: Ticket) -> None:
         """End a job after its client disconnected, in any state; it is charged for what it used."""
@@ -245,6 +251,10 @@ class Scheduler:
         self._pump()
 
     # Queries -----------------------------------------------------------------------------------------
+
+    def counters(self, tenants: Iterable[str]) -> TenantCounters:
+        """Return the counters of these tenants."""
+        return self._queue.counters(tenants)
 
     def position(self, ticket: Ticket) -> int:
         """Return how many waiting jobs leave before this one, under the fairness in force."""

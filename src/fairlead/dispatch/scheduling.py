@@ -5,7 +5,7 @@ dispatcher and its parts report what happens to jobs, the fleet what happens to 
 are synchronous, return at once and are called in one thread. They name nodes and models by their ids.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from random import Random
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from fairlead.config import QueueConfig
 from fairlead.dispatch.effects import Effects, NodeCounts, SchedulerStatistics
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
+from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.dispatch.wait_survey import QueueOrder
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
@@ -28,8 +29,14 @@ class JobEvents(Protocol):
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
         """Grant, queue or refuse a new job now. With `too_long`, refuse it with that rather than queue it."""
 
-    def restore(self, ticket: Ticket, node_id: str) -> None:
-        """Give a new job the seat that it holds already, without an effect. The node may come up later."""
+    def restore(self, ticket: Ticket, node_id: str, *, charged: float = 0.0) -> None:
+        """Give a new job the seat that it holds already, without an effect. The node may come up later.
+
+        An earlier scheduler has charged this much for it, which is in the tenant's counter.
+        """
+
+    def restore_counters(self, excess: Mapping[str, float]) -> None:
+        """Note how much more service than a new tenant others have received, from an earlier scheduler."""
 
     def first_delta(self, ticket: Ticket) -> None:
         """Note that a job's answer has begun."""
@@ -121,6 +128,9 @@ class NodeEvents(Protocol):
 
 class SchedulerQueries(Protocol):
     """Queries of a scheduler; they change nothing."""
+
+    def counters(self, tenants: Iterable[str]) -> TenantCounters:
+        """Return the service that these tenants have received, for a later scheduler."""
 
     def position(self, ticket: Ticket) -> int:
         """Return how many waiting jobs leave before this one."""

@@ -50,12 +50,12 @@ class Tickets:
             self._queue.push(ticket)
         self._swaps.job_queued(ticket.job)
 
-    def restore(self, ticket: Ticket, node_id: str) -> None:
-        """Give a new job the seat that it holds already, and charge it as a grant does."""
+    def restore(self, ticket: Ticket, node_id: str, *, charged: float) -> None:
+        """Give a new job the seat that it holds already; its tenant was charged this much for it."""
         ticket.become(TicketState.GRANTED)
         ticket.attempts += 1
         self._nodes.restore(ticket, node_id)
-        self._queue.charge(ticket, ticket.cost)
+        ticket.charged = max(ticket.cost, charged)
 
     def grant_seats(self) -> None:
         """Grant free seats to waiting jobs that fit them, in fair order."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http import HTTPStatus
 from random import Random
+from typing import NamedTuple
 
 import trio
 
@@ -38,6 +39,13 @@ REUSED_FOR_S = 0.1  # how long refusals share an estimate
 EXACT_JOBS = 256
 SURVEYED_S_PER_JOB = 60e-6
 SURVEYED_CHANGES = 2  # half of the jobs
+
+
+class Backlog(NamedTuple):
+    """The number of jobs that wait for a model, and the estimated wait of the next one in seconds."""
+
+    waiting: int
+    wait_s: int
 
 
 class WaitEstimator:
@@ -141,6 +149,16 @@ class WaitEstimator:
             return self._estimate_from(survey, model, survey.index_of_newcomer(tenant, priority))
         ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority) or []
         return self._estimate(model, len(ahead), lambda: ahead)
+
+    def behind_all(self, model: str) -> Backlog:
+        """Return how many jobs wait for the model, and the estimated wait of one that came after all of them.
+
+        The wait is 0 if a seat is free.
+        """
+        waiting = sum(job.model == model for job in self._scheduler.waiting_jobs())
+        if self._scheduler.has_free_seat(model):
+            return Backlog(waiting, 0)
+        return Backlog(waiting, self._behind_all(model).estimated_wait_s)
 
     def add_retry_time(self, error: FairleadError, model: str) -> FairleadError:
         """Return the error of a job for the model.

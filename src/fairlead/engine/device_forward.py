@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead._cext.inputbatch import InputBatch
 from fairlead.engine import device_layers
 from fairlead.engine.cache import KVCache
 from fairlead.engine.device_inputs import DeviceInputs
 from fairlead.engine.device_layers import DeviceLayers
 from fairlead.engine.device_sampling import warm
 from fairlead.engine.graphs import CudaRecorder, Graphs, Recorder, ladder
-from fairlead.engine.inputs import Inputs, upload
+from fairlead.engine.inputs import BlockTables, Inputs, PreparedStep, upload
 from fairlead.engine.paged_attention import DeviceAttention
 from fairlead.models.model import Model
 
@@ -47,11 +47,14 @@ class DeviceForward:
         self._logits = torch.empty((0, self.vocab_size), dtype=torch.float32, device=self.device)
 
     @classmethod
-    def on_cuda(cls, model: Model, cache: KVCache) -> "DeviceForward":
-        """Make one on a GPU, which becomes the current one: Triton launches on no other."""
+    def on_cuda(cls, model: Model, cache: KVCache, *, records: bool = True) -> "DeviceForward":
+        """Make one on a GPU, which becomes the current one: Triton launches on no other.
+
+        With `records`, decodes are recorded as graphs.
+        """
         if cache.device.index is not None:
             torch.cuda.set_device(cache.device)
-        return cls(model, cache, CudaRecorder(cache.device))
+        return cls(model, cache, CudaRecorder(cache.device) if records else None)
 
     @property
     def kernel(self) -> str:
@@ -89,7 +92,7 @@ class DeviceForward:
         """See `forward.Forward`."""
         self.cache.release(group, blocks)
 
-    def stage(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+    def stage(self, step: PreparedStep, batch: BlockTables, latest: Tensor | None) -> Inputs:
         """Start the copy of a step to the device. `latest` [S]: what the previous step chose, if any.
 
         The result must be run next; its token ids are valid only afterwards.

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine import device_kernels as kernels
-from fairlead.engine.inputs import Inputs
+from fairlead.engine.inputs import BlockTables, Inputs, PreparedStep
 from fairlead.engine.paged_attention import Rows
 
 _TILE = 256
@@ -50,7 +49,7 @@ class DeviceInputs:
         self._table_rows = zeros(rows)
         self._tables = zeros(groups, slots, columns)
 
-    def holds(self, step: Step, batch: InputBatch) -> bool:
+    def holds(self, step: PreparedStep, batch: BlockTables) -> bool:
         """Return whether this step of this batch fits."""
         groups, slots, columns = self._tables.shape
         table_rows, table_columns = np.asarray(batch.block_table(0)).shape
@@ -58,12 +57,12 @@ class DeviceInputs:
             len(step.slot_mapping) == groups
             and table_rows <= slots
             and table_columns <= columns
-            and len(step.arena) <= len(self._arena)
+            and len(np.asarray(step.arena)) <= len(self._arena)
             and step.tokens <= len(self._token_ids)
             and step.rows <= len(self._lengths)
         )
 
-    def stage(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+    def stage(self, step: PreparedStep, batch: BlockTables, latest: Tensor | None) -> Inputs:
         """Start the copy of a step. `latest` [S], int64: what the previous step chose, if there was one.
 
         The result's device tensors are valid once the step has been unpacked.

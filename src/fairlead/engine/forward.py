@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from fairlead._cext.inputbatch import InputBatch, Step
 from fairlead.engine.attention import PagedAttention
 from fairlead.engine.cache import KVCache
-from fairlead.engine.inputs import Inputs, upload
+from fairlead.engine.inputs import BlockTables, Inputs, PreparedStep, upload
 from fairlead.models.model import Model
 
 FEW_ROWS = 32
@@ -58,8 +58,20 @@ class StagedForward(Forward, Protocol):
     ) -> None:
         """Allocate memory for steps within these limits, and do all that would make the first one slow."""
 
-    def stage(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
+    def stage(self, step: PreparedStep, batch: BlockTables, latest: Tensor | None) -> Inputs:
         """Start the copy of a step, to be run next. `latest` [S]: what the previous one chose, if any."""
+
+
+def staging(forward: Forward) -> Callable[[PreparedStep, BlockTables, Tensor | None], Inputs]:
+    """Return what makes a step's inputs for `forward`; its arguments are those of `StagedForward.stage`."""
+    if isinstance(forward, StagedForward):
+        return forward.stage
+
+    def read(step: PreparedStep, batch: BlockTables, latest: Tensor | None) -> Inputs:
+        inputs = Inputs.read(step, batch, forward.device)
+        return inputs.resolved(np.asarray(step.input_ids), latest, forward.vocab_size)
+
+    return read
 
 
 class TorchForward:

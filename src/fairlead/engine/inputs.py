@@ -3,14 +3,55 @@
 Owns nothing: the views are valid until the step's arena is used again.
 """
 
-from typing import Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairlead._cext.inputbatch import InputBatch, Step
+from fairlead._cext.inputbatch import InputBatch, Offsets
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    Integers = Buffer | np.ndarray
+
+
+class PreparedStep(Protocol):
+    """What the device half reads of a step: one of `inputbatch`, or one that another process has sent."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def decodes(self) -> int: ...
+    @property
+    def offsets(self) -> Offsets: ...
+    @property
+    def arena(self) -> "Integers": ...
+    @property
+    def input_ids(self) -> "Integers": ...
+    @property
+    def slot_mapping(self) -> "Sequence[Integers]": ...
+    @property
+    def query_starts(self) -> "Integers": ...
+    @property
+    def sequence_lengths(self) -> "Integers": ...
+    @property
+    def slots(self) -> "Integers": ...
+    @property
+    def sample_rows(self) -> "Integers": ...
+
+
+class BlockTables(Protocol):
+    """The block tables of a batch of at most `slots` sequences: of each KV cache group, [slots, columns]."""
+
+    @property
+    def slots(self) -> int: ...
+    def block_table(self, group: int) -> "Integers": ...
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +79,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     scored_tokens: np.ndarray = np.empty(0, np.int64)
 
     @classmethod
-    def read(cls, step: Step, batch: InputBatch, device: torch.device) -> Self:
+    def read(cls, step: PreparedStep, batch: BlockTables, device: torch.device) -> Self:
         """Copy a step's arena to `device`, at once. `token_ids` may still contain references to samples."""
         arena = upload(np.asarray(step.arena), device)
         at, T = step.offsets, step.tokens  # noqa: N806
@@ -70,6 +111,24 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         if not len(self.scored_tokens):
             return self.sample_tokens
         return np.concatenate([self.sample_tokens, self.scored_tokens])
+
+    def resolved(self, token_ids: np.ndarray, latest: Tensor | None, vocab_size: int) -> Self:
+        """Replace unknown tokens by those that the previous step chose, `latest`, which stay on the device.
+
+        `token_ids` are those of the step, on the host. An id outside the vocabulary runs as 0, because an
+        index out of range would fail the whole step; its sequence fails when it samples
+        (`out_of_vocabulary_rows`).
+        """
+        late = np.flatnonzero(token_ids < 0)
+        if not len(late) and token_ids.max() < vocab_size:
+            return self
+        ids = self.token_ids
+        ids = ids.masked_fill((ids < 0) | (ids >= vocab_size), 0)
+        if len(late):
+            assert latest is not None
+            chosen = latest.index_select(0, upload(-1 - token_ids[late], ids.device))
+            ids.index_copy_(0, upload(late, ids.device), chosen.to(ids.dtype))
+        return msgspec.structs.replace(self, token_ids=ids)
 
 
 def out_of_vocabulary_rows(batch: InputBatch, slots: np.ndarray, vocab_size: int) -> dict[int, str]:

@@ -13,14 +13,16 @@ from fairlead.engine import cpu_step
 from fairlead.engine.cache import KVCache, bytes_per_token, split_blocks
 from fairlead.engine.cpu_step import BLOCK_SIZE, THREADS_AT_MOST, CpuStep
 from fairlead.engine.device_memory import cache_bytes
-from fairlead.engine.devices import CudaMemory, runs_our_kernels
+from fairlead.engine.devices import CudaMemory, find_device, runs_our_kernels
 from fairlead.engine.embedder import EmbeddingRunner
 from fairlead.engine.forward import Forward, StagedForward, TorchForward
+from fairlead.engine.ranks import Follower, LeadingForward, Membership, ReceivedTables
 from fairlead.engine.runner import STEPS_AT_ONCE, ModelRunner
 from fairlead.errors import LoadFailed
 from fairlead.messages import WorkerSpec
 from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.loader import WeightSource, read_source
+from fairlead.models.parallel import ALONE, Ranks
 from fairlead.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     `windows` are the KV cache groups' (None: no window), the widest first; `blocks_total` is by group.
     `kernel` names what computes (`Forward.kernel`). `embeds`: it makes vectors, not text. This process uses
-    `gpu_bytes` of the GPU's `gpu_total_bytes`; both are 0 on a CPU.
+    `gpu_bytes` of the GPU's `gpu_total_bytes`; both are 0 on a CPU. `weight_bytes` and `kv_cache_bytes` are
+    those of all ranks together.
     """
 
     runner: ModelRunner | EmbeddingRunner
@@ -80,16 +83,24 @@ class _LoadedWeights(msgspec.Struct, frozen=True):
 
 
 def load_runner(
-    spec: WorkerSpec, report: Callable[[float, str], None], *, compiled: bool = True
+    spec: WorkerSpec,
+    report: Callable[[float, str], None],
+    *,
+    compiled: bool = True,
+    membership: Membership | None = None,
 ) -> LoadedModel:
     """Load the model of `spec`; `report(fraction, stage)` receives the progress. Raises `LoadFailed`.
 
     With `compiled`, our compiled step runs the models that it supports on a CPU, and our kernels run all on a
     GPU. Otherwise torch runs them, with the same results. A model made for embeddings makes no text.
+
+    With a `membership`, this process loads its rank's part. All ranks must load at the same time. The runner
+    of rank 0 runs steps on all of them; those of the others are not to be used, only their `forward`.
     """
-    if spec.threads is not None:
-        torch.set_num_threads(max(1, spec.threads))
-    device = _device(spec.device)
+    ranks = ALONE if membership is None else membership.ranks
+    if spec.threads is not None or ranks.size > 1:
+        torch.set_num_threads(max(1, (spec.threads or torch.get_num_threads()) // ranks.size))
+    device = find_device(spec.device, ranks)
     try:
         source = read_source(
             Path(spec.path),
@@ -97,14 +108,27 @@ def load_runner(
             dtype=spec.dtype,
             quantization=spec.quantization,
             needs_head=False,
+            ranks=ranks,
         )
         loaded = _load(spec, source, device, lambda fraction: report(fraction, "weights"), compiled=compiled)
-        return _with_cache(spec, source, loaded, device, lambda fraction: report(fraction, "graphs"))
+        if membership is not None:
+            membership.join(device)
+        return _with_cache(
+            spec, source, loaded, device, lambda fraction: report(fraction, "graphs"), membership
+        )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise LoadFailed(f"{spec.path}: out of memory on {device}: {error}") from error
     except RuntimeError as error:
         # torch raises this when the system or the driver refuses, for example its CPU allocator.
         raise LoadFailed(f"{spec.path}: cannot be loaded on {device}: {error}") from error
+
+
+def follower_of(loaded: LoadedModel, ranks: Ranks) -> Follower:
+    """Return what runs rank 0's steps on another rank, which has loaded its part."""
+    assert isinstance(loaded.runner, ModelRunner)
+    longest = loaded.max_model_len + 1  # the last token may be chosen, if not computed
+    columns = -(-longest // loaded.block_size)
+    return Follower(loaded.runner.forward, ranks, ReceivedTables(len(loaded.windows), loaded.slots, columns))
 
 
 def _load(
@@ -116,7 +140,14 @@ def _load(
     compiled: bool,
 ) -> _LoadedWeights:
     # The compiled step returns logits only, not the hidden states that embeddings are made from.
-    may = compiled and device.type == "cpu" and spec.block_size == BLOCK_SIZE and source.pooling is None
+    is_alone = source.ranks.size == 1
+    may = (
+        compiled
+        and is_alone
+        and device.type == "cpu"
+        and spec.block_size == BLOCK_SIZE
+        and source.pooling is None
+    )
     if may and source.spec is not None and _runs_compiled(source.spec, source):
         with source.weights(device, report) as weights:
             _limit_threads(spec, weights.bytes_total)
@@ -138,7 +169,8 @@ def _load(
         if compiled and source.pooling is None and runs_our_kernels(device):
             from fairlead.engine.device_forward import DeviceForward  # which needs Triton
 
-            return DeviceForward.on_cuda(loaded.model, cache), cache.nbytes
+            # A recorded graph would have to contain the exchange between GPUs.
+            return DeviceForward.on_cuda(loaded.model, cache, records=is_alone), cache.nbytes
         return TorchForward(loaded.model, cache), cache.nbytes
 
     block_bytes = [size * spec.block_size for size in bytes_per_token(shape, loaded.dtype)]
@@ -168,8 +200,13 @@ def _with_cache(
     loaded: _LoadedWeights,
     device: torch.device,
     report: Callable[[float], None],
+    membership: Membership | None,
 ) -> LoadedModel:
-    """Determine slots, context and cache size, which depend on one another, and allocate the cache."""
+    """Determine slots, context and cache size, which depend on one another, and allocate the cache.
+
+    All ranks determine the same, as a cache has as many blocks as fit each of them.
+    """
+    ranks = source.ranks
     shape, block_bytes, on_cpu = loaded.shape, loaded.block_bytes, device.type == "cpu"
     context = min(shape.max_positions, spec.max_model_len or shape.max_positions)
     max_batched_tokens = _max_batched_tokens(spec, device)
@@ -179,11 +216,14 @@ def _with_cache(
     memory = None if on_cpu else CudaMemory(device)
     required = slots * -(-context // spec.block_size)
     useful = (required if limit is None else min(limit, required) for limit in limits)
-    size_bytes = _cache_size(spec, memory, sum(map(int.__mul__, useful, block_bytes)))
+    size_bytes = _cache_size(spec, memory, sum(map(int.__mul__, useful, block_bytes)), ranks.size)
+    size_bytes = min(ranks.numbers(size_bytes, device))
     blocks = split_blocks(size_bytes, block_bytes, limits)
     if min(blocks) < 1:
         raise LoadFailed(f"{size_bytes} bytes of KV cache do not hold one block of {sum(block_bytes)} bytes")
     forward, kv_cache_bytes = loaded.with_cache(blocks)
+    if membership is not None and ranks.rank == 0:
+        forward = LeadingForward(forward, membership)
 
     slots = min(slots, max(blocks)) if spec.slots is None and not on_cpu else slots
     max_model_len = min(context, max(blocks) * spec.block_size, spec.kv_cache_entries or context)
@@ -197,7 +237,7 @@ def _with_cache(
             report=report,
         )
     arenas = _arenas(
-        device,
+        device if ranks.rank == 0 else torch.device("cpu"),  # others prepare no steps
         InputBatch.arena_size(
             slots=slots,
             max_batched_tokens=max_batched_tokens,
@@ -221,8 +261,8 @@ def _with_cache(
         eos_token_ids=source.eos_token_ids,
         device=str(device),
         dtype=str(source.dtype).removeprefix("torch."),
-        weight_bytes=loaded.weight_bytes,
-        kv_cache_bytes=kv_cache_bytes,
+        weight_bytes=sum(ranks.numbers(loaded.weight_bytes, device)),
+        kv_cache_bytes=sum(ranks.numbers(kv_cache_bytes, device)),
         kernel=forward.kernel,
         embeds=source.pooling is not None,
         gpu_bytes=0 if memory is None else memory.taken(),
@@ -239,11 +279,14 @@ def _runner(
     return EmbeddingRunner(forward, source.pooling, slots=slots, arenas=arenas)
 
 
-def _cache_size(spec: WorkerSpec, memory: CudaMemory | None, useful: int) -> int:
-    """Return the size of the KV cache in bytes: as configured, what fits the GPU, or `useful` up to 1 GiB."""
-    if memory is not None and (spec.kv_cache_bytes is None or spec.gpu_memory is not None):
-        return cache_bytes(memory, spec.gpu_memory, spec.kv_cache_bytes)
-    return min(1024 * _MIB, useful) if spec.kv_cache_bytes is None else spec.kv_cache_bytes
+def _cache_size(spec: WorkerSpec, memory: CudaMemory | None, useful: int, ranks: int) -> int:
+    """Return the size of a rank's KV cache in bytes: its share of what is configured or of 1 GiB, at most
+    `useful`, or what fits its GPU.
+    """
+    configured = None if spec.kv_cache_bytes is None else spec.kv_cache_bytes // ranks
+    if memory is not None and (configured is None or spec.gpu_memory is not None):
+        return cache_bytes(memory, spec.gpu_memory, configured)
+    return min(1024 * _MIB // ranks, useful) if configured is None else configured
 
 
 def _useful_blocks(
@@ -271,18 +314,3 @@ def _arenas(device: torch.device, size_bytes: int) -> "Sequence[Buffer] | int":
         return STEPS_AT_ONCE
     pinned = (torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(STEPS_AT_ONCE))
     return [arena.numpy().data for arena in pinned]
-
-
-def _device(name: str) -> torch.device:
-    """Return the device; "auto" is CUDA if there is any. `LoadFailed` if the device does not exist."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise LoadFailed(f"device {name!r} is not known") from error
-    if device.type not in {"cpu", "cuda"}:
-        raise LoadFailed(f"device {name!r} is not supported (auto, cpu, cuda, cuda:N are)")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise LoadFailed(f"device {name!r} is not there: torch has {torch.cuda.device_count()} CUDA devices")
-    return device

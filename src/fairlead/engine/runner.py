@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fairlead._cext.inputbatch import InputBatch, Step
-from fairlead.engine.forward import Forward, StagedForward
+from fairlead.engine.forward import Forward, staging
 from fairlead.engine.inputs import Inputs, out_of_vocabulary_rows, upload
 from fairlead.engine.prompt_scores import PendingScores, PromptRows
 from fairlead.engine.sampling.logits_processors import SampledRows
@@ -48,7 +48,7 @@ class ModelRunner:
         self._sampler: Sampler | None = None
         self._latest: Tensor | None = None  # tokens chosen by the previous step
         self._previous: PendingSamples | None = None
-        self._stage = forward.stage if isinstance(forward, StagedForward) else self._read
+        self._stage = staging(forward)
 
     @torch.inference_mode()
     def launch(self, step: Step, batch: InputBatch) -> "LaunchedStep":
@@ -83,10 +83,6 @@ class ModelRunner:
             self._sampler = Sampler(batch, self.forward.vocab_size, self._eos_token_ids)
         return self._sampler
 
-    def _read(self, step: Step, batch: InputBatch, latest: Tensor | None) -> Inputs:
-        inputs = Inputs.read(step, batch, self.forward.device)
-        return self._resolved(inputs, np.asarray(step.input_ids), latest)
-
     def _last_ids(self, step: Step, inputs: Inputs) -> np.ndarray:
         """Return the last token of each sampled row. Waits for the previous step, not for this one."""
         last: np.ndarray = np.asarray(step.input_ids)[inputs.query_starts[inputs.sample_rows + 1] - 1]
@@ -96,25 +92,6 @@ class ModelRunner:
             last = last.copy()
             last[late] = self._previous.wait_for_tokens()[-1 - last[late]]
         return last
-
-    def _resolved(self, inputs: Inputs, token_ids: np.ndarray, latest: Tensor | None) -> Inputs:
-        """Replace unknown tokens by those that the previous step chose, which stay on the device.
-
-        An id outside the vocabulary runs as 0, because an index out of range would fail the whole step; its
-        sequence fails when it samples (`out_of_vocabulary_rows`).
-        """
-        vocabulary = self.forward.vocab_size
-        late = np.flatnonzero(token_ids < 0)
-        if not len(late) and token_ids.max() < vocabulary:
-            return inputs
-        ids = inputs.token_ids
-        ids = ids.masked_fill((ids < 0) | (ids >= vocabulary), 0)
-        if len(late):
-            assert latest is not None
-            device = self.forward.device
-            chosen = latest.index_select(0, upload(-1 - token_ids[late], device))
-            ids.index_copy_(0, upload(late, device), chosen.to(ids.dtype))
-        return msgspec.structs.replace(inputs, token_ids=ids)
 
 
 class LaunchedStep:

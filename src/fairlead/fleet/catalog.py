@@ -1,11 +1,17 @@
 """The configured models: their names, and what must be known of them before they are loaded."""
 
 from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeGuard
 
 from fairlead.config import AnyModelConfig, Config, ModelConfig, SelectorConfig
 from fairlead.text.model import TextModel
 
 Reader = Callable[[ModelConfig], Awaitable[TextModel]]
+
+
+def has_text(model: AnyModelConfig) -> TypeGuard[ModelConfig]:
+    """Return whether a model's requests are tokenized here: its engine runs on this machine."""
+    return isinstance(model, ModelConfig) and not model.is_on_cluster
 
 
 class ModelCatalog:
@@ -26,7 +32,7 @@ class ModelCatalog:
 
     async def read(self, models: Iterable[AnyModelConfig]) -> dict[str, TextModel]:
         """Read what `texts` needs of these models. Raises `LoadFailed`."""
-        return {model.name: await self._read(model) for model in models if isinstance(model, ModelConfig)}
+        return {model.name: await self._read(model) for model in models if has_text(model)}
 
     def apply(self, config: Config, texts: dict[str, TextModel]) -> None:
         """Use this configuration. `texts` are those of the new and the changed models."""
@@ -39,7 +45,7 @@ class ModelCatalog:
             self.aliases.update(dict.fromkeys(model.aliases, model.name))
         self.texts.update(texts)
         for name in list(self.texts):
-            if not isinstance(self.models.get(name), ModelConfig):
+            if name not in self.models or not has_text(self.models[name]):
                 del self.texts[name]
 
     def sends_loading_state(self, model: str) -> bool:

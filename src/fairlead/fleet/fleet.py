@@ -20,6 +20,8 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, InvalidRequest, ModelNotFound, ModelUnloaded, NodeFailed
 from fairlead.fleet.catalog import ModelCatalog, Reader
 from fairlead.fleet.changes import changes_between
+from fairlead.fleet.cluster_models import ClusterModels
+from fairlead.fleet.discovery import Lookup, NodeDiscovery, look_up
 from fairlead.fleet.local_models import LocalModels
 from fairlead.fleet.managed_model import ManagedModel, OnProgress
 from fairlead.fleet.node_registry import NodeRegistry
@@ -39,7 +41,8 @@ class Fleet:
     `nodes` has the nodes that are up, and `catalog` the configured models. `read` reads what the parent must
     know of an engine's model. `on_progress` is called with the progress of each load. `instance` is a unique
     id by which this server recognizes itself. `make_process` makes what runs a local model, once per load.
-    `adopted`: models whose processes run already; their first load only connects to these.
+    `adopted`: models whose processes run already; their first load only connects to these. `lookup` returns
+    the addresses of a name.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Fleet:
         on_progress: OnProgress = lambda _model, _fraction, _stage: None,
         make_process: ProcessFactory = make_process,
         adopted: Collection[str] = (),
+        lookup: Lookup = look_up,
     ) -> None:
         self.instance = token_hex(16)
         self._adopted = adopted
@@ -73,6 +77,9 @@ class Fleet:
             own_instance=self.instance,
             is_local=lambda model: model in self.catalog.models,
         )
+        self.cluster = ClusterModels(self.catalog, self._remote)
+        self._lookup = lookup
+        self._discoveries: dict[str, NodeDiscovery] = {}
         self._nursery: trio.Nursery | None = None
         self.has_adopted = trio.Event()
         self._is_preloaded = False
@@ -94,7 +101,7 @@ class Fleet:
         async with trio.open_nursery() as self._nursery:
             config = self.catalog.config
             for node in config.nodes:
-                self._remote.add(node, config.health_check)
+                self._add_configured(node)
             self._local.schedule()
             await self._local.adopt(name for name in self._adopted if name in self._local)
             self.has_adopted.set()
@@ -107,8 +114,11 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether preloading is over, no unload has interrupted it, and no model waits for its restart."""
-        return self._is_preloaded and self._local.are_ready
+        """Whether preloading is over, no unload has interrupted it, and no model waits for its restart.
+
+        Models on the cluster that always have replicas must have one that is up.
+        """
+        return self._is_preloaded and self._local.are_ready and self.cluster.are_ready
 
     @property
     def problems(self) -> dict[str, str]:
@@ -121,12 +131,16 @@ class Fleet:
     def models(self) -> list[ModelStatus]:
         """Return the status of every known model: local ones, then those that only remote nodes have."""
         local = [model.status() for model in self._local.values()]
-        return local + self._remote.models(but=self._local)
+        on_cluster = [status for status in self.cluster.statuses() if status.model not in self._local]
+        known = {status.model for status in (*local, *on_cluster)}
+        return local + on_cluster + self._remote.models(but=known)
 
     def model(self, name: str) -> ModelStatus | None:
         """Return the status of one model; None if it is not known."""
         model = self._local.get(name)
-        return self._remote.model(name) if model is None else model.status()
+        if model is not None:
+            return model.status()
+        return self.cluster.status(name) or self._remote.model(name)
 
     def nodes(self) -> list[NodeStatus]:
         """Return the status of every node: one for each local model, and the remote ones."""
@@ -205,14 +219,16 @@ class Fleet:
 
     def keep(self, model: str, ttl_s: float) -> None:
         """Keep a local model loaded for this time without a job; see `ModelLifecycle.keep`."""
-        if model in self.catalog.models:
+        if model in self.catalog.models and model in self._local:
             self._dispatcher.models.keep(model, ttl_s)
 
     async def add_node(self, config: NodeConfig) -> None:
         """Add a remote node; return after its first probe, whether that succeeded or not.
 
-        Raises `InvalidRequest` if its id is taken, or if it is this server itself.
+        Raises `InvalidRequest` if its id is taken, if it is this server itself, or if it stands for several.
         """
+        if config.is_discovered:
+            raise InvalidRequest("url: only a configuration may have a name to look up", param="url")
         if config.id in self._remote or self._is_local(config.id):
             raise InvalidRequest(f"id: there is a node {config.id} already", param="id")
         self._remote.add(config, self.catalog.config.health_check)
@@ -253,10 +269,13 @@ class Fleet:
         self._local.schedule()
         for name in (*changes.models_changed, *changes.models_removed):
             self._dispatcher.unload(name)
+        local = {model.name for model in config.local_models}
+        for name in (*changes.models_changed, *changes.models_removed):
+            if name in self._local and name not in local:
+                self._spawn(self._local.retire, name)
         for name in changes.models_removed:
-            self._spawn(self._local.retire, name)
             self._dispatcher.scheduler.remove_model(name)
-        for model in config.models:
+        for model in config.local_models:
             if model.name in changed and model.preload:
                 self._spawn(self._load_in_background, model.name)
         for node_id in (*changes.nodes_removed, *changes.nodes_changed, *changes.nodes_added):
@@ -288,13 +307,38 @@ class Fleet:
     async def _replace(self, node_id: str) -> None:
         """Remove a remote node when its jobs are finished; add it again if it is still configured."""
         configured = [node for node in self.catalog.config.nodes if node.id == node_id]
+        if (discovery := self._discoveries.pop(node_id, None)) is not None:
+            await discovery.close()
         if node_id in self._remote:
             await self._remote.remove(node_id, for_good=not configured)
         configured = [node for node in self.catalog.config.nodes if node.id == node_id]
-        if configured and node_id not in self._remote:
-            self._remote.add(configured[0], self.catalog.config.health_check)
+        if configured and node_id not in self._remote and node_id not in self._discoveries:
+            self._add_configured(configured[0])
 
     # Helpers -----------------------------------------------------------------------------------------
+
+    def _add_configured(self, node: NodeConfig) -> None:
+        """Add a remote node of the configuration, or look up the nodes that it stands for."""
+        if not node.is_discovered:
+            self._remote.add(node, self.catalog.config.health_check)
+            return
+        discovery = NodeDiscovery(
+            node,
+            add=self._add_discovered,
+            remove=self._remove_discovered,
+            spawn=self._spawn,
+            lookup=self._lookup,
+        )
+        self._discoveries[node.id] = discovery
+        self._spawn(discovery.run)
+
+    def _add_discovered(self, node: NodeConfig) -> None:
+        if node.id not in self._remote:
+            self._remote.add(node, self.catalog.config.health_check)
+
+    async def _remove_discovered(self, node_id: str) -> None:
+        if node_id in self._remote:
+            await self._remote.remove(node_id, for_good=False)
 
     def _apply(self, config: Config, texts: dict[str, TextModel]) -> None:
         """Use this configuration. `texts` are those of the new and the changed models."""
@@ -303,9 +347,9 @@ class Fleet:
         self._remote.change_health(config.health_check)
 
     def _local_model(self, model: str) -> ManagedModel:
-        if model in self.catalog.models:
+        if model in self._local and model in self.catalog.models:
             return self._local[model]
-        if self._remote.has(model):
+        if self.has(model):
             raise InvalidRequest(f"the model {model} is on another server", param="model")
         raise ModelNotFound(f"the model {model} is not served here", param="model")
 

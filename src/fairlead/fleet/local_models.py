@@ -44,15 +44,17 @@ class LocalModels(dict[str, ManagedModel]):
         """Whether no unload has interrupted preloading, and no model waits for its restart."""
         if any(model.restarts.is_missing for model in self.values()):
             return False
-        return not any(model.preload and model.name in self._unloaded_early for model in self._config.models)
+        return not any(
+            model.preload and model.name in self._unloaded_early for model in self._config.local_models
+        )
 
     # Configuration -----------------------------------------------------------------------------------
 
     def configure(self, config: Config, texts: Mapping[str, TextModel]) -> None:
         """Use this configuration. `texts` are those of the new and the changed models."""
         self._config = config
-        self._memory.configure(config.models)
-        for each in config.models:
+        self._memory.configure(config.local_models)
+        for each in config.local_models:
             text = texts.get(each.name)
             model = self.get(each.name)
             if model is None:
@@ -73,7 +75,7 @@ class LocalModels(dict[str, ManagedModel]):
         self._dispatcher.scheduler.prioritize(config.priorities)
         self._dispatcher.models.configure(
             policy_for(config.swap, memory.memory_mb, memory.gpus),
-            {model.name: model.ttl_s for model in config.models},
+            {model.name: model.ttl_s for model in config.local_models},
             start_swap=self._start_swap,
             stop_model=self._stop_model,
         )
@@ -104,7 +106,7 @@ class LocalModels(dict[str, ManagedModel]):
                 """The server stops, or the model was removed from the configuration."""
 
         async with trio.open_nursery() as nursery:
-            for model in self._config.models:
+            for model in self._config.local_models:
                 if model.preload:
                     nursery.start_soon(load, model.name)
         return failures
@@ -114,7 +116,7 @@ class LocalModels(dict[str, ManagedModel]):
         model = self[name]
         while (instance := model.instance) is not None:
             await instance.ended.wait()
-        if all(each.name != name for each in self._config.models):
+        if all(each.name != name for each in self._config.local_models):
             del self[name]
 
     # Decisions of the scheduler ----------------------------------------------------------------------

@@ -50,16 +50,17 @@ class ModelMemory:
 
     def _derive(self) -> None:
         """Derive the public attributes from what is known."""
-        self.gpus.gpu_of.clear()
+        self.gpus.gpus_of.clear()
         self.memory_mb.clear()
         self.memory_mb.update(self._measured_mb)
         for name, config in self._configs.items():
             if (gpu := self._gpu_of(config)) is not None:
-                self.gpus.gpu_of[name] = gpu
+                self.gpus.gpus_of[name] = _from(gpu, config)
             if (declared_mb := self._declared_mb(config)) is not None:
                 self.memory_mb[name] = declared_mb
 
     def _gpu_of(self, config: AnyModelConfig) -> str | None:
+        """Return a model's first GPU, as far as that is known."""
         if not isinstance(config, ModelConfig):
             return None  # it is not known where a command's server computes
         if config.device != "auto":
@@ -75,6 +76,14 @@ class ModelMemory:
         if config.gpu_memory > 1:
             return config.gpu_memory
         return config.gpu_memory * self.gpus.capacity_mb(config.name) or None
+
+
+def _from(gpu: str, config: AnyModelConfig) -> tuple[str, ...]:
+    """Return the GPUs of a model, of which this is the first."""
+    if not isinstance(config, ModelConfig):
+        return (gpu,)
+    first = int(gpu.removeprefix("cuda:"))
+    return tuple(f"cuda:{number}" for number in range(first, first + config.parallel))
 
 
 def gpu_name(device: str) -> str | None:

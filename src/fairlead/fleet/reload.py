@@ -28,6 +28,7 @@ FIXED = (
         "fronts",
         "dispatcher",
         "lease",
+        "cluster",
         "allowed_hosts",
         "cors",
         "queue",
@@ -35,7 +36,7 @@ FIXED = (
         "request_timeout_s",
     ),
     *("while_loading", "scheduler", "log_json", "log_level", "tenant_names", "otlp_endpoint", "upstream"),
-    "responses",
+    *("responses", "flow_control"),
 )
 
 logger = structlog.get_logger("fairlead.fleet.reload")

@@ -171,6 +171,11 @@ class RemoteNodes:
         """Return whether one of them has the model and may get jobs, now or when it is up again."""
         return any(model in node.models and not node.is_withdrawn for node in self._nodes.values())
 
+    def is_up(self, model: str) -> bool:
+        """Return whether one of them that takes jobs has the model."""
+        found = (node for node in self._nodes.values() if model in node.models)
+        return any(node.status().state == "up" for node in found)
+
     def speak(self, model: str, dialect: str) -> bool:
         """Return whether all that have the model speak the dialect."""
         return all(node.speaks(dialect) for node in self._nodes.values() if model in node.models)

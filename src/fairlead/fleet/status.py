@@ -65,6 +65,15 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     remote: RemoteDetails | None = None
 
 
+class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The replicas of a model on the cluster: how many are `wanted`, and how many are in each state."""
+
+    wanted: int = 0
+    starting: int = 0
+    up: int = 0
+    draining: int = 0
+
+
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is known now. `node` is the node that has it, or would; of several remote ones, the first.
 
@@ -72,7 +81,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     counted by the node (of a command or a remote model, its jobs), as are those of them that are `waiting`
     for a slot. `memory_bytes` is what its processes take (0 if there are none, or if it is unknown). A failed
     model has a `problem`; the next job loads it again. `output` has the last lines that a command has
-    printed. `engine` is the state of a ready engine, null for other models.
+    printed. `engine` is the state of a ready engine, null for other models. Only models that run on a cluster
+    have `replicas`.
     """
 
     model: str
@@ -92,6 +102,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     load: LoadStatus = LoadStatus()
     counts: LifetimeCounts = msgspec.field(default_factory=LifetimeCounts)
     engine: EngineStatus | None = None
+    replicas: ReplicaCounts | None = None
 
     @property
     def is_resident(self) -> bool:

@@ -17,6 +17,7 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.tenant_counters import KnownCounters
 from fairlead.dispatch.waiter import HeldSeat
 from fairlead.errors import FairleadError, NoNode, QueueFull, QueueTimeout
 from fairlead.fronts import wire
@@ -25,6 +26,7 @@ from fairlead.link.connection import FrameLink
 from fairlead.link.handshake import HandshakeFailed
 
 RETRY_S = 0.1
+USELESS_S = 1.0
 ANSWER_TIMEOUT_S = 2.0
 NO_ANSWER = "the dispatcher does not answer"
 # The dispatcher ends a wait at its deadline; if it does not answer, the front does, a little later.
@@ -78,16 +80,19 @@ class DispatchClient:
     """The jobs of one front, and its connection to the dispatcher that leads.
 
     `connects` open an authenticated connection to each dispatcher, of which one leads. `run` keeps connected.
+    The functions of `on_connect` are called when one has accepted this front and its jobs are declared.
     """
 
     def __init__(self, connects: list[Connect], queue: QueueConfig) -> None:
         self.epoch = 0
+        self.on_connect: list[Callable[[], None]] = []
         self._connects = connects
         self._queue = queue
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _OpenJob] = {}
         self._questions: dict[int, _Question] = {}
         self._link: FrameLink[wire.ToFront] | None = None
+        self._counters = KnownCounters()  # of tenants, for the next dispatcher
 
     def __len__(self) -> int:
         """Return the number of jobs that have not ended."""
@@ -100,17 +105,10 @@ class DispatchClient:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
-        logged = ""  # a reason that was logged is not logged again
-        for connect in itertools.cycle(self._connects):
-            try:
-                stream = await connect()
-            except (OSError, HandshakeFailed) as error:
-                if str(error) != logged:
-                    logged = str(error)
-                    logger.info("no dispatcher", reason=logged)
-            else:
-                logged = ""
-                await self._use(stream)
+        useless: Connect | None = None  # leads to a dispatcher that was just connected and did not lead
+        while True:
+            connect, stream = await self._connect(useless)
+            useless = None if await self._use(stream) else connect
             await trio.sleep(RETRY_S)
 
     @asynccontextmanager
@@ -140,7 +138,7 @@ class DispatchClient:
 
     async def wait(self, job: "_OpenJob") -> None:
         """Wait until the job has a seat, or raise its error."""
-        timeout_s = self._queue.timeout_s
+        timeout_s = min(self._queue.timeout_s, job.spec.wait_limit_s or inf)
         last = inf if job.has_begun else job.arrived_at + timeout_s + TIMEOUT_MARGIN_S
         with trio.move_on_at(last) as deadline:
             await job.event.wait()
@@ -194,7 +192,46 @@ class DispatchClient:
 
     # The connection ----------------------------------------------------------------------------------
 
-    async def _use(self, stream: trio.abc.Stream) -> None:
+    async def _connect(self, useless: Connect | None) -> tuple[Connect, trio.abc.Stream]:
+        """Return the first connection to any dispatcher. All are tried at once: one may be there and hang.
+
+        The `useless` one is tried a little later, so that another can be first.
+        """
+        found: list[tuple[Connect, trio.abc.Stream]] = []
+        try:
+            async with trio.open_nursery() as nursery:
+                for connect in self._connects:
+                    pause_s = USELESS_S if connect is useless else 0.0
+                    nursery.start_soon(self._connect_to, connect, pause_s, found, nursery.cancel_scope)
+        except BaseException:
+            await _close(found)
+            raise
+        await _close(found[1:])
+        return found[0]
+
+    async def _connect_to(
+        self,
+        connect: Connect,
+        pause_s: float,
+        found: list[tuple[Connect, trio.abc.Stream]],
+        scope: trio.CancelScope,
+    ) -> None:
+        logged = ""  # a reason that was logged is not logged again
+        await trio.sleep(pause_s)
+        while True:
+            try:
+                found.append((connect, await connect()))
+            except (OSError, HandshakeFailed) as error:
+                if str(error) != logged:
+                    logged = str(error)
+                    logger.info("no dispatcher", reason=logged)
+                await trio.sleep(RETRY_S)
+            else:
+                scope.cancel()
+                return
+
+    async def _use(self, stream: trio.abc.Stream) -> bool:
+        """Use a connection until it ends. Return whether its dispatcher led."""
         link = FrameLink(stream, wire.to_front_decoder, name="dispatcher", silence_s=wire.SILENCE_S)
         try:
             async with trio.open_nursery() as nursery:
@@ -202,12 +239,14 @@ class DispatchClient:
                 await link.run(lambda message: self._handle(link, message))
                 nursery.cancel_scope.cancel()
         finally:
-            if self._link is link:
+            has_led = self._link is link
+            if has_led:
                 self._link = None
                 for asked in self._questions.values():
                     asked.error = NoNode(NO_ANSWER)
                     asked.event.set()
                 logger.warning("dispatcher disconnected", epoch=self.epoch, jobs=len(self._jobs))
+        return has_led
 
     async def _report_progress(self, link: FrameLink[wire.ToFront]) -> None:
         while True:
@@ -221,8 +260,9 @@ class DispatchClient:
                 self.epoch = epoch
                 self._link = link
                 self._declare(link)
-            case wire.Heartbeat():
-                pass
+            case wire.Heartbeat(counters):
+                if counters is not None:
+                    self._counters.update(counters)
             case wire.Answered(number, value, error):
                 if (asked := self._questions.get(number)) is not None:
                     asked.answer = value
@@ -241,8 +281,15 @@ class DispatchClient:
             age_s = now - job.arrived_at
             declared = wire.DeclareJob(job.number, job.spec, age_s, job.seat, job.released, job.generated())
             link.send(declared)
-        link.send(wire.Declared())
+        link.send(wire.Declared(self._counters.whole()))
+        for declare in self.on_connect:
+            declare()
         logger.info("dispatcher connected", epoch=self.epoch, jobs=len(self._jobs))
+
+
+async def _close(found: list[tuple[Connect, trio.abc.Stream]]) -> None:
+    for _, stream in found:
+        await trio.aclose_forcefully(stream)
 
 
 class _Question:

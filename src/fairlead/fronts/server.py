@@ -1,8 +1,9 @@
 """The dispatcher's side: the jobs of all fronts, and what happens when a front or a dispatcher dies.
 
 A front that loses its connection keeps its clients, so its jobs stay for `away_s`; then they end. A new
-dispatcher grants nothing before the fronts have declared their jobs, or `grace_s` has passed: seats that are
-held are restored first, then waiting jobs are submitted in the order in which they arrived.
+dispatcher grants nothing before the fronts have declared their jobs, or `GRACE_S` has passed since the first
+of them connected: seats that are held are restored first, then waiting jobs are submitted in the order in
+which they arrived. Fronts notice late, but at about the same time, that the earlier dispatcher hangs.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,10 +11,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import structlog
 import trio
 
 from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.tenant_counters import KnownCounters, TenantCounters, highest_excess
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.waiter import Waiter
 from fairlead.errors import FairleadError
@@ -51,6 +54,7 @@ class FrontJob(Waiter):
         """See `Waiter`."""
         assert self.ticket.node is not None
         assert self.grant is not None
+        self.front.served.add(self.ticket.job.tenant)
         seat = wire.SeatGranted(self.number, self.ticket.node.id, self.grant, self.waited_s or 0.0)
         self.front.send(seat)
 
@@ -72,13 +76,19 @@ class FrontJob(Waiter):
 
 
 class Front:
-    """A front: its jobs by number, and its connection, None while it is away."""
+    """A front: its jobs by number, and its connection, None while it is away.
 
-    def __init__(self, name: str) -> None:
+    `served`: the tenants, of all fronts, whose counters may have changed since the last heartbeat.
+    `knows_counters`: whether the front has got all counters over this connection.
+    """
+
+    def __init__(self, name: str, served: set[str]) -> None:
         self.name = name
         self.jobs: dict[int, FrontJob] = {}
         self.link: FrameLink[wire.ToDispatcher] | None = None
         self.undeclared: set[int] = set()
+        self.served = served
+        self.knows_counters = False
 
     def send(self, message: wire.ToFront) -> None:
         """Send a message; a front that is away gets it when it has connected again."""
@@ -90,7 +100,8 @@ class FrontServer:
     """Serves the connections of fronts. `run` ends the grace time of a dispatcher that has a predecessor.
 
     `expected`: the number of fronts that declare their jobs in the grace time; None: unknown. `questions` are
-    the functions that a front may call, and `orders` those which take time. Both may raise a `FairleadError`.
+    the functions that a front may call, each with the front's name first, and `orders` those which take time.
+    Both may raise a `FairleadError`. `on_front_ended` is called with the name of a front that has ended.
     `may_send` as for `FrameLink`: whether this dispatcher leads.
     """
 
@@ -103,6 +114,7 @@ class FrontServer:
         orders: Orders = MappingProxyType({}),
         expected: int | None = 0,
         may_send: Callable[[], bool] = lambda: True,
+        on_front_ended: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._dispatcher = dispatcher
         self._epoch = epoch
@@ -110,12 +122,17 @@ class FrontServer:
         self._orders = orders
         self._nursery: trio.Nursery | None = None
         self._may_send = may_send
+        self._on_front_ended = on_front_ended
         self._fronts: dict[str, Front] = {}
+        self._served: set[str] = set()
+        self._counters = KnownCounters()
+        self._early_counters: list[TenantCounters] = []
         # Waiting jobs of the grace time, with the times of their arrival; None when it is over.
         self._early: dict[FrontJob, float] | None = {} if expected != 0 else None
         self._early_requeues: list[Callable[[], None]] = []
         self._expected = expected
         self._declared: set[str] = set()
+        self._has_front = trio.Event()
         self._all_declared = trio.Event()
 
     @property
@@ -128,6 +145,7 @@ class FrontServer:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._send_heartbeats)
             if self._early is not None:
+                await self._has_front.wait()
                 with trio.move_on_after(GRACE_S):
                     await self._all_declared.wait()
                 self._end_grace()
@@ -135,9 +153,21 @@ class FrontServer:
 
     async def _send_heartbeats(self) -> None:
         while True:
+            self._send_heartbeat()
+            await trio.sleep(wire.HEARTBEAT_S)
+
+    def _send_heartbeat(self) -> None:
+        if self._early is not None:
             for front in self._fronts.values():
                 front.send(wire.Heartbeat())
-            await trio.sleep(wire.HEARTBEAT_S)
+            return
+        self._dispatcher.charge_running()  # a restored job counts as charged
+        changes = self._dispatcher.scheduler.counters(self._served)
+        self._served.clear()
+        self._counters.update(changes)
+        for front in self._fronts.values():
+            front.send(wire.Heartbeat(changes if front.knows_counters else self._counters.whole()))
+            front.knows_counters = True
 
     async def serve(self, stream: trio.abc.Stream, name: str) -> None:
         """Serve one connection of the front of this name until it ends."""
@@ -148,11 +178,12 @@ class FrontServer:
             may_send=self._may_send,
             silence_s=wire.SILENCE_S,
         )
-        front = self._fronts.setdefault(name, Front(name))
+        front = self._fronts.setdefault(name, Front(name, self._served))
         if front.link is not None:
             front.link.close()  # the front has given it up, or it would not have connected again
         front.link = link
-        front.undeclared = set(front.jobs)
+        front.undeclared, front.knows_counters = set(front.jobs), False
+        self._has_front.set()
         link.send(wire.Welcome(self._epoch))
         logger.info("front connected", front=name, jobs=len(front.jobs))
         try:
@@ -165,6 +196,7 @@ class FrontServer:
 
     def end_front(self, name: str) -> None:
         """End all jobs of a front which is known to have ended."""
+        self._on_front_ended(name)
         front = self._fronts.pop(name, None)
         if front is None:
             return
@@ -190,12 +222,13 @@ class FrontServer:
                 self._submit(self._new_job(front, wire.DeclareJob(number, spec, 0.0)), 0.0)
             case wire.DeclareJob():
                 self._declare(front, message)
-            case wire.Declared():
-                self._end_declaration(front)
+            case wire.Declared(counters):
+                self._end_declaration(front, counters)
             case wire.Progress(tokens):
                 for number, count in tokens.items():
                     if (job := front.jobs.get(number)) is not None:
                         job.tokens = count
+                        self._served.add(job.ticket.job.tenant)
             case wire.Ask(_, question) if question in self._orders and self._nursery is not None:
                 self._nursery.start_soon(contain, "order of a front", self._execute, front, message)
             case wire.Ask():
@@ -205,10 +238,10 @@ class FrontServer:
 
     def _answer(self, front: Front, asked: wire.Ask) -> None:
         try:
-            value = self._questions[asked.question](*asked.arguments)
+            value = self._questions[asked.question](front.name, *asked.arguments)
         except FairleadError as error:
             front.send(wire.Answered(asked.number, error=wire.ErrorValue.of(error)))
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, msgspec.ValidationError):
             self._refuse_message(front, f"there is no question {asked.question!r} of these arguments")
         else:
             front.send(wire.Answered(asked.number, value))
@@ -290,12 +323,14 @@ class FrontServer:
         elif job.has_seat and job.front.jobs.get(job.number) is job:
             self._dispatcher.requeue(job, is_full=is_full, full_for_s=full_for_s)
 
-    def _end_declaration(self, front: Front) -> None:
-        """End the jobs that the front does not have any more; their `EndJob` was lost."""
+    def _end_declaration(self, front: Front, counters: TenantCounters) -> None:
+        """End the jobs that the front does not have any more: their `EndJob` was lost."""
         for number in front.undeclared:
             if (job := front.jobs.get(number)) is not None:
                 self._end(job)
         front.undeclared = set()
+        if self._early is not None:
+            self._early_counters.append(counters)
         self._declared.add(front.name)
         if self._expected is not None and len(self._declared) >= self._expected:
             self._all_declared.set()
@@ -303,6 +338,10 @@ class FrontServer:
     def _end_grace(self) -> None:
         """Submit the waiting jobs of all fronts in the order in which they arrived."""
         early, self._early = self._early or {}, None
+        excess = highest_excess(self._early_counters)
+        self._early_counters.clear()
+        self._dispatcher.scheduler.restore_counters(excess)
+        self._served.update(excess)
         for requeue in self._early_requeues:
             requeue()
         self._early_requeues.clear()
@@ -314,6 +353,7 @@ class FrontServer:
         job.front.jobs.pop(job.number, None)
         if self._early is not None and self._early.pop(job, None) is not None:
             return  # not submitted yet
+        self._served.add(job.ticket.job.tenant)
         self._dispatcher.end(job)
         job.generated = int  # it referred to the job, which is freed now, without the garbage collector
 

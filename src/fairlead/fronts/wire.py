@@ -11,6 +11,7 @@ import msgspec
 
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.waiter import HeldSeat
 from fairlead.errors import FairleadError
 from fairlead.grant import Grant
@@ -87,7 +88,12 @@ class DeclareJob(msgspec.Struct, frozen=True, array_like=True, tag="declare"):
 
 
 class Declared(msgspec.Struct, frozen=True, array_like=True, tag="declared"):
-    """All jobs of before the connection have been declared. Ends others that the dispatcher has of it."""
+    """All jobs of before the connection have been declared. Ends others that the dispatcher has of it.
+
+    `counters`: those that the front got from an earlier dispatcher.
+    """
+
+    counters: TenantCounters = TenantCounters()
 
 
 class BeginJob(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
@@ -179,7 +185,12 @@ class Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
-    """The dispatcher is there. Sent every second."""
+    """The dispatcher is there. Sent every second, with the counters of tenants that have changed.
+
+    The first one of a connection has all counters; None before the dispatcher has its predecessor's.
+    """
+
+    counters: TenantCounters | None = None
 
 
 ToFront = Welcome | Standby | JobQueued | SeatGranted | JobRefused | JobStopped | Answered | Heartbeat

@@ -2,7 +2,8 @@
 
 No client can end it: connections are isolated from each other (`connection`). On shutdown, listening stops
 and idle connections end at once. Running responses have `limits.drain_s` to finish. Then all remaining
-connections are closed, and `serve_http` returns.
+connections are closed, and `serve_http` returns. With `limits.drain_delay_s`, it listens to the end: the app
+answers probes and refuses jobs, and these later connections are not waited for.
 
 Independent of routes: it serves any ASGI app, and runs the app's lifespan. It uses Hypercorn's protocol and
 lifespan, but not its accept loop, timers and logs.
@@ -127,25 +128,34 @@ class Listener:
         task_status: trio.TaskStatus[list[Address]],
     ) -> None:
         """Listen until `shutdown`, then drain."""
-        async with trio.open_nursery() as drain:
-            async with trio.open_nursery() as connections:
-                try:
+        try:
+            async with trio.open_nursery() as drain:
+                async with trio.open_nursery() as connections:
                     async with trio.open_nursery() as accepting:
                         for sock in sockets:
                             accepting.start_soon(self._accept, sock, connections)
                         task_status.started([sock.getsockname()[:2] for sock in sockets])
                         await shutdown.wait()
                         accepting.cancel_scope.cancel()
-                finally:
-                    self._arrivals.close()
-                    for sock in sockets:
-                        trio.lowlevel.notify_closing(sock)
-                        sock.close()
-                await self._shared.context.terminated.set()
-                for connection in self._connections:
-                    connection.drain()
-                drain.start_soon(self._end_drain, connections)
-            drain.cancel_scope.cancel()
+                    if not self._shared.limits.drain_delay_s:
+                        self._close(sockets)
+                    await self._shared.context.terminated.set()
+                    for connection in self._connections:
+                        connection.drain()
+                    if self._shared.limits.drain_delay_s:
+                        for sock in sockets:
+                            drain.start_soon(self._accept, sock, drain)
+                    drain.start_soon(self._end_drain, connections)
+                drain.cancel_scope.cancel()
+        finally:
+            self._close(sockets)
+
+    def _close(self, sockets: Sequence[socket.socket]) -> None:
+        self._arrivals.close()
+        for sock in sockets:
+            if sock.fileno() != -1:
+                trio.lowlevel.notify_closing(sock)
+                sock.close()
 
     async def _end_drain(self, connections: trio.Nursery) -> None:
         await trio.sleep(self._shared.limits.drain_s)

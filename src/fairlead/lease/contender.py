@@ -5,9 +5,13 @@ Why at most one contender is the leader at a time, as long as clocks run at abou
 - A leader is valid until `duration - margin` after it *sent* its last successful write.
 - Another contender writes only if the record has not changed for `duration` since it *received* the record,
   which was after that write. Its own write fails if the record has changed meanwhile.
-- Clocks of different machines are never compared. A missing record counts as one that somebody may hold.
+- Clocks of different machines are never compared. A term ends by a clock that counts the time in which the
+  machine is suspended; waiting is measured by one that does not. If either jumps, a term is only shorter.
+- A store that has lost its record cannot say whether a leader is left. So a record that replaces a missing
+  one is only a claim, with epoch 0; nothing leads before it has been unchanged for `duration`.
 """
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,10 +20,14 @@ from fairlead.lease.term import Term
 MARGIN = 0.1  # of the duration, for clocks of different rates and for the time between check and act
 RENEWALS = 4  # per duration
 POLLS = 6  # per duration
+LEAST_WAIT_S = 0.001  # a clock may stand still during a shorter one
 
 
 class LeaseRecord(NamedTuple):
-    """What a store has. `holder` is empty if the lease was released; each write gives another `version`."""
+    """What a store has. `holder` is empty if the lease was released; each write gives another `version`.
+
+    With epoch 0 it is a claim: it was written where there was none.
+    """
 
     holder: str
     epoch: int
@@ -41,9 +49,9 @@ class Replace(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Do nothing until this time."""
+    """Do nothing for so long."""
 
-    until_s: float
+    wait_s: float
 
 
 class Contender:
@@ -51,7 +59,7 @@ class Contender:
 
     After each `Read` or `Replace` one of `received`, `replaced` and `failed` must be called. `may_hold` is
     whether the store may name this process as the holder. `least_epoch` is a bound for new epochs, in case a
-    store has lost its record.
+    store has lost its record. Terms end by the clock `now_s`; waiting is measured by `waited_s`.
     """
 
     def __init__(
@@ -61,19 +69,20 @@ class Contender:
         now_s: Callable[[], float],
         *,
         least_epoch: Callable[[], int] = lambda: 1,
-        margin: float = MARGIN,
+        waited_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._holder = holder
         self._duration_s = duration_s
-        self._valid_s = duration_s * (1 - margin)
+        self._valid_s = duration_s * (1 - MARGIN)
         self._now_s = now_s
+        self._waited_s = waited_s
         self._least_epoch = least_epoch
         self.term: Term | None = None
         self.may_hold = False
         self._record: LeaseRecord | None = None
         self._is_known = False  # whether `_record` is what the store had last
         self._is_fresh = False  # whether it was read since the last wait
-        self._seen_s: float | None = None  # when the record was first received
+        self._seen_s: float | None = None  # when the record was first received, by the clock of waiting
         self._sent_s = 0.0
         self._highest = 0  # of all epochs seen
 
@@ -84,20 +93,23 @@ class Contender:
             renewal_s = self._sent_s + self._duration_s / RENEWALS
             if not self._is_known:
                 return Read()
-            return Wait(renewal_s) if now_s < renewal_s else self._write(now_s, self.term.epoch)
+            if now_s < renewal_s:
+                return Wait(max(renewal_s - now_s, LEAST_WAIT_S))
+            return self._write(now_s, self.term.epoch)
         if not self._is_fresh:
             self._is_fresh = True
             return Read()
-        if self._is_known and now_s >= self._free_s():
-            self._is_fresh = False
-            return self._write(now_s, max(self._highest + 1, self._least_epoch()))
         self._is_fresh = False
-        return Wait(now_s + self._duration_s / POLLS)
+        if not self._is_known or self._waited_s() < self._free_s():
+            return Wait(self._duration_s / POLLS)
+        if self._record is None:
+            return self._write(now_s, 0)
+        return self._write(now_s, max(self._highest + 1, self._least_epoch()))
 
     def received(self, record: LeaseRecord | None) -> bool:
         """Handle the record that was read. Return whether this process may go on: False if its term ended."""
         if self._seen_s is None or record != self._record:
-            self._seen_s = self._now_s()
+            self._seen_s = self._waited_s()
         self._record = record
         self._is_known = True
         self._highest = max(self._highest, record.epoch if record else 0)
@@ -116,13 +128,13 @@ class Contender:
             self._is_fresh = False
             return
         self._record, self._is_known = record, True
-        self._seen_s = self._now_s()
+        self._seen_s = self._waited_s()
         self._highest = max(self._highest, record.epoch)
         valid_until_s = self._sent_s + self._valid_s
-        if self.term is None:
-            self.term = Term(record.epoch, valid_until_s, self._now_s)
-        else:
+        if self.term is not None:
             self.term.extend(valid_until_s)
+        elif record.epoch:
+            self.term = Term(record.epoch, valid_until_s, self._now_s)
 
     def failed(self) -> None:
         """Handle an operation without a reply, which the store may have executed."""
@@ -147,9 +159,9 @@ class Contender:
         """Return the time from which the record may be replaced."""
         assert self._seen_s is not None
         record = self._record
-        if record is not None and record.holder in ("", self._holder):
+        if record is None or (record.epoch and record.holder in ("", self._holder)):
             return self._seen_s
-        return self._seen_s + max(self._duration_s, record.duration_s if record else 0.0)
+        return self._seen_s + max(self._duration_s, record.duration_s)
 
     def _write(self, now_s: float, epoch: int) -> Replace:
         self._sent_s = now_s

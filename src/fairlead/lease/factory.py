@@ -27,4 +27,8 @@ def make_lease(config: LeaseConfig | None, environment: Mapping[str, str], *, ep
     name = config.kubernetes
     assert name is not None, "LeaseConfig allows no other kind"
     access = cluster_access(environment)
-    return StoredLease(lambda: kubernetes.connect(access, name), duration_s=config.duration_s)
+    return StoredLease(
+        lambda: kubernetes.connect(access, name),
+        duration_s=config.duration_s,
+        least_epoch=kubernetes.least_epoch,
+    )

@@ -5,6 +5,7 @@ The pod's service account needs the verbs get, create and update for leases. `le
 
 import math
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -16,10 +17,11 @@ import trio
 
 from fairlead.config.lease import ClusterAccess
 from fairlead.lease.contender import LeaseRecord, Replace
-from fairlead.lease.lease import StoreFailed
+from fairlead.lease.lease import StoreFailed, reason_of
 
 ANSWER_BYTES = 1024 * 1024  # of one answer of the API
 _TIMEOUT_S = 10.0  # an upper bound; callers have shorter ones
+_MOST_TRANSITIONS = 2**31 - 1  # `leaseTransitions` is an int32
 
 
 class KubernetesStore:
@@ -32,6 +34,7 @@ class KubernetesStore:
         self._name = name
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._object: dict[str, Any] = {}  # as read last; fields of others are written back unchanged
+        self._version = ""  # of that
 
     async def read(self) -> LeaseRecord | None:
         """See `LeaseStore`."""
@@ -39,10 +42,14 @@ class KubernetesStore:
 
     async def replace(self, write: Replace) -> LeaseRecord | None:
         """See `LeaseStore`. Without a resource version of the object that was read, it is created."""
+        is_known = write.previous is None or self._version == write.previous.version
+        # An object of an earlier session is read: an update without its other fields would remove them.
+        if not is_known and await self.read() != write.previous:
+            return None
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         before = self._object if write.previous else {}
         spec = {
-            **before.get("spec", {}),
+            **(before.get("spec") or {}),
             "holderIdentity": write.holder,
             "leaseDurationSeconds": max(1, math.ceil(write.duration_s)),
             "leaseTransitions": write.epoch,
@@ -76,9 +83,9 @@ class KubernetesStore:
                 float(spec.get("leaseDurationSeconds") or 0),
                 str(found["metadata"]["resourceVersion"]),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise StoreFailed("Kubernetes: the answer is not a Lease") from error
-        self._object = found
+        self._object, self._version = found, record.version
         return record
 
     async def _request(
@@ -92,11 +99,14 @@ class KubernetesStore:
             ) as response:
                 text = b""
                 async for part in response.aiter_bytes():
-                    text += part
-                    if len(text) > ANSWER_BYTES:
-                        raise StoreFailed("Kubernetes: the answer is too large")
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise StoreFailed(f"Kubernetes: {error or type(error).__name__}") from error
+                    if (
+                        len(text) <= ANSWER_BYTES
+                    ):  # the rest is read, because httpx must not be left in the middle
+                        text += part
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            raise StoreFailed(f"Kubernetes: {reason_of(error)}") from error
+        if len(text) > ANSWER_BYTES:
+            raise StoreFailed("Kubernetes: the answer is too large")
         if response.status_code in (missing, conflict):
             return None
         if not response.is_success:
@@ -107,6 +117,14 @@ class KubernetesStore:
             raise StoreFailed("Kubernetes: the answer is not JSON") from error
 
 
+def least_epoch() -> int:
+    """Return the Unix time in seconds: after the object was deleted, earlier epochs must not be repeated.
+
+    In a record that has them already, epochs are counted on from there.
+    """
+    return min(int(time.time()), _MOST_TRANSITIONS - 2**24)
+
+
 @asynccontextmanager
 async def connect(access: ClusterAccess, name: str) -> AsyncIterator[KubernetesStore]:
     """Open a session. Raises `StoreFailed`."""
@@ -115,7 +133,7 @@ async def connect(access: ClusterAccess, name: str) -> AsyncIterator[KubernetesS
         verify = (
             ssl.create_default_context(cafile=access.ca_file) if access.url.startswith("https:") else False
         )
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise StoreFailed(f"Kubernetes: {error}") from error
     async with httpx.AsyncClient(
         base_url=access.url, verify=verify, trust_env=False, timeout=_TIMEOUT_S

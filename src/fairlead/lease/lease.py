@@ -4,6 +4,7 @@ import math
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -26,6 +27,14 @@ class LeaseLost(Exception):
 
 class StoreFailed(Exception):
     """An operation of a store has failed, or has no reply. It may have been executed."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of an error of a client, or of what has caused it: some have none of their own."""
+    cause: BaseException | None = error
+    while cause is not None and not str(cause):
+        cause = cause.__cause__ or cause.__context__
+    return str(cause) if cause is not None else type(error).__name__
 
 
 class LeaseStore(Protocol):
@@ -79,12 +88,13 @@ class StoredLease:
         holder: str | None = None,
         least_epoch: Callable[[], int] = lambda: 1,
         now_s: Callable[[], float] = running_time_s,
+        waited_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connect = connect
         self._duration_s = duration_s
         self._now_s = now_s
         holder = holder or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._contender = Contender(holder, duration_s, now_s, least_epoch=least_epoch)
+        self._contender = Contender(holder, duration_s, now_s, least_epoch=least_epoch, waited_s=waited_s)
         self._is_reachable = True
 
     async def hold(self, *, task_status: trio.TaskStatus[Term] = trio.TASK_STATUS_IGNORED) -> None:
@@ -145,7 +155,7 @@ class StoredLease:
         """Do what the contender decides. Raises `LeaseLost` and `StoreFailed`."""
         action = self._contender.next_action()
         if isinstance(action, Wait):
-            await trio.sleep(max(0.0, action.until_s - self._now_s()))
+            await trio.sleep(action.wait_s)
             return
         record = None
         with trio.move_on_at(self._soon()) as bound:

@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.config import ConfigError
 from fairlead.lease.contender import LeaseRecord, Replace
-from fairlead.lease.lease import StoreFailed
+from fairlead.lease.lease import StoreFailed, reason_of
 
 _REPLACE = """
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
@@ -66,7 +66,7 @@ class _Failures:
         from coredis.exceptions import RedisError
 
         if isinstance(error, RedisError | OSError):
-            raise StoreFailed(f"Redis: {error or type(error).__name__}") from error
+            raise StoreFailed(f"Redis: {reason_of(error)}") from error
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ Dimensions: T tokens of all sequences of a step, flattened; C hidden size; H que
 D channels per head; I the MLP's inner size; E experts, k of them per token; V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
@@ -72,16 +72,24 @@ class GatedMLP:
 class MixtureMLP:
     """Runs each token through the k experts with the highest router weights, and sums their weighted outputs.
 
-    Works expert by expert, each over all its tokens; an expert without tokens costs nothing.
+    Works expert by expert, each over all its tokens; an expert without tokens costs nothing. `total` makes
+    the result of the sum: if ranks have a part of each expert, their sums are added.
     """
 
     def __init__(
-        self, router: Linear, experts: Sequence[GatedMLP], per_token: int, *, normalize: bool
+        self,
+        router: Linear,
+        experts: Sequence[GatedMLP],
+        per_token: int,
+        *,
+        normalize: bool,
+        total: Callable[[Tensor], Tensor] = lambda result: result,
     ) -> None:
         self.router = router
         self._experts = experts
         self._per_token = per_token
         self._normalize = normalize
+        self._total = total
 
     def __call__(self, x: Tensor) -> Tensor:
         scores = self.router(x).softmax(-1, dtype=torch.float32)  # [T, E]
@@ -101,4 +109,4 @@ class MixtureMLP:
                 output = expert(x.index_select(0, rows)) * shares[start : start + count]
                 result.index_add_(0, rows, output)
                 start += count
-        return result
+        return self._total(result)

@@ -18,6 +18,7 @@ from fairlead.models.config import CheckpointConfig
 from fairlead.models.linear import Quantization
 from fairlead.models.model import Model
 from fairlead.models.network import Network
+from fairlead.models.parallel import ALONE, Ranks, refusal
 from fairlead.models.pooling import Pooling, read_pooling
 from fairlead.models.quantization import find_quantization
 from fairlead.models.registry import ARCHITECTURES, read_built_in
@@ -42,7 +43,8 @@ class LoadedModelFiles(msgspec.Struct, frozen=True):
 class WeightSource(msgspec.Struct, frozen=True):
     """A model's directory, of which all but the weights has been read. `dtype` is the one to compute in.
 
-    `spec`: the description of the network, if its architecture is built in.
+    `spec`: the description of the network, if its architecture is built in. `ranks`: the processes that
+    compute it together, of which this one reads its part.
     """
 
     directory: Path
@@ -52,11 +54,17 @@ class WeightSource(msgspec.Struct, frozen=True):
     quantization: Quantization
     eos_token_ids: tuple[int, ...]
     pooling: Pooling | None
+    ranks: Ranks = ALONE
 
     def weights(self, device: torch.device, report: Callable[[float], None]) -> Weights:
         """Open the checkpoint; `report` receives the fraction read at least every 5 %."""
         return Weights(
-            self.directory, dtype=self.dtype, device=device, report=report, quantization=self.quantization
+            self.directory,
+            dtype=self.dtype,
+            device=device,
+            report=report,
+            quantization=self.quantization,
+            readers=self.ranks.size,
         )
 
     def load(self, device: torch.device, report: Callable[[float], None]) -> LoadedModelFiles:
@@ -86,12 +94,13 @@ def read_source(
     dtype: str = "auto",
     quantization: str | None = None,
     needs_head: bool = True,
+    ranks: Ranks = ALONE,
 ) -> WeightSource:
     """Read all but the weights of the model in `directory`.
 
     Raises `LoadFailed` for a model that makes neither text nor embeddings and, with `needs_head`, for one
-    that makes no text. `dtype`: a name of `DTYPES`, or "auto" for the checkpoint's own if the device computes
-    it.
+    that makes no text, or one that cannot be divided among several `ranks`. `dtype`: a name of `DTYPES`, or
+    "auto" for the checkpoint's own if the device computes it.
     """
     if not directory.is_dir():
         raise LoadFailed(f"{directory}: no such directory")
@@ -111,16 +120,31 @@ def read_source(
     method = find_quantization(quantization)
     if (problem := method.refusal(device, chosen)) is not None:
         raise LoadFailed(f"quantization {quantization} {problem}")
+    if ranks.size > 1 and (obstacle := _obstacle(config, spec, pooling, ranks.size)) is not None:
+        raise LoadFailed(f"{config.path}: parallel: {obstacle}")
     build: Callable[[Weights], Model]
     if spec is not None:
-        build = partial(Network, spec)
+        build = partial(Network, spec, ranks=ranks)
     elif quantization is not None:  # transformers makes the layers
         raise LoadFailed(f"{directory}: quantization {quantization} needs one of our own model families")
     else:
         from fairlead.models.fallback import fallback
 
         build = fallback(config, config.texts("architectures"), ARCHITECTURES)
-    return WeightSource(directory, build, spec, chosen, method, read_eos_token_ids(config), pooling)
+    return WeightSource(
+        directory, build, spec, chosen, method, read_eos_token_ids(config), pooling, ranks=ranks
+    )
+
+
+def _obstacle(
+    config: CheckpointConfig, spec: ArchitectureSpec | None, pooling: Pooling | None, ranks: int
+) -> str | None:
+    """Return why so many ranks cannot compute the model together; None if they can."""
+    if spec is None:
+        return f"only our own model families can be divided, not {', '.join(config.texts('architectures'))}"
+    if pooling is not None:
+        return "models that make embeddings or scores are not divided"
+    return refusal(spec, ranks)
 
 
 def _with_score(

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import ANY, COMMON, ArchitectureSpec, Experts, unsupported
-from fairlead.models.layers import GatedMLP, HeadRMSNorm, MixtureMLP, OffsetRMSNorm, RMSNorm
+from fairlead.models.layers import Embedding, GatedMLP, HeadRMSNorm, MixtureMLP, OffsetRMSNorm, RMSNorm
 from fairlead.models.linear import Linear
 from fairlead.models.model import AttentionFunction
+from fairlead.models.parallel import ALONE, Ranks, Shard, SharedEmbedding, SummedLinear
 from fairlead.models.rope import Rotary, rotate
 from fairlead.models.weights import Weights
 
@@ -34,19 +35,30 @@ SUPPORTED = {
 
 @final
 class Network:
-    """The whole network: token ids and positions in, logits out. Takes all its tensors from `weights`."""
+    """The whole network: token ids and positions in, logits out. Takes all its tensors from `weights`.
 
-    def __init__(self, spec: ArchitectureSpec, weights: Weights) -> None:
+    With several `ranks` it is this rank's part of the network: `shape` has its share of the heads, and only
+    rank 0 gets logits.
+    """
+
+    def __init__(self, spec: ArchitectureSpec, weights: Weights, ranks: Ranks = ALONE) -> None:
         if (value := unsupported(spec, SUPPORTED)) is not None:
             raise LoadFailed(f"{weights.listing}: torch cannot run this model: {value} is not supported")
         weights.rename(spec.names.renamed)
-        self.shape = spec
-        self.embedding, self.head = weights.vocabulary(
+        shard = Shard(spec, ranks)
+        self.shape = shard.local
+        self._ranks = ranks
+        tokens = shard.rows("embedding", spec.vocab_size)
+        embedding, self.head = weights.vocabulary(
             spec.names.embedding,
             None if spec.headless else spec.names.head,
             spec.vocab_size,
             spec.hidden_size,
             tied=spec.tied,
+            tokens=tokens,
+        )
+        self.embedding: Embedding | SharedEmbedding = (
+            embedding if ranks.size == 1 else SharedEmbedding(embedding.table, tokens, ranks.sum)
         )
         # Rounded to the weights' dtype, as in training.
         self.embedding_scale = (
@@ -58,7 +70,7 @@ class Network:
             Rotary(rope, spec.head_dim, dtype=weights.dtype, device=weights.device)
             for rope in spec.distinct_ropes
         ]
-        self.layers = [Layer(_LayerWeights(spec, weights, layer)) for layer in range(spec.layers)]
+        self.layers = [Layer(_LayerWeights(shard, weights, layer)) for layer in range(spec.layers)]
         self.norm = _make_norm(spec, weights.tensor(f"{spec.names.norm}.weight", spec.hidden_size))
         self.score = self._take_score(weights) if spec.scores else None
 
@@ -101,7 +113,7 @@ class Network:
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model`."""
         assert self.head is not None
-        scores = self.head(self.norm(hidden))
+        scores = self._ranks.gather_columns(self.head(self.norm(hidden)), self.shape.vocab_size)
         if (cap := self.shape.logit_cap) is None:
             return scores
         return (scores / cap).tanh_().mul_(cap)
@@ -111,9 +123,9 @@ class Attention:
     """The projections of one layer's attention; the engine computes the attention itself."""
 
     def __init__(self, take: "_LayerWeights") -> None:
-        spec = take.spec
+        spec, local = take.spec, take.local
         self._layer = take.layer
-        self._heads, self._kv_heads, self._head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        self._heads, self._kv_heads, self._head_dim = local.heads, local.kv_heads, local.head_dim
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         self.qkv = take.linear(
             {"query": queries, "key": keys, "value": keys}, spec.hidden_size, bias=spec.qkv_bias
@@ -123,7 +135,7 @@ class Attention:
         if spec.query_key_norm is not None:
             query, key = take.vector("query_norm", spec.head_dim), take.vector("key_norm", spec.head_dim)
             # [H + K, D]: one pass over both
-            both = torch.cat((query.expand(spec.heads, -1), key.expand(spec.kv_heads, -1)))
+            both = torch.cat((query.expand(local.heads, -1), key.expand(local.kv_heads, -1)))
             kind = OffsetRMSNorm if spec.norm_offset else HeadRMSNorm
             self.head_norm = kind(both, spec.norm_epsilon)
 
@@ -162,11 +174,16 @@ class Layer:
 
 
 class _LayerWeights:
-    """Takes the tensors of one layer by the names of `TensorNames`."""
+    """Takes the tensors of one layer, or a rank's parts of them, by the names of `TensorNames`.
 
-    def __init__(self, spec: ArchitectureSpec, weights: Weights, layer: int) -> None:
-        self.spec = spec
+    Sizes are those of the whole network, `spec`; `local` is what this rank computes.
+    """
+
+    def __init__(self, shard: Shard, weights: Weights, layer: int) -> None:
+        self.spec, self.local = shard.whole, shard.local
         self.layer = layer
+        self.ranks = shard.ranks
+        self._shard = shard
         self._weights = weights
 
     def linear(
@@ -178,12 +195,28 @@ class _LayerWeights:
         quantized: bool = True,
         expert: int | None = None,
     ) -> Linear:
-        """Take projections of the same input, fused into one: `rows` maps parts to their output sizes."""
+        """Take projections of the same input, fused into one: `rows` maps parts to their output sizes.
+
+        The outputs of one whose inputs are divided among ranks are the sums over all ranks, except those of
+        experts, which are added first.
+        """
         stored: dict[str, int] = {}
+        kept: dict[str, list[range]] = {}
         for part, size in rows.items():
             name = self.spec.names.stored(part, self.layer, expert)
-            stored[name] = stored.get(name, 0) + size
-        return self._weights.linear(stored, inputs, bias=bias, quantized=quantized)
+            first, share = stored.get(name, 0), self._shard.rows(part, size)
+            stored[name] = first + size
+            kept.setdefault(name, []).append(range(first + share.start, first + share.stop))
+        columns = self._shard.columns(next(iter(rows)), inputs)
+        if len(columns) == inputs or expert is not None:
+            return self._weights.linear(
+                stored, inputs, bias=bias, quantized=quantized, kept=kept, columns=columns
+            )
+        offset = (
+            self._weights.stack({f"{name}.bias": size for name, size in stored.items()}) if bias else None
+        )
+        part_linear = self._weights.linear(stored, inputs, quantized=quantized, columns=columns)
+        return SummedLinear(part_linear, offset, self.ranks.sum)
 
     def vector(self, part: str, size: int) -> Tensor:
         return self._weights.tensor(f"{self.spec.names.stored(part, self.layer)}.weight", size)
@@ -215,5 +248,9 @@ def _make_mixture(take: _LayerWeights, experts: Experts) -> MixtureMLP:
 
     router = take.linear({"router": experts.count}, hidden, quantized=False)
     return MixtureMLP(
-        router, list(map(make_expert, range(experts.count))), experts.per_token, normalize=experts.normalize
+        router,
+        list(map(make_expert, range(experts.count))),
+        experts.per_token,
+        normalize=experts.normalize,
+        total=take.ranks.sum,
     )

@@ -61,11 +61,34 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """Return the tensor in place in the file: read-only, and read from there when it is used."""
         return self._view(0, self.nbytes).view(self.shape)
 
+    def rows(self, rows: range) -> "StoredTensor":
+        """Return these rows as a tensor of their own."""
+        row_bytes = self.nbytes // self.shape[0] if self.shape[0] else 0
+        return StoredTensor(
+            self.file,
+            self.name,
+            self.dtype,
+            (len(rows), *self.shape[1:]),
+            self.begin + rows.start * row_bytes,
+            len(rows) * row_bytes,
+        )
+
     def pieces(self, size_bytes: int) -> Iterator[Tensor]:
         """Yield its elements in order, flat, about `size_bytes` at a time; drop each piece after use."""
         for start, stop in self._ranges(size_bytes):
             yield self._view(start, stop)
             self.file.drop_pages(self.begin + start, self.begin + stop)
+
+    def column_pieces(self, columns: range, size_bytes: int) -> Iterator[Tensor]:
+        """Yield these columns of a matrix in order, some rows at a time; drop each piece after use.
+
+        Only they are read, as far as the system reads no whole page and none ahead.
+        """
+        row_bytes = self.nbytes // self.shape[0]
+        for first in range(0, self.shape[0], max(1, size_bytes // row_bytes)):
+            rows = self.rows(range(first, min(first + max(1, size_bytes // row_bytes), self.shape[0])))
+            yield rows.mapped()[:, columns.start : columns.stop]
+            rows.drop_pages()
 
     def read_ahead(self, size_bytes: int) -> Iterator[int]:
         """Read it into memory, about `size_bytes` at a time; yield how many bytes each time."""

@@ -8,7 +8,7 @@ weights, there is never more than the one tensor that is being made. Never unpic
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,14 +25,18 @@ _PROGRESS_STEPS = 40
 _SHARED_BUFFER_BYTES = 64 * 1024 * 1024  # twice the size up to which the allocator keeps freed memory
 _PIECE_BYTES = 16 * 1024 * 1024  # of a file that are in memory at once during a copy
 
+KeptRows = Mapping[str, Sequence[range]]
+"""Which rows of each tensor to read, by name."""
+
 
 class Weights:
     """The tensors of the checkpoint in `directory`, provided as `dtype` on `device`.
 
     `report` is called with the fraction read, 0…1, at least every 5 %. `listing` is the file that lists the
     tensors, `bytes_total` their size. `bytes_placed` counts what is in the device's memory now.
-    `quantization` makes the layers that may be quantized. Use it as a context manager: the files are closed
-    at its end, except those with a tensor that is used in place.
+    `quantization` makes the layers that may be quantized. `bytes_read` counts what was read of the files; of
+    tensors that `readers` processes divide among themselves, that is a part. Use it as a context manager: the
+    files are closed at its end, except those with a tensor that is used in place.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Weights:
         device: torch.device,
         report: Callable[[float], None] = lambda _: None,
         quantization: Quantization = NONE,
+        readers: int = 1,
     ) -> None:
         self.dtype = dtype
         self._quantization = quantization
@@ -55,7 +60,8 @@ class Weights:
         self._open(directory)
         self.bytes_total = self._count()
         self._shared_buffer = torch.empty(0, dtype=dtype)
-        self._bytes_read = 0
+        self.bytes_read = 0
+        self._readers = readers
         self._reported = 0.0
 
     def __enter__(self) -> Self:
@@ -90,47 +96,83 @@ class Weights:
         """Take one tensor, which must have this shape."""
         return self.stack({name: shape[0]}, shape[1:])
 
-    def stack(self, rows: Mapping[str, int], rest: Sequence[int] = ()) -> Tensor:
-        """Take the named tensors, each [rows, *rest], and concatenate them along the rows."""
-        sources = self._take_all(rows, rest)
-        tensor = torch.empty((sum(rows.values()), *rest), dtype=self.dtype, device=self.device)
+    def stack(
+        self, rows: Mapping[str, int], rest: Sequence[int] = (), *, kept: KeptRows | None = None
+    ) -> Tensor:
+        """Take the named tensors, each [rows, *rest], and concatenate them along the rows.
+
+        With `kept`, only these rows of each are read.
+        """
+        sources = self._take_all(rows, rest, kept)
+        size = sum(source.shape[0] for source in sources)
+        tensor = torch.empty((size, *rest), dtype=self.dtype, device=self.device)
         self._copy(sources, tensor)
         self.bytes_placed += tensor.nbytes
         return tensor
 
     def linear(
-        self, rows: Mapping[str, int], inputs: int, *, bias: bool = False, quantized: bool = True
+        self,
+        rows: Mapping[str, int],
+        inputs: int,
+        *,
+        bias: bool = False,
+        quantized: bool = True,
+        kept: KeptRows | None = None,
+        columns: range | None = None,
     ) -> Linear:
-        """Take projections of the same input, fused into one: `rows` maps names to their output sizes."""
-        sources = self._take_all({f"{name}.weight": size for name, size in rows.items()}, (inputs,))
-        weight = self._buffer(sum(rows.values()), inputs)
-        self._copy(sources, weight)
-        offset = self.stack({f"{name}.bias": size for name, size in rows.items()}) if bias else None
+        """Take projections of the same input, fused into one: `rows` maps names to their output sizes.
+
+        With `kept` or `columns`, only these rows of each, biases included, or these inputs of all are read.
+        """
+        sources = self._take_all(_suffixed(rows, ".weight"), (inputs,), kept and _suffixed(kept, ".weight"))
+        weight = self._buffer(
+            sum(source.shape[0] for source in sources), inputs if columns is None else len(columns)
+        )
+        if columns is None or len(columns) == inputs:
+            self._copy(sources, weight)
+        else:
+            self._copy_columns(sources, columns, weight)
+        offset = None
+        if bias:
+            offset = self.stack(_suffixed(rows, ".bias"), kept=kept and _suffixed(kept, ".bias"))
         linear = (self._quantization if quantized else NONE).make(weight, offset)
         self.bytes_placed += linear.nbytes
         return linear
 
     def vocabulary(
-        self, name: str, head: str | None, vocab_size: int, hidden: int, *, tied: bool
+        self,
+        name: str,
+        head: str | None,
+        vocab_size: int,
+        hidden: int,
+        *,
+        tied: bool,
+        tokens: range | None = None,
     ) -> tuple[Embedding, Linear | None]:
         """Take the embedding `name` and the projection `head` to the vocabulary, `tied`: the same table.
 
-        Call it before making the layers: the head, the largest weight, is in memory twice while reordered.
+        With `tokens`, only their rows are read. Call it before making the layers: the head, the largest
+        weight, is in memory twice while reordered.
         """
+        rows = {f"{name}.weight": vocab_size}
+        kept = None if tokens is None else {f"{name}.weight": [tokens]}
         if head is None:
-            return Embedding(self.tensor(f"{name}.weight", vocab_size, hidden)), None
+            return Embedding(self.stack(rows, (hidden,), kept=kept)), None
         if not tied:
-            return Embedding(self.tensor(f"{name}.weight", vocab_size, hidden)), self.linear(
-                {head: vocab_size}, hidden, quantized=False
+            return Embedding(self.stack(rows, (hidden,), kept=kept)), self.linear(
+                {head: vocab_size},
+                hidden,
+                quantized=False,
+                kept=None if tokens is None else {head: [tokens]},
             )
         self._tensors.pop(f"{head}.weight", None)  # some checkpoints keep a second copy
         if not (
             UnquantizedLinear.reorders(self.dtype, self.device) and self._usable_in_place(f"{name}.weight")
         ):
-            table = self.tensor(f"{name}.weight", vocab_size, hidden)
+            table = self.stack(rows, (hidden,), kept=kept)
             return Embedding(table), self._tied_head(table)
         # Embedding rows are read from the mapped file, so that the table is in memory only as the head.
-        source = self._take(f"{name}.weight", (vocab_size, hidden))
+        [source] = self._take_all(rows, (hidden,), kept)
         for size in source.read_ahead(self._piece_bytes):
             self._read(size)
         table = source.mapped()
@@ -145,8 +187,13 @@ class Weights:
             raise tensor.fails(f"is unexpected ({len(left)} in all): this is another model")
         self._report(1.0)
 
-    def _take_all(self, rows: Mapping[str, int], rest: Sequence[int]) -> list[StoredTensor]:
-        return [self._take(name, (size, *rest)) for name, size in rows.items()]
+    def _take_all(
+        self, rows: Mapping[str, int], rest: Sequence[int], kept: KeptRows | None
+    ) -> list[StoredTensor]:
+        taken = {name: self._take(name, (size, *rest)) for name, size in rows.items()}
+        if kept is None:
+            return list(taken.values())
+        return [tensor.rows(part) for name, tensor in taken.items() for part in kept[name]]
 
     def _copy(self, sources: Sequence[StoredTensor], to: Tensor) -> None:
         flat, start = to.view(-1), 0
@@ -154,6 +201,14 @@ class Weights:
             for piece in source.pieces(self._piece_bytes):
                 flat[start : start + len(piece)].copy_(piece)
                 start += len(piece)
+                self._read(piece.nbytes)
+
+    def _copy_columns(self, sources: Sequence[StoredTensor], columns: range, to: Tensor) -> None:
+        first = 0
+        for source in sources:
+            for piece in source.column_pieces(columns, self._piece_bytes):
+                to[first : first + len(piece)].copy_(piece)
+                first += len(piece)
                 self._read(piece.nbytes)
 
     def _buffer(self, rows: int, columns: int) -> Tensor:
@@ -197,8 +252,8 @@ class Weights:
         return tensor
 
     def _read(self, size_bytes: int) -> None:
-        self._bytes_read += size_bytes
-        fraction = min(1.0, self._bytes_read / self.bytes_total)
+        self.bytes_read += size_bytes
+        fraction = min(1.0, self._readers * self.bytes_read / self.bytes_total)
         if fraction - self._reported >= 1 / _PROGRESS_STEPS:
             self._reported = fraction
             self._report(fraction)
@@ -241,3 +296,10 @@ class Weights:
                 raise LoadFailed(
                     f"{directory / shard}: tensor {name!r} is missing, but the index lists it here"
                 )
+
+
+_Value = TypeVar("_Value")
+
+
+def _suffixed(values: Mapping[str, _Value], suffix: str) -> dict[str, _Value]:
+    return {name + suffix: value for name, value in values.items()}

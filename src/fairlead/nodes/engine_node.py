@@ -39,6 +39,7 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
         gpu_memory=model.gpu_memory,
         watchdog_s=model.watchdog_s,
         threads=model.threads,
+        parallel=model.parallel,
     )
 
 

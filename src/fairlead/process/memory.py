@@ -8,14 +8,14 @@ PROC = Path("/proc")
 
 
 def memory_of(pid: int, *, group: bool = False) -> int:
-    """Return the bytes that a process, or its whole group, takes; 0 if it is gone or that is not known.
+    """Return the bytes that a process with its children, or its whole group, takes; 0 if that is not known.
 
     Shared memory counts proportionally (PSS) where the system reports that; else all resident memory counts
     (RSS). Reads files, which may take some milliseconds for a large process.
     """
     if not sys.platform.startswith("linux"):
         return 0
-    return sum(map(_bytes_of, _members(pid) if group else [pid]))
+    return sum(map(_bytes_of, _members(pid) if group else [pid, *_children(pid)]))
 
 
 def computed_s(group: int) -> float | None:
@@ -44,6 +44,14 @@ def _bytes_of(pid: int) -> int:
 def _members(group: int) -> list[int]:
     pids = (int(process.name) for process in PROC.iterdir() if process.name.isdecimal())
     return [pid for pid in pids if (fields := _stat_of(pid)) is not None and int(fields[2]) == group]
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process's main thread has started; none if the system does not tell."""
+    try:
+        return [int(child) for child in (PROC / str(pid) / f"task/{pid}/children").read_bytes().split()]
+    except OSError:
+        return []
 
 
 def _stat_of(pid: int) -> list[bytes] | None:

@@ -79,6 +79,10 @@ class NoSupervisor(SupervisorLink):
         if isinstance(message, control.RoleReady):
             self.ready.set()
 
+    def stop(self) -> None:
+        """Report that the server is not ready any more."""
+        self._handle(control.Stopping())
+
     def drain(self) -> None:
         """Take no more jobs."""
         self._handle(control.Drain())

@@ -106,6 +106,10 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no more jobs; a front finishes those that it has, and ends."""
 
 
+class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
+    """Report that the server is not ready any more; `Drain` follows."""
+
+
 class FrontEnded(msgspec.Struct, frozen=True, tag="front ended"):
     """The front of this name has ended, and with it its jobs."""
 
@@ -152,6 +156,7 @@ ToChildRole = (
     RunDispatcher
     | RunFront
     | Reload
+    | Stopping
     | Drain
     | FrontEnded
     | ProcessProgress

@@ -10,7 +10,9 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import ModelConfig, NodeConfig
+from fairlead.cluster.controller import ClusterController
+from fairlead.cluster.running import run_cluster
+from fairlead.config import ClusterConfig, ModelConfig, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.node_registry import NodeRegistry
@@ -21,12 +23,16 @@ from fairlead.link.handshake import HandshakeFailed, shake_hands
 from fairlead.roles import control
 from fairlead.roles.child import SupervisorLink
 from fairlead.roles.fleet_state import encoded, state_of
+from fairlead.roles.shared_counts import SharedCounts
 from fairlead.roles.supervised_process import SupervisedProcesses
-from fairlead.supervision import contain
+from fairlead.supervision import contain, keep_running
+from fairlead.tenancy.shared_quotas import SharedQuotas
 from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
 
 SOCKET = "dispatcher.sock"
+# After this time fronts are served although the replicas of an earlier dispatcher do not answer.
+ADOPT_WAIT_S = 5.0
 
 logger = structlog.get_logger("fairlead.dispatcher")
 
@@ -60,6 +66,7 @@ class DispatcherRole:
         self._tls = tls
         self._link = link
         self._start = start
+        self._cluster = config.cluster
         self._processes = SupervisedProcesses(start, link.send)
         self._dispatcher = Dispatcher(
             config.queue,
@@ -77,19 +84,24 @@ class DispatcherRole:
             make_process=self._processes.make,
             adopted=self._processes.adoptable,
         )
+        self._quotas = SharedQuotas()
+        self._counts = SharedCounts()
         self._server = FrontServer(
             self._dispatcher,
             epoch=start.epoch,
             expected=start.expected,
             may_send=may_send,
             questions={
-                "state": lambda: encoded(state_of(self._fleet, self._dispatcher, self._processes)),
-                "waiting": self._dispatcher.estimate_of,
-                "cancel": self._dispatcher.stop_job,
+                "state": self._state,
+                "waiting": lambda _front, request_id: self._dispatcher.estimate_of(request_id),
+                "cancel": lambda _front, *job: self._dispatcher.stop_job(*job),
                 "estimate": self._estimate,
                 "output": self._output,
-                "keep": self._fleet.keep,
+                "keep": lambda _front, *model: self._fleet.keep(*model),
+                **self._counts.questions,
+                **self._quotas.questions,
             },
+            on_front_ended=self._front_ended,
             orders={
                 "load": self._fleet.load,
                 "unload": self._unload,
@@ -110,11 +122,25 @@ class DispatcherRole:
             self._nursery.start_soon(self._load)
             await self._fleet.has_adopted.wait()
             self._processes.end_others()
+            if self._cluster is not None:
+                await self._start_cluster(self._cluster)
             listeners = await listen(self._address, self._tls)
             self._nursery.start_soon(self._server.run)
             self._link.send(control.RoleReady())
             logger.info("dispatching", epoch=self._start.epoch, models=len(self._start.running))
             await trio.serve_listeners(partial(contain, "connection of a front", self._serve), listeners)
+
+    async def _start_cluster(self, cluster: ClusterConfig) -> None:
+        """Keep the replicas of models on the cluster; return when those that run already are nodes."""
+        assert self._nursery is not None
+        if not self._start.directory:  # there is no supervisor, which would have the launcher
+            run = partial(run_cluster, cluster, self._fleet, self._dispatcher)
+            self._nursery.start_soon(keep_running, "cluster", run)
+            return
+        controller = ClusterController(cluster, self._fleet, self._dispatcher, self._start.directory)
+        self._nursery.start_soon(keep_running, "cluster", controller.run)
+        with trio.move_on_after(ADOPT_WAIT_S):
+            await controller.has_adopted.wait()
 
     async def _load(self) -> None:
         async with trio.open_nursery() as fleet:
@@ -148,14 +174,22 @@ class DispatcherRole:
 
     # Questions and orders of fronts ------------------------------------------------------------------
 
-    def _estimate(self, model: str, tenant: str, priority: int) -> Any:
+    def _state(self, _front: str) -> Any:
+        state = state_of(self._fleet, self._dispatcher, self._processes)
+        return encoded(msgspec.structs.replace(state, usage=self._quotas.usage()))
+
+    def _estimate(self, _front: str, model: str, tenant: str, priority: int) -> Any:
         return msgspec.structs.asdict(self._dispatcher.estimator.for_newcomer(model, tenant, priority))
 
-    def _output(self, model: str, first: int) -> tuple[int, Sequence[str]]:
+    def _output(self, _front: str, model: str, first: int) -> tuple[int, Sequence[str]]:
         """Return the lines of a model's processes from a number on, and the number of the first of them."""
         output = self._fleet.output(model)
         lines = output.since(first)
         return output.end - len(lines), lines
+
+    def _front_ended(self, name: str) -> None:
+        self._quotas.end_front(name)
+        self._counts.end_front(name)
 
     async def _unload(self, model: str, force: bool, wait: bool) -> None:
         await self._fleet.unload(model, force=force, wait=wait)

@@ -11,6 +11,7 @@ from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.messages import WorkerSpec
 from fairlead.roles.supervised_process import SupervisedProcesses
+from fairlead.tenancy.quotas import QuotaUsage
 
 
 class RemoteState(msgspec.Struct, frozen=True):
@@ -40,7 +41,10 @@ class LocalState(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of models, nodes and queue. `engines` and `commands` are those that are up."""
+    """The state of models, nodes and queue. `engines` and `commands` are those that are up.
+
+    `usage`: of each key with limits, by owner (see `owner_of`).
+    """
 
     instance: str
     is_ready: bool
@@ -52,6 +56,7 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     remote: tuple[RemoteState, ...]
     engines: dict[str, WorkerSpec]
     commands: dict[str, CommandConfig]
+    usage: dict[str, QuotaUsage] = {}
 
 
 def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesses) -> FleetState:

@@ -25,10 +25,15 @@ from fairlead.request_timeline import RequestTimeline
 from fairlead.roles import control
 from fairlead.roles.child import SupervisorLink
 from fairlead.roles.dispatcher_role import SOCKET
+from fairlead.roles.fleet_state import FleetState
 from fairlead.roles.fleet_view import FleetView
 from fairlead.roles.front_nodes import FrontNodes
+from fairlead.roles.shared_counts import CountsView
 from fairlead.supervision import contain, keep_running
 from fairlead.telemetry.request_log import RequestLog, open_request_log
+from fairlead.tenancy.shared_quotas import RemoteQuotas
+
+COUNTS_INTERVAL_S = 1.0
 
 logger = structlog.get_logger("fairlead.fronts")
 
@@ -83,9 +88,12 @@ class FrontRole:
         self._request_log = request_log
         self.address: tuple[str, int] = ("", 0)
         self._draining = trio.Event()
+        self._is_stopping = False
         self._tls = tls
         addresses = addresses or (LinkAddress(path=f"{start.directory}/{SOCKET}"),)
         self._client = DispatchClient([partial(self._connect, at) for at in addresses], config.queue)
+        self._quotas = RemoteQuotas(self._client, timeout_s=config.queue.timeout_s)
+        self._counts = CountsView(self._client)
 
     async def run(self) -> None:
         """Serve until drained."""
@@ -94,7 +102,7 @@ class FrontRole:
             read = partial(read_model, on_progress=lambda *_progress: None)
             view = FleetView(config, self._client, read)
             nodes = FrontNodes(self._start.name, view.catalog, nursery, view.refresh)
-            view.on_change = nodes.update
+            view.on_change = partial(self._update, nodes)
             await view.prepare()
             gateway = Gateway(
                 self._client,
@@ -103,10 +111,12 @@ class FrontRole:
                 on_finished=partial(self._record, view),
             )
             app = Application(self._services(view, gateway))
+            self._counts.own = app.counts
             self._link.serve(partial(self._handle, view, app, nursery))
             nursery.start_soon(keep_running, "request log", self._request_log.run)
             nursery.start_soon(self._client.run)
             nursery.start_soon(keep_running, "state of the fleet", view.run)
+            nursery.start_soon(keep_running, "counts", self._report_counts)
             with trio.CancelScope() as starting:
                 nursery.start_soon(self._stop_starting, starting)
                 await view.has_state.wait()
@@ -125,6 +135,19 @@ class FrontRole:
         await self._draining.wait()
         starting.cancel()
 
+    async def _report_counts(self) -> None:
+        while True:
+            await self._counts.refresh()
+            await trio.sleep(COUNTS_INTERVAL_S)
+
+    async def _refresh(self, view: FleetView) -> None:
+        await self._counts.refresh()
+        await view.refresh()
+
+    def _update(self, nodes: FrontNodes, state: FleetState) -> None:
+        nodes.update(state)
+        self._quotas.update(state.usage)
+
     def _services(self, view: FleetView, gateway: Gateway) -> Services:
         return Services(
             config=self._config,
@@ -138,13 +161,18 @@ class FrontRole:
             estimate=partial(self._client.ask, "estimate"),
             queue_statistics=lambda: view.queue,
             draining=self._draining.is_set,
-            refresh=view.refresh,
+            stopping=lambda: self._is_stopping,
+            refresh=partial(self._refresh, view),
+            quotas=self._quotas,
+            counts=self._counts.totals,
         )
 
     def _handle(
         self, view: FleetView, app: Application, nursery: trio.Nursery, message: control.ToChildRole
     ) -> None:
         match message:
+            case control.Stopping():
+                self._is_stopping = True
             case control.Drain():
                 self._draining.set()
             case control.Reload(packed):

@@ -18,6 +18,7 @@ import trio
 
 from fairlead import interpreter
 from fairlead.app import ServerObserver, announce, url_of, watch_signals
+from fairlead.cluster.launcher_process import refuse_without_ray
 from fairlead.config import Config, ConfigError, DispatcherConfig
 from fairlead.descriptors import raise_limit
 from fairlead.errors import FairleadError
@@ -58,6 +59,7 @@ async def dispatch(
     if settings.listen is None:
         raise ConfigError("dispatcher.listen: is missing: the address for fronts, tcp://HOST:PORT")
     _refuse_models(config)
+    refuse_without_ray(config)
     key, tls = _key(settings), _server_tls(settings)
     # Without a lease there is one dispatcher: each run of it has a higher epoch than those before.
     lease = make_lease(config.lease, os.environ, epoch=int(time.time()))
@@ -96,7 +98,8 @@ async def serve_front(
     with open_request_log(config) as request_log:
         role = FrontRole(link, start, of_one_front(config), request_log, addresses=addresses, tls=tls)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch_signals, link.drain, announcer)
+            delay_s = config.limits.drain_delay_s
+            nursery.start_soon(watch_signals, link.drain, announcer, link.stop, delay_s)
             nursery.start_soon(_announce_front, link, role, announcer, task_status)
             await role.run()
             nursery.cancel_scope.cancel()
@@ -136,7 +139,7 @@ def _run(config: Config, announcer: ServerObserver, serve: Callable[[], Awaitabl
 
 
 def _refuse_models(config: Config) -> None:
-    if config.models:
+    if config.local_models:
         raise ConfigError("models: run them with `fairlead node`, and list these as nodes of the dispatcher")
 
 

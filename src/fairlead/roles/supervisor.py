@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from fairlead import interpreter
 from fairlead.app import ServerObserver, announce, url_of, watch_signals
+from fairlead.cluster.launcher_process import keep_launcher, refuse_without_ray
 from fairlead.config import Config, ConfigError
 from fairlead.descriptors import raise_limit
 from fairlead.errors import FairleadError, LoadFailed
@@ -68,6 +69,7 @@ async def supervise(
     Calls `started()` when the fronts accept connections and preloading is over. Raises `ConfigError`,
     `LoadFailed` or `OSError` if the server cannot start.
     """
+    refuse_without_ray(config)
     with ExitStack() as resources:
         port = _reserve(resources, config)
         directory = tempfile.mkdtemp(prefix="fairlead-")  # only this user can enter it
@@ -75,7 +77,8 @@ async def supervise(
         async with trio.open_nursery() as nursery:
             fixed = replace(config, port=port)
             supervisor = Supervisor(fixed, directory, announcer, nursery)
-            nursery.start_soon(watch_signals, supervisor.drain, announcer)
+            delay_s = config.limits.drain_delay_s
+            nursery.start_soon(watch_signals, supervisor.drain, announcer, supervisor.stop, delay_s)
             if source is not None:
                 change = partial(supervisor.reload, port)
                 nursery.start_soon(keep_running, "reloading", watch_config, source, config, change)
@@ -121,6 +124,9 @@ class Supervisor:
             with self._scope:
                 async with trio.open_nursery() as children:
                     children.start_soon(self._keep_dispatcher)
+                    if (cluster := self._config.cluster) is not None:
+                        launch = partial(keep_launcher, cluster, self.directory)
+                        children.start_soon(keep_running, "cluster launcher", launch)
                     async with trio.open_nursery() as fronts:
                         for number in range(self._config.fronts):
                             fronts.start_soon(self._keep_front, number)
@@ -128,6 +134,11 @@ class Supervisor:
             self._processes.end_all()
         if self._failure is not None:
             raise self._failure
+
+    def stop(self) -> None:
+        """Report that the server is not ready any more, but take jobs."""
+        for front in self.fronts.values():
+            front.send(control.Stopping())
 
     def drain(self) -> None:
         """Take no more jobs, and end when those that run have ended."""

@@ -46,8 +46,11 @@ class LruPolicy(EvictionPolicy):
             return kept
         if self._capacity_mb is not None and not self._fit(target, kept, self._capacity_mb):
             return kept
-        sharing, gpu_mb = self._gpus.sharing(target, kept), self._gpus.capacity_mb(target)
-        return [] if gpu_mb and self._fit(target, sharing, gpu_mb) else sharing
+        for gpu in self._gpus.gpus_of.get(target, ()):
+            sharing, gpu_mb = self._gpus.on(gpu, kept), self._gpus.total_mb.get(gpu)
+            if sharing and not (gpu_mb and self._fit(target, sharing, gpu_mb)):
+                return sharing
+        return []
 
     def _fit(self, target: str, others: Sequence[str], capacity_mb: float) -> bool:
         return capacity_mb >= sum(self._memory_mb.get(model, capacity_mb) for model in (target, *others))

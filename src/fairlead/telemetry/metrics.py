@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+from msgspec.structs import asdict
 from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -22,8 +23,6 @@ from fairlead.telemetry.streams import lines_dropped
 from fairlead.telemetry.tenants import TenantNames
 from fairlead.telemetry.vllm import as_vllm
 from fairlead.version import VERSION
-
-Refusals = Callable[[], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +129,9 @@ RESPONSES: tuple[Row[KeptResponses], ...] = (
     Gauge("fairlead_kept_responses_bytes", "Memory of kept responses.", lambda r: r.size),
 )
 
+REPLICAS: Row[int] = Gauge(
+    "fairlead_replicas", "Replicas on the cluster: how many are wanted, and how many in each state.", identity
+)
 BUILD: Row[float] = Gauge("fairlead_build_info", "1, with the version of the server.", identity)
 STATE: Row[float] = Gauge(
     "fairlead_model_state", "1 for the current state of the model, 0 for others.", identity
@@ -146,27 +148,26 @@ OUTCOMES: Row[float] = Counter(
 
 
 class ServerMetrics:
-    """Collects all metrics. `refusals` returns counts by error code, `responses` the kept ones."""
+    """Collects all metrics. `responses` returns the kept ones."""
 
     def __init__(
         self,
         overview: Overview,
         *,
-        refusals: Refusals,
         tenants: TenantNames,
         responses: Callable[[], KeptResponses] = KeptResponses,
     ) -> None:
         self._overview = overview
-        self._refusals = refusals
         self._tenants = tenants
         self._responses = responses
 
     def pull(self, scope: Scope) -> "CollectedMetrics":
         """Return the current values that `scope` allows."""
-        jobs = scope.of_jobs(self._overview.jobs())
+        counts = self._overview.counts()
+        jobs = scope.of_jobs(counts.jobs)
         now = scope.of_snapshot(self._overview.snapshot())
         return CollectedMetrics(
-            now, jobs, self._refusals(), self._tenants, self._responses(), lines_dropped=lines_dropped()
+            now, jobs, counts.refusals, self._tenants, self._responses(), lines_dropped=lines_dropped()
         )
 
 
@@ -229,5 +230,12 @@ def _models(models: tuple[ModelStatus, ...]) -> Iterator[Metric]:
     ]
     yield STATE.family(("model", "state"), states)
     yield from families(MODELS, ("model",), [((model.model,), model) for model in models])
+    replicas = [
+        ((model.model, state), number)
+        for model in models
+        if model.replicas is not None
+        for state, number in asdict(model.replicas).items()
+    ]
+    yield REPLICAS.family(("model", "state"), replicas)
     engines = [((model.model,), model.engine) for model in models if model.engine is not None]
     yield from families(ENGINES, ("model",), engines)

@@ -6,7 +6,7 @@ of the last snapshots are kept, from which rates are computed.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,8 +14,7 @@ import trio
 
 from fairlead.fleet.access import FleetAccess
 from fairlead.fleet.status import ModelStatus, NodeStatus
-from fairlead.gateway import Gateway
-from fairlead.job_metrics import JobStatistics
+from fairlead.job_metrics import FrontCounts
 from fairlead.request_timeline import LEFT, SUCCESS
 from fairlead.telemetry.totals import QueueTotals, TokenTotals
 
@@ -61,28 +60,23 @@ class Overview:
     def __init__(
         self,
         fleet: FleetAccess,
-        gateway: Gateway,
+        counts: Callable[[], FrontCounts],
         *,
         ready: Callable[[], bool],
         queue_statistics: Callable[[], dict[str, Any]],
-        refusals: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._fleet = fleet
-        self._gateway = gateway
+        self.counts = counts
         self._ready = ready
         self._queue_statistics = queue_statistics
-        self._refusals = refusals
         self._rates = _Rates()
-
-    def jobs(self) -> JobStatistics:
-        """Return the counts of all jobs, including the tokens that running jobs have generated so far."""
-        return self._gateway.statistics()
 
     def snapshot(self) -> Snapshot:
         """Return the server's state now."""
-        jobs = self.jobs()
+        counts = self.counts()
+        jobs = counts.jobs
         codes = jobs.outcomes
-        codes.update(self._refusals())
+        codes.update(counts.refusals)
         answered = codes.pop(SUCCESS, 0)
         codes.pop(LEFT, None)
         rejected = {code: codes.pop(code, 0) for code in REJECTIONS}

@@ -2,12 +2,14 @@
 
 The queue is fair between tenants. The tenant of a request is, in this order:
 
-1. the user that a *trusted* key names, in the header `X-OpenWebUI-User-Id` or the body's `user` or
+1. the tenant that llm-d's gateway names, if it is trusted (`flow_control`): `KEY/alice` below the identity of
+   the request's key, or `gateway/alice` without one;
+2. the user that a *trusted* key names, in the header `X-OpenWebUI-User-Id` or the body's `user` or
    `safety_identifier`. Its prefix is the key's own identity, `portal/alice`: two trusted keys cannot name
    each other's users, and no named user can be taken for a key's user;
-2. the key's user, or a hash of the key if it has none;
-3. with no keys configured, the user that any request names: `user/alice`;
-4. the client's address, `address/192.0.2.7`.
+3. the key's user, or a hash of the key if it has none;
+4. with no keys configured, the user that any request names: `user/alice`;
+5. the client's address, `address/192.0.2.7`.
 """
 
 import ipaddress
@@ -69,8 +71,14 @@ def tenant_of(
     *,
     user: str | None,
     safety_identifier: str | None,
+    fairness_id: str | None = None,
 ) -> str:
-    """Return the tenant, at most `MAX_TENANT_LENGTH` characters; the last two arguments are the body's."""
+    """Return the tenant, at most `MAX_TENANT_LENGTH` characters.
+
+    `user` and `safety_identifier` are the body's, `fairness_id` is that of a trusted gateway.
+    """
+    if fairness_id is not None:
+        return _bounded(f"{'gateway' if api_key is None else identity_of(api_key)}/{fairness_id}")
     named = headers.get(USER_HEADER) or user or safety_identifier
     if api_key is not None:
         identity = identity_of(api_key)
@@ -98,12 +106,7 @@ def priority_of(api_key: ApiKey | None, requested: str | int | None, queue: Queu
     A job that requests no class gets the default class, or the highest one its key allows if that is lower.
     Without keys, any class may be requested. Raises `InvalidRequest` and `Forbidden`.
     """
-    if api_key is None:
-        highest = 0
-    elif api_key.priority is None:
-        highest = queue.default_class
-    else:
-        highest = queue.classes.index(api_key.priority)
+    highest = _highest_class(api_key, queue)
     if not requested:  # also 0
         return max(queue.default_class, highest)
     if requested in queue.classes:
@@ -122,6 +125,19 @@ def priority_of(api_key: ApiKey | None, requested: str | int | None, queue: Queu
             f"priority: this API key allows at most {most!r}, not {requested!r}", param="priority"
         )
     return priority
+
+
+def gateway_priority_of(api_key: ApiKey | None, name: str, queue: QueueConfig) -> int:
+    """Return the class that a trusted gateway names; the highest one that the key allows if that is lower."""
+    return max(queue.classes.index(name), _highest_class(api_key, queue))
+
+
+def _highest_class(api_key: ApiKey | None, queue: QueueConfig) -> int:
+    if api_key is None:
+        return 0
+    if api_key.priority is None:
+        return queue.default_class
+    return queue.classes.index(api_key.priority)
 
 
 def flag_of(headers: Headers, name: str) -> bool:

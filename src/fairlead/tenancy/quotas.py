@@ -12,6 +12,8 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import InvalidRequest, RateLimited
 
@@ -43,8 +45,12 @@ class QuotaWindow:
 
     def remaining(self, now_s: float) -> int:
         """Return the amount that may still be spent now."""
+        return max(0, self.limit - self.spent(now_s))
+
+    def spent(self, now_s: float) -> int:
+        """Return the amount that was spent in the last minute; it may exceed the limit."""
         self._expire(now_s)
-        return max(0, self.limit - self._spent)
+        return self._spent
 
     def wait_s(self, amount: int, now_s: float) -> float:
         """Return the seconds until `amount`, at most the limit, may be spent; 0 means now."""
@@ -89,6 +95,31 @@ class QuotaWindow:
             bucket.amount = 0
 
 
+class QuotaUsage(msgspec.Struct, frozen=True):
+    """What a key has spent in the last minute, and in how many seconds all of it has expired."""
+
+    requests: int = 0
+    tokens: int = 0
+    requests_reset_s: float = 0.0
+    tokens_reset_s: float = 0.0
+
+    def after(self, seconds: float) -> "QuotaUsage":
+        """Return the usage later, if nothing more is spent. Amounts that expire in parts are not known."""
+        requests_reset_s, tokens_reset_s = self.requests_reset_s - seconds, self.tokens_reset_s - seconds
+        return QuotaUsage(
+            self.requests if requests_reset_s > 0 else 0,
+            self.tokens if tokens_reset_s > 0 else 0,
+            max(0.0, requests_reset_s),
+            max(0.0, tokens_reset_s),
+        )
+
+    def with_tokens(self, tokens: int) -> "QuotaUsage":
+        """Return the usage when so many tokens more are spent now."""
+        if not tokens:
+            return self
+        return msgspec.structs.replace(self, tokens=self.tokens + tokens, tokens_reset_s=WINDOW_S)
+
+
 class Quota:
     """One key's limits and usage. Without limits, every job is admitted."""
 
@@ -96,6 +127,7 @@ class Quota:
         self.requests = _window(limits.requests_per_minute)
         self.tokens = _window(limits.tokens_per_minute)
         self.running = 0
+        self._limits = limits
         self._concurrent = limits.concurrent
 
     def admit(
@@ -133,15 +165,23 @@ class Quota:
         if window is not None and wait_s > 0:
             raise _refusal(f"{window.limit} {unit} a minute", wait_s)
 
+    def usage(self, now_s: float) -> QuotaUsage:
+        """Return what has been spent in the last minute."""
+        requests, tokens = self.requests, self.tokens
+        return QuotaUsage(
+            0 if requests is None else requests.spent(now_s),
+            0 if tokens is None else tokens.spent(now_s),
+            0.0 if requests is None else requests.reset_s(now_s),
+            0.0 if tokens is None else tokens.reset_s(now_s),
+        )
+
+    def is_idle(self, now_s: float) -> bool:
+        """Return whether nothing is spent, and no job runs."""
+        return self.running == 0 and self.usage(now_s) == QuotaUsage()
+
     def headers(self, now_s: float) -> dict[str, str]:
         """Return OpenAI's headers about limits; none for limits that are not set."""
-        headers = {}
-        for unit, window in (("requests", self.requests), ("tokens", self.tokens)):
-            if window is not None:
-                headers[f"x-ratelimit-limit-{unit}"] = str(window.limit)
-                headers[f"x-ratelimit-remaining-{unit}"] = str(window.remaining(now_s))
-                headers[f"x-ratelimit-reset-{unit}"] = f"{_rounded_up(window.reset_s(now_s))}s"
-        return headers
+        return limit_headers(self._limits, self.usage(now_s))
 
 
 class Charge:
@@ -202,6 +242,20 @@ class Quotas:
         quota = self._by_key.get((api_key.key, api_key.limits))
         # The key may have been changed or removed since the request was authenticated.
         return quota if quota is not None else Quota(api_key.limits)
+
+
+def limit_headers(limits: KeyLimits, usage: QuotaUsage) -> dict[str, str]:
+    """Return OpenAI's headers about limits; none for limits that are not set."""
+    headers = {}
+    for unit, limit, spent, reset_s in (
+        ("requests", limits.requests_per_minute, usage.requests, usage.requests_reset_s),
+        ("tokens", limits.tokens_per_minute, usage.tokens, usage.tokens_reset_s),
+    ):
+        if limit is not None:
+            headers[f"x-ratelimit-limit-{unit}"] = str(limit)
+            headers[f"x-ratelimit-remaining-{unit}"] = str(max(0, limit - spent))
+            headers[f"x-ratelimit-reset-{unit}"] = f"{_rounded_up(reset_s)}s"
+    return headers
 
 
 def _window(limit: int | None) -> QuotaWindow | None:

@@ -119,7 +119,7 @@ class Worker:
                 self._not_ready()
                 self.sequences.fail_all("the model's process was stopped")
                 ours.close()
-                await _end(process)
+                await _end(process, has_ranks=self._spec.parallel > 1)
 
     async def _start(self, theirs: socket.socket) -> trio.Process:
         # Nothing is ever written to the child's stdin: its end signals that the parent has died.
@@ -242,16 +242,19 @@ class Worker:
         return [line for line in self._log if line][-lines:]
 
 
-async def _end(process: trio.Process) -> None:
+async def _end(process: trio.Process, *, has_ranks: bool) -> None:
     """End the process if it has not, and reap it. Shielded; takes at most `END_WAIT_S` + `KILLED_WAIT_S`.
 
-    SIGKILL and the closing of the pipes follow even if an earlier call raises.
+    SIGKILL and the closing of the pipes follow even if an earlier call raises. With `has_ranks`, its other
+    ranks have ended as well, as these end with it: they no longer hold the end of its output, nor memory.
     """
     with trio.CancelScope(shield=True):
         async with AsyncExitStack() as closing:
             for stream in (process.stdin, process.stdout):
                 assert stream is not None
                 closing.push_async_callback(stream.aclose)
+            if has_ranks:
+                closing.push_async_callback(_wait_for_end, process.stdout)
             try:
                 process.terminate()
                 process.send_signal(signal.SIGCONT)  # else a stopped process would not react
@@ -261,3 +264,10 @@ async def _end(process: trio.Process) -> None:
                 process.kill()  # no effect if it has ended
                 with trio.move_on_after(KILLED_WAIT_S):
                     await process.wait()
+
+
+async def _wait_for_end(output: trio.abc.ReceiveStream | None) -> None:
+    assert output is not None
+    with trio.move_on_after(KILLED_WAIT_S):
+        while await output.receive_some():
+            pass

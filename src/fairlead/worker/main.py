@@ -1,18 +1,16 @@
 """A model's child process: loads it, then steps its engine until the parent's end of the socket closes.
 
-One thread, no async. Guarantees to end with its parent, however that ends, and to print its stack on SIGUSR1.
-The engine and torch are imported with the model, after the first frame is read.
+One thread, no async. If the model is divided among ranks, this is rank 0, with another thread for each of the
+others (`worker/ranks.py`). Guarantees to end with its parent, however that ends, and to print its stack on
+SIGUSR1. The engine and torch are imported with the model, after the first frame is read.
 """
 
 import argparse
 import contextlib
 import faulthandler
-import fcntl
 import os
-import select
 import signal
 import socket
-import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,15 +21,13 @@ from fairlead import messages
 from fairlead.compilers import explained
 from fairlead.errors import LoadFailed
 from fairlead.worker.channel import Channel, ParentGone
+from fairlead.worker.lifeline import end_with_parent
 
 if TYPE_CHECKING:
     from fairlead.engine.engine import Engine
     from fairlead.engine.loading import LoadedModel
     from fairlead.structured.compiler import GrammarCompiler
     from fairlead.worker.shared_channel import SharedChannel
-
-PARENT_PIPE = 0  # stdin, into which nothing is written
-
 
 Report = Callable[[float, str], None]
 Load = Callable[[messages.WorkerSpec, Report], "LoadedModel"]
@@ -46,7 +42,8 @@ def main(load: Load | None = None) -> int:
     parser.add_argument("--fd", type=int, required=True, help="the inherited socket to the parent")
     connection = socket.socket(fileno=parser.parse_args().fd)
     try:
-        _die_with_the_parent()
+        if not end_with_parent():
+            return 0
         return serve(Channel(connection), load or _load)
     except ParentGone:
         return 0
@@ -175,6 +172,10 @@ def _load(spec: messages.WorkerSpec, report: Report) -> "LoadedModel":
     # Threads that spin while they wait take the core from the parent, and from the thread they wait for:
     # with one other busy process a step took 14 times as long. torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if spec.parallel > 1:
+        from fairlead.worker.ranks import load_on_ranks
+
+        return load_on_ranks(spec, report)
     from fairlead.engine.loading import load_runner
 
     return load_runner(spec, report)
@@ -183,30 +184,6 @@ def _load(spec: messages.WorkerSpec, report: Report) -> "LoadedModel":
 def _draw_seed() -> int:
     """Return 63 random bits, which torch's generators accept."""
     return int.from_bytes(os.urandom(8), "little") >> 1
-
-
-def _die_with_the_parent() -> None:
-    """Make the kernel send SIGKILL when the parent's end of our stdin closes, also to a stopped process.
-
-    SIGIO, which the kernel sends by default, ends a process within a long step too, but stays pending in one
-    that is stopped (SIGSTOP, a debugger) until it is continued. SIGKILL ends it at once.
-
-    `PR_SET_PDEATHSIG` would do the same, but is tied to the parent's *thread*: Trio starts processes from
-    worker threads, which end after some idle seconds. A watcher process would cost a process and two
-    descriptors for each model. macOS has no `F_SETSIG`: there SIGIO ends this process, or the end of the
-    socket, which is noticed between steps.
-    """
-    if not stat.S_ISFIFO(os.fstat(PARENT_PIPE).st_mode):
-        return  # started by hand
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    if hasattr(fcntl, "F_SETSIG"):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(PARENT_PIPE, fcntl.F_SETSIG, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        fcntl.fcntl(PARENT_PIPE, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(PARENT_PIPE, fcntl.F_SETFL, fcntl.fcntl(PARENT_PIPE, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([PARENT_PIPE], [], [], 0)[0]:
-        raise ParentGone  # it ended before the signal was set up
 
 
 if __name__ == "__main__":

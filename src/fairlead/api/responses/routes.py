@@ -174,7 +174,7 @@ class ResponseRoutes:
             streaming = msgspec.structs.replace(envelope, stream=True)
             job, context = await self._prepare(request, dialect, body, streaming)
             assert context is not None
-            job, pending = self._jobs.start(request, job)
+            job, pending = await self._jobs.start(request, job)
             response = self._stored(job, envelope)
             self.background.begin(nursery, response, context._replace(job=job), pending)
             if response.is_gone:

@@ -1,0 +1,90 @@
+"""Keeps the launcher running: the process that speaks to Ray, and that owns the replicas.
+
+Its owner is the process that people start, so that replicas outlive a dispatcher which dies.
+"""
+
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import structlog
+import trio
+
+from fairlead.config import ClusterConfig, Config, ConfigError, Fault
+from fairlead.fleet.instance import Restarts
+from fairlead.supervision import exit_description
+
+SOCKET = "cluster.sock"
+COMMAND = (sys.executable, "-P", "-m", "fairlead.cluster.launcher")
+END_WAIT_S = 8.0
+LINES_KEPT = 5
+
+logger = structlog.get_logger("fairlead.cluster")
+
+
+def refuse_without_ray(config: Config) -> None:
+    """Raise `ConfigError` if the configuration has a cluster and Ray is not installed."""
+    if config.cluster is not None and find_spec("ray") is None:
+        fault = Fault(("cluster",), "needs the extra ray: pip install 'fairlead[ray]'")
+        raise ConfigError(str(fault), [fault])
+
+
+async def keep_launcher(config: ClusterConfig, directory: str, command: Sequence[str] = COMMAND) -> None:
+    """Run the launcher until cancelled; start it again after a pause when it ends. It ends with this task.
+
+    It listens at `SOCKET` in the directory once it is connected to the cluster.
+    """
+    restarts = Restarts()
+    path = Path(directory) / SOCKET
+    while True:
+        began_at = trio.current_time()
+        path.unlink(missing_ok=True)
+        reason = await _run_launcher([*command, str(path), config.ray])
+        logger.error("cluster launcher ended", cluster=config.ray, reason=reason)
+        restarts.ran(trio.current_time() - began_at)
+        await trio.sleep(restarts.next_backoff_s())
+
+
+async def _run_launcher(command: Sequence[str]) -> str:
+    """Run it to its end; return why it has ended."""
+    try:
+        process = await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.PIPE,  # it ends when this does
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:
+        return str(error)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    try:
+        last = await _last_lines(process.stderr)
+        await process.wait()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(process.stdin)
+            await trio.aclose_forcefully(process.stderr)
+            with trio.move_on_after(END_WAIT_S):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    return f"{exit_description(process.returncode)}{': ' if last else ''}{last}"
+
+
+async def _last_lines(output: trio.abc.ReceiveStream) -> str:
+    """Read all output; return the last line that is not empty."""
+    lines: deque[bytes] = deque(maxlen=LINES_KEPT)
+    rest = b""
+    with suppress(trio.BrokenResourceError):
+        async for data in output:
+            *complete, rest = (rest + bytes(data)).split(b"\n")
+            lines.extend(line for line in complete if line.strip())
+            rest = rest[-4096:]
+    lines.extend([rest] if rest.strip() else [])
+    return lines[-1].decode(errors="replace").strip() if lines else ""
