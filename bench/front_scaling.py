@@ -5,8 +5,8 @@
 A simulation of costs, because this machine has too few cores to run it: every process is a core that works in
 the order in which its work arrives, and each piece of work takes the CPU time that another benchmark has
 measured (`Costs.measured`). The node answers at once and without limit. For each number of fronts, the result
-is the highest rate at which 99 % of the requests wait for their seat, and their tokens for a front, at most
-`LIMIT_S` longer than without load; and which process had the least time left then.
+is the highest rate (of some) at which 99 % of the requests wait for their seat, and their tokens for a front,
+at most `LIMIT_S` longer than without load; and which process had the least time left then.
 """
 
 import argparse
@@ -25,9 +25,10 @@ from simulation.workload import poisson
 RESULTS = Path(__file__).parent / "results"
 FRONTS = (1, 2, 4, 8, 16, 32)
 LIMIT_S = 0.01
-REQUESTS = 2000
+ARRIVALS_S = 3.0
 SLICES = 4  # the tokens of a stream are written in so many pieces of work
-STREAM_S = 4.0
+STREAM_S = 1.0
+UTILIZATIONS = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 TOKENS = 200
 
 
@@ -84,10 +85,9 @@ class Fleet:
         self.delays_s: list[float] = []
         self._costs = costs
         random = Random(1)
-        self.length_s = REQUESTS / rate
-        for number, time_s in enumerate(poisson(rate, self.length_s, random)):
+        for number, time_s in enumerate(poisson(rate, ARRIVALS_S, random)):
             self.clock.at(time_s, partial(self._arrive, self.fronts[number % fronts]))
-        self.clock.run(self.length_s + STREAM_S + 10.0)
+        self.clock.run(ARRIVALS_S + STREAM_S + 10.0)
 
     def _arrive(self, front: Core) -> None:
         """Parse the request, get a seat, send it to the node, write its tokens, and give the seat back."""
@@ -129,14 +129,13 @@ class Fleet:
 def saturation(costs: Costs, fronts: int) -> dict[str, Any]:
     """Return the highest rate within the limit, and how busy each part is then."""
     of_front = 1e6 / (costs.front_us + TOKENS * costs.token_us)
-    low, high = 0.0, 1.05 * min(fronts * of_front, 1e6 / costs.dispatcher_us)
-    for _ in range(8):
-        rate = (low + high) / 2
-        fleet = Fleet(costs, fronts, rate)
+    bound = min(fronts * of_front, 1e6 / costs.dispatcher_us)
+    low = 0.0
+    for utilization in UTILIZATIONS:
+        fleet = Fleet(costs, fronts, utilization * bound)
         if percentile(fleet.delays_s, 0.99) <= LIMIT_S:
-            low = rate
-        else:
-            high = rate
+            low = utilization * bound
+            break
     front_busy, dispatcher_busy = low / fronts / of_front, low * costs.dispatcher_us / 1e6
     return {
         "fronts": fronts,

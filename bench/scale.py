@@ -23,6 +23,7 @@ from typing import Any, Literal
 import structlog
 import trio
 
+from fairlead import interpreter
 from fairlead.config import QueueConfig
 from fairlead.gc_tuning import freeze
 from machine import loop_ns, machine
@@ -44,7 +45,8 @@ def measure(case: tuple[int, Fairness, Estimate, int, int]) -> dict[str, Any]:
         capacity=2 * waiting, fairness=fairness, estimate=estimate, min_share=0.05, timeout_s=60.0
     )
     fleet = LargeFleet(queue, nodes=nodes, waiting=waiting)
-    freeze()  # as the server does
+    interpreter.prepare()
+    freeze()  # both as the server does
     speed = [loop_ns()]
     began = time.process_time()
     trio.run(fleet.run, grants // 4, grants, clock=SimulationClock(fleet.clock))

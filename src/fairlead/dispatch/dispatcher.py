@@ -311,18 +311,17 @@ class Dispatcher:
         ticket = waiter.ticket
         if ticket.state is TicketState.DONE:
             return
-        deadline = waiter.arrived_at + self._timeout_s(ticket.job)
+        deadline = waiter.arrived_at + self._timeout_s(ticket)
         waiter.alarms.append(self._timer.at(deadline, partial(self._end_wait, ticket)))
         if ticket.state is TicketState.QUEUED:
             self._set_starving(waiter, waiter.arrived_at)
 
     def _end_wait(self, ticket: Ticket) -> None:
-        timeout_s = self._timeout_s(ticket.job)
-        late = QueueTimeout(f"the request waited longer than {timeout_s:g} s")
+        late = QueueTimeout(f"the request waited longer than {self._timeout_s(ticket):g} s")
         self.scheduler.deadline(ticket, late)
 
-    def _timeout_s(self, job: JobSpec) -> float:
-        return min(self._queue.timeout_s, job.wait_limit_s or inf)
+    def _timeout_s(self, ticket: Ticket) -> float:
+        return min(self._queue.timeout_s, ticket.job.wait_limit_s or inf)
 
     def _set_starving(self, waiter: Waiter, since: float) -> None:
         starved = partial(self.scheduler.starved, waiter.ticket)

@@ -21,7 +21,7 @@ UNBOUNDED_JOBS = 2**31
 UNBOUNDED_TOKENS = 2**63
 WAITING_BYTES = 256 * 1024 * 1024
 CLASSES = 8
-STRANGERS = -1  # and below: for each class, a tenant of the kernel that no job has
+_NO_TENANT = -1  # tenants have names; as many numbers below it as there are classes are free, too
 
 
 class Queue:
@@ -145,7 +145,7 @@ class Queue:
     def counters(self, tenants: Iterable[str]) -> TenantCounters:
         """Return the counters of these tenants."""
         counter = self._kernel.counter
-        return TenantCounters(counter(STRANGERS), {tenant: counter(tenant) for tenant in tenants})
+        return TenantCounters(counter(_NO_TENANT), {tenant: counter(tenant) for tenant in tenants})
 
     def restore_counters(self, excess: Mapping[str, float]) -> None:
         """Raise the counters of tenants above that of a new tenant by this much."""
@@ -178,7 +178,7 @@ class Queue:
         for ticket in self._tickets.values():
             costs[ticket.job.tenant, ticket.job.priority] = ticket.cost
         newcomers = {
-            self._kernel.push(STRANGERS - priority if tenant is None else tenant, cost, priority=priority): (
+            self._kernel.push(_NO_TENANT - priority if tenant is None else tenant, cost, priority=priority): (
                 tenant,
                 priority,
             )

@@ -157,7 +157,7 @@ class WaitEstimator:
         The wait is 0 if a seat is free.
         """
         waiting = sum(job.model == model for job in self._scheduler.waiting_jobs())
-        if self._scheduler.jobs_ahead_of_newcomer(model, "", 0) is None:
+        if self._scheduler.has_free_seat(model):
             return Backlog(waiting, 0)
         return Backlog(waiting, self._behind_all(model).estimated_wait_s)
 
