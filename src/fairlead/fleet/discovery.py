@@ -63,6 +63,7 @@ class NodeDiscovery:
         self._leaving: set[str] = set()  # addresses whose nodes are being removed
         self._scope = trio.CancelScope()
         self._failure = ""
+        self.has_answer = False  # whether a lookup is over, successful or not
 
     async def run(self) -> None:
         """Look addresses up until `close`."""
@@ -75,6 +76,7 @@ class NodeDiscovery:
                 else:
                     self._failure = ""
                     self._apply(found)
+                self.has_answer = True
                 await trio.sleep(INTERVAL_S)
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
+from math import inf
 from secrets import token_hex
 from typing import Any
 
@@ -31,6 +32,8 @@ from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.process.output import ProcessOutput
 from fairlead.supervision import FailureBoundary, contain, log_failure
 from fairlead.text.model import TextModel
+
+SURVEY_S = 5.0
 
 logger = structlog.get_logger("fairlead.fleet")
 
@@ -79,6 +82,7 @@ class Fleet:
         )
         self.cluster = ClusterModels(self.catalog, self._remote)
         self._lookup = lookup
+        self._began_s = inf
         self._discoveries: dict[str, NodeDiscovery] = {}
         self._nursery: trio.Nursery | None = None
         self.has_adopted = trio.Event()
@@ -99,6 +103,7 @@ class Fleet:
         that model, `LoadFailed` is raised. No other failure of a model or node ends this.
         """
         async with trio.open_nursery() as self._nursery:
+            self._began_s = trio.current_time()
             config = self.catalog.config
             for node in config.nodes:
                 self._add_configured(node)
@@ -119,6 +124,15 @@ class Fleet:
         Models on the cluster that always have replicas must have one that is up.
         """
         return self._is_preloaded and self._local.are_ready and self.cluster.are_ready
+
+    @property
+    def knows_nodes(self) -> bool:
+        """Whether every configured node was looked up and probed, or there was time for it."""
+        if trio.current_time() >= self._began_s + SURVEY_S:
+            return True
+        return all(found.has_answer for found in self._discoveries.values()) and all(
+            entry.was_probed for entry in self._remote.entries()
+        )
 
     @property
     def problems(self) -> dict[str, str]:

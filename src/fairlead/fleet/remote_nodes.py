@@ -52,6 +52,11 @@ class RemoteEntry:
         """Return whether it speaks a dialect, as far as is known."""
         return self._node.dialects is None or dialect in self._node.dialects
 
+    @property
+    def was_probed(self) -> bool:
+        """Whether its first probe is over, successful or not."""
+        return self._node.was_probed.is_set()
+
     async def is_this_server(self) -> bool:
         """Return whether it is this server itself; wait for the first probe."""
         await self._node.was_probed.wait()

@@ -143,6 +143,13 @@ class RemoteNode:
 
     # For callers with newer information than a probe --------------------------------------------------
 
+    def close_if_idle(self) -> bool:
+        """Close its connections if it runs no job; return whether it runs none."""
+        if len(self._relays):
+            return False
+        self._upstream.close()
+        return True
+
     def came_up(self) -> None:
         """Note that the server is up: it gets work from now on."""
         self._change(self._breaker.probed(succeeded=True), "probe succeeded")

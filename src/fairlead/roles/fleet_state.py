@@ -43,10 +43,12 @@ class LocalState(msgspec.Struct, frozen=True):
 class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of models, nodes and queue. `engines` and `commands` are those that are up.
 
-    `usage`: of each key with limits, by owner (see `owner_of`).
+    `knows_nodes`: whether a dispatcher that has just started has probed its nodes. `usage`: of each key with
+    limits, by owner (see `owner_of`).
     """
 
     instance: str
+    knows_nodes: bool
     is_ready: bool
     problems: dict[str, str]
     models: tuple[ModelStatus, ...]
@@ -64,6 +66,7 @@ def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesse
     models = tuple(_with_jobs(status) for status in fleet.models())
     return FleetState(
         instance=fleet.instance,
+        knows_nodes=fleet.knows_nodes,
         is_ready=fleet.is_ready,
         problems=fleet.problems,
         models=models,

@@ -61,6 +61,8 @@ class FleetView:
             await self._read_output(state)
         except NoNode:
             return
+        if self._current is not None and not state.knows_nodes:
+            return  # models of nodes that a new dispatcher has not probed yet are served all the same
         self._current = state
         self._queue = msgspec.to_builtins(state.queue)
         self.on_change(state)

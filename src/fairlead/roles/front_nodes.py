@@ -46,6 +46,7 @@ class FrontNodes:
         self._nursery = nursery
         self._engines: dict[str, EngineHandle] = {}
         self._servers: dict[str, tuple[object, RemoteNode]] = {}
+        self._retired: list[RemoteNode] = []  # which may have jobs
         self._refresh = refresh
 
     def __len__(self) -> int:
@@ -82,8 +83,9 @@ class FrontNodes:
             servers[f"command:{model}"] = command, partial(_command, command)
         for node_id, (source, _) in list(self._servers.items()):
             if node_id not in servers or servers[node_id][0] != source:
-                _, node = self._servers.pop(node_id)
-                node.went_down(NodeFailed(f"{node_id} was taken out of service"))
+                # Its jobs go on: the dispatcher may have been replaced by one that does not know it yet.
+                self._retired.append(self._servers.pop(node_id)[1])
+        self._retired = [node for node in self._retired if not node.close_if_idle()]
         for node_id, (source, make) in servers.items():
             if node_id not in self._servers:
                 node = make()
