@@ -59,8 +59,7 @@ def measure(case: tuple[int, Fairness, Estimate, int, int]) -> dict[str, Any]:
         for kind, spent_s in spent.items()
     }
     surveys_us = 1e6 * min(fleet.surveys_s, default=0.0) * len(fleet.surveys_s) / count["granted"]
-    turns = [fleet.granted[tenant] for tenant in backlogged]
-    service = [fleet.service[tenant] for tenant in backlogged]
+    turns = [fleet.turns[tenant] for tenant in backlogged]
     return {
         "waiting": waiting,
         "fairness": fairness,
@@ -80,8 +79,8 @@ def measure(case: tuple[int, Fairness, Estimate, int, int]) -> dict[str, Any]:
         "counts": dict(count),
         "longest_wait_s_by_class": [round(wait_s, 1) for wait_s in fleet.longest_wait_s],
         "always_backlogged_tenants": len(backlogged),
-        "their_turns": [min(turns, default=0), max(turns, default=0)],
-        "their_weighted_tokens": [min(service, default=0), max(service, default=0)],
+        # Under tokens they get equal service, not equal turns; see fairness.json.
+        "their_turns": [min(turns), max(turns)] if turns and fairness == "roundRobin" else None,
     }
 
 

@@ -32,13 +32,15 @@ MEAN_SERVICE_S = 0.48  # with 300 nodes, 5,000 jobs a second
 TENANTS = 3000
 SKEW = 1.1  # the share of the n-th largest tenant is proportional to n ** -SKEW
 # Of each model: the share of the jobs, and every how many nodes have it.
+EVERYWHERE = "everywhere"
 MODELS = {
-    "everywhere": (0.6, 1),
+    EVERYWHERE: (0.6, 1),
     "half": (0.18, 2),
     "third": (0.1, 3),
     "rare": (0.02, 30),
     "scarce": (0.1, 100),
 }
+NORMAL = 1
 PRIORITIES = (0, 1, 1, 1, 1, 1, 1, 1, 1, 2)
 PROMPTS = 40_000  # different beginnings of prompts; a third of the jobs repeat one of the others
 CANCELLED = 0.02  # of the jobs, while they wait
@@ -48,6 +50,11 @@ DOWN_S = 3.0
 REPORT_EVERY_S = 1.0
 CHECK_EVERY = 500  # grants
 TICK_S = 0.05
+
+
+def is_common(spec: JobSpec) -> bool:
+    """Return whether every node can run the job, and its class is the normal one."""
+    return spec.model == EVERYWHERE and spec.priority == NORMAL
 
 
 class SimulationClock(trio.abc.Clock):
@@ -104,9 +111,9 @@ class LargeFleet:
     """A fleet of `nodes` under load, with `waiting` jobs in the queue.
 
     `spent_s`: the seconds of each call of the dispatcher, by kind, without its surveys (`WaitSurvey`), which
-    are in `surveys_s`. `counts`: what has happened. `granted` and `service`: grants and weighted tokens by
+    are in `surveys_s`. `counts`: what has happened. `turns`: the first grants of jobs of the normal class, by
     tenant.
-    `backlogged`: the tenants that always had waiting jobs.
+    `backlogged`: the tenants that always had a waiting job of this class that every node can run.
     """
 
     def __init__(self, queue: QueueConfig, *, nodes: int, waiting: int, seed: int = 1) -> None:
@@ -115,8 +122,7 @@ class LargeFleet:
         self.ended: list[SimulatedJob] = []
         self.spent_s: defaultdict[str, list[float]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
-        self.granted: Counter[str] = Counter()
-        self.service: Counter[str] = Counter()
+        self.turns: Counter[str] = Counter()
         self.longest_wait_s = [0.0] * len(queue.classes)
         self.seat_seconds = 0.0
         self.idle_seconds = 0.0
@@ -150,9 +156,8 @@ class LargeFleet:
             self._refill()
             self.clock.every(DEATH_EVERY_S, self._kill_a_node)
             await self._run_until(warm_up)
-            for counter in (self.counts, self.granted, self.service):
-                counter.clear()
-            self.spent_s.clear()
+            for counted in (self.counts, self.turns, self.spent_s):
+                counted.clear()
             self.surveys_s.clear()
             self.longest_wait_s = [0.0] * len(self.longest_wait_s)
             self.seat_seconds = self.idle_seconds = 0.0
@@ -218,7 +223,7 @@ class LargeFleet:
         def submit() -> None:
             job = SimulatedJob(self, self._dispatcher.new_ticket(spec), service_s, tokens)
             self._waiting[job] = None
-            self._waiting_of[spec.tenant] += 1
+            self._waiting_of[spec.tenant] += is_common(spec)
             self._dispatcher.submit(job)
             if self._random.random() < CANCELLED:
                 delay_s = self._random.random() * self._target * MEAN_SERVICE_S / SEATS / len(self._models_of)
@@ -249,7 +254,7 @@ class LargeFleet:
         self._running[job] = None
         self.counts["granted"] += 1
         if job.ticket.attempts == 1:
-            self.granted[spec.tenant] += 1
+            self.turns[spec.tenant] += spec.priority == NORMAL
             wait_s = now_s - job.arrived_at
             self.longest_wait_s[spec.priority] = max(self.longest_wait_s[spec.priority], wait_s)
         if self.counts["granted"] % CHECK_EVERY == 0:
@@ -280,14 +285,12 @@ class LargeFleet:
     def _requeue(self, job: SimulatedJob, *, is_full: bool) -> None:
         del self._running[job]
         self._waiting[job] = None
-        self._waiting_of[job.ticket.job.tenant] += 1
+        self._waiting_of[job.ticket.job.tenant] += is_common(job.ticket.job)
         self._timed("requeue", self._dispatcher.requeue, job, is_full=is_full)
 
     def _end(self, job: SimulatedJob) -> None:
         if job in self._running:
             del self._running[job]
-            spec = job.ticket.job
-            self.service[spec.tenant] += spec.prompt_tokens + 2 * job.generated()
         else:
             self._leave_queue(job)
         self._timed("end", self._dispatcher.end, job)
@@ -295,7 +298,7 @@ class LargeFleet:
     def _leave_queue(self, job: SimulatedJob) -> None:
         tenant = job.ticket.job.tenant
         del self._waiting[job]
-        self._waiting_of[tenant] -= 1
+        self._waiting_of[tenant] -= is_common(job.ticket.job)
         if not self._waiting_of[tenant]:
             self.backlogged.pop(tenant, None)
 
