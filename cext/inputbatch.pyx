@@ -299,15 +299,14 @@ cdef class InputBatch:
         self.states[slot] = state
         return add_sequence(batch, slot, sequence)
 
-    def remove_request(self, int64_t slot) -> tuple[array, ...]:
-        """Remove a sequence from its slot, and return its `block_ids`; its row becomes a hole.
+    def remove_request(self, int64_t slot) -> None:
+        """Remove a sequence from its slot; its row becomes a hole.
 
         Its results of steps under way are dropped, and so are its placeholders. ValueError for an empty slot.
         """
-        blocks = self.block_ids(slot)
+        self.occupied(slot)
         remove_sequence(&self.batch, slot)
         self.states[slot] = None
-        return blocks
 
     def condense(self) -> list[tuple[int, int]]:
         """Fill the holes below `num_reqs` with the last rows; return the moves (source, target) in order."""
@@ -349,7 +348,7 @@ cdef class InputBatch:
             batch.tables[group].rows[slot].count += counts[group]
         update_room(batch, slot)
 
-    cpdef tuple block_ids(self, int64_t slot):
+    def block_ids(self, int64_t slot) -> tuple[array, ...]:
         """Return the block ids by group, arrays of int32; those that have slid out of the window are −1."""
         cdef int32_t group
         self.occupied(slot)

@@ -10,7 +10,7 @@ cdef class SequenceState:
     """
 
     cdef Sequence sequence
-    cdef object ids_view        # all room for ids, read-only; a larger one replaces it, views keep this one
+    cdef object ids_view        # of the array of ids, read-only; that of a larger array replaces it when it is full
     cdef readonly object sampling
     cdef readonly int64_t key
     cdef readonly int32_t prompt_length, max_tokens, min_tokens, largest_id

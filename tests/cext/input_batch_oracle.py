@@ -267,7 +267,6 @@ class InputBatchOracle:
         return row
 
     def remove_request(self, slot):
-        blocks = self.block_ids(slot)
         state = self.occupant(slot).state
         del self.occupants[slot]
         self.version += 1
@@ -276,7 +275,6 @@ class InputBatchOracle:
         state.computed = state.committed
         self.num_scheduled[slot] = 0
         self.rows[self.rows.index(slot)] = -1
-        return blocks
 
     def changes(self, since):
         slots = sorted(slot for slot, version in self.changed.items() if version > since)

@@ -65,23 +65,16 @@ class RemovalKeepsThePlaceholders(InputBatchOracle):
     def remove_request(self, slot):
         state = self.occupant(slot).state
         before = state.pending
-        blocks = super().remove_request(slot)
+        super().remove_request(slot)
         state.pending = before
-        return blocks
 
 
 class RemovalKeepsPendingTokens(InputBatchOracle):
     def remove_request(self, slot):
         state = self.occupant(slot).state
         before = state.computed
-        blocks = super().remove_request(slot)
+        super().remove_request(slot)
         state.computed = before
-        return blocks
-
-
-class RemovalReturnsTheFirstGroupOnly(InputBatchOracle):
-    def remove_request(self, slot):
-        return super().remove_request(slot)[:1]
 
 
 class OccupiedSlotIsReused(InputBatchOracle):
@@ -117,9 +110,8 @@ class AppendedBlocksAreNotStaged(InputBatchOracle):
 class ReusedSlotIsStagedTwice(InputBatchOracle):
     def remove_request(self, slot):
         stale = self.occupant(slot).staged[0] is not None
-        blocks = super().remove_request(slot)
+        super().remove_request(slot)
         self.stale = [slot] * stale
-        return blocks
 
     def take_staged(self):
         writes = super().take_staged()

@@ -212,7 +212,8 @@ class Memory:
         seldom `trim` is called.
         """
         keep = keep and sequence.hashes is not None
-        blocks = self._batch.remove_request(sequence.slot)
+        blocks = self._batch.block_ids(sequence.slot)
+        self._batch.remove_request(sequence.slot)
         for group in self._groups:
             pool = self.pools[group]
             if not keep:
