@@ -51,7 +51,6 @@ class FrameLink(Generic[Received]):
         self._unsent = bytearray()
         self._added = trio.Event()
         self._scope = trio.CancelScope()
-        self._heard_at = inf
         self._is_closed = False
 
     @property
@@ -81,9 +80,6 @@ class FrameLink(Generic[Received]):
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
-                    if self._silence_s < inf:
-                        self._heard_at = trio.current_time()
-                        nursery.start_soon(self._watch)
                     await self._read(handle)
                     nursery.cancel_scope.cancel()
         finally:
@@ -91,26 +87,21 @@ class FrameLink(Generic[Received]):
             await trio.aclose_forcefully(self._stream)
 
     async def _receive(self) -> list[Received] | None:
-        """Wait for data; return its complete messages. None: the peer closed, or sent nonsense."""
+        """Wait for data; return its complete messages. None: the peer closed, is silent, or sent nonsense."""
+        data = b""
         try:
-            data = bytes(await self._stream.receive_some(READ_BYTES))
+            with trio.move_on_after(self._silence_s) as silence:
+                data = bytes(await self._stream.receive_some(READ_BYTES))
+            if silence.cancelled_caught:
+                logger.warning("connection closed: the peer is silent", peer=self.name)
             if not data:
                 return None
-            if self._silence_s < inf:
-                self._heard_at = trio.current_time()
             return [self._decoder.decode(frame) for frame in self._splitter.feed(data)]
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         except (ValueError, msgspec.MsgspecError) as error:
             logger.warning("connection closed: invalid message", peer=self.name, reason=str(error))
             return None
-
-    async def _watch(self) -> None:
-        """End the connection when the peer is silent. A timeout for each read would cost more."""
-        while trio.current_time() < self._heard_at + self._silence_s:  # noqa: ASYNC110  # no event tells of silence
-            await trio.sleep_until(self._heard_at + self._silence_s)
-        logger.warning("connection closed: the peer is silent", peer=self.name)
-        self.close()
 
     async def _read(self, handle: Callable[[Received], None]) -> None:
         while (received := await self._receive()) is not None:
