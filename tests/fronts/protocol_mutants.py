@@ -42,8 +42,8 @@ MUTANTS = {
     ),
     "compares_no_jobs_with_the_declared_ones": ProtocolMutant(
         f"{_SERVER}.serve",
-        "front.undeclared = set(front.jobs)",
-        "front.undeclared = set()",
+        "= set(front.jobs), False",
+        "= set(), False",
         [("end", "sent", "cut dispatcher 1")],
     ),
     "does_not_report_again": ProtocolMutant(

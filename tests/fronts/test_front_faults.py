@@ -160,9 +160,9 @@ class GrantsAtOnce(FrontServer):
 class ForgetsUndeclared(FrontServer):
     """Mutant: keeps jobs that the front does not declare."""
 
-    def _end_declaration(self, front):
+    def _end_declaration(self, front, counters):
         front.undeclared = set()
-        super()._end_declaration(front)
+        super()._end_declaration(front, counters)
 
 
 class DoesNotReportAgain(FrontServer):

@@ -9,6 +9,7 @@ _POLICIES = "fairlead.swap.policies"
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
 _CACHE = "models.ENGINE.kvCache"
 _PLACEMENT = "fairlead.dispatch.node_state"
+_SCORE = f"{_PLACEMENT}:NodeState.score.fget"
 _NODES = "fairlead.dispatch.node_pool:NodePool"
 
 COMPOSITION = (
@@ -111,51 +112,51 @@ COMPOSITION = (
 
 PLACEMENT = (
     Mutant(
-        f"{_PLACEMENT}:_score",
+        _SCORE,
         "0.3 * load + 0.7 * busy",
         "0.7 * load + 0.3 * busy",
         "behaviour",
         "busy_seats_count_more_than_a_reported_load",
     ),
-    Mutant(f"{_PLACEMENT}:_score", "0.3 * load + ", "", "behaviour", "reported_load_counts"),
+    Mutant(_SCORE, "0.3 * load + ", "", "behaviour", "reported_load_counts"),
     Mutant(
-        f"{_PLACEMENT}:_score",
-        "node.limits.load is None",
+        _SCORE,
+        "self._limits.load is None",
         "True",
         "behaviour",
         "reported_load_counts",
     ),
     Mutant(
-        f"{_PLACEMENT}:_score",
-        "return node.busy > 0, ",
+        _SCORE,
+        "return self.busy > 0, ",
         "return False, ",
         "behaviour",
         "idle_node_is_preferred_whatever_it_reports",
     ),
     Mutant(
-        f"{_PLACEMENT}:_score",
-        "+ 0.7 * busy - bonus",
-        "+ 0.7 * busy",
+        f"{_NODES}._with_bonus",
+        "score - CACHE_BONUS * share",
+        "score",
         "behaviour",
         "job_goes_to_the_node_that_has_its_prefix_cached",
     ),
     Mutant(
         f"{_NODES}._best",
-        "node.remember(ticket.job)",
+        "self._prefixes.add(node, job.prefixes, node.cache_owner(job))",
         "pass",
         "behaviour",
         "job_goes_to_the_node_that_has_its_prefix_cached",
     ),
     Mutant(
-        f"{_NODES}.candidates",
-        "if ticket.failed_at is None:",
+        f"{_NODES}.avoided",
+        "if failed is None or all(node is failed for node in self.accepting(ticket.job)):",
         "if True:",
         "behaviour",
         "failed_job_is_retried_on_the_other_node",
     ),
     Mutant(
         f"{_NODES}.close",
-        "node.leaving = True",
+        "self.leave(node)",
         "pass",
         "behaviour",
         "drained_node_gets_no_more_jobs_and_stays_drained_after_a_reload",
@@ -163,8 +164,8 @@ PLACEMENT = (
     Mutant(f"{_NODES}.assign", "node.acquire(ticket.tokens)", "pass", "play", "queue.capacity"),
     Mutant(
         f"{_PLACEMENT}:NodeState.free.fget",
-        "self.limits.seats - self.busy",
-        "self.limits.seats",
+        "self._limits.seats - self.busy",
+        "self._limits.seats",
         "play",
         "nodes[].seats",
     ),

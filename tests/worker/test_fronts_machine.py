@@ -311,6 +311,6 @@ def test_state_machine_detects_a_channel_that(name):
     run_machine = settings(SETTINGS, max_examples=1000)
     with (
         broken(Mutant(function, old, new, "behaviour", name)),
-        pytest.raises((AssertionError, LookupError, ExceptionGroup)),
+        pytest.raises((AssertionError, LookupError, ConnectionError, ExceptionGroup)),
     ):
         run_state_machine_as_test(FrontsMachine, settings=run_machine)
