@@ -54,9 +54,10 @@ class SimulatedServer:
 
     @property
     def leader(self):
-        """The dispatcher of the highest epoch; None while there is none."""
+        """The dispatcher that leads, if there is one. It may be stopped."""
         alive = [found for found in self.addresses if found is not None and found.process.is_alive]
-        return max(alive, key=lambda found: found.epoch, default=None)
+        leading = [found for found in alive if found.term.is_valid()]
+        return max(leading, key=lambda found: found.epoch, default=None)
 
     def start(self):
         for engine in self.engines:
