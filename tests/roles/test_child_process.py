@@ -27,7 +27,8 @@ async def test_message_that_is_sent_while_the_child_starts_is_received():
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run, control.Drain(), (sys.executable, "-c", COUNT_FRAMES))
-            await trio.lowlevel.checkpoint()
+            while child._link is None:  # Trio's order of tasks is random
+                await trio.lowlevel.checkpoint()
             assert child.pid is None, "it has started already"
             child.send(control.FrontEnded("front 0.1"))
 
