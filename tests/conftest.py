@@ -49,6 +49,8 @@ settings.register_profile(
 settings.register_profile(
     "suite", settings.get_profile("nightly"), max_examples=50, derandomize=True, database=None
 )
+# For `.ci/aarch64`, where an emulated processor runs the kernels' tests.
+settings.register_profile("emulated", settings.get_profile("suite"), max_examples=5)
 settings.load_profile("suite")
 
 

@@ -32,7 +32,7 @@ def test_order_of_a_survey_is_that_in_which_jobs_leave_and_it_changes_nothing(fa
     order = queue.order()
     if not min_share:  # with it, the two newcomers of each tenant earn others their share
         for (tenant, priority), newcomer in order.newcomers.items():
-            name = "nobody" if tenant is None else tenant
+            name = "newcomer" if tenant is None else tenant
             assert newcomer.first == len(queue.ahead_of_newcomer(name, priority))
             assert newcomer.first <= newcomer.second
     left = [queue.pop(lambda _: True) for _ in jobs]

@@ -69,7 +69,7 @@ class ChildProcess:
     async def _start(self, command: Sequence[str], connection: socket.socket) -> trio.Process:
         with connection:
             process = await trio.lowlevel.open_process(
-                # The name is for people who look at the list of processes.
+                # The name is shown in the list of processes.
                 [*command, self.name, str(connection.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[connection.fileno()],
