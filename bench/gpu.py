@@ -68,10 +68,10 @@ def measure_roofline(device: torch.device, *, small: bool) -> Roofline:
     )
 
 
-def decode_steps_s(events: Sequence[Event], batch: int) -> list[float]:
-    """Return the seconds of steps in which all sequences decoded, as in the step before."""
+def decode_steps(events: Sequence[Event], batch: int) -> list[tuple[float, int]]:
+    """Return the seconds and cached tokens of steps in which all sequences decoded, as in the step before."""
     return [
-        after.at_s - before.at_s
+        (after.at_s - before.at_s, after.cached)
         for before, after in pairwise(events)
         if before.decodes == after.decodes == after.rows == batch
     ]
@@ -91,12 +91,12 @@ def measure_decodes(served: Served, roofline: Roofline, rounds: int) -> list[dic
     for batch, context in served.plan.decodes:
         medians = []
         for _ in range(rounds):
-            events = served.run([context] * batch, served.plan.decode_steps)
-            medians.append(statistics.median(decode_steps_s(events, batch)))
+            events = served.run([context] * batch, served.plan.output_of(batch))
+            times_s, cached = zip(*decode_steps(events, batch), strict=True)
+            medians.append(statistics.median(times_s))
         step_s = statistics.median(medians)
-        middle = context + served.plan.decode_steps // 2
-        cached = batch * middle * served.shape.kv_elements_per_token[0] * 2
-        least_s = (served.weight_bytes - table_bytes + cached) / roofline.bytes_per_s
+        cached_bytes = statistics.mean(cached) * served.shape.kv_elements_per_token[0] * 2
+        least_s = (served.weight_bytes - table_bytes + cached_bytes) / roofline.bytes_per_s
         results.append(
             {
                 "decode": batch,

@@ -56,7 +56,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class Plan(NamedTuple):
-    """What to measure: (batch, context) of decodes, lengths of prompts, and the load for the peer."""
+    """What to measure: (batch, context) of decodes, lengths of prompts, and the load for the peer.
+
+    `decode_steps`: about how many steps there are in which the whole batch decodes.
+    """
 
     decodes: tuple[tuple[int, int], ...] = ((1, 512), (1, 4096), (8, 1024), (64, 512), (64, 2048))
     decode_steps: int = 128
@@ -66,6 +69,10 @@ class Plan(NamedTuple):
     output: int = 128
     slots: int = 64
     max_batched_tokens: int = 2048
+
+    def output_of(self, batch: int) -> int:
+        """Return how many tokens each must generate: the first ones decode while others are prefilled."""
+        return self.decode_steps + 4 * batch
 
 
 TINY = Plan(((1, 20), (3, 5)), 8, (20,), 2, 8, 3, 4, 16)
@@ -122,12 +129,16 @@ class RandomWeights(Weights):
 
 
 class Event(NamedTuple):
-    """The end of a step: its time, its rows, and how many of them decoded and how many sampled."""
+    """The end of a step: its time, its rows, and how many of them decoded and how many sampled.
+
+    `cached`: the tokens whose keys and values the step read.
+    """
 
     at_s: float
     rows: int
     decodes: int
     samples: int
+    cached: int
 
 
 class Served:
@@ -137,9 +148,9 @@ class Served:
         self.plan, self.shape, self.device = plan, shape, weights.device
         self._model = Network(shape, weights)
         self.weight_bytes = weights.bytes_placed
-        longest = max(context + plan.decode_steps + 16 for _, context in plan.decodes)
+        longest = max(context + plan.output_of(batch) + 16 for batch, context in plan.decodes)
         longest = min(max(longest, *(prompt + 16 for prompt in plan.prompts)), shape.max_positions)
-        tokens = max(batch * (context + plan.decode_steps + 32) for batch, context in plan.decodes)
+        tokens = max(batch * (context + plan.output_of(batch) + 32) for batch, context in plan.decodes)
         tokens = max(tokens, longest, plan.streams * (plan.prompt + plan.output + 32))
         self._blocks = -(-tokens // 16) + plan.slots
         cache = KVCache(
@@ -190,13 +201,13 @@ class Served:
             ids = [(7 * key + 13 * index) % vocabulary for index in range(length)]
             engine.submit(key, ids, sampling)
         synchronize(self.device)
-        events = [Event(time.perf_counter(), 0, 0, 0)]
+        events = [Event(time.perf_counter(), 0, 0, 0, 0)]
         pending_step = None
         while True:
             step = engine.plan(time.monotonic())
             launched = None
             if step is not None:
-                counts = step.rows, step.decodes, step.samples
+                counts = step.rows, step.decodes, step.samples, sum(step.sequence_lengths)
                 launched = step, self._runner.launch(step, engine.batch), counts
                 if not self._runner.overlaps:
                     launched, pending_step = None, launched

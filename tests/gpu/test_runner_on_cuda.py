@@ -1,24 +1,24 @@
 """Whole models on CPU and GPU: the same logits and tokens, with or without CUDA graphs and step overlap."""
 
 import gc
+import warnings
 
 import pytest
 import torch
-import transformers
 
 from fairlead.engine.graphs import Graphs
 from fairlead.engine.loading import load_runner
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
 from fairlead.models.quantization.float8 import multiplies_float8
-from models.tiny import SIZES, Driver, load, prompt_of, save
+from models.cuda_models import FAMILIES, ROOM, Kept, on_cuda, outputs_of
+from models.tiny import Driver, load, prompt_of, save
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
 
-GREEDY = Sampling(max_tokens=24, temperature=0)
 KINDS = [
     {"temperature": 0},
     {"temperature": 0, "logprobs": 2, "repetition_penalty": 1.4},
@@ -26,22 +26,7 @@ KINDS = [
     {"temperature": 0.7, "top_k": 20, "frequency_penalty": 0.3},
     {"top_p": 0.9, "min_p": 0.01, "min_tokens": 40, "stop_token_ids": (7, 8, 9)},
 ]
-FAMILIES = {
-    "llama": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
-    "mistral": transformers.MistralConfig(**SIZES, sliding_window=23),
-    "qwen2": transformers.Qwen2Config(**{**SIZES, "head_dim": 8}),
-    "qwen3": transformers.Qwen3Config(**SIZES),
-    "gemma3": transformers.Gemma3TextConfig(
-        **SIZES, sliding_window=30, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
-    ),
-    "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4),
-    "qwen3-moe": transformers.Qwen3MoeConfig(
-        **SIZES, moe_intermediate_size=32, num_experts=6, num_experts_per_tok=2
-    ),
-    "granite": transformers.GraniteConfig(**{**SIZES, "head_dim": 8}),
-}
 DENSE = {"llama", "mistral", "qwen2", "qwen3", "gemma3"}
-ROOM = {"kv_cache_bytes": 4 << 20, "slots": Driver.SLOTS}
 
 
 @pytest.fixture(scope="module")
@@ -55,39 +40,6 @@ def directories(tmp_path_factory):
         return made[name]
 
     return directory
-
-
-def on_cuda(directory, **options):
-    return load(directory, device="cuda", **{**ROOM, **options})
-
-
-class Kept:
-    """A forward that also keeps all its logits, on the CPU."""
-
-    def __init__(self, forward):
-        self._forward = forward
-        self.logits = []
-
-    def __getattr__(self, name):
-        return getattr(self._forward, name)
-
-    def __call__(self, inputs):
-        found = self._forward(inputs)
-        self.logits.append(found.float().cpu())
-        return found
-
-
-def outputs_of(loaded, *, ahead=False, kinds=({"temperature": 0},), rows=6):
-    """Return texts and each step's logits of prompts of many lengths, prefilled in chunks beside decodes."""
-    kept = loaded.runner.forward = Kept(loaded.runner.forward)
-    driver = Driver(loaded, ahead=ahead)
-    for row in range(rows):
-        driver.add(
-            prompt_of(3 + 9 * row), Sampling(**{"max_tokens": 24, **kinds[row % len(kinds)]}), seed=row
-        )
-    driver.run()
-    loaded.runner.forward = kept._forward
-    return [text.output for text in driver.sequences], kept.logits
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -153,11 +105,13 @@ def test_launch_does_not_wait_for_the_device(directories):
     for _ in range(8):  # every row samples
         driver.step()
     assert loaded.runner.overlaps
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings(action="ignore"):  # it warns that it does not find every wait
+        torch.cuda.set_sync_debug_mode("error")
     try:
         driver._launch()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    driver._commit()
     driver.run()
     assert [len(text.output) for text in driver.sequences] == [24] * 10
 
