@@ -24,12 +24,14 @@ from pathlib import Path
 
 import trio
 
+from fairlead import interpreter
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.fronts import wire
 from fairlead.fronts.client import DispatchClient
 from fairlead.fronts.server import FrontServer
+from fairlead.gc_tuning import freeze
 from fairlead.link.address import LinkAddress, connect, listen
 from fairlead.link.connection import FrameLink
 from fairlead.link.handshake import shake_hands
@@ -67,6 +69,7 @@ async def serve(path: str, nodes: int, seats: int) -> None:
         nursery.start_soon(dispatcher.run)
         nursery.start_soon(server.run)
         listeners = await listen(LinkAddress(path=path))
+        freeze()  # as the role does
         print("ready", flush=True)
         await trio.serve_listeners(accept, listeners)
 
@@ -172,6 +175,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    interpreter.prepare()  # as the server does
     if options.serve:
         trio.run(serve, options.serve, options.nodes, 4096 // options.nodes)
         return

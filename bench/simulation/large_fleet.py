@@ -87,7 +87,12 @@ class SimulatedJob(Waiter):
         self.tokens = tokens
         self.began_at: float | None = None
         self.attempt = 0
-        self.generated = self._generated
+
+    def generated(self) -> int:
+        """See `Waiter`."""
+        if self.began_at is None:
+            return 0
+        return min(self.tokens, int(self.tokens * (self.fleet.clock.now_s - self.began_at) / self.service_s))
 
     def granted(self) -> None:
         """See `Waiter`."""
@@ -100,11 +105,6 @@ class SimulatedJob(Waiter):
     def stopped(self, _error: FairleadError) -> None:
         """See `Waiter`."""
         self.fleet.ended.append(self)
-
-    def _generated(self) -> int:
-        if self.began_at is None:
-            return 0
-        return min(self.tokens, int(self.tokens * (self.fleet.clock.now_s - self.began_at) / self.service_s))
 
 
 class LargeFleet:
@@ -220,16 +220,15 @@ class LargeFleet:
             self._submit(spec, service_s, tokens)
 
     def _submit(self, spec: JobSpec, service_s: float, tokens: int) -> None:
-        def submit() -> None:
-            job = SimulatedJob(self, self._dispatcher.new_ticket(spec), service_s, tokens)
-            self._waiting[job] = None
-            self._waiting_of[spec.tenant] += is_common(spec)
-            self._dispatcher.submit(job)
-            if self._random.random() < CANCELLED:
-                delay_s = self._random.random() * self._target * MEAN_SERVICE_S / SEATS / len(self._models_of)
-                self.clock.after(delay_s, partial(self._cancel, job))
-
-        self._timed("submit", submit)
+        tickets: list[Ticket] = []
+        self._timed("ticket", lambda: tickets.append(self._dispatcher.new_ticket(spec)))
+        job = SimulatedJob(self, tickets[0], service_s, tokens)
+        self._waiting[job] = None
+        self._waiting_of[spec.tenant] += is_common(spec)
+        self._timed("submit", self._dispatcher.submit, job)
+        if self._random.random() < CANCELLED:
+            delay_s = self._random.random() * self._target * MEAN_SERVICE_S / SEATS / len(self._models_of)
+            self.clock.after(delay_s, partial(self._cancel, job))
 
     def _cancel(self, job: SimulatedJob) -> None:
         if job in self._waiting:

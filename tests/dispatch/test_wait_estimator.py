@@ -12,7 +12,7 @@ from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import TicketState
 from fairlead.dispatch.wait_estimator import MAX_MODELS, WaitEstimator
-from fairlead.dispatch.waiter import Waiter
+from fairlead.dispatch.waiter import WaitingTask
 from fairlead.errors import NodeFailed, QueueFull, QueueTimeout
 
 SERVICE_S = 10.0
@@ -25,9 +25,9 @@ def estimator(seats: int = 1, *, estimate: str = "mean", **more: int) -> tuple[W
     return WaitEstimator(its, QueueConfig(estimate=estimate), Random(0)), its
 
 
-def submit_job(subject: WaitEstimator, to: Scheduler, spec: JobSpec) -> Waiter:
+def submit_job(subject: WaitEstimator, to: Scheduler, spec: JobSpec) -> WaitingTask:
     """Submit a job, as the dispatcher does."""
-    waiter = Waiter(subject.new_ticket(spec))
+    waiter = WaitingTask(subject.new_ticket(spec))
     to.submit(waiter.ticket)
     if waiter.ticket.state is TicketState.GRANTED:
         subject.granted(waiter)
@@ -35,7 +35,7 @@ def submit_job(subject: WaitEstimator, to: Scheduler, spec: JobSpec) -> Waiter:
     return waiter
 
 
-def end_job(subject: WaitEstimator, to: Scheduler, waiter: Waiter) -> None:
+def end_job(subject: WaitEstimator, to: Scheduler, waiter: WaitingTask) -> None:
     subject.ended(waiter)
     to.finished(waiter.ticket, cost=subject.cost(waiter))
 
@@ -76,7 +76,7 @@ async def test_jobs_that_never_had_a_seat_or_lost_it_do_not_change_the_estimate(
 async def test_job_costs_nothing_before_its_first_delta():
     subject, to = estimator()
     waiter = submit_job(subject, to, job(prompt=3).job)
-    waiter.generated = lambda: 5
+    waiter.count_generated = lambda: 5
     assert subject.cost(waiter) == 0.0
     to.first_delta(waiter.ticket)
     assert subject.cost(waiter) == 3 * 1.0 + 5 * 2.0
@@ -127,10 +127,10 @@ async def run_one_job(subject: WaitEstimator, to: Scheduler, model: str = "m") -
     end_job(subject, to, served)
 
 
-def begin(to: Scheduler, waiter: Waiter) -> None:
+def begin(to: Scheduler, waiter: WaitingTask) -> None:
     """Let the job generate a token a second from now on."""
     since = trio.current_time()
-    waiter.generated = lambda: int(trio.current_time() - since)
+    waiter.count_generated = lambda: int(trio.current_time() - since)
     to.first_delta(waiter.ticket)
 
 

@@ -15,7 +15,7 @@ from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.wait_estimator import WaitEstimator
 from fairlead.dispatch.wait_survey import SeatWaits
-from fairlead.dispatch.waiter import Waiter
+from fairlead.dispatch.waiter import WaitingTask
 
 JOBS = st.lists(st.tuples(st.sampled_from("ABCD"), st.integers(0, 2), st.booleans()), max_size=30)
 TIMES_S = st.lists(st.floats(0, 100), max_size=8)
@@ -74,7 +74,7 @@ def busy(estimate: str, waiting: int) -> tuple[WaitEstimator, Scheduler, list[Ti
 
 
 def submitted(subject: WaitEstimator, its: Scheduler, spec) -> Ticket:
-    waiter = Waiter(subject.new_ticket(spec))
+    waiter = WaitingTask(subject.new_ticket(spec))
     its.submit(waiter.ticket)
     if waiter.ticket.state is TicketState.GRANTED:
         subject.granted(waiter)

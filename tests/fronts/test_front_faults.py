@@ -190,7 +190,8 @@ class RestoresNoSeats(FrontServer):
         if declared.number in front.jobs:
             super()._declare(front, declared)
         else:
-            self._submit(self._new_job(front, declared), declared.age_s)
+            job = self._new_job(front, declared.number, declared.job)
+            self._submit(job, declared.age_s)
 
 
 MUTANTS = [

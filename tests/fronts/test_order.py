@@ -61,8 +61,10 @@ class Job(Waiter):
     def __init__(self, ticket, over):
         super().__init__(ticket)
         self.tokens = 0
-        self.generated = lambda: self.tokens
         self._over = over
+
+    def generated(self):
+        return self.tokens
 
     def granted(self):
         """Nothing follows."""

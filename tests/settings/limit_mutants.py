@@ -56,7 +56,7 @@ LIMITS = (
     ),
     Mutant(f"{_DISPATCHER}._too_long", "wait_s <= most_s", "True", "play", "queue.maxEstimatedWait"),
     Mutant(
-        f"{_DISPATCHER}._set_alarms", "_at + self._timeout_s(ticket)", "_at + 60.0", "play", "queue.timeout"
+        f"{_DISPATCHER}._add", "_at + self._timeout_s(waiter.ticket)", "_at + 60.0", "play", "queue.timeout"
     ),
     Mutant(
         "fairlead.http.refusals:objection", "len(headers) > limits.headers", "False", "play", "limits.headers"

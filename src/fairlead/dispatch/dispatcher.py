@@ -74,7 +74,7 @@ class Seat:
 
     def begin(self, generated: Callable[[], int]) -> None:
         """Report the first delta. `generated` returns the number of tokens so far, which are charged."""
-        self._waiter.generated = generated
+        self._waiter.count_generated = generated
         self._dispatcher.scheduler.first_delta(self._waiter.ticket)
 
     async def requeue(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
@@ -159,7 +159,7 @@ class Dispatcher:
         self.scheduler.submit(ticket, too_long=self._too_long(job))
         if ticket.state is TicketState.QUEUED:
             waiter.estimate = self.estimator.for_ticket(ticket, is_arriving=True)
-        self._set_alarms(waiter)
+        self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
         if waiter.error is not None:
             self._load_if_refused(waiter)
 
@@ -171,7 +171,7 @@ class Dispatcher:
             self.scheduler.first_delta(waiter.ticket)
         self.scheduler.restore(waiter.ticket, seat.node_id, charged=self.estimator.cost(waiter))
         self.estimator.granted(waiter)
-        self._set_alarms(waiter)
+        self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
 
     def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
         """Release the job's seat, and submit it again; see `Seat.requeue`."""
@@ -184,13 +184,12 @@ class Dispatcher:
             self.scheduler.rejected_by_node(ticket)
         else:
             self.scheduler.requeued(ticket)
-        if ticket.state is TicketState.QUEUED:
-            self._set_starving(waiter, trio.current_time())
+        self._set_alarm(waiter, trio.current_time() + self._starvation_s)
 
     def end(self, waiter: Waiter) -> None:
         """Release all that an ended job holds. Synchronous, so that no other task runs in between."""
-        for alarm in waiter.alarms:
-            alarm.drop()
+        if waiter.alarm is not None:
+            waiter.alarm.drop()
         ticket = waiter.ticket
         del self._waiters[ticket]
         if self._by_id.get(ticket.job.request_id) is waiter:
@@ -305,27 +304,30 @@ class Dispatcher:
 
     def _add(self, waiter: Waiter, age_s: float) -> None:
         waiter.arrived_at = trio.current_time() - age_s
+        waiter.deadline = waiter.arrived_at + self._timeout_s(waiter.ticket)
         self._waiters[waiter.ticket] = self._by_id[waiter.ticket.job.request_id] = waiter
 
-    def _set_alarms(self, waiter: Waiter) -> None:
-        ticket = waiter.ticket
-        if ticket.state is TicketState.DONE:
+    def _set_alarm(self, waiter: Waiter, starves_at: float = inf) -> None:
+        """Set the alarm for what comes next: a queued job starves, or the deadline of its wait passes."""
+        state = waiter.ticket.state
+        if state is TicketState.DONE:
             return
-        deadline = waiter.arrived_at + self._timeout_s(ticket)
-        waiter.alarms.append(self._timer.at(deadline, partial(self._end_wait, ticket)))
-        if ticket.state is TicketState.QUEUED:
-            self._set_starving(waiter, waiter.arrived_at)
+        if waiter.alarm is not None:
+            waiter.alarm.drop()
+        at = min(waiter.deadline, starves_at) if state is TicketState.QUEUED else waiter.deadline
+        waiter.alarm = self._timer.at(at, partial(self._go_off, waiter))
 
-    def _end_wait(self, ticket: Ticket) -> None:
-        late = QueueTimeout(f"the request waited longer than {self._timeout_s(ticket):g} s")
-        self.scheduler.deadline(ticket, late)
+    def _go_off(self, waiter: Waiter) -> None:
+        if trio.current_time() < waiter.deadline:
+            self._set_alarm(waiter)
+            self.scheduler.starved(waiter.ticket)
+            return
+        waiter.deadline = inf
+        late = QueueTimeout(f"the request waited longer than {self._timeout_s(waiter.ticket):g} s")
+        self.scheduler.deadline(waiter.ticket, late)
 
     def _timeout_s(self, ticket: Ticket) -> float:
         return min(self._queue.timeout_s, ticket.job.wait_limit_s or inf)
-
-    def _set_starving(self, waiter: Waiter, since: float) -> None:
-        starved = partial(self.scheduler.starved, waiter.ticket)
-        waiter.alarms.append(self._timer.at(since + self._starvation_s, starved))
 
     def _note(self, waiter: Waiter, error: FairleadError) -> FairleadError:
         """Return the error with a retry time, if a retry may avoid it; the job keeps its first error."""

@@ -102,7 +102,7 @@ class NodePool(dict[str, NodeState]):
 
     def idle_and_leaving(self) -> list[NodeState]:
         """Return the leaving nodes that have no jobs."""
-        return [node for node in self._leaving if not node.busy]
+        return [node for node in self._leaving if not node.busy] if self._leaving else []
 
     # Candidates --------------------------------------------------------------------------------------
 

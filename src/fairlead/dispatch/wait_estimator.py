@@ -126,14 +126,16 @@ class WaitEstimator:
 
     def for_ticket(self, ticket: Ticket, *, is_arriving: bool = False) -> WaitEstimate:
         """Return a waiting job's estimate; the one of its arrival is later compared with its actual wait."""
-        arriving = ticket if is_arriving else None
         if (survey := self._surveyed()) is not None:
             job = ticket.job
             if not is_arriving:
                 return self._estimate_from(survey, job.model, survey.index_of(ticket))
             index = survey.index_of_newcomer(job.tenant, job.priority)
             survey.queued(job)
-            return self._estimate_from(survey, job.model, index, arriving=arriving)
+            # Errors of waits at the same time are much alike, so a few are learned from.
+            is_learned = survey.arrivals % (survey.size // EXACT_JOBS + 1) == 0
+            return self._estimate_from(survey, job.model, index, arriving=ticket if is_learned else None)
+        arriving = ticket if is_arriving else None
         if self._quantile is None:
             jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
             return self._estimate(
@@ -259,7 +261,7 @@ class WaitEstimator:
         survey, now = self._survey, trio.current_time()
         if (
             survey is None
-            or SURVEYED_CHANGES * survey.changes > survey.size
+            or SURVEYED_CHANGES * (survey.arrivals + survey.grants) > survey.size
             or now - survey.made_at > SURVEYED_S_PER_JOB * survey.size
         ):
             self._survey = survey = self.new_survey()

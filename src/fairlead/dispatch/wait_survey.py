@@ -116,9 +116,9 @@ class ModelWaits:
 
 
 class WaitSurvey:
-    """A survey of all waiting jobs. `changes` counts the jobs that were queued and granted since.
+    """A survey of all waiting jobs. `waits_for` makes the `ModelWaits` of a model, at most once for each.
 
-    `waits_for` makes the `ModelWaits` of a model, at most once for each model.
+    `arrivals` and `grants` count the jobs that were queued and granted since.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class WaitSurvey:
         self.made_at = made_at
         self.waiting = len(order.tickets)
         self.size = self.waiting + running
-        self.changes = 0
-        self._grants = 0
+        self.arrivals = 0
+        self.grants = 0
         self._order = order
         self._waits_for = waits_for
         self._waits: dict[str, ModelWaits] = {}
@@ -137,14 +137,13 @@ class WaitSurvey:
 
     def granted(self) -> None:
         """Note that a job has left the queue."""
-        self._grants += 1
-        self.changes += 1
+        self.grants += 1
 
     def queued(self, job: JobSpec) -> None:
         """Note that a job has been queued."""
         pair = job.tenant, job.priority
         self._queued[pair] = self._queued.get(pair, 0) + 1
-        self.changes += 1
+        self.arrivals += 1
 
     def waits(self, model: str) -> ModelWaits:
         """Return what a job for the model waits for."""
@@ -170,7 +169,7 @@ class WaitSurvey:
         index = self._index_of.get(ticket)
         if index is None:  # queued since
             index = self.index_of_newcomer(ticket.job.tenant, ticket.job.priority)
-        return max(0, index - self._grants)
+        return max(0, index - self.grants)
 
 
 def sampled(tickets: Sequence[Ticket]) -> tuple[Sequence[Ticket], int]:

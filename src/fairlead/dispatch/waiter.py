@@ -1,6 +1,7 @@
 """A job in the dispatcher, from its arrival to its end: of a task in this process, or of another process."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Annotated, NamedTuple
 
 import trio
@@ -31,22 +32,27 @@ class HeldSeat(NamedTuple):
 class Waiter:
     """A job that was submitted. The dispatcher calls `granted`, `refused` and `stopped`, synchronously.
 
-    `arrived_at` is by Trio's clock. `waited_s` is the wait for the first seat, None before it. `estimate` was
-    made when the job was queued; None if it was not. `error` is the first one that it got. `generated`
-    returns the number of tokens so far. Only the dispatcher writes to it, but for `generated`.
+    `arrived_at` and `deadline` are by Trio's clock; the deadline is that of its wait, infinite once it has
+    passed. `alarm`: the next event of its wait. `waited_s` is the wait for the first seat, None before it.
+    `estimate` was made when the job was queued; None if it was not. `error` is the first one that it got.
+    Only the dispatcher writes to these.
     """
 
-    __slots__ = ("alarms", "arrived_at", "error", "estimate", "generated", "grant", "ticket", "waited_s")
+    __slots__ = ("alarm", "arrived_at", "deadline", "error", "estimate", "grant", "ticket", "waited_s")
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket = ticket
-        self.alarms: list[Alarm] = []
+        self.alarm: Alarm | None = None
         self.arrived_at = 0.0
+        self.deadline = inf
         self.waited_s: float | None = None
         self.estimate: WaitEstimate | None = None
         self.grant: Grant | None = None
         self.error: FairleadError | None = None
-        self.generated: Callable[[], int] = int  # none yet
+
+    def generated(self) -> int:
+        """Return the number of tokens so far."""
+        raise NotImplementedError
 
     def granted(self) -> None:
         """Receive a seat, at `ticket.node`, with the number `grant`."""
@@ -62,14 +68,18 @@ class Waiter:
 
 
 class WaitingTask(Waiter):
-    """A job of a task in this process: a grant or an error wakes it, and an error may stop it later."""
+    """A job of a task in this process: a grant or an error wakes it, and an error may stop it later.
 
-    __slots__ = ("event", "scope")
+    `count_generated` returns the number of tokens so far.
+    """
+
+    __slots__ = ("count_generated", "event", "scope")
 
     def __init__(self, ticket: Ticket) -> None:
         super().__init__(ticket)
         self.event = trio.Event()
         self.scope = trio.CancelScope()
+        self.count_generated: Callable[[], int] = int  # none yet
 
     async def wait(self) -> str:
         """Wait for a seat; return the id of its node or raise the error. No checkpoint if it is there."""
@@ -79,6 +89,10 @@ class WaitingTask(Waiter):
             raise self.error
         assert self.ticket.node is not None
         return self.ticket.node.id
+
+    def generated(self) -> int:
+        """See `Waiter`."""
+        return self.count_generated()
 
     def granted(self) -> None:
         """See `Waiter`."""

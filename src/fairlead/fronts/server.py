@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.tenant_counters import KnownCounters, TenantCounters, highest_excess
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.waiter import Waiter
@@ -46,12 +47,15 @@ class FrontJob(Waiter):
         self.front = front
         self.number = number
         self.tokens = tokens
-        self.generated = lambda: self.tokens
 
     @property
     def has_seat(self) -> bool:
         """Whether it holds a seat."""
         return self.ticket.state is TicketState.GRANTED
+
+    def generated(self) -> int:
+        """See `Waiter`."""
+        return self.tokens
 
     def granted(self) -> None:
         """See `Waiter`."""
@@ -227,7 +231,7 @@ class FrontServer:
             case wire.SubmitJob() | wire.DeclareJob() if len(front.jobs) >= MAX_JOBS:
                 self._refuse_message(front, f"it has more than {MAX_JOBS} jobs")
             case wire.SubmitJob(number, spec) if number not in front.jobs:
-                self._submit(self._new_job(front, wire.DeclareJob(number, spec, 0.0)), 0.0)
+                self._submit(self._new_job(front, number, spec), 0.0)
             case wire.DeclareJob():
                 self._declare(front, message)
             case wire.Declared(counters):
@@ -302,9 +306,8 @@ class FrontServer:
 
     # Jobs --------------------------------------------------------------------------------------------
 
-    def _new_job(self, front: Front, declared: wire.DeclareJob) -> FrontJob:
-        ticket = self._dispatcher.new_ticket(declared.job)
-        job = front.jobs[declared.number] = FrontJob(front, declared.number, ticket, declared.tokens)
+    def _new_job(self, front: Front, number: int, spec: JobSpec, tokens: int = 0) -> FrontJob:
+        job = front.jobs[number] = FrontJob(front, number, self._dispatcher.new_ticket(spec), tokens)
         return job
 
     def _submit(self, job: FrontJob, age_s: float) -> None:
@@ -320,7 +323,7 @@ class FrontServer:
         """Continue with a job of before the connection."""
         job = front.jobs.get(declared.number)
         if job is None:
-            job = self._new_job(front, declared)
+            job = self._new_job(front, declared.number, declared.job, declared.tokens)
             self._note_begun(job, declared)
             if declared.seat is None:
                 self._submit(job, declared.age_s)
@@ -386,7 +389,6 @@ class FrontServer:
             return  # not submitted yet
         self._served.add(job.ticket.job.tenant)
         self._dispatcher.end(job)
-        job.generated = int  # it referred to the job, which is freed now, without the garbage collector
 
     async def _wait_for(self, front: Front) -> None:
         """End the jobs of a front that does not connect again in time."""

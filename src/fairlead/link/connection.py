@@ -62,11 +62,12 @@ class FrameLink(Generic[Received]):
         """Send a message. It is dropped if the connection has ended."""
         if self._is_closed:
             return
+        if not self._unsent:
+            self._added.set()
         self._unsent += encode_frame(message)
         if len(self._unsent) > self._unsent_bytes:
             logger.warning("connection closed: the peer does not read", peer=self.name)
             self.close()
-        self._added.set()
 
     def close(self) -> None:
         """End the connection: `run` returns, and nothing more is sent or received."""
