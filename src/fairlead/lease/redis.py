@@ -97,14 +97,24 @@ async def connect(url: str, key: str) -> AsyncIterator[RedisStore]:
             yield RedisStore(client, key)
     except BaseExceptionGroup as group:
         # The client has a nursery, which wraps also the errors of the block.
-        raise _only(group) from None
+        raise _cause_of(group) from None
 
 
-def _only(error: BaseException) -> BaseException:
-    """Return the exception in a group if it is the only one; else the group."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+def _cause_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return what ends a session: `StoreFailed` if only the connection failed, perhaps in several tasks.
+
+    Otherwise the one other exception of the group, or a group of the others.
+    """
+    from coredis.exceptions import RedisError
+
+    failures, others = group.split((StoreFailed, RedisError, OSError))
+    error: BaseException | None = others or failures
+    while isinstance(error, BaseExceptionGroup) and (others is None or len(error.exceptions) == 1):
         error = error.exceptions[0]
-    return error
+    assert error is not None
+    if others is not None or isinstance(error, StoreFailed):
+        return error
+    return StoreFailed(f"Redis: {reason_of(error)}")
 
 
 def least_epoch() -> int:
