@@ -8,3 +8,6 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int
     number: int
+
+
+FIRST_GRANT = Grant(0, 0)

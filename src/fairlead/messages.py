@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from fairlead.grant import Grant
+from fairlead.grant import FIRST_GRANT, Grant
 from fairlead.job import FinishReason, Sampling, TokenLogprob
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -36,6 +36,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     budget of GPU memory: a fraction of the total up to 1, or MiB. `watchdog_s` is the parent's timeout of a
     step. `threads` are torch's intra-op threads. `quantization`: None, "fp8" or "int8". `listen`: the path of
     the unix socket for fronts, in a directory that only this user can enter; None: there are no fronts.
+    `first_grant`: grants of its epoch before this one were for an earlier run of the model.
     `parallel`: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
     each uses `gpu_memory` of a GPU of its own.
     """
@@ -61,6 +62,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     parallel: int = 1
     listen: str | None = None
+    first_grant: Grant = FIRST_GRANT
 
 
 # Parent or front → child ---------------------------------------------------------------------------

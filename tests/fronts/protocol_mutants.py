@@ -147,6 +147,13 @@ MUTANTS = {
         ],
         SUPERVISED,
     ),
+    "accepts_a_grant_of_an_earlier_run": ProtocolMutant(
+        "fairlead.worker.grants:Grants.take",
+        "grant.number < self._first.number",
+        "False",
+        [("granted", "sent", "stop front 2.5"), ("first|end|over|submit", "sent", "kill engine 1")],
+        SUPERVISED,
+    ),
     "keeps_grants": ProtocolMutant(
         "fairlead.worker.grants:Grants.release",
         "self._sequences[grant] -= 1",

@@ -95,11 +95,11 @@ class Engine:
     def is_up(self):
         return self.process.is_alive
 
-    def start(self, epoch):
+    def start(self, first_grant):
         self.run += 1
         self.process = Process(f"{self.node_id}.{self.run}")
-        self.grants = Grants()
-        self._announce(epoch)
+        self.grants = Grants(first_grant)
+        self._announce(first_grant.epoch)
         self.connections = []
         self.accepted = {}
         self._numbers = 0

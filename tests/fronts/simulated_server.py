@@ -9,6 +9,7 @@ from functools import partial
 import trio
 
 from fairlead.fronts.server import AWAY_S, GRACE_S
+from fairlead.grant import FIRST_GRANT, Grant
 from fairlead.lease.term import Term
 from fairlead.link.handshake import HandshakeFailed
 from fronts.network import Connection
@@ -61,7 +62,7 @@ class SimulatedServer:
 
     def start(self):
         for engine in self.engines:
-            engine.start(0)
+            engine.start(FIRST_GRANT)
         self.start_dispatcher(())
         for _ in range(self.plan.fronts):
             self.start_front()
@@ -128,10 +129,12 @@ class SimulatedServer:
         self.grants[grant] = ticket.node.id, found.runs[ticket.node.id]
 
     def _is_current(self, engine, grant):
-        """Return whether the dispatcher counts the seat: not if the engine was started after the grant."""
+        """Return whether the dispatcher counts the seat: not if it has given up the front meanwhile."""
         node_id, run = self.grants[grant]
         if node_id != engine.node_id:
             self.problems.append(f"wrong node: {grant} of {node_id} at {engine.node_id}")
+        if run not in (engine.run, None):
+            self.problems.append(f"wrong run: {grant} of run {run} at {engine.process.name}")
         return run == engine.run
 
     # What a dispatcher may forget --------------------------------------------------------------------
@@ -272,8 +275,15 @@ class SimulatedServer:
         await trio.sleep(reports_after_s)
         self._tell(lambda found: found.node_down(engine.node_id))
         await trio.sleep(START_S)
-        engine.start(self.epoch)
+        engine.start(self._next_grant())
         self._tell(lambda found: found.node_up(engine.node_id, engine.run, engine.seats))
+
+    def _next_grant(self):
+        """Return the next grant of the dispatcher that starts the engine: this one, or the next one."""
+        started = [found for found in self.addresses if found is not None and found.epoch == self.epoch]
+        if started and started[0].process.is_alive:
+            return started[0].dispatcher.next_grant
+        return Grant(self.epoch + 1, 0)
 
     def _tell(self, action):
         for found in self.addresses:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from engine import fake_model
 from fairlead import messages
 from fairlead.engine.engine import Engine
-from fairlead.grant import Grant
+from fairlead.grant import FIRST_GRANT, Grant
 from fairlead.job import Sampling
 from fairlead.worker.channel import Channel
 from fairlead.worker.front_connection import bind
@@ -112,7 +112,7 @@ class Client:
 class Rig:
     """The child: an engine with a fake model, its loop, and the channel for the parent and fronts."""
 
-    def __init__(self, *, overlaps: bool = False) -> None:
+    def __init__(self, *, overlaps: bool = False, first_grant: Grant = FIRST_GRANT) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="fronts")
         self.path = str(Path(self._directory.name) / "engine.sock")
         self._listener = bind(self.path)
@@ -120,7 +120,7 @@ class Rig:
         ours, self._theirs = socket.socketpair()
         self.parent = Client(ours, messages.to_parent_decoder, prefix=0)
         self.clients = [self.parent]
-        self.channel = SharedChannel(Channel(self._theirs), self._listener, READY)
+        self.channel = SharedChannel(Channel(self._theirs), self._listener, READY, first_grant)
         runner = fake_model.FakeRunner(4, overlaps=overlaps)
         self.engine = Engine(
             runner,

@@ -147,6 +147,20 @@ def test_grant_of_a_lower_epoch_is_refused(rig, announced):
     )
 
 
+def test_grant_for_an_earlier_run_is_refused():
+    with Rig(first_grant=Grant(2, 5)) as rig:
+        front = rig.attach()
+        front.send(
+            front.submit([1], 1, Grant(2, 4), is_stale=True),
+            front.submit([1], 1, Grant(1, 9), is_stale=True),
+            front.submit([1], 1, Grant(2, 5)),
+            front.submit([1], 1, Grant(3, 1)),
+        )
+        rig.run_until_idle()
+        assert [front.ends[key] for key in sorted(front.ends)] == ["stale_grant"] * 2 + ["length"] * 2
+        rig.assert_nothing_is_held()
+
+
 def test_grant_that_another_front_uses_is_refused_until_its_last_sequence_has_ended(rig):
     first, second = rig.attach(), rig.attach()
     grant = Grant(1, 7)

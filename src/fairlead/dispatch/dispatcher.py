@@ -5,7 +5,6 @@ until its owner ends it, a task in its own synchronous `finally`. So a grant to 
 is never lost: the queue entry or seat that the task holds is released.
 """
 
-import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -94,8 +93,8 @@ class Dispatcher:
 
     Nodes and models report their events to `scheduler`; `models` keeps load requests, and `estimator`
     estimates waits. `rejects_loading`: a job for a model that is not loaded is refused, but the model is
-    loaded all the same. `scheduler` is a name in `SCHEDULERS`. `epoch` is part of every grant. Raises
-    `ConfigError` if the scheduler is unknown.
+    loaded all the same. `scheduler` is a name in `SCHEDULERS`. `epoch` is part of every grant, and
+    `next_grant` is the grant that will be given next. Raises `ConfigError` if the scheduler is unknown.
     """
 
     def __init__(
@@ -116,8 +115,7 @@ class Dispatcher:
         self._starvation_s = STARVATION_SHARE * min(queue.starvation_bound_s, queue.timeout_s)
         self.models = ModelLifecycle(self.scheduler, self._timer, starvation_s=self._starvation_s)
         self.estimator = WaitEstimator(self.scheduler, queue, random)
-        self._epoch = epoch
-        self._grants = itertools.count(1)
+        self.next_grant = Grant(epoch, 1)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
         self._full: dict[str, Alarm] = {}  # full nodes, each with the alarm that ends this
@@ -266,7 +264,8 @@ class Dispatcher:
         if waiter.waited_s is None:
             waiter.waited_s = now - waiter.arrived_at
             self.estimator.waited(ticket, waiter.waited_s)
-        waiter.grant = Grant(self._epoch, next(self._grants))
+        waiter.grant = self.next_grant
+        self.next_grant = Grant(waiter.grant.epoch, waiter.grant.number + 1)
         waiter.granted()
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from fairlead.config import CommandConfig, Config, HealthConfig
+from fairlead.grant import FIRST_GRANT
 from fairlead.messages import EngineStatistics, Ready, WorkerSpec
 from fairlead.nodes.limits import NodeLimits
 
@@ -52,7 +53,11 @@ class StartProcess(msgspec.Struct, frozen=True, tag="start"):
     @property
     def parts(self) -> tuple[Any, ...]:
         """What must be equal for a new dispatcher to keep the process."""
-        spec = None if self.spec is None else msgspec.structs.replace(self.spec, listen=None)
+        spec = (
+            None
+            if self.spec is None
+            else msgspec.structs.replace(self.spec, listen=None, first_grant=FIRST_GRANT)
+        )
         return (self.model, spec, self.config)
 
 

@@ -68,13 +68,13 @@ class DispatcherRole:
         self._link = link
         self._start = start
         self._cluster = config.cluster
-        self._processes = SupervisedProcesses(start, link.send)
         self._dispatcher = Dispatcher(
             config.queue,
             rejects_loading=config.while_loading == "reject",
             scheduler=config.scheduler,
             epoch=start.epoch,
         )
+        self._processes = SupervisedProcesses(start, link.send, lambda: self._dispatcher.next_grant)
         nodes = NodeRegistry(self._dispatcher.scheduler)
         self._fleet = Fleet(
             config,

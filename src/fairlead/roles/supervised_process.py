@@ -28,10 +28,14 @@ Send = Callable[[msgspec.Struct], None]
 
 
 class SupervisedProcesses:
-    """All runs of models of this dispatcher, by name. `running` are those of an earlier one."""
+    """All runs of models of this dispatcher, by name. `start.running` are those of an earlier one.
 
-    def __init__(self, start: control.RunDispatcher, send: Send) -> None:
+    `next_grant` returns the dispatcher's next grant: a run that is started now gets none before it.
+    """
+
+    def __init__(self, start: control.RunDispatcher, send: Send, next_grant: Callable[[], Grant]) -> None:
         self._send = send
+        self._next_grant = next_grant
         self._directory = start.directory
         self._names = (f"{start.epoch}-{number}" for number in itertools.count(1))
         self._adoptable = {running.start.model: running for running in start.running}
@@ -98,6 +102,7 @@ class SupervisedProcesses:
             spec = msgspec.structs.replace(
                 worker_spec(msgspec.structs.replace(config, path=options.text.path)),
                 listen=f"{self._directory}/{name}.sock",
+                first_grant=self._next_grant(),
             )
             return control.StartProcess(name, config.name, spec)
         return control.StartProcess(name, config.name, config=config, health=options.health)

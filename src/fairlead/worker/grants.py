@@ -1,6 +1,6 @@
 """The grants that a child's open sequences hold, and the highest epoch that it has seen. Pure."""
 
-from fairlead.grant import Grant
+from fairlead.grant import FIRST_GRANT, Grant
 
 
 class Grants:
@@ -9,10 +9,14 @@ class Grants:
     A dispatcher that is not the leader any more may still grant, and two dispatchers may grant the same seat.
     So a grant of a lower epoch is refused, and so is one that another holder uses. A job that runs may go on:
     its holder may use its grant again, although a higher epoch has been seen since.
+
+    `first` is the first grant that can be for this run of the engine. Earlier ones of its epoch were given
+    for another run, and the dispatcher does not count their seats any more.
     """
 
-    def __init__(self) -> None:
-        self._epoch = 0
+    def __init__(self, first: Grant = FIRST_GRANT) -> None:
+        self._first = first
+        self._epoch = first.epoch
         self._holders: dict[Grant, int] = {}
         self._sequences: dict[Grant, int] = {}
 
@@ -29,6 +33,8 @@ class Grants:
         user = self._holders.get(grant)
         if user is None and grant.epoch < self._epoch:
             return f"the grant is of epoch {grant.epoch}, and the engine has seen epoch {self._epoch}"
+        if user is None and grant.epoch == self._first.epoch and grant.number < self._first.number:
+            return f"grant {grant.number} of epoch {grant.epoch} is older than this run of the engine"
         if user is not None and user != holder:
             return f"grant {grant.number} of epoch {grant.epoch} is in use by another front"
         self.raise_epoch(grant.epoch)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from fairlead import messages
 from fairlead.compilers import explained
 from fairlead.errors import LoadFailed
+from fairlead.grant import Grant
 from fairlead.worker.channel import Channel, ParentGone
 from fairlead.worker.lifeline import end_with_parent
 
@@ -85,7 +86,7 @@ def _load_and_run(  # noqa: RET503  the loop does not return
 
     compiler = None if model.embeds else _compiler(model, spec)
     engine, ready = _engine(model, spec, compiler), _ready(model)
-    shared = None if listener is None else _shared(channel, listener, ready)
+    shared = None if listener is None else _shared(channel, listener, ready, spec.first_grant)
     channel.write(ready)
     Loop(engine, model.runner, shared or channel).run()  # until `ParentGone`
 
@@ -102,11 +103,13 @@ def _bound(path: str) -> Iterator[socket.socket]:
             Path(path).unlink(missing_ok=True)
 
 
-def _shared(channel: Channel, listener: socket.socket, ready: messages.Ready) -> "SharedChannel":
+def _shared(
+    channel: Channel, listener: socket.socket, ready: messages.Ready, first_grant: Grant
+) -> "SharedChannel":
     from fairlead.worker.shared_channel import MOST_FRONTS, SharedChannel
 
     listener.listen(MOST_FRONTS)
-    return SharedChannel(channel, listener, ready)
+    return SharedChannel(channel, listener, ready, first_grant)
 
 
 def _compiler(model: "LoadedModel", spec: messages.WorkerSpec) -> "GrammarCompiler | None":

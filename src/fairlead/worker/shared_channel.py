@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairlead import messages
-from fairlead.grant import Grant
+from fairlead.grant import FIRST_GRANT, Grant
 from fairlead.worker.channel import Channel
 from fairlead.worker.front_connection import FrontConnection, FrontGone
 from fairlead.worker.grants import Grants
@@ -42,10 +42,19 @@ class _Client:
 
 
 class SharedChannel:
-    """A `MessageInbox` for the parent and at most `MOST_FRONTS` fronts, which connect to `listener`."""
+    """A `MessageInbox` for the parent and at most `MOST_FRONTS` fronts, which connect to `listener`.
 
-    def __init__(self, parent: Channel, listener: socket.socket, ready: messages.Ready) -> None:
-        self.grants = Grants()
+    `first_grant` as of `Grants`.
+    """
+
+    def __init__(
+        self,
+        parent: Channel,
+        listener: socket.socket,
+        ready: messages.Ready,
+        first_grant: Grant = FIRST_GRANT,
+    ) -> None:
+        self.grants = Grants(first_grant)
         self._parent = parent
         self._listener = listener
         self._ready = ready
