@@ -159,6 +159,7 @@ def test_stopped_front_is_not_ready_while_it_takes_requests(over_tls):
         front.process.send_signal(signal.SIGTERM)
         until(lambda: front.http.get("/ready").status_code == 503)
         assert complete(front, 5)
+        front.http.close()  # the front waits some time for it
         assert front.process.wait(TIMEOUT_S) == 0
 
 
