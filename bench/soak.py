@@ -77,7 +77,7 @@ async def _soak(deployment: Deployment, options: Options) -> Report:
         nursery.start_soon(Chaos(deployment, options.seed, options.chaos_every_s).run)
         await _load(deployment, report, options.seed, options.minutes * 60, options.grace_s)
         nursery.cancel_scope.cancel()
-    after = await idle(deployment, REST_S)
+    after = await idle(deployment, REST_S, before)
     kept_its_process = deployment.steady_pid in deployment.engine_children()
     code = await trio.to_thread.run_sync(deployment.stop)
 

@@ -30,6 +30,8 @@ MARKS = {
 }
 UNIT_ONLY = ("unit", "unit and not slow")  # of `-m`
 
+# Tests start hundreds of interpreters; without bytecode files each would compile the package again.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # every core has a worker already

@@ -102,9 +102,10 @@ class Idle(msgspec.Struct, frozen=True):
     busy: tuple[str, ...]
 
 
-async def idle(deployment: Deployment, within_s: float) -> Idle:
+async def idle(deployment: Deployment, within_s: float, before: Idle | None = None) -> Idle:
     """Wait up to `within_s` until the server is idle; return its counts.
 
+    Ends early if no count exceeds that of `before`.
     Only `steady` stays loaded, so that two results are comparable. `busy` lists the counts that are not zero.
     """
     client = deployment.client("admin")
@@ -121,8 +122,11 @@ async def idle(deployment: Deployment, within_s: float) -> Idle:
         await trio.sleep(0.25)
         deployment.read_reports()
         seen.append((descriptors_of(deployment.pid), deployment.tasks, threads_of(deployment.pid)))
-    descriptors, tasks, threads = (min(column) for column in zip(*seen, strict=True))
-    return Idle(descriptors, tasks, threads, tuple(busy))
+        descriptors, tasks, threads = (min(column) for column in zip(*seen, strict=True))
+        counts = Idle(descriptors, tasks, threads, tuple(busy))
+        if before is not None and descriptors <= before.descriptors and tasks <= before.tasks:
+            break
+    return counts
 
 
 async def _busy(deployment: Deployment) -> list[str]:

@@ -43,6 +43,7 @@ class FakeServer(ThreadingHTTPServer):
 
 class _Exchange(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer, written in two parts, waits 40 ms
     server: FakeServer
     # By the last word of the prompt: refusals, and the parts of answers.
     refusals: ClassVar = {"refuse": 429, "break": 500}

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -71,8 +72,9 @@ def test_top_fits_and_fills_its_lines_with_history(reporting_server):
     assert len(waiting) == COLUMNS  # as much history as fits
 
 
-def test_doctor_fits_with_its_findings_in_a_column(tmp_path):
-    file = tmp_path / ("a-name-that-is-long-" * 5 + ".yaml")
+def test_doctor_fits_with_its_findings_in_a_column(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the lines are those of a path of this length
+    file = Path("a-name-that-is-long-" * 5 + ".yaml")
     file.write_text("port: 0\nmodels: {m: {cmd: 'x ${PORT}'}}\nlogToStdout: both\n")
     lines = run("doctor", "--config", str(file))
     assert_fits(lines)

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+import shared_certificates
 from e2e.real_server import RealServer, real_server
+
+shared_certificates.install()
 
 MODEL = "fairlead-demo"
 

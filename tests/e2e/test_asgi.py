@@ -97,11 +97,17 @@ def test_error_has_its_status_and_names_the_field(client: OpenAI):
     assert error.value.param == "temperature"
 
 
-def test_body_over_the_limit_is_refused(tmp_path: Path):
-    _, file = configured(tmp_path, {}, limits={"bodyBytes": 1000})
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StockServer]:
+    """A server with one slot, and a limit of 1000 bytes for bodies."""
+    _, file = configured(tmp_path_factory.mktemp("narrow"), {"slots": 1}, limits={"bodyBytes": 1000})
     with stock_hypercorn(FAIRLEAD_CONFIG=file) as server:
-        answer = server.http.post("/v1/completions", content=b"x" * 1001)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+        yield server
+
+
+def test_body_over_the_limit_is_refused(narrow_server: StockServer):
+    answer = narrow_server.http.post("/v1/completions", content=b"x" * 1001)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -119,20 +125,21 @@ async def test_client_that_disconnects_while_its_job_runs_frees_slots_and_blocks
     assert not any(counts.values())
 
 
-def test_client_that_disconnects_while_queued_is_dequeued_although_the_model_is_stopped(tmp_path: Path):
-    _, file = configured(tmp_path, {"slots": 1})
-    with stock_hypercorn(FAIRLEAD_CONFIG=file) as server:
-        with stopped(server.child_pid()), ThreadPoolExecutor(2) as pool:
-            clients = [httpx.Client(base_url=server.url) for _ in range(2)]
-            for number, client in enumerate(clients):
-                pool.submit(client.post, "/v1/completions", json={**PROMPT, "max_tokens": 900}, timeout=None)
-                until(lambda n=number: (q := server.queue())["running"] + q["waiting"] == n + 1)
-            _hang_up(clients[1])
-            until(lambda: server.queue()["waiting"] == 0)
-            assert server.queue()["running"] == 1
-            _hang_up(clients[0])
-            until(lambda: server.queue()["running"] == 0)
-        assert not any(server.wait_until_at_rest().values())
+def test_client_that_disconnects_while_queued_is_dequeued_although_the_model_is_stopped(
+    narrow_server: StockServer,
+):
+    server = narrow_server
+    with stopped(server.child_pid()), ThreadPoolExecutor(2) as pool:
+        clients = [httpx.Client(base_url=server.url) for _ in range(2)]
+        for number, client in enumerate(clients):
+            pool.submit(client.post, "/v1/completions", json={**PROMPT, "max_tokens": 900}, timeout=None)
+            until(lambda n=number: (q := server.queue())["running"] + q["waiting"] == n + 1)
+        _hang_up(clients[1])
+        until(lambda: server.queue()["waiting"] == 0)
+        assert server.queue()["running"] == 1
+        _hang_up(clients[0])
+        until(lambda: server.queue()["running"] == 0)
+    assert not any(server.wait_until_at_rest().values())
 
 
 def _hang_up(client: httpx.Client) -> None:

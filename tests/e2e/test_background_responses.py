@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.real_server import configured, real_server, until
+from e2e.real_server import RealServer, configured, real_server, until
 
 ENDLESS = {"model": "fairlead-demo", "input": "hello", "background": True, "ignore_eos": True}
 
@@ -16,21 +16,20 @@ def test_server_that_stops_does_not_wait_for_a_response_without_readers():
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_response_goes_on_without_its_client_and_frees_everything(stream):
-    with real_server() as server:
-        body = ENDLESS | {"stream": stream, "max_output_tokens": 200}
-        with server.http.stream("POST", "/v1/responses", json=body) as answer:
-            first = next(answer.iter_text())
-        response_id = f"resp_{first.partition('resp_')[2][:32]}"
-        found = {"status": "queued"}
+def test_response_goes_on_without_its_client_and_frees_everything(server: RealServer, stream):
+    body = ENDLESS | {"stream": stream, "max_output_tokens": 200}
+    with server.http.stream("POST", "/v1/responses", json=body) as answer:
+        first = next(answer.iter_text())
+    response_id = f"resp_{first.partition('resp_')[2][:32]}"
+    found = {"status": "queued"}
 
-        def has_ended():
-            found.update(server.http.get(f"/v1/responses/{response_id}").json())
-            return found["status"] not in ("queued", "in_progress")
+    def has_ended():
+        found.update(server.http.get(f"/v1/responses/{response_id}").json())
+        return found["status"] not in ("queued", "in_progress")
 
-        until(has_ended)
-        assert (found["status"], found["usage"]["output_tokens"]) == ("incomplete", 200)
-        assert not any(server.wait_until_at_rest().values())
+    until(has_ended)
+    assert (found["status"], found["usage"]["output_tokens"]) == ("incomplete", 200)
+    assert not any(server.wait_until_at_rest().values())
 
 
 def test_reader_of_a_response_gets_the_rest_while_the_server_drains(tmp_path):
@@ -43,5 +42,6 @@ def test_reader_of_a_response_gets_the_rest_while_the_server_drains(tmp_path):
                 text += next(pieces)
             server.process.terminate()
             text += "".join(pieces)
+        server.http.close()  # the server waits some time for it
         assert server.process.wait(40) == 0
     assert text.rpartition("event: ")[2].startswith("response.incomplete")

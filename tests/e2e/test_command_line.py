@@ -1,32 +1,44 @@
 """The commands `ps`, `logs` and `run` against a real server."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server
 
-ECHO_SCRIPT = "import time; print('hello \\x1b[31mred'); [(print(n), time.sleep(0.5)) for n in range(100000)]"
+# Prints each line that the test writes into a pipe.
+ECHO_SCRIPT = "import sys; print('hello \\x1b[31mred'); [print(line, end='') for line in open(sys.argv[1])]"
 
 
 @pytest.fixture(scope="module")
-def server():
-    """The demonstration model, and a command which serves nothing and prints continuously."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = configured(Path(folder), {})
-        file = Path(folder, "fairlead.yaml")
-        settings = json.loads(file.read_text())
-        echo = {"cmd": f'{sys.executable} -u -c "{ECHO_SCRIPT}" ${{PORT}}', "checkEndpoint": "none"}
-        settings["models"]["talker"] = echo
-        settings["routing"] = {"router": {"use": "lru", "settings": {"lru": {"maxLoaded": 5}}}}
-        file.write_text(json.dumps(settings))
-        with real_server(*arguments) as server:
-            yield server
+def spoken(tmp_path_factory) -> Iterator[tuple[Path, TextIO]]:
+    """A pipe and its end for writing: what is written into it, the command `talker` prints."""
+    path = tmp_path_factory.mktemp("talker") / "spoken"
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDWR), "w", buffering=1) as pipe:
+        yield path, pipe
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, spoken):
+    """The demonstration model, and a command which serves nothing and prints."""
+    folder = tmp_path_factory.mktemp("server")
+    arguments = configured(folder, {})
+    file = folder / "fairlead.yaml"
+    settings = json.loads(file.read_text())
+    command = f'{sys.executable} -u -c "{ECHO_SCRIPT}" {spoken[0]} ${{PORT}}'
+    settings["models"]["talker"] = {"cmd": command, "checkEndpoint": "none"}
+    settings["routing"] = {"router": {"use": "lru", "settings": {"lru": {"maxLoaded": 5}}}}
+    file.write_text(json.dumps(settings))
+    with real_server(*arguments) as server:
+        yield server
 
 
 def fairlead(server: RealServer, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,13 +75,16 @@ def test_logs_of_a_command_are_what_its_process_prints(server):
     assert lines[0] == "hello red"
 
 
-def test_following_logs_shows_new_lines_until_it_is_interrupted(server):
+def test_following_logs_shows_new_lines_until_it_is_interrupted(server, spoken):
     server.http.post("/models/load", json={"model": "talker"}).raise_for_status()
     command = [sys.executable, "-m", "fairlead", "logs", "talker", "-f", "--url", server.url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "hello red\n"
-        numbers = [int(process.stdout.readline()) for _ in range(20)]
+        numbers = []
+        for first in range(0, 20, 5):
+            spoken[1].write("".join(f"{number}\n" for number in range(first, first + 5)))
+            numbers += [int(process.stdout.readline()) for _ in range(5)]
         process.send_signal(signal.SIGINT)
         process.stdout.read()
         assert process.wait(TIMEOUT_S) == 0

@@ -4,9 +4,9 @@ Chats and responses with a killed model are in `test_failover.py` and `test_resp
 """
 
 import json
-import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import httpx
@@ -14,7 +14,7 @@ import pytest
 
 from e2e.own_copy import own_copy
 from e2e.real_server import TIMEOUT_S, RealServer, configured, real_server
-from e2e.test_failover import CONTEXT, NUMBERS, wait_until_ready
+from e2e.test_failover import CONTEXT, NUMBERS, struck_midway, wait_until_ready
 
 MODEL = "fairlead-demo"
 MESSAGES = [
@@ -107,14 +107,18 @@ def asked(server: RealServer, dialect: Conversation, tokens: int = 20, **fields:
 
 
 def streamed(
-    server: RealServer, dialect: Conversation, tokens: int, temperature: float, *, kills: bool = False
+    server: RealServer,
+    dialect: Conversation,
+    tokens: int,
+    temperature: float,
+    on_text: Callable[[], None] = lambda: None,
 ) -> StreamedAnswer:
-    """Read a stream; with `kills`, kill the model's process when the first text has arrived."""
+    """Read a stream; call `on_text` when the first text has arrived."""
     body = {"model": MODEL, **dialect.fields(tokens, temperature), "stream": True}
     if tokens > 100:
         body |= dialect.long or {}
     texts: list[str] = []
-    failure, is_cut, is_killed = None, False, False
+    failure, is_cut, has_text = None, False, False
     with httpx.stream("POST", f"{server.url}{dialect.path}", json=body, timeout=TIMEOUT_S) as response:
         assert response.status_code == 200, response.read()
         try:
@@ -124,9 +128,9 @@ def streamed(
                 event = json.loads(line.removeprefix("data: "))
                 texts.append(dialect.text(event) or "")
                 failure = dialect.failure(event)
-                if kills and texts[-1] and not is_killed:
-                    is_killed = True
-                    os.kill(server.child_pid(), signal.SIGKILL)
+                if texts[-1] and not has_text:
+                    has_text = True
+                    on_text()
         except httpx.RemoteProtocolError:
             is_cut = True
     return StreamedAnswer("".join(texts), failure, is_cut)
@@ -144,26 +148,49 @@ def test_answer_and_token_counts_are_the_same_in_every_dialect(server: RealServe
 
 @pytest.fixture(scope="module")
 def doomed_server(tmp_path_factory: pytest.TempPathFactory):
-    """A server with a model that is killed repeatedly, and a context in which every answer fits."""
+    """A server with a model that is killed, and a context in which every answer fits."""
     folder = tmp_path_factory.mktemp("killed")
     model = {"path": str(own_copy(folder / "model", max_position_embeddings=CONTEXT))}
     with real_server(*configured(folder, model)) as running:
         yield running
 
 
-@pytest.mark.parametrize("name", KILLED)
-def test_greedy_answer_continues_exactly_when_the_model_is_killed(doomed_server: RealServer, name):
-    expected = streamed(doomed_server, KILLED[name], 400, 0)
-    assert streamed(doomed_server, KILLED[name], 400, 0, kills=True) == expected
-    assert len(expected.text) > 300
-    assert (expected.failure, expected.is_cut) == (None, False)
+@pytest.fixture(scope="module")
+def expected(doomed_server: RealServer) -> dict[str, StreamedAnswer]:
+    """Greedy answers that nothing disturbs."""
+    with ThreadPoolExecutor(len(KILLED)) as pool:
+        runs = {name: pool.submit(streamed, doomed_server, KILLED[name], 400, 0) for name in KILLED}
+    return {name: run.result() for name, run in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def answers(doomed_server: RealServer, expected: dict[str, StreamedAnswer]) -> dict[str, StreamedAnswer]:
+    """What clients get whose model is killed when all have some text."""
+
+    def client(name: str, tokens: int, temperature: float) -> Callable[[Callable[[], None]], StreamedAnswer]:
+        return lambda begin: streamed(doomed_server, KILLED[name], tokens, temperature, begin)
+
+    clients = {f"greedy {name}": client(name, 400, 0) for name in KILLED}
+    clients |= {f"random {name}": client(name, 20_000, 1.5) for name in KILLED}
+    struck = struck_midway(doomed_server, signal.SIGKILL, clients, sequences=len(clients))
     wait_until_ready(doomed_server)
+    return struck
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_greedy_answer_continues_exactly_when_the_model_is_killed(
+    doomed_server: RealServer, expected, answers, name
+):
+    assert answers[f"greedy {name}"] == expected[name]
+    assert len(expected[name].text) > 300
+    assert (expected[name].failure, expected[name].is_cut) == (None, False)
     assert not any(doomed_server.wait_until_at_rest().values())
 
 
 @pytest.mark.parametrize("name", KILLED)
-def test_random_answer_ends_with_an_error_and_a_cut_when_the_model_is_killed(doomed_server: RealServer, name):
-    answer = streamed(doomed_server, KILLED[name], 20_000, 1.5, kills=True)
+def test_random_answer_ends_with_an_error_and_a_cut_when_the_model_is_killed(
+    doomed_server: RealServer, answers, name
+):
+    answer = answers[f"random {name}"]
     assert (answer.failure, answer.is_cut) == ("node_failed", True)
-    wait_until_ready(doomed_server)
     assert not any(doomed_server.wait_until_at_rest().values())

@@ -188,16 +188,6 @@ def test_edge_jobs_wait_for_a_node_to_come_back_when_all_are_down(opened: NodesA
     opened.until(lambda: {"up"} == {node["state"] for node in opened.nodes().values()})
 
 
-def test_edge_queue_timeout_covers_the_wait_for_a_seat_and_not_the_answer(tmp_path: Path):
-    timeout_s = 5  # a node is free long before that
-    with running_router(tmp_path, timeout=f"{timeout_s}s") as opened:
-        with opened.blocked_answers() as stub_options:
-            opened.collect_answers(**stub_options)
-            in_time = opened.submit_chat(delay_s=timeout_s + 1)
-            opened.until(lambda: opened.queue() == (len(NODES), 1))
-        assert text(WORDS) == content(in_time.result())
-
-
 def test_edge_queue_timeout_of_a_stream_covers_the_time_to_its_first_chunk(tmp_path: Path):
     with running_router(tmp_path, timeout="1s") as opened:
         # On a slow node, or while it waits for one.

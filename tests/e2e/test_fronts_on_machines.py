@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import shutil
 import signal
 import socket
@@ -18,13 +19,19 @@ from link.test_connection import make_certificate
 KEY = "a key that only these processes have"
 MODEL = "fairlead-demo"
 JOBS, TOKENS = 6, 300
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs openssl, which makes a certificate"
+)
 BODY = {"model": MODEL, "prompt": "Once", "ignore_eos": True, "temperature": 0}
 
 
 def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """Return a port that no outgoing connection gets from the kernel: a standby listens late at its port."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("all ports are in use")
 
 
 def configuration(folder, name, **settings):
@@ -39,6 +46,7 @@ class StartedDispatcher:
     """`fairlead dispatcher`, and the lines that it has logged."""
 
     def __init__(self, file):
+        self.file = file
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fairlead", "dispatcher", "--config", str(file)],
             stdin=subprocess.DEVNULL,
@@ -64,20 +72,9 @@ class StartedDispatcher:
         self.reader.join(TIMEOUT_S)
         self.process.stdout.close()
 
-
-@contextlib.contextmanager
-def dispatchers(*files):
-    started = []
-    try:
-        for file in files:
-            started.append(StartedDispatcher(file))
-            if len(started) == 1:
-                until(lambda: started[0].has_logged("leading") or started[0].process.poll() is not None)
-                assert started[0].process.poll() is None, started[0].log
-        yield started
-    finally:
-        for each in started:
-            each.stop()
+    def wait_until_leading(self):
+        until(lambda: self.has_logged("leading") or self.has_ended())
+        assert not self.has_ended(), "".join(self.log)
 
 
 def complete(front, tokens):
@@ -107,119 +104,195 @@ def finished(node):
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, which makes a certificate")
-def test_fronts_share_a_dispatcher_over_tls_and_need_its_key(tmp_path):
-    certificate, private = make_certificate(tmp_path)
+@pytest.fixture(scope="module")
+def over_tls(tmp_path_factory):
+    """Yield a folder, a dispatcher over TLS with a node, and the settings of its fronts."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, private = make_certificate(folder)
     port = free_port()
     here = {"listen": f"tcp://127.0.0.1:{port}", "tlsCertificate": str(certificate), "tlsKey": str(private)}
     there = {"addresses": [f"tcp://127.0.0.1:{port}"], "tlsCa": str(certificate)}
-    (tmp_path / "other").write_text("another key, of the same length too")
     with real_server(kind="node") as node:
         nodes = [{"id": "n", "url": node.url}]
-        with dispatchers(configuration(tmp_path, "dispatcher", dispatcher=here, nodes=nodes)) as started:
-            wrong = configuration(
-                tmp_path, "wrong", port=0, dispatcher=there | {"keyFile": str(tmp_path / "other")}
-            )
-            stranger = subprocess.Popen(
-                [sys.executable, "-m", "fairlead", "front", "--config", str(wrong)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            file = str(configuration(tmp_path, "front", port=0, dispatcher=there))
-            with (
-                real_server("--config", file, kind="front") as one,
-                real_server("--config", file, kind="front") as two,
-            ):
-                until(lambda: two.http.get("/v1/models").json()["data"])
-                until(lambda: complete(one, 20))
-                assert complete(one, 20) == complete(two, 20)
-                added = two.http.post("/nodes", json={"id": "n2", "url": "http://127.0.0.1:9"})
-                assert added.status_code == 201
-                assert {each["id"] for each in one.http.get("/nodes").json()} == {"n", "n2"}
-            until(lambda: started[0].has_logged("the keys differ"))
-            stranger.terminate()
-            stranger.wait(TIMEOUT_S)
+        dispatcher = StartedDispatcher(configuration(folder, "dispatcher", dispatcher=here, nodes=nodes))
+        try:
+            dispatcher.wait_until_leading()
+            yield folder, dispatcher, there
+        finally:
+            dispatcher.stop()
 
 
-def test_stopped_front_is_not_ready_while_it_takes_requests(tmp_path):
-    port = free_port()
-    there = {"addresses": [f"tcp://127.0.0.1:{port}"]}
-    limits = {"drainDelay": "5s"}
-    with real_server(kind="node") as node:
-        nodes = [{"id": "n", "url": node.url}]
-        here = {"listen": f"tcp://127.0.0.1:{port}"}
-        with dispatchers(configuration(tmp_path, "dispatcher", dispatcher=here, nodes=nodes)):
-            file = str(configuration(tmp_path, "front", port=0, dispatcher=there, limits=limits))
-            with real_server("--config", file, kind="front") as front:
-                until(lambda: front.http.get("/v1/models").json()["data"])
-                assert front.http.get("/ready").status_code == 200
-                front.process.send_signal(signal.SIGTERM)
-                until(lambda: front.http.get("/ready").status_code == 503)
-                assert complete(front, 5)
-                assert front.process.wait(TIMEOUT_S) == 0
+@needs_openssl
+def test_fronts_share_a_dispatcher_over_tls_and_need_its_key(over_tls):
+    folder, dispatcher, there = over_tls
+    (folder / "other").write_text("another key, of the same length too")
+    wrong = configuration(folder, "wrong", port=0, dispatcher=there | {"keyFile": str(folder / "other")})
+    stranger = subprocess.Popen(
+        [sys.executable, "-m", "fairlead", "front", "--config", str(wrong)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    file = str(configuration(folder, "front", port=0, dispatcher=there))
+    with (
+        real_server("--config", file, kind="front") as one,
+        real_server("--config", file, kind="front") as two,
+    ):
+        until(lambda: two.http.get("/v1/models").json()["data"])
+        until(lambda: complete(one, 20))
+        assert complete(one, 20) == complete(two, 20)
+        added = two.http.post("/nodes", json={"id": "n2", "url": "http://127.0.0.1:9"})
+        assert added.status_code == 201
+        assert {each["id"] for each in one.http.get("/nodes").json()} == {"n", "n2"}
+        assert two.http.delete("/nodes/n2").status_code == 200
+    until(lambda: dispatcher.has_logged("the keys differ"))
+    stranger.terminate()
+    stranger.wait(TIMEOUT_S)
+
+
+@needs_openssl
+def test_stopped_front_is_not_ready_while_it_takes_requests(over_tls):
+    folder, _, there = over_tls
+    file = configuration(folder, "stopped", port=0, dispatcher=there, limits={"drainDelay": "5s"})
+    with real_server("--config", str(file), kind="front") as front:
+        until(lambda: front.http.get("/v1/models").json()["data"])
+        assert front.http.get("/ready").status_code == 200
+        front.process.send_signal(signal.SIGTERM)
+        until(lambda: front.http.get("/ready").status_code == 503)
+        assert complete(front, 5)
+        front.http.close()  # the front waits some time for it
+        assert front.process.wait(TIMEOUT_S) == 0
+
+
+class Machines:
+    """A node with one slot, dispatchers at two addresses, of which one leads, and two fronts."""
+
+    def __init__(self, node, files):
+        self.node = node
+        self.fronts = []
+        self._files = files
+        self._running = []  # in the order of starts
+        self._ended = []
+
+    def leader_and_standby(self):
+        """Return the dispatcher that leads and another one; start those that are missing."""
+        files = [each.file for each in self._running]
+        for file in self._files:
+            if file not in files:
+                self._running.append(StartedDispatcher(file))
+                self._running[0].wait_until_leading()
+        for front in self.fronts:
+            until(lambda front=front: front.http.get("/v1/models").json()["data"])
+        return self._running
+
+    def retire(self, dispatcher):
+        """Stop a dispatcher, if it has not ended; another will be started at its address."""
+        self._running.remove(dispatcher)
+        self._ended.append(dispatcher)
+        dispatcher.stop()
+
+    def logs(self):
+        """Return all that the processes have logged, for the report of a failure."""
+        logs = {f"front {front.url}": front.log for front in self.fronts}
+        for each in (*self._ended, *self._running):
+            logs[f"{each.file.name}, process {each.process.pid}, exit status {each.process.poll()}"] = (
+                each.log
+            )
+        return "\n".join(f"-- {name}\n{''.join(lines)}" for name, lines in logs.items())
+
+    def stop(self):
+        for each in list(self._running):
+            self.retire(each)
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    pytest.importorskip("coredis")
+    folder = tmp_path_factory.mktemp("machines")
+    redis_port, ports = free_port(), (free_port(), free_port())
+    command = ["redis-server", "--port", str(redis_port), "--save", "", "--dir", str(folder)]
+    redis = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        # Nothing starts a dispatcher again here: a busy machine must be able to renew the lease in time.
+        lease = {"redis": f"redis://127.0.0.1:{redis_port}", "duration": "6s"}
+        queue = {"timeout": "1h"}
+        addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
+        release_lease(redis_port)
+        with real_server("--slots", "1", kind="node") as node:
+            settings = {"lease": lease, "nodes": [{"id": "n", "url": node.url}], "queue": queue}
+            files = [
+                configuration(folder, f"d{index}", dispatcher={"listen": address}, **settings)
+                for index, address in enumerate(addresses)
+            ]
+            there = {"addresses": addresses}
+            file = str(configuration(folder, "front", port=0, dispatcher=there, queue=queue))
+            started = Machines(node, files)
+            try:
+                started.leader_and_standby()
+                with (
+                    real_server("--config", file, kind="front") as one,
+                    real_server("--config", file, kind="front") as two,
+                ):
+                    started.fronts += [one, two]
+                    yield started
+            finally:
+                started.stop()
+    finally:
+        redis.terminate()
+        redis.wait(TIMEOUT_S)
+
+
+def release_lease(redis_port):
+    """Write the record that a stopped leader leaves, once Redis runs: the first one need not wait for it."""
+    record = json.dumps({"holder": "", "epoch": 1, "durationS": 6.0, "nonce": "0"})
+    words = ["SET", "fairlead:lease", record]
+    command = "".join([f"*{len(words)}\r\n", *(f"${len(word)}\r\n{word}\r\n" for word in words)])
+
+    def is_written():
+        with (
+            contextlib.suppress(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.1", redis_port), TIMEOUT_S) as connection,
+        ):
+            connection.sendall(command.encode())
+            return connection.recv(100) == b"+OK\r\n"
+
+    until(is_written)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP])
-def test_standby_takes_over_without_an_effect_on_streams_and_on_the_order_of_jobs(strike, tmp_path):
-    pytest.importorskip("coredis")
-    redis_port, ports = free_port(), (free_port(), free_port())
-    redis = subprocess.Popen(
-        ["redis-server", "--port", str(redis_port), "--save", "", "--dir", str(tmp_path)],
-        stdout=subprocess.DEVNULL,
-    )
-    # Nothing starts a dispatcher again here, so that a busy machine must be able to renew the lease in time.
-    lease = {"redis": f"redis://127.0.0.1:{redis_port}", "duration": "6s"}
-    queue = {"timeout": "1h"}
-    addresses = [f"tcp://127.0.0.1:{port}" for port in ports]
+def test_standby_takes_over_without_an_effect_on_streams_and_on_the_order_of_jobs(strike, machines):
     try:
-        with real_server("--slots", "1", kind="node") as node:
-            nodes = [{"id": "n", "url": node.url}]
-            files = [
-                configuration(
-                    tmp_path,
-                    f"d{index}",
-                    dispatcher={"listen": address},
-                    lease=lease,
-                    nodes=nodes,
-                    queue=queue,
-                )
-                for index, address in enumerate(addresses)
-            ]
-            there = {"addresses": addresses}
-            file = str(configuration(tmp_path, "front", port=0, dispatcher=there, queue=queue))
-            with (
-                dispatchers(*files) as (leader, standby),
-                real_server("--config", file, kind="front") as one,
-                real_server("--config", file, kind="front") as two,
-            ):
-                for front in (one, two):
-                    until(lambda front=front: front.http.get("/v1/models").json()["data"])
-                whole = []
-                streamed(one, TOKENS, whole)
-                texts, began, clients = [], [], []
-                for name in range(JOBS):
-                    client = threading.Thread(
-                        target=streamed, args=((one, two)[name % 2], TOKENS, texts, began, name)
-                    )
-                    client.start()
-                    clients.append(client)
-                    # The order of arrival at the dispatcher: one job runs, the others wait.
-                    until(lambda count=name: one.queue()["waiting"] + len(began) > count)
-                leader.process.send_signal(strike)
-                until(lambda: not any(map(threading.Thread.is_alive, clients)) or standby.has_ended())
-                assert not standby.has_ended(), "".join(["", *leader.log, *standby.log])
-                assert texts == whole * JOBS
-                assert began == list(range(JOBS))
-                assert standby.has_logged("leading")
-                if strike == signal.SIGSTOP:
-                    leader.process.send_signal(signal.SIGCONT)
-                    assert leader.process.wait(TIMEOUT_S) == 1
-                    assert leader.has_logged("the lease was not renewed in time")
-                assert complete(two, 5)
-                # The first stream, the jobs and the completion: none was granted by both dispatchers.
-                assert finished(node) == 1 + JOBS + 1
-    finally:
-        redis.terminate()
-        redis.wait(TIMEOUT_S)
+        strike_leader(strike, machines)
+    except Exception as error:
+        error.add_note(machines.logs())
+        raise
+
+
+def strike_leader(strike, machines):
+    leader, standby = machines.leader_and_standby()
+    before = finished(machines.node)
+    whole = []
+    streamed(machines.fronts[0], TOKENS, whole)
+    texts, began, clients = [], [], []
+    for name in range(JOBS):
+        front = machines.fronts[name % 2]
+        client = threading.Thread(target=streamed, args=(front, TOKENS, texts, began, name))
+        client.start()
+        clients.append(client)
+        # The order of arrival at the dispatcher: one job runs, the others wait.
+        until(lambda count=name: machines.fronts[0].queue()["waiting"] + len(began) > count)
+    leader.process.send_signal(strike)
+    until(lambda: not any(map(threading.Thread.is_alive, clients)) or standby.has_ended())
+    assert not standby.has_ended()
+    assert texts == whole * JOBS
+    assert began == list(range(JOBS))
+    assert standby.has_logged("leading")
+    if strike == signal.SIGSTOP:
+        leader.process.send_signal(signal.SIGCONT)
+        assert leader.process.wait(TIMEOUT_S) == 1
+        until(lambda: leader.has_logged("the lease was not renewed in time"))
+    machines.retire(leader)
+    assert complete(machines.fronts[1], 5)
+    # The first stream, the jobs and the completion: none was granted by both dispatchers.
+    assert finished(machines.node) == before + 1 + JOBS + 1

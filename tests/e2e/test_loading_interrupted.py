@@ -76,15 +76,15 @@ def test_server_survives_the_unload_of_its_loading_model_and_loads_it_again(load
     assert loading.process.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_request_that_waits_for_an_unloaded_model_gets_409_and_may_be_repeated(loading: Loading, stream):
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(loading.http.post, "/v1/completions", json=ASK | {"stream": stream})
-        until(lambda: loading.http.get("/queue").json()["waiting"] == 1)
+def test_request_that_waits_for_an_unloaded_model_gets_409_and_may_be_repeated(loading: Loading):
+    with ThreadPoolExecutor(2) as pool:
+        bodies = [ASK | {"stream": stream} for stream in (False, True)]
+        waiting = [pool.submit(loading.http.post, "/v1/completions", json=body) for body in bodies]
+        until(lambda: loading.http.get("/queue").json()["waiting"] == 2)
         loading.http.post("/models/unload", json=MODEL).raise_for_status()
-        refused = waiting.result()
-    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "unloaded")
-    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    for refused in (each.result() for each in waiting):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "unloaded")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert loading.http.get("/queue").json()["waiting"] == 0
     assert loading.http.post("/v1/completions", json=ASK).status_code == 200
 

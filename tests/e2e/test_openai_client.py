@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -188,28 +189,37 @@ def test_user_cannot_begin_a_message_of_another_role(client: OpenAI, server: Rea
     assert answer.usage.prompt_tokens == tokens["count"]
 
 
-def test_control_tokens_of_users_are_parsed_where_configured(tmp_path: Path):
-    with real_server(*configured(tmp_path, {"specialTokens": "parse"})) as server:
-        assert control_tokens_of(server, CONTROL_TOKEN_TEXT)[1:5] == [
-            "<|user|>",
-            "<|end|>",
-            "<|system|>",
-            "<|end|>",
-        ]
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """A server with a key, a model with one slot that parses control tokens, and one place in the queue."""
+    model = {"slots": 1, "specialTokens": "parse"}
+    queue = {"capacity": 1, "timeout": "1h"}
+    arguments = configured(tmp_path_factory.mktemp("narrow"), model, queue=queue)
+    with real_server(*arguments, "--api-key", "ana=secret-key") as server:
+        server.http.headers["Authorization"] = "Bearer secret-key"
+        yield server
 
 
-def test_wrong_key_raises_authentication_error_and_the_right_one_does_not():
-    with real_server("--api-key", "ana=secret-key") as server:
-        with open_client(server, "wrong") as wrong, pytest.raises(openai.AuthenticationError):
-            wrong.models.list()
-        with open_client(server, "secret-key") as right:
-            assert [model.id for model in right.models.list()] == [MODEL]
-        assert server.http.get("/health").status_code == 200
+def test_control_tokens_of_users_are_parsed_where_configured(narrow_server: RealServer):
+    assert control_tokens_of(narrow_server, CONTROL_TOKEN_TEXT)[1:5] == [
+        "<|user|>",
+        "<|end|>",
+        "<|system|>",
+        "<|end|>",
+    ]
 
 
-def test_full_queue_raises_rate_limit(tmp_path: Path):
-    arguments = configured(tmp_path, {"slots": 1}, queue={"capacity": 1, "timeout": "1h"})
-    with real_server(*arguments) as server, open_client(server) as client, ThreadPoolExecutor(2) as pool:
+def test_wrong_key_raises_authentication_error_and_the_right_one_does_not(narrow_server: RealServer):
+    with open_client(narrow_server, "wrong") as wrong, pytest.raises(openai.AuthenticationError):
+        wrong.models.list()
+    with open_client(narrow_server, "secret-key") as right:
+        assert [model.id for model in right.models.list()] == [MODEL]
+    assert httpx.get(f"{narrow_server.url}/health").status_code == 200
+
+
+def test_full_queue_raises_rate_limit(narrow_server: RealServer):
+    server = narrow_server
+    with open_client(server, "secret-key") as client, ThreadPoolExecutor(2) as pool:
         with stopped(server.child_pid()):
             served = []
             for counts in ((1, 0), (1, 1)):

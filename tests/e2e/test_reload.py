@@ -26,17 +26,16 @@ BODIES = [
 
 
 class File:
-    """The server's configuration with two models and two keys; unless watched, a change sends SIGHUP."""
+    """The server's configuration with two models and two keys."""
 
-    def __init__(self, path: Path, *, is_watched: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_watched = is_watched
 
     def write(self, *, key: str, slots: str = "25", server: RealServer | None = None) -> None:
-        """Rewrite the file; `slots` are those of the model `changing`."""
+        """Rewrite the file, and send SIGHUP to the server; `slots` are those of the model `changing`."""
         folder = json.dumps(str(demonstration_model()))
-        again = self.path.with_suffix(".again")
-        again.write_text(
+        replace(
+            self.path,
             f"apiKeys: [{UNCHANGED}, {key}]\n"
             "models:\n"
             f"  steady: {{path: {folder}, slots: 25, preload: true, watchdog: 1h}}\n"
@@ -45,24 +44,29 @@ class File:
             "    preload: true\n"
             "    watchdog: 1h\n"
             f"    slots: {slots}\n"
-            "queue: {timeout: 1h}\n"
+            "queue: {timeout: 1h}\n",
         )
-        again.replace(self.path)  # atomically: half a file would be another configuration
-        if server is not None and not self.is_watched:
+        if server is not None:
             server.process.send_signal(signal.SIGHUP)
 
 
-@pytest.fixture(params=["by-hangup", "watched"])
-def file(request, tmp_path: Path) -> File:
-    file = File(tmp_path / "fairlead.yaml", is_watched=request.param == "watched")
+def replace(path: Path, text: str) -> None:
+    """Write a file atomically: half a file would be another configuration."""
+    again = path.with_suffix(".again")
+    again.write_text(text)
+    again.replace(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    file = File(tmp_path / "fairlead.yaml")
     file.write(key=REMOVED)
     return file
 
 
 @pytest.fixture
 def server(file: File) -> Iterator[RealServer]:
-    options = ["--watch-config"] if file.is_watched else []
-    with real_server("--config", str(file.path), "--log-json", *options) as server:
+    with real_server("--config", str(file.path), "--log-json") as server:
         server.http.headers["Authorization"] = f"Bearer {UNCHANGED}"
         yield server
 
@@ -157,3 +161,23 @@ def test_reload_does_not_disturb_clients(file: File, server: RealServer):
     loads = {each["model"]: each["counts"]["loads"] for each in server.http.get("/running").json()}
     assert loads == {"steady": 1, "changing": 2}
     assert len(reasons(server)) == 1
+
+
+def test_watched_file_is_read_again_after_each_change(tmp_path: Path):
+    path = tmp_path / "fairlead.yaml"
+
+    def write(key: str, capacity: int) -> None:
+        node = "{id: remote, url: 'http://127.0.0.1:9', models: [remote]}"
+        replace(path, f"apiKeys: [{UNCHANGED}, {key}]\nnodes: [{node}]\nqueue: {{capacity: {capacity}}}\n")
+
+    write(REMOVED, 10)
+    with real_server("--config", str(path), "--log-json", "--watch-config") as server:
+        write(ADDED, -1)
+        until(lambda: reasons(server))
+        assert f"{path}:3: queue.capacity: " in reasons(server)[0]
+        assert (is_accepted(server, REMOVED), is_accepted(server, ADDED)) == (True, False)
+        write(ADDED, 11)
+        until(lambda: is_accepted(server, ADDED))
+        assert not is_accepted(server, REMOVED)
+        assert is_accepted(server, UNCHANGED)
+        assert len(reasons(server)) == 1

@@ -1,8 +1,7 @@
 """The model's process is killed while it writes a response of OpenAI's Responses API."""
 
-import os
 import signal
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from api.typed_responses import RESPONSES, final_response, without_times
 from e2e.own_copy import own_copy
 from e2e.real_server import configured, real_server
-from e2e.test_failover import CONTEXT, NUMBERS, Stream, wait_until_ready
+from e2e.test_failover import CONTEXT, NUMBERS, Stream, struck_midway, wait_until_ready
 
 LONG = {"model": "fairlead-demo", "input": "Count", "max_output_tokens": 450, "ignore_eos": True}
 FUNCTION = {"type": "function", "name": "add", "parameters": NUMBERS, "strict": True}
@@ -26,36 +25,52 @@ CALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def server(tmp_path: Path):
-    """A server for each test, because a child which dies often is restarted with a delay."""
-    model = {"path": str(own_copy(tmp_path / "model", max_position_embeddings=CONTEXT))}
-    with real_server(*configured(tmp_path, model)) as server:
+GREEDY = {"text": LONG | {"temperature": 0}, "call": CALL}
+RANDOM = LONG | {"temperature": 1.5, "max_output_tokens": 20_000}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    model = {"path": str(own_copy(folder / "model", max_position_embeddings=CONTEXT))}
+    with real_server(*configured(folder, model)) as server:
         yield server
 
 
-def killed(server, body):
-    """Return the stream of a request. Its model is killed when the first event arrives."""
-    return Stream(RESPONSES).read(server, body, lambda: os.kill(server.child_pid(), signal.SIGKILL))
+@pytest.fixture(scope="module")
+def expected(server):
+    """The streams of responses that nothing disturbs."""
+    with ThreadPoolExecutor(len(GREEDY)) as pool:
+        runs = {name: pool.submit(Stream(RESPONSES).read, server, body) for name, body in GREEDY.items()}
+    return {name: run.result() for name, run in runs.items()}
 
 
-@pytest.mark.parametrize("body", [LONG | {"temperature": 0}, CALL], ids=["text", "call"])
-def test_response_resumes_where_it_stopped(server, body):
-    expected = final_response(Stream(RESPONSES).read(server, body).events)
-    stream = killed(server, body)
-    resumed = final_response(stream.events)
-    assert stream.is_whole
-    for response in (expected, resumed):
+@pytest.fixture(scope="module")
+def killed(server, expected):
+    """The streams of responses whose model is killed after their first events."""
+
+    def client(body):
+        return lambda begin: Stream(RESPONSES, begun_at=10).read(server, body, begin)
+
+    clients = {name: client(body) for name, body in (GREEDY | {"random": RANDOM}).items()}
+    streams = struck_midway(server, signal.SIGKILL, clients, sequences=len(clients))
+    wait_until_ready(server)
+    return streams
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_response_resumes_where_it_stopped(server, expected, killed, name):
+    assert killed[name].is_whole
+    whole, resumed = (final_response(streams[name].events) for streams in (expected, killed))
+    for response in (whole, resumed):
         del response["usage"]["input_tokens_details"]  # the second prompt may be cached
-    assert without_times(resumed) == without_times(expected)
+    assert without_times(resumed) == without_times(whole)
     assert not any(server.wait_until_at_rest().values())
 
 
-def test_random_response_ends_with_its_failure_and_a_cut(server):
-    stream = killed(server, LONG | {"temperature": 1.5, "max_output_tokens": 20_000})
-    response = final_response(stream.events)
-    assert not stream.is_whole
+def test_random_response_ends_with_its_failure_and_a_cut(server, killed):
+    response = final_response(killed["random"].events)
+    assert not killed["random"].is_whole
     assert (response["status"], response["error"]["type"]) == ("failed", "node_failed")
     assert response["output"] != []
-    wait_until_ready(server)
     assert not any(server.wait_until_at_rest().values())

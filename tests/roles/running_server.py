@@ -2,20 +2,25 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import trio
 
 from fairlead.config import ApiKey, Config, ModelConfig, demonstration_model
+from fairlead.roles import supervisor as supervision
 from fairlead.roles.supervisor import Supervisor, supervise
 from fleet.running_fleet import children
 
 MODEL = "demo"
+SINGLE = "single"  # the same model with one slot, of a shared server
+SLOTS = 8
 START_S = 120
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
@@ -73,6 +78,18 @@ class RunningServer:
                     return dict(found)
                 await trio.sleep(0.05)
 
+    def pid_of(self, model: str) -> int | None:
+        """Return the id of a model's process, or None while it is not loaded."""
+        processes = list(self.supervisor.processes._processes.values())
+        ups = [process.up for process in processes if process.order.model == model]
+        pids = [up.pid for up in ups if up is not None]
+        return pids[0] if pids else None
+
+    async def running(self, model: str) -> dict[str, Any]:
+        """Return what `GET /running` says of a loaded model."""
+        (found,) = [each for each in await self.get("/running") if each["model"] == model]
+        return dict(found)
+
     @property
     def dispatcher_pid(self) -> int:
         """The id of the dispatcher's process."""
@@ -87,10 +104,10 @@ class RunningServer:
         os.kill(pid, signal.SIGKILL)
 
 
-def completion(max_tokens: int, **options: Any) -> dict[str, Any]:
+def completion(max_tokens: int, model: str = MODEL, **options: Any) -> dict[str, Any]:
     """Return the body of a greedy completion of so many tokens."""
     return {
-        "model": MODEL,
+        "model": model,
         "prompt": "Once",
         "max_tokens": max_tokens,
         "ignore_eos": True,
@@ -102,8 +119,12 @@ def completion(max_tokens: int, **options: Any) -> dict[str, Any]:
 @asynccontextmanager
 async def running(fronts: int = 2, *keys: ApiKey, **options: Any) -> AsyncIterator[RunningServer]:
     """Run a server with the demonstration model until the block ends; check that no process is left."""
-    model = ModelConfig(path=demonstration_model(), name=MODEL, slots=options.pop("slots", 8), threads=1)
-    config = Config(models=(model,), port=0, fronts=fronts, api_keys=keys, **options)
+    slots = options.pop("slots", {MODEL: SLOTS})
+    models = [
+        ModelConfig(path=demonstration_model(), name=name, slots=count, threads=1, preload=True)
+        for name, count in slots.items()
+    ]
+    config = Config(models=tuple(models), port=0, fronts=fronts, api_keys=keys, **options)
     before = children()
     async with trio.open_nursery() as nursery:
         with trio.fail_after(START_S):
@@ -112,3 +133,46 @@ async def running(fronts: int = 2, *keys: ApiKey, **options: Any) -> AsyncIterat
         supervisor.drain()
     assert children() <= before
     assert not Path(supervisor.directory).exists()
+
+
+async def _ignore_signals(*_options: Any) -> None:
+    """Only the main thread gets signals."""
+
+
+@contextmanager
+def shared_server(**options: Any) -> Iterator[RunningServer]:
+    """Run a server with two models in a thread, for several tests.
+
+    Each test leaves it at rest. A dispatcher that ended may have another epoch than at the start.
+    """
+    ready, ended = threading.Event(), trio.Event()
+    servers: list[tuple[RunningServer, trio.lowlevel.TrioToken]] = []
+    failures: list[BaseException] = []
+
+    async def serve() -> None:
+        async with running(2, slots={MODEL: SLOTS, SINGLE: 1}, **options) as server:
+            servers.append((server, trio.lowlevel.current_trio_token()))
+            ready.set()
+            await ended.wait()
+
+    def run() -> None:
+        try:
+            trio.run(serve)
+        except BaseException as error:  # noqa: BLE001  the fixture raises it
+            failures.append(error)
+        ready.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervision, "watch_signals", _ignore_signals)
+        thread = threading.Thread(target=run)
+        thread.start()
+        ready.wait()
+    try:
+        if servers:
+            yield servers[0][0]
+    finally:
+        if thread.is_alive():
+            servers[0][1].run_sync_soon(ended.set)
+        thread.join()
+        if failures:
+            raise failures[0]

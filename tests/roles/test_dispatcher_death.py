@@ -8,11 +8,9 @@ import httpx
 import pytest
 import trio
 
-from fairlead.config import QueueConfig
-from roles.running_server import COMPLETION, completion, running
+from roles.running_server import COMPLETION, SINGLE, SLOTS, completion
 
 STREAMS = 200
-SLOTS = 8
 TOKENS = 25
 
 
@@ -54,9 +52,9 @@ async def until(condition):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-async def test_200_streams_do_not_notice_that_the_dispatcher_is_replaced(how):
-    queue = QueueConfig(capacity=STREAMS, timeout_s=600.0)
-    async with running(2, slots=SLOTS, queue=queue) as server, many_connections(server) as client:
+async def test_200_streams_do_not_notice_that_the_dispatcher_is_replaced(server, how):
+    epoch = server.supervisor.epoch
+    async with many_connections(server) as client:
         first = Streams(client)
         await first.use()
         streams = Streams(client)
@@ -66,50 +64,48 @@ async def test_200_streams_do_not_notice_that_the_dispatcher_is_replaced(how):
             await until(lambda: streams.begun >= 2 * SLOTS)
             os.kill(server.dispatcher_pid, how)
         assert streams.texts == first.texts * STREAMS
-        assert server.supervisor.epoch == 2
-        await server.until("/queue", running=0, waiting=0, seats=SLOTS)
+        assert server.supervisor.epoch == epoch + 1
+        await server.until("/queue", running=0, waiting=0, seats=SLOTS + 1)
+        assert (await server.post(COMPLETION, completion(5))).status_code == 200
 
 
-async def test_waiting_jobs_keep_their_order_at_the_next_dispatcher():
-    async with running(2, slots=1, queue=QueueConfig(capacity=100)) as server:
-        await server.post(COMPLETION, completion(1))
-        ended = []
+async def test_waiting_jobs_keep_their_order_at_the_next_dispatcher(server):
+    await server.post(COMPLETION, completion(1, SINGLE))
+    ended = []
 
-        async def use(name, tenant):
-            await server.post(COMPLETION, completion(10, user=tenant))
-            ended.append(name)
+    async def use(name, tenant):
+        await server.post(COMPLETION, completion(10, SINGLE, user=tenant))
+        ended.append(name)
 
-        (engine,) = server.supervisor.processes.pids
-        async with trio.open_nursery() as nursery:
-            os.kill(engine, signal.SIGSTOP)
-            nursery.start_soon(server.post, COMPLETION, completion(1))
-            await server.until("/queue", running=1)
-            for number, tenant in enumerate("AAAABBC"):
-                nursery.start_soon(use, f"{tenant}{number}", tenant)
-                await server.until("/queue", waiting=number + 1)
-            os.kill(server.dispatcher_pid, signal.SIGKILL)
-            await until(lambda: server.supervisor.epoch == 2)
-            await server.until("/queue", waiting=7, running=1)
-            os.kill(engine, signal.SIGCONT)
-        assert ended == ["A0", "B4", "C6", "A1", "B5", "A2", "A3"]
+    engine, epoch = server.pid_of(SINGLE), server.supervisor.epoch
+    async with trio.open_nursery() as nursery:
+        os.kill(engine, signal.SIGSTOP)
+        nursery.start_soon(server.post, COMPLETION, completion(1, SINGLE))
+        await server.until("/queue", running=1)
+        for number, tenant in enumerate("AAAABBC"):
+            nursery.start_soon(use, f"{tenant}{number}", tenant)
+            await server.until("/queue", waiting=number + 1)
+        os.kill(server.dispatcher_pid, signal.SIGKILL)
+        await until(lambda: server.supervisor.epoch == epoch + 1)
+        await server.until("/queue", waiting=7, running=1)
+        os.kill(engine, signal.SIGCONT)
+    assert ended == ["A0", "B4", "C6", "A1", "B5", "A2", "A3"]
 
 
-async def test_dispatcher_that_is_stopped_for_a_short_time_goes_on_as_before():
-    async with running(2, slots=1, queue=QueueConfig(capacity=100)) as server:
-        await server.post(COMPLETION, completion(1))
-        statuses = []
+async def test_dispatcher_that_is_stopped_for_a_short_time_goes_on_as_before(server):
+    await server.post(COMPLETION, completion(1, SINGLE))
+    statuses, epoch = [], server.supervisor.epoch
 
-        async def use():
-            statuses.append((await server.post(COMPLETION, completion(10))).status_code)
+    async def use():
+        statuses.append((await server.post(COMPLETION, completion(10, SINGLE))).status_code)
 
-        async with trio.open_nursery() as nursery:
-            os.kill(server.dispatcher_pid, signal.SIGSTOP)
-            for _ in range(6):
-                nursery.start_soon(use)
-            await trio.sleep(
-                3.5
-            )  # fronts have given up the connection, and the supervisor not yet the process
-            os.kill(server.dispatcher_pid, signal.SIGCONT)
-        assert statuses == [200] * 6
-        assert server.supervisor.epoch == 1
-        await server.until("/queue", running=0, waiting=0, seats=1)
+    async with trio.open_nursery() as nursery:
+        os.kill(server.dispatcher_pid, signal.SIGSTOP)
+        for _ in range(6):
+            nursery.start_soon(use)
+        # Fronts give up the connection meanwhile, and the supervisor does not give up the process.
+        await trio.sleep(3.5)
+        os.kill(server.dispatcher_pid, signal.SIGCONT)
+    assert statuses == [200] * 6
+    assert server.supervisor.epoch == epoch
+    await server.until("/queue", running=0, waiting=0, seats=SLOTS + 1)

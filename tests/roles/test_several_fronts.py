@@ -8,8 +8,8 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from fairlead.config import ApiKey, KeyLimits, Limits, QueueConfig
-from roles.running_server import CHAT, COMPLETION, MODEL, completion, running
+from fairlead.config import ApiKey, KeyLimits, Limits
+from roles.running_server import CHAT, COMPLETION, MODEL, SINGLE, SLOTS, completion, running
 
 WORDS = 25
 
@@ -57,56 +57,54 @@ async def until(condition):
 async def until_all_slots_are_free(server):
     """Wait until the engine has reported it: it sends its counts once a second."""
     with trio.fail_after(20):
-        while (await server.get("/running"))[0]["engine"]["slots_free"] != 8:  # noqa: ASYNC110  there is no event
+        while (await server.running(MODEL))["engine"]["slots_free"] != SLOTS:  # noqa: ASYNC110  there is no event
             await trio.sleep(0.2)
 
 
-async def test_every_front_answers_for_all():
-    async with running(2) as server:
-        answer = (await server.post(COMPLETION, completion(WORDS))).json()
-        assert answer["usage"]["completion_tokens"] == WORDS
-        # Each connection is a front's by chance: 20 of them reach both, but for once in half a million runs.
-        for _ in range(20):
-            await server.until("/queue", running=0)
-        instances = {(await server.get("/health"))["instance"] for _ in range(20)}
-        assert len(instances) == 1
-        assert [model["model"] for model in await server.get("/running")] == [MODEL]
-        assert (await server.post("/models/unload", {"model": MODEL})).json()["state"] == "stopped"
-        assert await server.get("/running") == []
-        assert (await server.post("/models/load", {"model": MODEL})).json()["state"] == "ready"
-        again = (await server.post(COMPLETION, completion(WORDS))).json()
-        assert again["choices"] == answer["choices"]
-        assert (await server.post(CHAT, {"model": "other", "messages": []})).status_code == 404
+async def test_every_front_answers_for_all(server):
+    answer = (await server.post(COMPLETION, completion(WORDS))).json()
+    assert answer["usage"]["completion_tokens"] == WORDS
+    # Each connection is a front's by chance: 20 of them reach both, but for once in half a million runs.
+    for _ in range(20):
+        await server.until("/queue", running=0)
+    instances = {(await server.get("/health"))["instance"] for _ in range(20)}
+    assert len(instances) == 1
+    assert sorted(model["model"] for model in await server.get("/running")) == [MODEL, SINGLE]
+    assert (await server.post("/models/unload", {"model": MODEL})).json()["state"] == "stopped"
+    assert [model["model"] for model in await server.get("/running")] == [SINGLE]
+    assert (await server.post("/models/load", {"model": MODEL})).json()["state"] == "ready"
+    again = (await server.post(COMPLETION, completion(WORDS))).json()
+    assert again["choices"] == answer["choices"]
+    assert (await server.post(CHAT, {"model": "other", "messages": []})).status_code == 404
 
 
-async def test_tenants_take_turns_through_all_fronts():
-    async with running(2, slots=1, queue=QueueConfig(capacity=100)) as server:
-        await server.post(COMPLETION, completion(1))
-        ended = []
+async def test_tenants_take_turns_through_all_fronts(server):
+    await server.post(COMPLETION, completion(1, SINGLE))
+    ended = []
 
-        async def use(tenant):
-            await server.post(COMPLETION, completion(10, user=tenant))
-            ended.append(tenant)
+    async def use(tenant):
+        await server.post(COMPLETION, completion(10, SINGLE, user=tenant))
+        ended.append(tenant)
 
-        (engine,) = server.supervisor.processes.pids
-        async with trio.open_nursery() as nursery:
-            os.kill(engine, signal.SIGSTOP)
-            nursery.start_soon(server.post, COMPLETION, completion(1))
-            await server.until("/queue", running=1)
-            for number, tenant in enumerate("AAAAABB"):
-                nursery.start_soon(use, tenant)
-                await server.until("/queue", waiting=number + 1)
-            os.kill(engine, signal.SIGCONT)
-        assert "".join(ended) == "ABABAAA"
+    engine = server.pid_of(SINGLE)
+    async with trio.open_nursery() as nursery:
+        os.kill(engine, signal.SIGSTOP)
+        nursery.start_soon(server.post, COMPLETION, completion(1, SINGLE))
+        await server.until("/queue", running=1)
+        for number, tenant in enumerate("AAAAABB"):
+            nursery.start_soon(use, tenant)
+            await server.until("/queue", waiting=number + 1)
+        os.kill(engine, signal.SIGCONT)
+    assert "".join(ended) == "ABABAAA"
 
 
-async def test_job_is_cancelled_through_any_front():
-    async with running(2, slots=1) as server, trio.open_nursery() as nursery:
-        await server.post(COMPLETION, completion(1))
+async def test_job_is_cancelled_through_any_front(server):
+    await server.post(COMPLETION, completion(1, SINGLE))
+    async with trio.open_nursery() as nursery:
         replies = []
 
         async def use():
-            replies.append(await server.post(COMPLETION, completion(900), **{"X-Request-Id": "long"}))
+            replies.append(await server.post(COMPLETION, completion(900, SINGLE), **{"X-Request-Id": "long"}))
 
         nursery.start_soon(use)
         await server.until("/queue", running=1)
@@ -116,27 +114,26 @@ async def test_job_is_cancelled_through_any_front():
         assert replies[0].json()["error"]["code"] == "cancelled"
 
 
-async def test_streams_do_not_notice_the_death_of_the_dispatcher():
-    async with running(2) as server:
-        await server.post(COMPLETION, completion(1))
-        whole = await streamed(server, 300)
-        texts = []
+async def test_streams_do_not_notice_the_death_of_the_dispatcher(server):
+    await server.post(COMPLETION, completion(1))
+    whole = await streamed(server, 300)
+    texts = []
 
-        async def use():
-            texts.append(await streamed(server, 300))
+    async def use():
+        texts.append(await streamed(server, 300))
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(12):  # more than there are slots
-                nursery.start_soon(use)
-            await server.until("/queue", running=8)
-            first = server.dispatcher_pid
-            os.kill(first, signal.SIGKILL)
-        assert texts == [whole] * 12
-        assert server.dispatcher_pid != first
-        assert server.supervisor.epoch == 2
-        found = await server.until("/queue", running=0)
-        assert found["seats"] == 8
-        await until_all_slots_are_free(server)
+    async with trio.open_nursery() as nursery:
+        for _ in range(12):  # more than there are slots
+            nursery.start_soon(use)
+        await server.until("/queue", running=8)
+        first, epoch = server.dispatcher_pid, server.supervisor.epoch
+        os.kill(first, signal.SIGKILL)
+    assert texts == [whole] * 12
+    assert server.dispatcher_pid != first
+    assert server.supervisor.epoch == epoch + 1
+    found = await server.until("/queue", running=0)
+    assert found["seats"] == SLOTS + 1
+    await until_all_slots_are_free(server)
 
 
 async def test_stopped_fronts_are_not_ready_while_they_take_requests_and_answer_metrics_to_their_end():
@@ -158,54 +155,44 @@ async def test_stopped_fronts_are_not_ready_while_they_take_requests_and_answer_
         await until(lambda: not server.supervisor.fronts)
 
 
-async def test_front_that_dies_takes_only_its_own_clients():
-    async with running(2) as server:
-        await server.post(COMPLETION, completion(1))
-        outcomes = []
+async def test_front_that_dies_takes_only_its_own_clients(server):
+    await server.post(COMPLETION, completion(1))
+    outcomes = []
 
-        async def use():
-            try:
-                outcomes.append(await streamed(server, 600))
-            except Exception as error:  # noqa: BLE001  whatever a client may report
-                outcomes.append(type(error).__name__)
+    async def use():
+        try:
+            outcomes.append(await streamed(server, 600))
+        except Exception as error:  # noqa: BLE001  whatever a client may report
+            outcomes.append(type(error).__name__)
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(8):
-                nursery.start_soon(use)
-            await server.until("/queue", running=8)
-            server.kill_front(0)
-        whole = await streamed(server, 600)
-        assert set(outcomes) - {whole} <= {"RemoteProtocolError", "ReadError"}
-        await server.until("/queue", running=0, seats=8)
-        await until(lambda: len(server.supervisor.ready_fronts) == 2)
-
-
-@pytest.mark.slow
-async def test_engine_that_dies_is_replaced_and_streams_go_on():
-    async with running(2) as server:
-        await server.post(COMPLETION, completion(1))
-        whole = await streamed(server, 300)
-        texts = []
-
-        async def use():
-            texts.append(await streamed(server, 300))
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(6):
-                nursery.start_soon(use)
-            await server.until("/queue", running=6)
-            for pid in server.supervisor.processes.pids:
-                os.kill(pid, signal.SIGKILL)
-        assert texts == [whole] * 6
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(use)
+        await server.until("/queue", running=8)
+        server.kill_front(0)
+    whole = await streamed(server, 600)
+    assert set(outcomes) - {whole} <= {"RemoteProtocolError", "ReadError"}
+    await server.until("/queue", running=0, seats=SLOTS + 1)
+    await until(lambda: len(server.supervisor.ready_fronts) == 2)
 
 
 @pytest.mark.slow
-async def test_processes_that_are_stuck_are_replaced():
-    async with running(2) as server:
-        await server.post(COMPLETION, completion(1))
-        os.kill(server.dispatcher_pid, signal.SIGSTOP)
-        await until(lambda: server.supervisor.epoch == 2)
-        assert (await server.post(COMPLETION, completion(5))).status_code == 200
+async def test_engine_that_dies_is_replaced_and_streams_go_on(server):
+    await server.post(COMPLETION, completion(1))
+    whole = await streamed(server, 900)
+    texts = []
+
+    async def use():
+        texts.append(await streamed(server, 900))
+
+    killed = server.pid_of(MODEL)
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(use)
+        await server.until("/queue", running=6)
+        os.kill(killed, signal.SIGKILL)
+    assert texts == [whole] * 6
+    await until(lambda: server.pid_of(MODEL) not in (None, killed))
 
 
 async def test_limits_and_counts_are_those_of_all_fronts():
@@ -216,8 +203,17 @@ async def test_limits_and_counts_are_those_of_all_fronts():
             reply = await server.post(COMPLETION, completion(3), key.key)
             statuses.append(reply.status_code)
         assert statuses == [200] * 12 + [429] * 2
-        assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+        refused = 2
+        with trio.fail_after(20):  # a front knows the requests of the others a moment later
+            while reply.headers["x-ratelimit-remaining-requests"] != "0":
+                await trio.sleep(0.1)
+                reply = await server.post(COMPLETION, completion(3), key.key)
+                assert reply.status_code == 429
+                refused += 1
         for _ in range(8):
             await until_metrics(
-                server, key.key, fairlead_generated_tokens_total=12 * 3, fairlead_requests_refused_total=2
+                server,
+                key.key,
+                fairlead_generated_tokens_total=12 * 3,
+                fairlead_requests_refused_total=refused,
             )

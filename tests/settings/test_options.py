@@ -68,7 +68,7 @@ _ADDRESSED = f"{_LOOKING}each_command_has_options_for_the_address_and_the_key"
 TESTS = {
     "serve MODEL": "tests/e2e/test_likelihoods.py::test_lm_evals_requests_give_torchs_sums",
     "serve --config": f"{_LOGS}log_json",
-    "serve --watch-config": "tests/e2e/test_reload.py::test_reload_does_not_disturb_clients",
+    "serve --watch-config": "tests/e2e/test_reload.py::test_watched_file_is_read_again_after_each_change",
     "serve --served-model-name": "tests/settings/test_options.py::test_model_is_served_by_another_name",
     "serve --log-json": f"{_LOGS}log_json",
     "serve --lifeline": (
