@@ -25,7 +25,9 @@ def left_over(world: SimulatedServer) -> dict[str, int | str]:
     left = {
         **left_in_dispatcher(world.leader),
         **{
-            f"{front.name} is not connected": not front.client.is_connected for front in world.fronts.values()
+            f"{front.name} does not follow the leader": not front.client.is_connected
+            or front.client.epoch != world.leader.epoch
+            for front in world.fronts.values()
         },
         **{f"jobs of {front.name}": len(front.client) for front in world.fronts.values()},
         **{f"charges of {front.name}": len(front.quotas._running) for front in world.fronts.values()},
