@@ -31,9 +31,9 @@ def prepare() -> None:
     from simulation import entropy
 
     entropy.install()
-    import shared_url_maps
+    import shared_rules
 
-    shared_url_maps.install()
+    shared_rules.install()
 
     from simulation.deployment import ENGINES
     from simulation.parent import model_folder, text
