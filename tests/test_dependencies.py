@@ -44,8 +44,9 @@ def imported(files: Iterable[Path]) -> set[str]:
 
 @cache
 def _imported_by(file: Path) -> frozenset[str]:
-    found = set()
-    for node in _run(ast.parse(file.read_text())):
+    found, text = set(), file.read_text()
+    has_calls = "importorskip" in text or "import_module" in text
+    for node in _run(ast.parse(text), statements_only=not has_calls):
         match node:
             case ast.Import(names):
                 found |= {name.name.partition(".")[0] for name in names}
@@ -59,8 +60,8 @@ def _imported_by(file: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and its descendants, except code for type checkers."""
+def _run(tree: ast.AST, *, statements_only: bool) -> Iterator[ast.AST]:
+    """Yield a node and its descendants, except code for type checkers and, if required, expressions."""
     nodes = [tree]
     while nodes:
         node = nodes.pop()
@@ -68,6 +69,8 @@ def _run(tree: ast.AST) -> Iterator[ast.AST]:
         match node:
             case ast.If(ast.Name("TYPE_CHECKING"), _, otherwise):
                 nodes += otherwise
+            case _ if statements_only:
+                nodes += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
             case _:
                 nodes += ast.iter_child_nodes(node)
 

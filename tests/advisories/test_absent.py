@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -116,8 +117,17 @@ def trees() -> dict[str, ast.Module]:
 
 
 def nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    return ((f"{name}:{node.lineno}", node) for name, node in nodes_by_type()[kind])
+
+
+@cache
+def nodes_by_type() -> dict[type[ast.AST], list[tuple[str, ast.AST]]]:
+    """Return the names of modules and their nodes, by the nodes' type."""
+    found = defaultdict(list)
     for name, tree in trees().items():
-        yield from ((f"{name}:{node.lineno}", node) for node in ast.walk(tree) if isinstance(node, kind))
+        for node in ast.walk(tree):
+            found[type(node)].append((name, node))
+    return found
 
 
 @cache

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from fairlead.answer.replay import RecordingSink, ReplaySink
 from fairlead.errors import NodeFailed
 from fairlead.http.server_sent_events import split_events
 from fairlead.job import Delta, TokenLogprob
+from first_failure import until_first_failure
 from nodes.listening import CollectedDeltas, generated, ready_node, relayed_job, stub
 from nodes.stub_server import stream_events, text
 from upstream_readers import CHAT_READER, READERS
@@ -317,8 +318,7 @@ class _Recorded(CollectedDeltas):
 
 def run_until_failure(test, drawn):
     """Run a test until an example fails, without shrinking it."""
-    without_shrinking = settings(max_examples=300, phases=[Phase.generate], report_multiple_bugs=False)
-    without_shrinking(given(**drawn)(test.hypothesis.inner_test))()
+    until_first_failure(max_examples=300)(given(**drawn)(test.hypothesis.inner_test))()
 
 
 def _no_unsent_text(_recent):

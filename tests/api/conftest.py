@@ -14,7 +14,7 @@ import trio
 import trio.testing
 from structlog.testing import LogCapture
 
-import shared_builders
+import shared_rules
 from api import remote_responses
 from fairlead.answer.deltas import Deltas
 from fairlead.api.route import Route
@@ -41,7 +41,7 @@ TEMPLATE = (
 )
 LINES = ["hello world", "the quick brown fox", "<|user|>hello<|assistant|>", "one two three"]
 
-shared_builders.install()
+shared_rules.install()
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from fairlead.api.history import DURATION_S, INTERVAL_S, History, totals_of
 from fairlead.api.request import Request
 from fairlead.config import ApiKey, Limits
 from fairlead.fleet.status import ModelStatus
+from fairlead.http import connection
 from fairlead.job_metrics import JobMetrics
 from fairlead.telemetry.snapshot import Snapshot
 from fairlead.telemetry.totals import QueueTotals, TokenTotals
@@ -393,7 +394,8 @@ async def test_connection_of_a_client_that_does_not_read_is_closed_and_freed(mon
         assert not (await client.answer()).is_complete
 
 
-async def test_server_that_shuts_down_does_not_wait_for_watchers():
+async def test_server_that_shuts_down_does_not_wait_for_watchers(monkeypatch):
+    monkeypatch.setattr(connection, "LINGER_S", 0.1)  # the client does not close its connection
     looked_at = Server()
     watched = Events(looked_at.take, lambda: looked_at.draining)
     async with serving(served(watched), Limits(drain_s=3600)) as server:

@@ -3,11 +3,11 @@
 import gc
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from api.responses_machine import MACHINE_SETTINGS, ResponsesMachine
 from fairlead.api.responses.store import RESPONSE_BYTES, ResponseStore, StoredResponse
+from first_failure import until_first_failure
 
 ENTRY = RESPONSE_BYTES + 1000  # a response with an object of 1000 bytes
 
@@ -200,6 +200,4 @@ def test_the_machine_catches_a_mutant(mutant):
         new_store = mutant
 
     with pytest.raises((AssertionError, KeyError)):
-        run_state_machine_as_test(
-            Machine, settings=settings(MACHINE_SETTINGS, phases=[Phase.generate], max_examples=4000)
-        )
+        run_state_machine_as_test(Machine, settings=until_first_failure(MACHINE_SETTINGS, max_examples=4000))

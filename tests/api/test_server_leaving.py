@@ -9,6 +9,7 @@ import trio.testing
 
 from api.raw_http import SHORT, Apps, get, post, reply, serving
 from fairlead.config import Limits
+from fairlead.http import connection
 from fairlead.http.protocol import PIPELINED_BYTES
 
 # Disconnects ---------------------------------------------------------------------------------------
@@ -29,7 +30,8 @@ from fairlead.http.protocol import PIPELINED_BYTES
     ids=["bare", "stray CRLF", "pipelined", "body", "body CRLF", "half a body", "unread body", "upgrade"],
 )
 @pytest.mark.parametrize("way", ["close", "reset", "half-close"])
-async def test_disconnect_while_a_request_waits_is_noticed_at_once(request_, way):
+async def test_disconnect_while_a_request_waits_is_noticed_at_once(request_, way, monkeypatch):
+    monkeypatch.setattr(connection, "PROBE_INTERVAL_S", 0.02)  # between looks past an unread body
     apps = Apps()
     async with serving(apps) as server:
         client = await server.connect()
@@ -335,7 +337,8 @@ async def test_shutdown_closes_idle_connections_at_once_and_lets_responses_finis
     assert rest.endswith(b"last\r\n0\r\n\r\n")
 
 
-async def test_shutdown_with_a_delay_answers_new_connections_until_the_old_ones_have_ended():
+async def test_shutdown_with_a_delay_answers_new_connections_until_the_old_ones_have_ended(monkeypatch):
+    monkeypatch.setattr(connection, "LINGER_S", 0.1)  # the clients do not close their connections
     apps = Apps()
     async with serving(apps, Limits(drain_delay_s=1)) as server:
         busy = await server.connect()

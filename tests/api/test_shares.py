@@ -1,11 +1,11 @@
 """The rules of `Shares` by example, a state machine with a simple model, and mutants that it catches."""
 
 import pytest
-from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from api.shares_machine import MACHINE_SETTINGS, SharesMachine
 from fairlead.api.shares import Shares
+from first_failure import until_first_failure
 
 
 def holding(shares, name, amount):
@@ -121,6 +121,4 @@ def test_machine_catches_a_mutant(mutant):
         new_shares = mutant
 
     with pytest.raises((AssertionError, KeyError)):
-        run_state_machine_as_test(
-            Machine, settings=settings(MACHINE_SETTINGS, phases=[Phase.generate], max_examples=4000)
-        )
+        run_state_machine_as_test(Machine, settings=until_first_failure(MACHINE_SETTINGS, max_examples=4000))

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from fairlead.api.turns import Threads, Turns
 from fairlead.errors import QueueFull, QueueTimeout
+from first_failure import until_first_failure
 
 MACHINE_SETTINGS = settings(
     max_examples=100,
@@ -189,7 +190,7 @@ def test_machine_catches_a_mutant(mutant):
         new_turns = mutant
 
     with pytest.raises((AssertionError, KeyError, StopIteration)):
-        run_state_machine_as_test(Machine, settings=settings(MACHINE_SETTINGS, phases=[Phase.generate]))
+        run_state_machine_as_test(Machine, settings=until_first_failure(MACHINE_SETTINGS, max_examples=1000))
 
 
 # Threads -----------------------------------------------------------------------------------------------

@@ -1,20 +1,21 @@
 """The kernel behaves like the oracle, and the state machine detects pools with one fault each."""
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from cext.block_pool_machine import MACHINE_SETTINGS, BlockPoolMachine
 from cext.block_pool_oracle import BlockHashesOracle, BlockPoolOracle, Request, check
 from cext.mutants import mutant_params
 from fairlead._cext.blockpool import BlockHashes, BlockPool, OutOfBlocks
+from first_failure import until_first_failure
 
 
-def run_machine(new_pool, new_hashes=BlockHashesOracle, **changes):
+def run_machine(new_pool, new_hashes=BlockHashesOracle, machine_settings=MACHINE_SETTINGS):
     fixed_options = getattr(new_pool, "detected_with", {})
     attributes = {"new_pool": new_pool, "new_hashes": new_hashes, "fixed_options": fixed_options}
     machine = type(f"{new_pool.__name__}Machine", (BlockPoolMachine,), attributes)
-    run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
+    run_state_machine_as_test(machine, settings=machine_settings)
 
 
 def test_kernel_passes_the_state_machine():
@@ -23,7 +24,7 @@ def test_kernel_passes_the_state_machine():
 
 def test_oracle_passes_the_state_machine():
     """Otherwise the mutants below could fail because of a fault in the state machine."""
-    run_machine(BlockPoolOracle, max_examples=50)
+    run_machine(BlockPoolOracle, machine_settings=settings(MACHINE_SETTINGS, max_examples=50))
 
 
 # References ----------------------------------------------------------------------------------------
@@ -270,13 +271,10 @@ class TrimStopsAtReferencedBlocks(BlockPoolOracle):
 @pytest.mark.parametrize("mutant", mutant_params(BlockPoolOracle.__subclasses__()))
 def test_state_machine_detects_each_pool_mutant(mutant):
     with pytest.raises(AssertionError):
-        # Any failure is enough, so it is not shrunk.
-        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)
+        run_machine(mutant, machine_settings=until_first_failure(MACHINE_SETTINGS, max_examples=4000))
 
 
 @pytest.mark.parametrize("mutant", mutant_params(BlockHashesOracle.__subclasses__()))
 def test_state_machine_detects_each_hash_mutant(mutant):
     with pytest.raises(AssertionError):
-        run_machine(
-            BlockPoolOracle, mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000
-        )
+        run_machine(BlockPoolOracle, mutant, until_first_failure(MACHINE_SETTINGS, max_examples=4000))

@@ -1,19 +1,20 @@
 """The kernel behaves like the oracle, and the state machine detects queues with one fault each."""
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from cext.fair_queue_machine import MACHINE_SETTINGS, FairQueueMachine
 from cext.fair_queue_oracle import FairQueueOracle, check_arguments
 from fairlead._cext.fairqueue import FairQueue, QueueFullError
+from first_failure import until_first_failure
 
 
-def run_machine(new_queue, **changes):
+def run_machine(new_queue, machine_settings=MACHINE_SETTINGS):
     fixed_options = getattr(new_queue, "detected_with", {})
     attributes = {"new_queue": new_queue, "fixed_options": fixed_options}
     machine = type(f"{new_queue.__name__}Machine", (FairQueueMachine,), attributes)
-    run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
+    run_state_machine_as_test(machine, settings=machine_settings)
 
 
 def test_kernel_passes_the_state_machine():
@@ -22,7 +23,7 @@ def test_kernel_passes_the_state_machine():
 
 def test_oracle_passes_the_state_machine():
     """Otherwise the mutants below could fail because of a fault in the state machine."""
-    run_machine(FairQueueOracle, max_examples=50)
+    run_machine(FairQueueOracle, settings(MACHINE_SETTINGS, max_examples=50))
 
 
 # Lines and turns -----------------------------------------------------------------------------------
@@ -350,5 +351,4 @@ MUTANTS = FairQueueOracle.__subclasses__()
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_state_machine_detects_each_mutant(mutant):
     with pytest.raises(AssertionError):
-        # Any failure is enough, so it is not shrunk.
-        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)
+        run_machine(mutant, until_first_failure(MACHINE_SETTINGS, max_examples=4000))

@@ -3,23 +3,24 @@
 from array import array
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from cext.input_batch_machine import MACHINE_SETTINGS, InputBatchMachine
 from cext.input_batch_oracle import InputBatchOracle, SequenceStateOracle
 from cext.mutants import mutant_params
 from fairlead._cext.inputbatch import InputBatch, SequenceState
+from first_failure import until_first_failure
 
 
-def run_machine(new_batch, new_state=SequenceStateOracle, **changes):
+def run_machine(new_batch, new_state=SequenceStateOracle, machine_settings=MACHINE_SETTINGS):
     attributes = {
         "new_batch": new_batch,
         "new_state": new_state,
         "fixed_options": getattr(new_batch, "detected_with", {}),
     }
     machine = type(f"{new_batch.__name__}Machine", (InputBatchMachine,), attributes)
-    run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
+    run_state_machine_as_test(machine, settings=machine_settings)
 
 
 def test_kernel_passes_the_state_machine():
@@ -28,7 +29,7 @@ def test_kernel_passes_the_state_machine():
 
 def test_oracle_passes_the_state_machine():
     """Otherwise the mutants below could fail because of a fault in the state machine."""
-    run_machine(InputBatchOracle, max_examples=50)
+    run_machine(InputBatchOracle, machine_settings=settings(MACHINE_SETTINGS, max_examples=50))
 
 
 # Rows ----------------------------------------------------------------------------------------------
@@ -253,5 +254,4 @@ MUTANTS = [mutant for mutant in InputBatchOracle.__subclasses__() if mutant.__mo
 @pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_state_machine_detects_each_mutant(mutant):
     with pytest.raises(AssertionError):
-        # Any failure is enough, so it is not shrunk.
-        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)
+        run_machine(mutant, machine_settings=until_first_failure(MACHINE_SETTINGS, max_examples=4000))

@@ -4,12 +4,13 @@ import sys
 from random import Random
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from cext.slot_map_machine import MACHINE_SETTINGS, SlotMapMachine
 from cext.slot_map_oracle import LAST_GENERATION, SlotMapOracle
 from fairlead._cext.slotmap import NoSlotFree, SlotMap, StaleHandle
+from first_failure import until_first_failure
 
 both = pytest.mark.parametrize("new_map", [SlotMap, SlotMapOracle], ids=["kernel", "oracle"])
 
@@ -145,9 +146,9 @@ def test_sizeof_is_16_to_32_bytes_per_slot():
 # State machines ------------------------------------------------------------------------------------
 
 
-def run_machine(new_map, **changes):
+def run_machine(new_map, machine_settings=MACHINE_SETTINGS):
     machine = type(f"{new_map.__name__}Machine", (SlotMapMachine,), {"new_map": new_map})
-    run_state_machine_as_test(machine, settings=settings(MACHINE_SETTINGS, **changes))
+    run_state_machine_as_test(machine, settings=machine_settings)
 
 
 def test_kernel_passes_the_state_machine():
@@ -156,7 +157,7 @@ def test_kernel_passes_the_state_machine():
 
 def test_oracle_passes_the_state_machine():
     """Otherwise the mutants below could fail because of a fault in the state machine."""
-    run_machine(SlotMapOracle, max_examples=50)
+    run_machine(SlotMapOracle, settings(MACHINE_SETTINGS, max_examples=50))
 
 
 class GenerationsDoNotAdvance(SlotMapOracle):
@@ -206,5 +207,4 @@ class StaleHandlesReturnOtherKeys(SlotMapOracle):
 @pytest.mark.parametrize("mutant", SlotMapOracle.__subclasses__(), ids=lambda mutant: mutant.__name__)
 def test_state_machine_detects_each_mutant(mutant):
     with pytest.raises(AssertionError):
-        # Any failure is enough, so it is not shrunk.
-        run_machine(mutant, phases=[Phase.generate], report_multiple_bugs=False, max_examples=4000)
+        run_machine(mutant, until_first_failure(MACHINE_SETTINGS, max_examples=4000))

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -17,6 +17,7 @@ from fairlead.cluster.replica_set import (
     ReplicaSet,
     ScalingRules,
 )
+from first_failure import until_first_failure
 
 RULES = ScalingRules(min=1, max=3, target_wait_s=5.0, up_after_s=10.0, down_after_s=60.0)
 BUSY = ModelLoad(waiting=4, wait_s=20.0)
@@ -222,11 +223,8 @@ def test_machine_catches_the_mistake(mutant):
     with pytest.raises((AssertionError, BaseExceptionGroup)):
         run_state_machine_as_test(
             machine,
-            settings=settings(
-                max_examples=300,
-                stateful_step_count=40,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
+            settings=until_first_failure(
+                settings(stateful_step_count=40, suppress_health_check=list(HealthCheck)), max_examples=2000
             ),
         )
 

@@ -31,6 +31,7 @@ from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import MOST_PREEMPTIONS, SequenceStatus
 from fairlead.job import Sampling
 from fairlead.messages import Output
+from first_failure import until_first_failure
 
 BLOCK_SIZE = 4
 LONGEST = 40
@@ -539,9 +540,7 @@ DETECTED_WITH = {
 )
 def test_state_machine_detects_an_engine_that(monkeypatch, owner, name, mutant):
     monkeypatch.setattr(owner, name, mutant)
-    run_machine = settings(
-        MACHINE_SETTINGS, max_examples=4000, phases=[Phase.generate], report_multiple_bugs=False
-    )
+    run_machine = until_first_failure(MACHINE_SETTINGS, max_examples=4000)
     machine = type("Machine", (EngineMachine,), {"fixed_options": DETECTED_WITH.get(mutant, {})})
     with pytest.raises((AssertionError, LookupError, ValueError, RuntimeError, OutOfBlocks, ExceptionGroup)):
         run_state_machine_as_test(machine, settings=run_machine)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,6 +20,7 @@ from fairlead.engine.sampling.logits_processors import SampledRows
 from fairlead.engine.sampling.sampler import Sampler
 from fairlead.engine.sampling.token_counts import TokenCounts
 from fairlead.job import Sampling
+from first_failure import until_first_failure
 from models.tiny import state_of
 
 VOCABULARY = 12
@@ -147,12 +148,7 @@ TestRememberedSequences.settings = settings(stateful_step_count=25)
 )
 def test_state_machine_detects_wrong_counts(monkeypatch, mutate):
     mutate(monkeypatch)
-    quickly = settings(
-        max_examples=3000,
-        stateful_step_count=25,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-    )
+    quickly = until_first_failure(settings(stateful_step_count=25), max_examples=3000)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(RememberedSequences, settings=quickly)
 

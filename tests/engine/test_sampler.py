@@ -45,7 +45,7 @@ def batch_of(sequences):
         state = state_of(prompt, changed, key=slot, seed=sampling.seed, replaced_by=sampling)
         batch.add_request(slot, state, ([slot],))
     for index in range(max(len(output) for _, output, _ in sequences)):
-        talking = [slot for slot, (_, output, _) in enumerate(sequences) if index < len(output)]
+        talking = {slot for slot, (_, output, _) in enumerate(sequences) if index < len(output)}
         for slot in range(len(sequences)):
             state = batch.state(slot)
             batch.num_scheduled[slot] = (state.num_tokens - state.computed) * (slot in talking)

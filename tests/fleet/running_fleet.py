@@ -16,6 +16,7 @@ from random import Random, SystemRandom
 
 import trio
 
+import shared_rules
 from fairlead.api.exchange import unwrap
 from fairlead.app import Composition
 from fairlead.config import CommandConfig, Config, ModelConfig, QueueConfig, demonstration_model
@@ -33,6 +34,7 @@ from fairlead.text.model import TextModel
 FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
 STUB = (sys.executable, str(Path(__file__).parent.parent / "nodes" / "stub_server.py"), "--port")
 _numbers = itertools.count()
+shared_rules.install()
 
 
 @cache

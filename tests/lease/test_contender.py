@@ -1,12 +1,13 @@
 """Several contenders under lost, late and repeated operations, pauses, drifting and jumping clocks."""
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from fairlead.lease.contender import Contender, LeaseRecord, Replace
 from fairlead.lease.term import Term
+from first_failure import until_first_failure
 from lease.contest import DURATION_S, Contest
 
 machine_numbers = st.integers(0, 2)
@@ -212,7 +213,7 @@ class NeverTakesOver(Contender):
 )
 def test_contest_finds_the_mistake(mutant, violation):
     machine = type("Machine", (ContestMachine,), {"kind": mutant})
-    search = settings(max_examples=500, stateful_step_count=40, phases=[Phase.generate])
+    search = until_first_failure(settings(stateful_step_count=40), max_examples=500)
     with pytest.raises(AssertionError, match=violation):
         run_state_machine_as_test(machine, settings=search)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fairlead.config import HealthConfig
 from fairlead.process import health
 from fairlead.process.health import Breaker, watch
+from first_failure import until_first_failure
 
 LIMIT = 3
 
@@ -117,10 +118,7 @@ class _AllowsOneMoreFailure(Breaker):
 )
 def test_breaker_that_violates_a_rule_is_detected(mutant):
     @given(results=result_lists)
-    @settings(
-        max_examples=2000,
-        suppress_health_check=list(HealthCheck),
-    )
+    @until_first_failure(settings(suppress_health_check=list(HealthCheck)), max_examples=2000)
     def check(results):
         assert expected_changes(results, LIMIT) == changes_of(mutant(LIMIT), results)
 

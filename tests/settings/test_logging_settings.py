@@ -3,13 +3,14 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from e2e.real_server import RealServer, real_server, until
+from e2e.real_server import real_server
 
 
 class NodeAndCollector(ThreadingHTTPServer):
@@ -48,58 +49,70 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def collector() -> Iterator[NodeAndCollector]:
+@contextmanager
+def collecting() -> Iterator[NodeAndCollector]:
     with NodeAndCollector() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()
         thread.join()
 
 
-Start = Callable[..., AbstractContextManager[RealServer]]
+class Served(NamedTuple):
+    """What a server logged until it had stopped, and the paths to which it sent telemetry."""
+
+    log: list[str]
+    posted: list[str]
 
 
-@pytest.fixture
-def start(tmp_path: Path, collector: NodeAndCollector) -> Start:
-    """Return a function that starts a server with given settings, and lets it relay a job."""
+Serve = Callable[..., Served]
 
-    @contextmanager
-    def started(*options: str, **settings: object) -> Iterator[RealServer]:
-        file = tmp_path / "fairlead.yaml"
-        file.write_text(
-            json.dumps({"nodes": [{"id": "n", "url": collector.url, "models": ["far"]}]} | settings)
-        )
-        with real_server("--config", str(file), *options) as server:
-            answer = server.http.post("/v1/completions", json={"model": "far", "prompt": "a"})
-            assert answer.status_code == 200, answer.text
-            yield server
 
-    return started
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Return a function that starts a server with given settings, lets it relay a job, and stops it.
+
+    With the same settings, it returns what the first of these servers did.
+    """
+
+    @cache
+    def served(*options: str, has_collector: bool = False, **settings: object) -> Served:
+        file = tmp_path_factory.mktemp("server") / "fairlead.yaml"
+        with collecting() as collector:
+            document: dict[str, object] = {"nodes": [{"id": "n", "url": collector.url, "models": ["far"]}]}
+            document |= settings | ({"otlpEndpoint": collector.url} if has_collector else {})
+            file.write_text(json.dumps(document))
+            with real_server("--config", str(file), *options) as server:
+                answer = server.http.post("/v1/completions", json={"model": "far", "prompt": "a"})
+                assert answer.status_code == 200, answer.text
+                server.stop()
+            return Served(server.log, collector.posted)
+
+    return served
 
 
 def is_json(line: str) -> bool:
     return line.startswith("{") and isinstance(json.loads(line), dict)
 
 
-@pytest.mark.parametrize(("options", "settings"), [((), {"logJson": True}), (("--log-json",), {}), ((), {})])
-def test_log_json(start, options, settings):
-    with start(*options, **settings) as server:
-        until(lambda: any("request" in line for line in server.log))
-        lines = [line for line in server.log if "node added" in line]
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [((), {"logJson": True, "has_collector": True}), (("--log-json",), {}), ((), {})],
+)
+def test_log_json(serve: Serve, options: tuple[str, ...], settings: dict[str, bool]) -> None:
+    log = serve(*options, **settings).log
+    assert any("request" in line for line in log)
+    lines = [line for line in log if "node added" in line]
     assert [is_json(line) for line in lines] == [bool(options or settings)]
 
 
 @pytest.mark.parametrize("settings", [{"logLevel": "warn"}, {}])
-def test_log_level(start, settings):
-    with start(**settings) as server:
-        server.stop()
-    assert any("node added" in line for line in server.log) == (not settings)
+def test_log_level(serve: Serve, settings: dict[str, str]) -> None:
+    assert any("node added" in line for line in serve(**settings).log) == (not settings)
 
 
-@pytest.mark.parametrize("is_set", [True, False])
-def test_otlp_endpoint(start, collector, is_set):
-    with start(**({"otlpEndpoint": collector.url} if is_set else {})) as server:
-        server.stop()
-    assert ("/v1/traces" in collector.posted, "/v1/metrics" in collector.posted) == (is_set, is_set)
+@pytest.mark.parametrize("settings", [{"logJson": True, "has_collector": True}, {}])
+def test_otlp_endpoint(serve: Serve, settings: dict[str, bool]) -> None:
+    posted = serve(**settings).posted
+    assert ("/v1/traces" in posted, "/v1/metrics" in posted) == (bool(settings), bool(settings))

@@ -28,11 +28,12 @@ def prepare() -> None:
     """Prepare this process for simulations."""
     import gc
 
-    import shared_builders
     from simulation import entropy
 
     entropy.install()
-    shared_builders.install()
+    import shared_rules
+
+    shared_rules.install()
 
     from simulation.deployment import ENGINES
     from simulation.parent import model_folder, text

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,9 +17,10 @@ from fairlead.config import GroupConfig, GroupSwap, KeepSwap, LruSwap, MatrixSwa
 from fairlead.config.selectors import SelectorSettings
 from fairlead.swap.policies import policy_for
 from fairlead.swap.selectors import Selection, Target, faults_of_spilling
+from first_failure import until_first_failure
 
 SETTINGS = settings(max_examples=100, stateful_step_count=40)
-MUTANT_SETTINGS = settings(SETTINGS, max_examples=300, phases=[Phase.generate])
+MUTANT_SETTINGS = until_first_failure(SETTINGS, max_examples=1000)
 
 
 def chosen(strategy: str, *targets: Target, selection: Selection | None = None, limit: int = 1) -> str:

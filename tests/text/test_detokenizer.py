@@ -1,6 +1,7 @@
 """The joined pieces of a `Detokenizer` are the text of all ids, however the ids are split."""
 
 import time
+from functools import cache
 from itertools import chain
 
 import pytest
@@ -34,9 +35,9 @@ def detokenized(detokenizer, chunks):
     return [*map(detokenizer.push, chunks), detokenizer.flush()]
 
 
-@st.composite
-def id_lists(draw, name):
-    """Draw random ids (a few unknown), ids of text, special ids, and byte tokens if there are any."""
+@cache
+def id_lists(name):
+    """Return lists of random ids (a few unknown), ids of text, special ids, and byte tokens if it has any."""
     tokenizer = loaded(name)
     kinds = [
         st.lists(st.integers(-1, tokenizer.vocab_size + 1), max_size=12),
@@ -47,7 +48,7 @@ def id_lists(draw, name):
         ids_by_byte = {tokenizer.token_bytes(token_id): token_id for token_id in tokenizer.byte_ids}
         data = st.binary(max_size=8) | st.text(max_size=4).map(str.encode)
         kinds.append(data.map(lambda data: [ids_by_byte[bytes([byte])] for byte in data]))
-    return [*chain.from_iterable(draw(st.lists(st.one_of(kinds), max_size=5)))]
+    return st.lists(st.one_of(kinds), max_size=5).map(lambda lists: [*chain.from_iterable(lists)])
 
 
 @pytest.mark.parametrize("name", EXACT)

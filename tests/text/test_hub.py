@@ -32,11 +32,12 @@ SCRIPT = """
 import json, sys
 from fairlead.errors import LoadFailed
 from fairlead.text.hub import find_model
-progress = []
-try:
-    print(json.dumps(["found", str(find_model(sys.argv[1], progress.append)), progress]))
-except LoadFailed as error:
-    print(json.dumps(["failed", error.message, progress]))
+for name in sys.argv[1:]:
+    progress = []
+    try:
+        print(json.dumps(["found", str(find_model(name, progress.append)), progress]))
+    except LoadFailed as error:
+        print(json.dumps(["failed", error.message, progress]))
 assert "torch" not in sys.modules
 """
 
@@ -53,14 +54,20 @@ def hub():
         yield hub
 
 
-def find(name, hub, cache, script=SCRIPT, **environment):
+def find(name, hub, cache, **environment):
     """Find the model in a new process: the library reads its environment only once."""
+    [found] = find_each([name], hub, cache, **environment)
+    return found
+
+
+def find_each(names, hub, cache, script=SCRIPT, **environment):
+    """Find several models in one new process."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     variables |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1"}
     variables |= {"HF_HUB_ETAG_TIMEOUT": "60", "HF_HUB_DOWNLOAD_TIMEOUT": "60"}
     variables |= {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.run(
-        [sys.executable, "-c", script, name],
+        [sys.executable, "-c", script, *names],
         env=variables | environment,
         capture_output=True,
         text=True,
@@ -68,7 +75,7 @@ def find(name, hub, cache, script=SCRIPT, **environment):
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout.splitlines()[-1])
+    return [json.loads(line) for line in process.stdout.splitlines()[-len(names) :]]
 
 
 def test_hub_model_is_downloaded_once_with_only_the_files_that_are_read(hub, tmp_path):
@@ -90,21 +97,25 @@ def test_hub_model_is_downloaded_once_with_only_the_files_that_are_read(hub, tmp
 def test_offline_only_downloaded_models_are_found(hub, tmp_path):
     _, path, _ = find("org/model", hub, tmp_path)
     hub.requests.clear()
-    assert find("org/model", hub, tmp_path, HF_HUB_OFFLINE="1")[:2] == ["found", path]
-    outcome, message, _ = find("org/other", hub, tmp_path, HF_HUB_OFFLINE="1")
+    found, (outcome, message, _) = find_each(["org/model", "org/other"], hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert found[:2] == ["found", path]
     assert outcome == "failed"
     assert message.startswith("org/other: not in the cache")
     assert not hub.requests
 
 
 def test_downloaded_model_is_found_without_a_request(hub, tmp_path):
-    script = "import sys; from fairlead.text.hub import find_local; print(f'[\"{find_local(sys.argv[1])}\"]')"
-    assert find("org/model", hub, tmp_path, script) == ["None"]
+    script = """if True:
+        import json, sys
+        from fairlead.text.hub import find_local
+        for name in sys.argv[1:]:
+            found = find_local(name)
+            print(json.dumps(found and str(found)))
+    """
+    assert find_each(["org/model"], hub, tmp_path, script) == [None]
     _, path, _ = find("org/model", hub, tmp_path)
     hub.requests.clear()
-    assert find("org/model", hub, tmp_path, script) == [path]
-    assert find(path, hub, tmp_path, script) == [path]
-    assert find("no name of a model", hub, tmp_path, script) == ["None"]
+    assert find_each(["org/model", path, "no name of a model"], hub, tmp_path, script) == [path, path, None]
     assert not hub.requests
 
 
@@ -123,20 +134,19 @@ def test_private_model_needs_a_token(hub, tmp_path):
     assert "Bearer secret" in {authorization for *_, authorization in hub.requests}
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("org/nothing", "no such model on the hub"),
-        ("org/pickled", "no weights as safetensors"),
-        ("org/small-GGUF", "Fairlead reads safetensors, and this is GGUF"),
-        ("org/model@v9", "no revision 'v9'"),
-    ],
-)
-def test_error_names_what_the_hub_lacks(hub, tmp_path, name, reason):
-    outcome, message, _ = find(name, hub, tmp_path)
-    assert outcome == "failed"
-    assert reason in message
-    assert message.startswith(name.split("@")[0])
+def test_errors_name_what_the_hub_lacks(hub, tmp_path):
+    reasons = {
+        "org/nothing": "no such model on the hub",
+        "org/pickled": "no weights as safetensors",
+        "org/small-GGUF": "Fairlead reads safetensors, and this is GGUF",
+        "org/model@v9": "no revision 'v9'",
+    }
+    for (name, reason), (outcome, message, _) in zip(
+        reasons.items(), find_each(reasons, hub, tmp_path), strict=True
+    ):
+        assert outcome == "failed"
+        assert reason in message
+        assert message.startswith(name.split("@")[0])
 
 
 def test_error_for_a_gated_model_names_the_missing_access(hub, tmp_path):

@@ -24,6 +24,7 @@ from fairlead import messages
 from fairlead.grant import Grant
 from fairlead.job import Sampling
 from fairlead.worker import front_connection
+from first_failure import until_first_failure
 from settings.mutants import Mutant, broken
 from worker.fronts import LONGEST, Client, Rig
 
@@ -308,7 +309,7 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_state_machine_detects_a_channel_that(name):
     function, old, new = MUTANTS[name]
-    run_machine = settings(SETTINGS, max_examples=1000)
+    run_machine = until_first_failure(SETTINGS, max_examples=1000)
     with (
         broken(Mutant(function, old, new, "behaviour", name)),
         pytest.raises((AssertionError, LookupError, ConnectionError, ExceptionGroup)),
