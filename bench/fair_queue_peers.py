@@ -1,4 +1,4 @@
-"""The fair queue's kernel and implementations in Python, as `kernels.py` measures them.
+"""The fair queue's kernel and implementations in Python, as `fair_queue.py` measures them.
 
 Each runs in a loop of its own, without a common interface. The two heaps keep the order of arrival and do not
 alternate between tenants.

@@ -1,11 +1,11 @@
 """Measure the operations of the fair queue, compared with implementations in Python.
 
-    python bench/kernels.py [--rounds 9] [--json bench/results/kernels.json]
+    python bench/fair_queue.py [--rounds 9] [--json bench/results/fair_queue.json]
 
 100, 10,000, 100,000 and 1,000,000 entries of 100 tenants wait. It reports the nanoseconds for a push and a
 pop together, and for cancelling an entry in the middle (with a million entries, only for peers that do so
-without a search). The peers are in `kernels_peers.py`. Every round measures all peers in turn; the medians of
-the rounds and their ratios are reported.
+without a search). The peers are in `fair_queue_peers.py`. Every round measures all peers in turn; the medians
+of the rounds and their ratios are reported.
 
 Cancelling is measured in four ways:
 
@@ -35,7 +35,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernels_peers import (
+from fair_queue_peers import (
     CANCEL_IS_DIRECT,
     PEERS,
     TENANTS,
@@ -225,7 +225,7 @@ def elapsed_ns(work: Callable[[Sequence[Any]], None], items: Sequence[Any]) -> i
 def report(times: Times, rounds: int) -> dict[str, Any]:
     medians = {key: statistics.median(samples) for key, samples in times.items() if samples}
     return {
-        "benchmark": "kernels",
+        "benchmark": "fair_queue",
         "machine": machine(),
         "rounds": rounds,
         "tenants": len(TENANTS),
