@@ -313,14 +313,16 @@ class Dispatcher:
             return
         if waiter.alarm is not None:
             waiter.alarm.drop()
-        at = min(waiter.deadline, starves_at) if state is TicketState.QUEUED else waiter.deadline
-        waiter.alarm = self._timer.at(at, partial(self._go_off, waiter))
+        if state is TicketState.QUEUED and starves_at < waiter.deadline:
+            waiter.alarm = self._timer.at(starves_at, partial(self._starve, waiter))
+        else:
+            waiter.alarm = self._timer.at(waiter.deadline, partial(self._end_wait, waiter))
 
-    def _go_off(self, waiter: Waiter) -> None:
-        if trio.current_time() < waiter.deadline:
-            self._set_alarm(waiter)
-            self.scheduler.starved(waiter.ticket)
-            return
+    def _starve(self, waiter: Waiter) -> None:
+        self._set_alarm(waiter)
+        self.scheduler.starved(waiter.ticket)
+
+    def _end_wait(self, waiter: Waiter) -> None:
         waiter.deadline = inf
         late = QueueTimeout(f"the request waited longer than {self._timeout_s(waiter.ticket):g} s")
         self.scheduler.deadline(waiter.ticket, late)
