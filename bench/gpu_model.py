@@ -131,7 +131,7 @@ class RandomWeights(Weights):
 class Event(NamedTuple):
     """The end of a step: its time, its rows, and how many of them decoded and how many sampled.
 
-    `cached`: the tokens whose keys and values the step read.
+    `cached`: the number of tokens in the cache of all its sequences together.
     """
 
     at_s: float

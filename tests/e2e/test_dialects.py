@@ -165,7 +165,7 @@ def expected(doomed_server: RealServer) -> dict[str, StreamedAnswer]:
 
 @pytest.fixture(scope="module")
 def answers(doomed_server: RealServer, expected: dict[str, StreamedAnswer]) -> dict[str, StreamedAnswer]:
-    """What clients get whose model is killed when all have some text."""
+    """Return the answers of all clients. The model is killed after each of them has got some text."""
 
     def client(name: str, tokens: int, temperature: float) -> Callable[[Callable[[], None]], StreamedAnswer]:
         return lambda begin: streamed(doomed_server, KILLED[name], tokens, temperature, begin)

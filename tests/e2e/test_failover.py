@@ -149,7 +149,7 @@ def kill_engine(request) -> signal.Signals:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, kill_engine: signal.Signals) -> Iterator[RealServer]:
-    """A server whose child is killed or stopped a few times; each restart has twice the last one's delay.
+    """A server. Its child is killed or stopped a few times, and the delay of a restart doubles each time.
 
     Its watchdog's bound is short where a test waits for it, but long enough for a slow machine.
     """

@@ -47,7 +47,7 @@ def expected(server):
 
 @pytest.fixture(scope="module")
 def killed(server, expected):
-    """The streams of responses whose model is killed after their first events."""
+    """Return the streams of all responses. The model is killed after the first events of each."""
 
     def client(body):
         return lambda begin: Stream(RESPONSES, begun_at=10).read(server, body, begin)

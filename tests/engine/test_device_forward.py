@@ -19,7 +19,7 @@ from fairlead.engine.runner import ModelRunner
 from fairlead.job import Sampling
 from fairlead.models.loader import load_model
 from models.rank_threads import on_ranks
-from models.tiny import SIZES, Driver, prompt_of, save
+from models.tiny import SIZES, Driver, Kept, prompt_of, save
 
 pytestmark = interpreted
 CPU = torch.device("cpu")
@@ -157,7 +157,7 @@ def test_texts_and_logits_match_torch(models, launches, name):
     texts, logits = [], []
     for make in (TorchForward, lambda *one: DeviceForward(*one, recorder)):
         loaded = loaded_of(model, make)
-        loaded.runner.forward = kept = RecordedLaunches(loaded.runner.forward)
+        loaded.runner.forward = kept = Kept(loaded.runner.forward)
         texts.append(texts_of(loaded))
         logits.append(kept.logits)
     assert texts[0] == texts[1]
@@ -174,7 +174,7 @@ def test_prompt_logits_match_torch(models, launches):
     logits = []
     for make in (TorchForward, lambda *one: DeviceForward(*one, Recorder(launches))):
         loaded = loaded_of(models("llama"), make)
-        loaded.runner.forward = kept = RecordedLaunches(loaded.runner.forward)
+        loaded.runner.forward = kept = Kept(loaded.runner.forward)
         texts_of(loaded, samplings=[with_prompt_logprobs, GREEDY], lengths=(18, 2))
         logits.append(kept.logits)
     # Of the 18 prompt tokens all but the last are followed by another. The outputs have 1 and 3 tokens.
@@ -230,19 +230,3 @@ def test_step_larger_than_the_prepared_limits_is_refused(models, launches):
     driver.add(prompt_of(9 * TOKENS), GREEDY)
     with pytest.raises(ValueError, match="larger than what was prepared for"):
         driver.step()
-
-
-class RecordedLaunches:
-    """Wraps a forward and keeps a copy of all its logits."""
-
-    def __init__(self, forward):
-        self._forward = forward
-        self.logits = []
-
-    def __getattr__(self, name):
-        return getattr(self._forward, name)
-
-    def __call__(self, inputs):
-        found = self._forward(inputs)
-        self.logits.append(found.float().clone())
-        return found

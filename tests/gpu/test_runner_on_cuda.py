@@ -11,8 +11,8 @@ from fairlead.engine.loading import load_runner
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
 from fairlead.models.quantization.float8 import multiplies_float8
-from models.cuda_models import FAMILIES, ROOM, Kept, on_cuda, outputs_of
-from models.tiny import Driver, load, prompt_of, save
+from models.cuda_models import FAMILIES, ROOM, on_cuda, outputs_of
+from models.tiny import Driver, Kept, load, prompt_of, save
 
 pytestmark = [
     pytest.mark.gpu,

@@ -3,7 +3,7 @@
 import transformers
 
 from fairlead.job import Sampling
-from models.tiny import SIZES, Driver, load, prompt_of
+from models.tiny import SIZES, Driver, Kept, load, prompt_of
 
 FAMILIES = {
     "llama": transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
@@ -26,22 +26,6 @@ def on_cuda(directory, **options):
     return load(directory, device="cuda", **{**ROOM, **options})
 
 
-class Kept:
-    """A forward that also keeps all its logits, on the CPU."""
-
-    def __init__(self, forward):
-        self._forward = forward
-        self.logits = []
-
-    def __getattr__(self, name):
-        return getattr(self._forward, name)
-
-    def __call__(self, inputs):
-        found = self._forward(inputs)
-        self.logits.append(found.float().cpu())
-        return found
-
-
 def outputs_of(loaded, *, ahead=False, kinds=({"temperature": 0},), rows=6):
     """Return texts and each step's logits of prompts of many lengths, prefilled in chunks beside decodes."""
     kept = loaded.runner.forward = Kept(loaded.runner.forward)
@@ -51,5 +35,5 @@ def outputs_of(loaded, *, ahead=False, kinds=({"temperature": 0},), rows=6):
             prompt_of(3 + 9 * row), Sampling(**{"max_tokens": 24, **kinds[row % len(kinds)]}), seed=row
         )
     driver.run()
-    loaded.runner.forward = kept._forward
+    loaded.runner.forward = kept.forward
     return [text.output for text in driver.sequences], kept.logits

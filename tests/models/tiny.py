@@ -58,6 +58,22 @@ def load(directory: Path, *, compiled: bool = True, **options) -> LoadedModel:
     return load_runner(spec, lambda _fraction, _stage: None, compiled=compiled)
 
 
+class Kept:
+    """A forward that also keeps a copy of all its logits, in float32 on the CPU."""
+
+    def __init__(self, forward):
+        self.forward = forward
+        self.logits = []
+
+    def __getattr__(self, name):
+        return getattr(self.forward, name)
+
+    def __call__(self, inputs):
+        found = self.forward(inputs)
+        self.logits.append(found.float().cpu().clone())
+        return found
+
+
 class SampledToken(NamedTuple):
     """The token, or the error, that one step gave one sequence."""
 
