@@ -1,4 +1,4 @@
-"""Responses in the background that are cancelled, deleted or evicted, expire, or lose their server."""
+"""Responses in the background that are cancelled, deleted or evicted, that expire, or whose server stops."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The manifests of `fairlead deploy kubernetes`, parsed, and what they say of pods."""
+"""The parsed manifests of `fairlead deploy kubernetes`, and functions that look up their objects."""
 
 from functools import cache
 from pathlib import Path
@@ -62,7 +62,7 @@ def selected(labels):
 
 
 def pod(name):
-    """The pod's spec of a workload."""
+    """The pod spec of a workload."""
     (found,) = [each for each in workloads() if each["metadata"]["name"] == name]
     return template(found)["spec"]
 
@@ -78,7 +78,7 @@ def ports(name):
 
 
 def mounted_files(name):
-    """What a pod's volumes have of ConfigMaps and Secrets: (kind, name, key) by its path there."""
+    """The files that a pod mounts from ConfigMaps and Secrets: (kind, name, key) by path."""
     mounts = {mount["name"]: mount["mountPath"] for mount in container(name)["volumeMounts"]}
     found = {}
     for volume in pod(name)["volumes"]:

@@ -1,7 +1,7 @@
 """The manifests for Kubernetes: what they refer to exists, and their configurations are valid.
 
-There is no Kubernetes here, so this is about the files only. The requests of the lease are tried with the
-Role's rules on the small API of the tests of the lease.
+The tests run without Kubernetes and check the files only. The lease's requests are sent to the API of the
+lease tests, `ClusterApi`, which applies the rules of the Role.
 """
 
 import re

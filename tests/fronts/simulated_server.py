@@ -25,7 +25,7 @@ HANDSHAKE_S = 5.0
 
 
 class SimulatedServer:
-    """All processes. `problems` gets what must not happen; `on_step` is called at each step of a frame."""
+    """All processes. `problems` collects violations; `on_step` is called at each step of a frame."""
 
     def __init__(self, nursery, plan, problems, on_step):
         self.nursery = nursery
@@ -36,8 +36,9 @@ class SimulatedServer:
         self.addresses = [None, None] if plan.has_lease else [None]
         self.fronts = {}
         self.dead_fronts_ended = 0
-        self.counted_again = 0  # jobs of such fronts, if they return to another dispatcher
-        self.charged_again = 0  # jobs of fronts that were given up and have come back
+        # Of fronts that a dispatcher gave up: they may declare the same jobs again when they return.
+        self.counted_again = 0
+        self.charged_again = 0
         self.grants = {}
         make = partial(Engine, nursery, on_step=self.on_step, problems=problems, is_current=self._is_current)
         self.engines = [make(node_id=name, seats=seats) for name, seats in plan.seats.items()]
@@ -140,7 +141,7 @@ class SimulatedServer:
     # What a dispatcher may forget --------------------------------------------------------------------
 
     def gives_up(self, server, name):
-        """A dispatcher ends the jobs of a front: it may if the front has ended, or was away for long."""
+        """Check that the front whose jobs a dispatcher ends has ended, or was away for long enough."""
         front = self.fronts.get(name)
         if front is None:
             return
@@ -153,7 +154,7 @@ class SimulatedServer:
         self._uncount(front)
 
     def grace_ends(self, server):
-        """A new dispatcher grants: all fronts have declared their jobs, or the time for that is over."""
+        """Uncount the jobs of fronts that have not declared them within the grace time."""
         if server.process.began_at + GRACE_S - 0.01 > trio.current_time():
             return
         for front in self.fronts.values():
@@ -161,7 +162,7 @@ class SimulatedServer:
                 self._uncount(front)
 
     def check_order(self, server):
-        """After the grace time, waiting jobs have the order in which they arrived at their fronts."""
+        """Check that waiting jobs have the order in which they arrived at their fronts."""
         arrived_at = {
             job.spec.request_id: job.arrived_at
             for front in self.fronts.values()
@@ -174,7 +175,7 @@ class SimulatedServer:
             self.problems.append(f"order: waiting jobs arrived at {arrivals}")
 
     async def watch(self):
-        """While nothing is wrong with any connection, both sides have the same seats and charges."""
+        """Check that both sides have the same seats and charges while no connection has a fault."""
         differing = 0
         while True:
             await trio.sleep(0.25)

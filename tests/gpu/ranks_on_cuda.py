@@ -2,8 +2,8 @@
 
     python ranks_on_cuda.py FILE DIRECTORY...
 
-NCCL refuses two ranks of one GPU. On a machine with one, both use it, and each claims to be on a host of its
-own: then NCCL exchanges tensors through sockets.
+NCCL refuses two ranks of one GPU on the same host. On a machine with one GPU both ranks use it, each with a
+host id of its own. Then NCCL exchanges tensors through sockets.
 """
 
 import os

@@ -13,7 +13,7 @@ DURATION_S = 1.0
 STEP_S = DURATION_S / 24
 # The clocks' rates differ by less than the margin of a term.
 RATES = (1.0, 0.97, 1.03)
-# Polls and the renewal of the lease are a part of its duration; then the record must be unchanged for one.
+# Renewals and polls take a part of the duration; then the record must stay unchanged for a whole duration.
 LEADS_WITHIN_S = 1.6 * DURATION_S
 
 
@@ -157,7 +157,7 @@ class Contest:
         return [term for term in terms if term is not None and term.is_valid()]
 
     def run(self, steps, reached, *, reply_is_lost=False):
-        """Let time pass. Only the machines in `reached` have a network, and none loses its replies there."""
+        """Let time pass. Only the machines in `reached` have a network, which may lose all replies."""
         for _ in range(steps):
             self.now_s += STEP_S
             for machine in self.machines:
@@ -168,7 +168,7 @@ class Contest:
                 self.check()
 
     def heal(self):
-        """Return the seconds until there is a leader, now that the network works and delays nothing."""
+        """Repair the network, and return the seconds until there is a leader."""
         self.network.clear()
         for machine in self.machines:
             machine.give_up()

@@ -11,7 +11,7 @@ STREAM_ERRORS = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Partition:
-    """One machine's way to a server.
+    """One machine's network path to a server.
 
     cut: connections end, and new ones are closed at once. half-open: they are accepted, and nothing is
     forwarded. replies lost: requests arrive, replies do not. late: requests arrive after `delay_s`, also when
@@ -26,7 +26,7 @@ class Partition:
         self._connections = set()
 
     def change(self, mode):
-        """Break the network in this way, or heal it. Open connections are of the new kind, too."""
+        """Break the network in this way, or heal it. Open connections change, too."""
         self._mode = mode
         if mode == "cut":
             for scope in list(self._connections):

@@ -1,4 +1,4 @@
-"""Standbys and a leader, each behind a network of its own to a real Redis, which breaks and heals."""
+"""A leader and standbys, each with its own network to a real Redis. The networks break and heal."""
 
 import gc
 import shutil

@@ -1,4 +1,4 @@
-"""One virtual hour of a server, drawn from a seed: scenes with clients, with and without faults."""
+"""One virtual hour of a server, drawn from a seed: phases with clients, with and without faults."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -43,7 +43,7 @@ class Hour(Run):
         return f"python -m pytest tests/simulation -k replay --simulation-seed {self.seed}"
 
     def prepare(self) -> None:
-        """Make the servers report absurd usage if `false_usage` is set."""
+        """Make the servers report absurd usage if `false_usage` is True."""
         if self._false_usage is not None:
             self.deployment.ragged = False  # else the reported usage would change how a stream is split
         for plan in (*self.deployment.nodes.values(), *self.deployment.servers.values()):
@@ -51,9 +51,9 @@ class Hour(Run):
                 plan.reported_usage = partial(self.child_faults.random.choice, FALSE_USAGES)
 
     async def run_clients(self) -> None:
-        """Run the scenes in sequence."""
+        """Run the phases in sequence."""
         for number in range(PHASES):
-            # The first scene may begin while models are being preloaded.
+            # The first phase may begin while models are being preloaded.
             late_s = self.random.uniform(0.0, 2.0 if number == 0 and self.random.random() < 0.5 else 100.0)
             begins_s = number * (HOUR_S - QUIET_S) / PHASES + late_s
             await trio.sleep_until(begins_s)

@@ -1,4 +1,4 @@
-"""One node's attempt at a job: the sink that the node writes to, where the node's failure stops.
+"""One node's attempt at a job: the sink that the node writes to, which contains the node's failure.
 
 A node that fails ends its attempt, not the answer. The gateway decides whether another attempt follows or the
 client gets an error. Independent of seats and the queue.

@@ -2,7 +2,7 @@
 
 The body of a response is relayed byte for byte; none of its headers is. If the server does not speak the
 client's dialect, both request and response are translated instead. A response of another media type
-than the API's is the node's failure: a proxy's login page must not leave our origin as a success.
+than the API's is the node's failure: a proxy's login page must not be sent from our origin as a success.
 """
 
 from collections.abc import Collection, Container

@@ -33,7 +33,7 @@ class RelayedStream(UpstreamStream):
 
     Events before any generated text are held until some follows: a client that has received nothing can get
     another node's answer instead. The end of the last choice, and all after it, is held until the stream is
-    complete: so nothing that was put is needed again if another node repeats the answer.
+    complete, because no other node can repeat an answer that has ended.
 
     `event_bytes` bounds one event, and all events that are held back.
     """
@@ -64,7 +64,7 @@ class RelayedStream(UpstreamStream):
             self._flush()
 
     def _put_plain(self, events: bytes) -> bool:
-        """Put events that are only text of one choice at once; return False if they are not, or not now."""
+        """Put events at once if they are only text of one choice; return False if each must be read."""
         if not self._has_begun or self._ends or (plain := self._reader.read_plain(events)) is None:
             return False
         index, texts = plain

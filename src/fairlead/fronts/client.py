@@ -1,7 +1,7 @@
 """A front's side: seats of a dispatcher in another process, with the interface of `Dispatcher.seat`.
 
 The front's jobs outlive the connection. While no dispatcher answers, jobs that run go on, and others wait;
-the next connection declares them all. A dispatcher with a lower epoch than one seen before is refused.
+all are declared on the next connection. A dispatcher with a lower epoch than one seen before is refused.
 """
 
 import itertools
@@ -51,7 +51,7 @@ class RemoteSeat:
 
     @property
     def grant(self) -> Grant | None:
-        """Its number."""
+        """Its grant; see `Seat`."""
         return self._job.held.grant
 
     @property
@@ -79,8 +79,9 @@ class RemoteSeat:
 class DispatchClient:
     """The jobs of one front, and its connection to the dispatcher that leads.
 
-    `connects` open an authenticated connection to each dispatcher, of which one leads. `run` keeps connected.
-    The functions of `on_connect` are called when one has accepted this front and its jobs are declared.
+    `connects` open an authenticated connection to each dispatcher, of which one leads. `run` keeps the front
+    connected. The functions of `on_connect` are called when a dispatcher has accepted this front and its jobs
+    are declared.
     """
 
     def __init__(self, connects: list[Connect], queue: QueueConfig) -> None:
@@ -105,7 +106,7 @@ class DispatchClient:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
-        useless: Connect | None = None  # leads to a dispatcher that was just connected and did not lead
+        useless: Connect | None = None  # connects to a dispatcher that has just proved not to lead
         while True:
             connect, stream = await self._connect(useless)
             useless = None if await self._use(stream) else connect
@@ -148,7 +149,7 @@ class DispatchClient:
             raise job.error
 
     async def waiting(self, request_id: str) -> WaitEstimate | None:
-        """Return the current estimate of a waiting job; None if it does not wait, or is not known to."""
+        """Return the current estimate of a waiting job; None if it does not wait or there is no answer."""
         try:
             found = await self.ask("waiting", request_id)
         except NoNode:
@@ -182,18 +183,18 @@ class DispatchClient:
         return asked.answer
 
     def tell(self, question: str, *arguments: Any) -> None:
-        """Do as `ask`, without an interest in the answer."""
+        """Send a question as `ask` does, but do not wait for the answer."""
         self.send(wire.Ask(next(self._numbers), question, arguments))
 
     def send(self, message: wire.ToDispatcher) -> None:
-        """Send a message. Without a connection it is dropped: the next one declares every job."""
+        """Send a message. Without a connection it is dropped: every job is declared on the next one."""
         if self._link is not None:
             self._link.send(message)
 
     # The connection ----------------------------------------------------------------------------------
 
     async def _connect(self, useless: Connect | None) -> tuple[Connect, trio.abc.Stream]:
-        """Return the first connection to any dispatcher. All are tried at once: one may be there and hang.
+        """Return the first connection to any dispatcher. All are tried at once, because one may hang.
 
         The `useless` one is tried a little later, so that another can be first.
         """
@@ -271,7 +272,7 @@ class DispatchClient:
             case wire.Welcome() | wire.Standby():  # one that was replaced, or that does not lead
                 link.close()
             case _:
-                # A job that has ended meanwhile: the dispatcher gets its `EndJob`.
+                # A job that has ended meanwhile is absent; its `EndJob` is on the way to the dispatcher.
                 if (job := self._jobs.get(message.number)) is not None:
                     job.receive(message)
 
@@ -330,7 +331,7 @@ class _OpenJob:
         self.seat = self.held._replace(has_begun=True)
 
     def release(self) -> None:
-        """Note that the seat is of no use."""
+        """Release the seat, before a wait for another."""
         self.released, self.seat = self.held.grant, None
         self.event = trio.Event()
 

@@ -1,9 +1,10 @@
 """The dispatcher's side: the jobs of all fronts, and what happens when a front or a dispatcher dies.
 
-A front that loses its connection keeps its clients, so its jobs stay for `away_s`; then they end. A new
+A front that loses its connection keeps its clients, so its jobs stay for `AWAY_S`; then they end. A new
 dispatcher grants nothing before the fronts have declared their jobs, or `GRACE_S` has passed since the first
-of them connected: seats that are held are restored first, then waiting jobs are submitted in the order in
-which they arrived. Fronts notice late, but at about the same time, that the earlier dispatcher hangs.
+of them connected. Seats that are held are restored first; then waiting jobs are submitted in the order in
+which they arrived. `GRACE_S` counts from the first connection, because fronts notice late, but at about the
+same time, that the earlier dispatcher hangs.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -320,7 +321,7 @@ class FrontServer:
             job.front.send(wire.JobQueued(job.number, job.estimate))
 
     def _declare(self, front: Front, declared: wire.DeclareJob) -> None:
-        """Continue with a job of before the connection."""
+        """Continue a job that arrived before this connection."""
         job = front.jobs.get(declared.number)
         if job is None:
             job = self._new_job(front, declared.number, declared.job, declared.tokens)
@@ -334,7 +335,7 @@ class FrontServer:
         job.tokens = max(job.tokens, declared.tokens)
         self._note_begun(job, declared)
         if job.error is None and job.grant is not None and job.grant == declared.released:
-            if job.has_seat:  # the message about it was lost
+            if job.has_seat:  # its `RequeueJob` was lost
                 self._requeue(job, is_full=False)
         elif declared.seat is None or job.error is not None:
             job.report_again()

@@ -47,7 +47,7 @@ class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def error(self) -> FairleadError:
-        """Return the error; of a class that this version does not have, the general one."""
+        """Return the error, as a `FairleadError` if this version does not have its class."""
         kind = _kinds(FairleadError).get(self.kind, FairleadError)
         return kind(
             self.message,
@@ -76,7 +76,7 @@ class SubmitJob(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class DeclareJob(msgspec.Struct, frozen=True, array_like=True, tag="declare"):
-    """A job of before the connection, which arrived `age_s` seconds ago.
+    """A job that arrived before this connection, `age_s` seconds ago.
 
     `seat`: the one that it holds. `released`: the grant of its last seat, which failed. `tokens`: how many it
     has generated. `has_begun`: its first delta has arrived, perhaps from an earlier seat.
@@ -92,7 +92,7 @@ class DeclareJob(msgspec.Struct, frozen=True, array_like=True, tag="declare"):
 
 
 class Declared(msgspec.Struct, frozen=True, array_like=True, tag="declared"):
-    """All jobs of before the connection have been declared. Ends others that the dispatcher has of it.
+    """All jobs that arrived before this connection have been declared. Ends all others of this front.
 
     `counters`: those that the front got from an earlier dispatcher.
     """
@@ -141,7 +141,7 @@ ToDispatcher = SubmitJob | DeclareJob | Declared | BeginJob | RequeueJob | EndJo
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The first message. A front takes no dispatcher with a lower `epoch` than it has seen."""
+    """The first message. A front accepts no dispatcher with a lower `epoch` than one seen before."""
 
     epoch: int
 
@@ -151,7 +151,7 @@ class Standby(msgspec.Struct, frozen=True, array_like=True, tag="standby"):
 
 
 class JobQueued(msgspec.Struct, frozen=True, array_like=True, tag="queued"):
-    """The job waits; this is the estimate of its arrival."""
+    """The job waits. `estimate` was made when it arrived."""
 
     number: int
     estimate: WaitEstimate | None

@@ -47,7 +47,7 @@ def _members(group: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the processes that a process's main thread has started; none if the system does not tell."""
+    """Return the processes that a process's main thread has started; none if the system lists none."""
     try:
         return [int(child) for child in (PROC / str(pid) / f"task/{pid}/children").read_bytes().split()]
     except OSError:

@@ -20,9 +20,9 @@ class SwapReason(msgspec.Struct, frozen=True):
 
 
 class EvictionPolicy(Protocol):
-    """Depends on no queue, process or clock. Must not log, because most of its decisions are not executed.
+    """Chooses the models to evict. Depends on no queue, process or clock.
 
-    A subclass needs `eviction_for` only.
+    It must not log, because most of its decisions are not executed. A subclass needs `eviction_for` only.
     """
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:

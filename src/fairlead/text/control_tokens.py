@@ -50,7 +50,7 @@ class ControlTokens:
     """
 
     def __init__(self, tokens: Iterable[str], literals: Iterable[str] = ()) -> None:
-        tokens = {*tokens, BREAK}  # a client's own break remains text, with one inside
+        tokens = {*tokens, BREAK}  # a client's own break gets a break inside, so that it remains text
         self._longest = max(map(len, tokens))
         self._prefixes = frozenset(token[:length] for token in tokens for length in range(1, len(token)))
         self._first = re.compile("|".join({re.escape(token[0]) for token in tokens}))

@@ -1,4 +1,4 @@
-"""What config.json and generation_config.json say about a model's text: its limit, its ends, its sampling."""
+"""Reads a model's length limit, end tokens and sampling defaults from its configuration files."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    """What the files say. `created`: when config.json was written, in Unix time."""
+    """The settings of the files. `created`: when config.json was written, in Unix time."""
 
     eos_token_ids: frozenset[int]
     max_model_len: int

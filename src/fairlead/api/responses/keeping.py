@@ -28,7 +28,7 @@ def document_of(events: bytes) -> bytes:
 
 
 class KeepingDialect(ResponsesDialect):
-    """The dialect of one answer. `keep` gets the response object at the end of its stream."""
+    """The dialect of one answer. `keep` is called with the response object at the end of its stream."""
 
     def __init__(self, keep: Keep) -> None:
         super().__init__(is_stored=True)

@@ -1,11 +1,11 @@
 """The views of `/v1/responses`, and which responses they keep.
 
-A response is kept unless its request has `store: false`, and if it is written here. One that is relayed in
-the bytes of another server is that server's, as is its id. A stream that fails is kept, too, with its error.
+A response is kept if it is written here, unless its request has `store: false`. A response that is relayed
+byte for byte belongs to the other server, as does its id. A stream that fails is kept, too, with its error.
 A response is not kept if its request is refused, or if its client disconnects before the end.
 
-A response in the background is kept from its beginning, and goes on without its client. It ends with the
-server.
+A response in the background is kept from its beginning, and goes on without its client. It ends when the
+server stops.
 """
 
 from functools import partial
@@ -111,9 +111,9 @@ class ResponseRoutes:
     ) -> tuple[Job, AnswerContext | None]:
         """Return the job and its context, as the pipeline does.
 
-        Other servers cannot read what the request continues, and do not know the id of a response in the
-        background. So they get such a request as a chat, or not at all. Raises `InvalidRequest` if nothing
-        is left to answer it.
+        Other servers have neither the response that the request continues, nor the id of a response in the
+        background. So such a request is sent to them as a chat, or not at all. Raises `InvalidRequest` if it
+        cannot be translated.
         """
         job, context = await self._pipeline.prepare(request, dialect, body, envelope)
         field = "background" if envelope.background else "previous_response_id"
@@ -157,7 +157,7 @@ class ResponseRoutes:
             self._leave(response)
 
     def _end(self, response: StoredResponse, document: bytes) -> None:
-        """Keep the response, unless another server has begun it, and given it an id."""
+        """Keep the response, unless another server has begun it, and chosen its id."""
         if document.startswith(b'{"id":"%s"' % response.id.encode()):
             self.store.end(response, document, trio.current_time())
 

@@ -1,6 +1,6 @@
 """Linear layers with weights of 8-bit integers: half the memory of bfloat16, in plain torch.
 
-Owns the rule that `cext/cpustep` follows too: each output has one scale, its largest weight / 127, and its
+Defines the rule that `cext/cpustep` follows too: each output has one scale, its largest weight / 127, and its
 weights are the nearest integers; activations are not rounded. Restoring the matrix at each call takes more
 time here than reading less saves: this is for models that the CPU kernel does not run. Embedding, head
 and routers stay exact here; the CPU kernel, which reads its head for each token, rounds the first two.
