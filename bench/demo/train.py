@@ -204,7 +204,7 @@ def batches_of(stream: Iterator[Example], random: Random) -> Iterator[tuple[torc
             batches[-1].append(example)
         random.shuffle(batches)
         for batch in batches:
-            # Few different widths, because torch prepares each one separately. The last token is no input.
+            # Few widths, because torch prepares each one separately. The last token is only a target.
             width = -(-(len(batch[-1].token_ids) - 1) // 16) * 16 + 1
             padding = [width - len(example.token_ids) for example in batch]
             yield (

@@ -21,7 +21,7 @@ ENDS = (b"data: [DONE]", b'"message_stop"', b'"response.completed"')
 class Answer:
     """A response. `ending`: "whole", "cut" (the connection ended early) or "left" (the client disconnected).
 
-    `first_s` is the time to the first event of a stream, `gaps_s` are the times between its pieces.
+    `first_s` is the time to the first event of a stream; `gaps_s` are the times between its pieces.
     """
 
     status: int = 0
@@ -65,7 +65,7 @@ class Client:
     async def ask(
         self, method: str, path: str, body: dict[str, Any] | bytes | None = None, request_id: str = ""
     ) -> Answer:
-        """Send a request, and read the response until its end or that of the connection."""
+        """Send a request, and read the response until it or the connection ends."""
         answer = Answer()
         try:
             await self._exchange(method, path, body, request_id, answer)

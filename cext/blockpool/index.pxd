@@ -67,7 +67,7 @@ cdef inline void index_remove(Index index, Hash *hash, int32_t block) noexcept:
     places[gap].hash.low = places[gap].hash.high = 0
 
 cdef inline Py_ssize_t index_prefix(Index index, Hash *chain, Py_ssize_t longest, PyObject **found) noexcept:
-    # Write the blocks to `found`; return their number.
+    # Write the blocks of the longest indexed prefix of `chain` to `found`; return their number.
     cdef Place *place
     cdef Py_ssize_t i
     for i in range(min(longest, AHEAD)):

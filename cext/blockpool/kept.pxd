@@ -72,7 +72,7 @@ cdef inline void request_use(Pool *pool, int32_t row) noexcept:
         request_link(pool, row)
 
 cdef inline void request_drop(Pool *pool, int32_t row) noexcept:
-    # Its key must not be in `rows`, or map to another row by now.
+    # Its key must be absent from `rows`, or already map to another row.
     cdef Request *request = &pool.requests[row]
     cdef Block *block
     cdef int32_t i
@@ -100,7 +100,7 @@ cdef inline int request_evict(Pool *pool, dict rows, int32_t row) except -1:
     return 0
 
 cdef inline void request_hold(Pool *pool, int32_t row, Py_ssize_t count) noexcept:
-    # Hold the blocks in `scratch` that have a hash, or instead the blocks that are indexed for that hash.
+    # Hold the blocks in `scratch` that have a hash. If another block is indexed for a hash, hold that one.
     cdef Request *request = &pool.requests[row]
     cdef Py_ssize_t i
     cdef int32_t holder

@@ -10,7 +10,7 @@ cdef class SequenceState:
     """
 
     cdef Sequence sequence
-    cdef object ids_view        # of the array of ids, read-only; that of a larger array replaces it when it is full
+    cdef object ids_view        # a read-only view of the array of ids; `reserve` replaces both
     cdef readonly object sampling
     cdef readonly int64_t key
     cdef readonly int32_t prompt_length, max_tokens, min_tokens, largest_id
@@ -118,7 +118,7 @@ cdef class SequenceState:
     def rewind(self, int64_t computed) -> None:
         """Set how many tokens are in the KV cache: 0 after a preemption, or the length of a cached prefix.
 
-        ValueError in a batch, or unless at least one token is left to compute.
+        ValueError in a batch, or if no token would be left to compute.
         """
         if self.sequence.slot != NONE:
             raise ValueError("a sequence in a batch cannot be rewound")

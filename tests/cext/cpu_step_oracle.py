@@ -123,7 +123,7 @@ def pack_all(model, weights):
 
 
 class Oracle:
-    """Compute the logits of every position of a sequence from its token ids alone."""
+    """Computes the logits of every position of a sequence from its token ids alone."""
 
     def __init__(self, network, weights):
         self.network = network
@@ -131,7 +131,7 @@ class Oracle:
         self._last_logits = {}
 
     def last_logits(self, token_ids):
-        """Return the logits of the last position. Sequences of all kernels have the same tokens."""
+        """Return the logits of the last position. Cached: the tests of all kernels use the same tokens."""
         key = tuple(map(int, token_ids))
         if key not in self._last_logits:
             self._last_logits[key] = self.logits(np.array(key))[-1]
@@ -243,7 +243,7 @@ class SequenceDriver:
         self.slots.append(sequence.slot)
 
     def arguments(self, rows):
-        """Return the arguments of `run` for rows of (speaker, tokens to compute)."""
+        """Return the arguments of `run` for rows of (sequence, tokens to compute)."""
         ids, positions, starts, lengths, slots, samples = [], [], [0], [], [], []
         mapping = [[] for _ in self.tables]
         for row, (sequence, count) in enumerate(rows):
@@ -276,7 +276,7 @@ class SequenceDriver:
         }
 
     def slide(self, table, group, computed):
-        """Free the blocks that no token from `computed` on can see."""
+        """Free the blocks that no token from `computed` on attends to."""
         window = self.network.windows[group]
         if window is None:
             return
@@ -286,7 +286,7 @@ class SequenceDriver:
                 table[column] = -1
 
     def step(self, rows):
-        """Run [(speaker, count)]. Return {slot: logits} for the rows that reached their last token."""
+        """Run [(sequence, count)]. Return {slot: logits} for the rows that reached their last token."""
         arguments = self.arguments(rows)
         self.model.run(**arguments)
         for sequence, count in rows:

@@ -7,7 +7,7 @@ import pytest
 
 
 def mutant_params(mutants: Iterable[type]) -> list[Any]:
-    """Return a parameter for each mutant. One with `shows_rarely` takes long to detect, so it is nightly."""
+    """Return a parameter for each mutant. One with `detected_rarely` takes long, so it is nightly."""
     return [
         pytest.param(
             mutant,

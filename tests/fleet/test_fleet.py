@@ -302,7 +302,7 @@ def memory_filler(name: str, mib: int, **settings: object):
     return sleeper(name, cmd=(sys.executable, "-c", MEMORY_FILLER_SCRIPT.format(mib=mib)), **settings)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells what processes take")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports the memory of processes")
 async def test_as_many_models_stay_as_fit_by_declared_or_measured_memory():
     models = (memory_filler("x", 60), memory_filler("y", 60), sleeper("z", memory_mb=100))
     async with running_fleet(*models, swap=LruSwap(memory_mb=200)) as opened:

@@ -51,7 +51,7 @@ def valid_model(tmp_path):
 
 @pytest.fixture
 def model_with_nan(tmp_path):
-    """A model with an embedding of NaN for one token; tests load it with few blocks, so they are reused."""
+    """A model with an embedding of NaN for one token; tests load it with few blocks, which are reused."""
     save(transformers.LlamaConfig(**SIZES), tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)

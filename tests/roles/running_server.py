@@ -136,14 +136,14 @@ async def running(fronts: int = 2, *keys: ApiKey, **options: Any) -> AsyncIterat
 
 
 async def _ignore_signals(*_options: Any) -> None:
-    """Only the main thread gets signals."""
+    """Do nothing: only the main thread gets signals."""
 
 
 @contextmanager
 def shared_server(**options: Any) -> Iterator[RunningServer]:
     """Run a server with two models in a thread, for several tests.
 
-    Each test leaves it at rest. A dispatcher that ended may have another epoch than at the start.
+    Each test must leave it idle. The epoch is higher than at the start if a test ended the dispatcher.
     """
     ready, ended = threading.Event(), trio.Event()
     servers: list[tuple[RunningServer, trio.lowlevel.TrioToken]] = []

@@ -34,7 +34,7 @@ async def test_message_that_is_sent_while_the_child_starts_is_received():
 
 
 class Killed:
-    """In place of a process: how often it was killed."""
+    """Counts the calls of `kill`, in place of a process."""
 
     def __init__(self):
         self.times = 0

@@ -48,14 +48,14 @@ async def until_metrics(server, key, **expected):
 
 
 async def until(condition):
-    """Wait until something is true of the supervisor."""
+    """Wait until the condition holds."""
     with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110  there is no event for it
             await trio.sleep(0.02)
 
 
 async def until_all_slots_are_free(server):
-    """Wait until the engine has reported it: it sends its counts once a second."""
+    """Wait until the engine has reported that all slots are free; it reports once a second."""
     with trio.fail_after(20):
         while (await server.running(MODEL))["engine"]["slots_free"] != SLOTS:  # noqa: ASYNC110  there is no event
             await trio.sleep(0.2)
@@ -64,7 +64,7 @@ async def until_all_slots_are_free(server):
 async def test_every_front_answers_for_all(server):
     answer = (await server.post(COMPLETION, completion(WORDS))).json()
     assert answer["usage"]["completion_tokens"] == WORDS
-    # Each connection is a front's by chance: 20 of them reach both, but for once in half a million runs.
+    # Each connection reaches a random front. All 20 reach the same one once in half a million runs.
     for _ in range(20):
         await server.until("/queue", running=0)
     instances = {(await server.get("/health"))["instance"] for _ in range(20)}
@@ -204,7 +204,7 @@ async def test_limits_and_counts_are_those_of_all_fronts():
             statuses.append(reply.status_code)
         assert statuses == [200] * 12 + [429] * 2
         refused = 2
-        with trio.fail_after(20):  # a front knows the requests of the others a moment later
+        with trio.fail_after(20):  # a front receives the counts of the others a moment later
             while reply.headers["x-ratelimit-remaining-requests"] != "0":
                 await trio.sleep(0.1)
                 reply = await server.post(COMPLETION, completion(3), key.key)

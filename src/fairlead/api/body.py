@@ -164,7 +164,7 @@ class _NotANumber:
 
 
 def _diagnose(body: bytes) -> InvalidRequest | None:
-    """Return a fault that a lenient parser accepts, with its path; None if that one refuses the body too."""
+    """Return a fault that a lenient parser accepts, with its path; None if it refuses the body too."""
     try:
         # Bytes that are not UTF-8 become surrogates U+DC80…U+DCFF, and are found as such.
         text = body.decode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
 """What the routes share: reading a body, and running jobs.
 
-Request ids: a job has the `X-Request-Id` of its request, for its own client, for `cancel` and in the log. If
-another job in flight has the id, a suffix is appended, which the response's header includes.
+Request ids: a job has the `X-Request-Id` of its request. The response, `cancel` and the log use this id. If
+another job in flight has the same id, a suffix is appended; the response's header includes it.
 """
 
 from collections.abc import Callable
@@ -142,7 +142,7 @@ class JobService:
     ) -> tuple[list[Delta], dict[str, str]]:
         """Run the job to its end. Return one delta per choice, and the response headers about the answer.
 
-        `times` notes the beginning of the answer. Raises a `FairleadError`.
+        `times` records when the answer began. Raises a `FairleadError`.
         """
         job, charge, pending = await self._admit(request, job, times)
         await self._serve(job, charge, pending)
@@ -162,7 +162,7 @@ class JobService:
         """Start the job; return its stream at the first delta, or when `keep_alive_s` has passed.
 
         With `loading` to report, the stream begins after `LOADING_DELAY_S`. Raises a `FairleadError` until
-        then; afterwards errors are sent as events. `times` notes the beginning of the answer.
+        then; afterwards errors are sent as events. `times` records when the answer began.
         """
         job, pending = await self.start(request, job, times=times)
         keep_alive_s = self.services.config.queue.keep_alive_s
@@ -252,7 +252,7 @@ def _headers(wait_s: int | None, position: int | None, wait_p90_s: int | None) -
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Return whether a job without an answer is not charged.
+    """Return whether the error refused the job, which is then not charged.
 
     A job that ran until its timeout is charged, and also one that its client cancelled. Otherwise clients
     could have prompts computed without a charge.

@@ -24,7 +24,8 @@ from fairlead.tenancy.flow_control import FlowControl
 from fairlead.tenancy.key_quotas import KeyQuotas
 
 MAX_REQUEST_ID_LENGTH = 128
-# Finding the nearest route takes longer than the rest of a refusal: not for each path of a flood.
+# Finding the nearest route takes longer than the rest of a refusal, so a flood of requests must not
+# cause it each time.
 NEAREST_ROUTE_INTERVAL_S = 0.05
 
 logger = structlog.get_logger("fairlead.api")

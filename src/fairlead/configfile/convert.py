@@ -27,7 +27,7 @@ _WORDS = {
     list: "a list",
     type(None): "nothing",
 }
-_TRUTHS = {"yes": True, "on": True, "no": False, "off": False}  # as in YAML 1.1, so in llama-swap
+_TRUTHS = {"yes": True, "on": True, "no": False, "off": False}  # as in YAML 1.1 and llama-swap
 
 
 class Conversion:
@@ -139,7 +139,7 @@ class Conversion:
         return self._document.text(path) or written(raw)
 
     def unknown(self, key: str, path: KeyPath, known: Collection[str], misplaced: Mapping[str, str]) -> None:
-        """Add a fault for an unknown key, with where it belongs or a similar key."""
+        """Add a fault for an unknown key. It names where the key belongs, or a similar key."""
         if key in misplaced:
             self._fault((*path, key), misplaced[key])
             return

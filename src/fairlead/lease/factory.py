@@ -11,7 +11,7 @@ from fairlead.lease.lease import Lease, LocalLease, StoredLease
 def make_lease(config: LeaseConfig | None, environment: Mapping[str, str], *, epoch: int = 1) -> Lease:
     """Return the lease of the configuration. Raises `ConfigError`.
 
-    `environment` has the address of the Kubernetes API in a pod. Without a configured lease, `epoch` is that
+    In a pod, `environment` has the address of the Kubernetes API. Without a configured lease, `epoch` is that
     of the only term.
     """
     if config is None:

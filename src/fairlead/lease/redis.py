@@ -96,12 +96,12 @@ async def connect(url: str, key: str) -> AsyncIterator[RedisStore]:
         async with client:
             yield RedisStore(client, key)
     except BaseExceptionGroup as group:
-        # The client has a nursery, which wraps also the errors of the block.
+        # The client's nursery also wraps the errors of the block.
         raise _cause_of(group) from None
 
 
 def _cause_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return what ends a session: `StoreFailed` if only the connection failed, perhaps in several tasks.
+    """Return the error of a session: `StoreFailed` if only the connection failed, perhaps in several tasks.
 
     Otherwise the one other exception of the group, or a group of the others.
     """

@@ -55,7 +55,7 @@ async def connect(address: LinkAddress, tls: ssl.SSLContext | None = None) -> tr
 async def listen(
     address: LinkAddress, tls: ssl.SSLContext | None = None
 ) -> list[trio.abc.Listener[trio.abc.Stream]]:
-    """Return listeners. A Unix socket is only for this user; the one of an ended process is replaced.
+    """Return listeners. Only this user may connect to a Unix socket; that of an ended process is replaced.
 
     Raises `OSError`.
     """
@@ -90,7 +90,7 @@ async def _encrypted(stream: trio.SocketStream, tls: ssl.SSLContext, host: str) 
 
 
 def _remove_socket(path: Path) -> None:
-    """Remove what an ended process has left. A file of another kind stays, and cannot be bound to."""
+    """Remove the socket of an ended process. A file of another kind stays, so that binding fails."""
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.lstat().st_mode):
             path.unlink()

@@ -25,7 +25,7 @@ logger = structlog.get_logger("fairlead.link")
 class FrameLink(Generic[Received]):
     """A connection with a peer, `name` in the log. `decoder` decodes its messages.
 
-    `may_send` is asked before each write: once it returns False, the connection ends, and nothing that was
+    `may_send` is called before each write: once it returns False, the connection ends, and nothing that was
     buffered is written. It also ends after `silence_s` without data. At most `unsent_bytes` are buffered,
     and a frame has at most `max_frame_bytes`.
     """
@@ -88,7 +88,7 @@ class FrameLink(Generic[Received]):
             await trio.aclose_forcefully(self._stream)
 
     async def _receive(self) -> list[Received] | None:
-        """Wait for data; return its complete messages. None: the peer closed, is silent, or sent nonsense."""
+        """Wait for data; return its complete messages. None: the peer closed, is silent, or sent bad data."""
         data = b""
         try:
             with trio.move_on_after(self._silence_s) as silence:

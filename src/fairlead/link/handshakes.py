@@ -1,4 +1,4 @@
-"""The handshakes of a listening process: peers that have not proved anything yet share a small bound."""
+"""The handshakes of a listening process: peers that are not authenticated yet share a small limit."""
 
 import trio
 

@@ -32,7 +32,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     """The names of a model's tensors in its checkpoint, without ".weight" or ".bias".
 
     From `attention_norm` on, names follow `layer`; those of an expert's matrices follow `expert` as well.
-    Query, key and value, or gate and up, may have the same name: the stored tensor is these in this order.
+    Query, key and value, or gate and up, may have the same name: the stored tensor has them in this order.
     `prefixes`: pairs (prefix, replacement) that are applied to stored names first; only the first match is
     used. With the replacement None the tensor is ignored.
     """
@@ -140,7 +140,7 @@ _SWITCHES = ("norm_offset", "tied", "qkv_bias", "output_bias", "mlp_bias")
 COMMON: Mapping[str, Container[object]] = dict.fromkeys(_NUMBERS, ANY) | dict.fromkeys(
     _SWITCHES, (False, True)
 )
-"""What every backend supports, for `unsupported`. A new field does not belong here before all compute it."""
+"""What every backend supports, for `unsupported`. Add a new field only when all backends compute it."""
 
 
 def unsupported(spec: ArchitectureSpec, supported: Mapping[str, Container[object]]) -> str | None:

@@ -138,7 +138,7 @@ class Pooler:
         With a `score` they are [F, 1].
 
         As in `engine.inputs.Inputs`: row r's tokens are query_starts[r] … query_starts[r + 1] − 1,
-        `sequence_lengths` [R] how many its text has with these, `slots` [R] its text's slot. `finished` [F]:
+        `sequence_lengths` [R] the length of its text up to them, `slots` [R] its text's slot. `finished` [F]:
         rows with the last token of their text.
         """
         device = states.device

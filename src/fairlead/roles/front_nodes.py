@@ -31,7 +31,7 @@ ATTACH_WAIT_S = 10.0
 class FrontNodes:
     """The nodes of the latest `FleetState`, as a `NodeSource`.
 
-    `nursery` has the connections to engines. `refresh` gets the state of now, and calls `update`.
+    `nursery` has the connections to engines. `refresh` gets the current state, and calls `update`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FrontNodes:
         return len(self._engines) + len(self._servers)
 
     def find(self, node_id: str) -> Node:
-        """Return the node of a seat: it may have come up since the latest state."""
+        """Return the node of a seat, which may have come up since the latest state."""
         if (server := self._servers.get(node_id)) is not None:
             return server[1]
         if (engine := self._engines.get(node_id)) is not None and engine.may_attach:
@@ -83,7 +83,7 @@ class FrontNodes:
             servers[f"command:{model}"] = command, partial(_command, command)
         for node_id, (source, _) in list(self._servers.items()):
             if node_id not in servers or servers[node_id][0] != source:
-                # Its jobs go on: the dispatcher may have been replaced by one that does not know it yet.
+                # Its jobs continue: a new dispatcher may not have added the node to its state yet.
                 self._retired.append(self._servers.pop(node_id)[1])
         self._retired = [node for node in self._retired if not node.close_if_idle()]
         for node_id, (source, make) in servers.items():
@@ -93,7 +93,7 @@ class FrontNodes:
                 self._servers[node_id] = source, node
 
     async def find_now(self, node_id: str) -> Node:
-        """Return a node, after a look at the dispatcher's state of now. Raises `NodeFull`."""
+        """Return a node, after getting the dispatcher's current state. Raises `NodeFull`."""
         await self._refresh()
         node = self.find(node_id)
         if isinstance(node, _ExpectedNode):
@@ -112,7 +112,7 @@ class FrontNodes:
 
 
 class EngineHandle:
-    """One connection to an engine, as a node: jobs wait until it is there."""
+    """One connection to an engine, as a node: jobs wait until it is open."""
 
     engine: AttachedEngine
 
@@ -148,7 +148,7 @@ class EngineHandle:
         self._scope.cancel()
 
     def report(self, _node: Node, limits: NodeLimits | None) -> None:
-        """Note that it is connected."""
+        """Record that the engine is connected; without `limits`, that it is not."""
         if limits is None:
             self.may_attach = False
         else:
@@ -217,12 +217,12 @@ def _command(config: CommandConfig) -> RemoteNode:
 
 
 def _unreachable(node_id: str) -> NodeFull:
-    """Return the error for a node that has ended, of which the dispatcher will be informed soon.
+    """Return the error for a node that has ended; the dispatcher will be informed soon.
 
-    The job has not failed there, and gets another seat, but for some time none on this node.
+    The job has not failed. It gets another seat, but for some time not on this node.
     """
     return NodeFull(f"{node_id} cannot be reached")
 
 
 def _ignore(_node: Node, _limits: NodeLimits | None) -> None:
-    """Do nothing: the dispatcher knows the node's limits."""
+    """Do nothing: only the dispatcher needs the node's limits."""

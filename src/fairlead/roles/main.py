@@ -7,7 +7,7 @@ import msgspec
 from fairlead.roles import child, control
 
 
-# Each imports only the modules of its role: a third of the time until a new dispatcher grants.
+# Each imports only the modules of its role: imports take most of the time until a new dispatcher can grant.
 async def _be_dispatcher(link: child.SupervisorLink, start: msgspec.Struct) -> None:
     from fairlead.roles import dispatcher_role
 

@@ -82,7 +82,7 @@ class SupervisedProcesses:
         self._adoptable.clear()
 
     def end_with_supervisor(self) -> None:
-        """Count all as ended: the supervisor has ended, and they with it."""
+        """Count all as ended, because the processes end with the supervisor."""
         for process in self._processes.values():
             process.handle(control.ProcessEnded(process.order.name, "the server has ended"))
 
@@ -153,7 +153,7 @@ class SupervisedProcess:
             self._send(control.ChangeHealth(self.order.name, health))
 
     def status(self) -> ProcessStatus:
-        """Return its status; of a command, the dispatcher counts the jobs."""
+        """Return its status. The dispatcher counts the jobs of a command."""
         if self.order.spec is None:
             limits = None if self.up is None else self.up.limits
             output = tuple(self._output.since(self._output.end - LINES_SHOWN))
@@ -168,7 +168,7 @@ class SupervisedProcess:
         raise NotImplementedError
 
     async def run(self) -> None:
-        """See `ModelProcess`. The process outlives this one if the dispatcher dies."""
+        """See `ModelProcess`. The process continues if the dispatcher dies."""
         if self._adopted is None:
             self._send(self.order)
         else:

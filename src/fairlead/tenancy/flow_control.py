@@ -1,7 +1,7 @@
 """The headers with which llm-d's gateway names a request's tenant, priority and deadline.
 
-They are read of trusted callers only: of keys that are trusted, and of addresses that the configuration
-lists. Of all others they are ignored, or any client could be another tenant or skip the queue.
+They are read only from trusted callers: those with a trusted key, and addresses that the configuration lists.
+From all others they are ignored, or any client could be another tenant or skip the queue.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fairlead.config import ApiKey, FlowControlConfig
 from fairlead.errors import InvalidRequest, quoted
 
-# Of each kind, the newest name first: it wins.
+# The newest name of each kind comes first, and takes precedence.
 FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 OBJECTIVE_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 DEADLINE_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
@@ -28,7 +28,7 @@ HeaderPairs = Iterable[tuple[bytes, bytes]]
 
 
 class FlowHints(NamedTuple):
-    """What a trusted caller says of a request; None: nothing.
+    """What a trusted caller states about a request; None: not stated.
 
     `fairness_id` names the tenant, `priority` the priority class. `wait_limit_s` is how long it may wait.
     """
@@ -50,9 +50,9 @@ class FlowControl:
         self._is_trusted = lru_cache(ADDRESS_CACHE_SIZE)(self._is_in_networks)
 
     def hints(self, api_key: ApiKey | None, address: str | None, headers: HeaderPairs) -> FlowHints:
-        """Return the hints of a request, of which `headers` are all, with names in lower case.
+        """Return the hints of a request. `headers` are all its headers, with names in lower case.
 
-        Raises `InvalidRequest` for a header that is given twice or has a value that none may have.
+        Raises `InvalidRequest` for a header that is given twice or has an invalid value.
         """
         if not (api_key is not None and api_key.trusted) and not self._is_trusted(address):
             return NO_HINTS
@@ -83,7 +83,7 @@ class FlowControl:
 
 
 def _named(found: dict[str, str], names: tuple[str, ...]) -> str | None:
-    """Return the value of the first of the headers that is there and not empty."""
+    """Return the value of the first of the headers that is present and not empty."""
     result = None
     for name in reversed(names):
         if value := found.get(name):
@@ -96,7 +96,7 @@ def _named(found: dict[str, str], names: tuple[str, ...]) -> str | None:
 
 
 def _seconds(found: dict[str, str]) -> float | None:
-    """Return the deadline in seconds; 0 is none."""
+    """Return the deadline in seconds; None if it is absent or 0."""
     result = None
     for name in reversed(DEADLINE_HEADERS):
         if value := found.get(name):

@@ -4,8 +4,8 @@ Pure: the time is an argument, in seconds of any monotonic clock. A refused requ
 has the time after which to retry.
 
 The window slides: an amount counts until a minute after it was spent, so no minute, wherever it begins, has
-more than the limit. Only the tokens of answers can exceed it, because their number is unknown before. They
-count when the answer ends, and their excess delays the key's next requests.
+more than the limit. Only the tokens of answers can exceed it, because their number is not known in advance.
+They count when the answer ends, and their excess delays the key's next requests.
 """
 
 import math
@@ -104,7 +104,7 @@ class QuotaUsage(msgspec.Struct, frozen=True):
     tokens_reset_s: float = 0.0
 
     def after(self, seconds: float) -> "QuotaUsage":
-        """Return the usage later, if nothing more is spent. Amounts that expire in parts are not known."""
+        """Return the usage later, if nothing more is spent. An earlier expiry of a part is ignored."""
         requests_reset_s, tokens_reset_s = self.requests_reset_s - seconds, self.tokens_reset_s - seconds
         return QuotaUsage(
             self.requests if requests_reset_s > 0 else 0,

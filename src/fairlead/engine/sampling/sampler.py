@@ -1,7 +1,7 @@
 """Chooses the next token of every row of logits, in one pass for all; `torch_sampler` defines a draw.
 
 On a CPU the compiled kernel chooses (`fairlead._cext.cpustep.choose`), row by row on all threads: for 32
-draws of 151,936 tokens torch took 30 ms, and with top_p half a second. Elsewhere torch chooses. Guarantees
+draws from 151,936 tokens torch took 30 ms, and with top_p half a second. Elsewhere torch chooses. Guarantees
 that a broken row fails only that row, and that nothing here waits for the device before
 `PendingSamples.wait`.
 """
@@ -68,11 +68,11 @@ class Sampler:
 
     @property
     def constrains(self) -> bool:
-        """Whether any sequence in the batch has a constraint; `update_state` comes first."""
+        """Whether any sequence in the batch has a constraint. Call `update_state` first."""
         return len(self._constrained) > 0
 
     def process(self, logits: Tensor, rows: SampledRows) -> Tensor:
-        """Return `logits` [S, V], float32, as the logits processors change them; the given ones are kept."""
+        """Return `logits` [S, V], float32, as the logits processors change them; `logits` is not modified."""
         needed = [processor for processor in self._processors if processor.applies_to(rows)]
         processed = logits.clone() if needed else logits
         for processor in needed:
@@ -137,7 +137,7 @@ class PendingSamples:
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities of the `rows` that requested them; k is the most alternatives that one requested.
+    """Log-probabilities of the `rows` that requested them; k is the largest number in `requested`.
 
     `columns`: chosen ids and their log-probabilities [R], likeliest log-probabilities and ids [R, k].
     """

@@ -150,7 +150,7 @@ def _top(scores: Tensor, least: Tensor, top_k: np.ndarray, top_p: np.ndarray) ->
     """Raise the thresholds `least` [R] to those of top_k (0: off) and top_p (1: off)."""
     vocabulary, device = scores.shape[1], scores.device
     nucleus = bool((top_p < 1).any())
-    # To check whether the candidates suffice, the host waits for the device: except on a CPU, sort all.
+    # Candidates only on a CPU: to check whether they suffice, the host would wait for any other device.
     candidates = _CANDIDATES if device.type == "cpu" else vocabulary
     size = min(vocabulary, max(int(top_k.max()), candidates if nucleus else 0))
     best = scores.topk(size).values  # [R, size], descending
