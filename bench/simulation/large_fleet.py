@@ -1,5 +1,6 @@
-"""The real dispatcher and scheduler with hundreds of nodes, in virtual time: what grants cost, who gets them.
+"""The real dispatcher and scheduler with hundreds of nodes, in virtual time.
 
+Measures how long grants take, and how they are divided among tenants and classes.
 Seats, clients and faults are simulated; the dispatcher, its timer, its estimates and its scheduler are the
 server's. The number of waiting jobs is kept constant: a job arrives for each that leaves the queue.
 """
@@ -31,7 +32,7 @@ SEATS = 8
 MEAN_SERVICE_S = 0.48  # with 300 nodes, 5,000 jobs a second
 TENANTS = 3000
 SKEW = 1.1  # the share of the n-th largest tenant is proportional to n ** -SKEW
-# Of each model: the share of the jobs, and every how many nodes have it.
+# For each model: its share of the jobs, and n, where every n-th node has the model.
 EVERYWHERE = "everywhere"
 MODELS = {
     EVERYWHERE: (0.6, 1),
@@ -42,7 +43,7 @@ MODELS = {
 }
 NORMAL = 1
 PRIORITIES = (0, 1, 1, 1, 1, 1, 1, 1, 1, 2)
-PROMPTS = 40_000  # different beginnings of prompts; a third of the jobs repeat one of the others
+PROMPTS = 40_000  # shared beginnings of prompts; a third of the jobs have one of them
 CANCELLED = 0.02  # of the jobs, while they wait
 REJECTED = 0.001  # of the grants, by a node that is full after all
 DEATH_EVERY_S = 0.5
@@ -76,7 +77,7 @@ class SimulationClock(trio.abc.Clock):
 
 
 class SimulatedJob(Waiter):
-    """A job; what happens to it is added to the list of its fleet."""
+    """A job. It adds itself to a list of its fleet when it is granted, refused or stopped."""
 
     __slots__ = ("attempt", "began_at", "fleet", "service_s", "tokens")
 
@@ -147,7 +148,7 @@ class LargeFleet:
         self._dispatcher.estimator.new_survey = self._survey  # type: ignore[method-assign]
 
     async def run(self, warm_up: int, grants: int) -> None:
-        """Run until so many jobs were granted; what happens during the warm-up is not counted."""
+        """Run until `warm_up` jobs were granted; then reset the counts, and run until `grants` more were."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._dispatcher.run)
             for name in self._models_of:
@@ -237,7 +238,7 @@ class LargeFleet:
             self._refill()
 
     def _settle(self) -> None:
-        """Follow up what the dispatcher has decided."""
+        """Start and end jobs as the dispatcher has decided."""
         while self.started or self.ended:
             started, self.started = self.started, []
             for job in started:

@@ -17,7 +17,7 @@ cdef inline void entries_count(Queue *queue, Entry *entry, int32_t change) noexc
     queue.length += change
 
 cdef inline void entry_join(Queue *queue, int32_t row, Load load, int32_t priority, bint retried) noexcept:
-    # Add the entry of `entry_reserve` to a tenant: last in its line, or if it is retried before all of its class.
+    # Add the entry of `entry_reserve` to a tenant: last in its line, or first of its class if it is retried.
     cdef int32_t added = queue.free_entry
     cdef Entry *entry = &queue.entries[added]
     cdef Tenant *tenant = &queue.tenants[row]
@@ -66,7 +66,7 @@ cdef inline void entry_leave(Queue *queue, int32_t row) noexcept:
         unlink(&queue.entries.link, sizeof(Entry) // sizeof(Link), row)
 
 cdef inline int32_t class_next(Queue *queue) noexcept:
-    # Return the highest class that waits, or if lower ones have credit for a pop, the one with the most.
+    # Return the highest waiting class. If lower ones have credit for a pop, return the one with the most.
     cdef int32_t chosen = NONE, i
     cdef double most = 1.0 - 1e-9  # because ten times 0.1 does not add up to 1
     for i in range(CLASSES):
@@ -133,15 +133,15 @@ cdef inline int32_t first_of(Queue *queue, List *entries, uint64_t kinds) noexce
     return NONE
 
 cdef inline int32_t line_first(Queue *queue, Line *line, uint64_t kinds) noexcept:
-    # The same for a line, which notes the kinds that it turns out to have no entries of.
+    # The same for a line. Without such an entry, also clear the bits of these kinds.
     cdef int32_t row = first_of(queue, &line.entries, kinds) if line.kinds & kinds else NONE
     if row == NONE:
         line.kinds &= ~kinds
     return row
 
 cdef inline int32_t class_first(Queue *queue, int32_t priority, uint64_t kinds) noexcept:
-    # Return the first entry of a class in the order of `pop` that is of these kinds, or NONE. Its tenants are all
-    # visited, or under round robin those before it: that takes a tree no changes, unlike the order of all entries.
+    # Return the first entry of a class in the order of `pop` that is of these kinds, or NONE. All tenants of the
+    # class are visited, or under round robin those before it. Unlike `order_begin`, this changes no tree.
     cdef List *tenants = &queue.classes[priority].tenants
     cdef int32_t row, tenant = tenants.first, best = NONE, entry = NONE
     row = first_of(queue, &queue.classes[priority].retried, kinds)

@@ -71,7 +71,7 @@ cdef struct Queue:
     int32_t free_entry, free_tenant
     bint by_tokens
     double min_share
-    double last_level     # the level while no tenant is in line: the last counter that was
+    double last_level     # the level while no tenant is in line: the last counter that was in line
     int64_t length
     int64_t clock         # counts turns, and tenants that joined a ring
     Class classes[RINGS]

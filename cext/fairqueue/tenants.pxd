@@ -18,8 +18,8 @@ cdef inline bint is_before(Queue *queue, int32_t tree, int32_t one, int32_t othe
         return a.turn < b.turn
     return a.lines[tree].since < b.lines[tree].since
 
-# A tree is a tournament. Node 1 is its root, and the children of node i are 2i and 2i + 1. The leaves are a row of
-# tenants each, or NONE; every other node is the one of its children that is before the other.
+# A tree is a tournament. Node 1 is its root, and the children of node i are 2i and 2i + 1. Each leaf is the row
+# of a tenant, or NONE. Every other node is the one of its children that is before the other.
 cdef inline void tree_put(Queue *queue, int32_t tree, int32_t tenant, int32_t leaf) noexcept:
     # Set the leaf of a tenant, and repeat its matches.
     cdef int32_t *nodes = queue.nodes + tree
@@ -39,7 +39,7 @@ cdef inline void trees_restore(Queue *queue, int32_t tenant) noexcept:
             tree_put(queue, i, tenant, tenant)
 
 cdef inline void turn_join(Queue *queue, int32_t tenant, int32_t priority) noexcept:
-    # Add a tenant that this round has served to the end, and any other before the first that was served. Under
+    # Add a tenant: at the end if this round has served it, else before the first that was served. Under
     # tokens there are no rounds, and the order of the ring has no meaning.
     cdef Class *ring = &queue.classes[priority]
     cdef Line *line = line_of(queue, tenant, priority)
@@ -77,7 +77,7 @@ cdef inline int32_t turn_next(Queue *queue, int32_t priority) noexcept:
     return queue.nodes[RINGS + priority] if queue.by_tokens else queue.classes[priority].tenants.first
 
 cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) except -1:
-    # Give a new tenant the first free row, and return it. It waits for nothing yet.
+    # Assign the first free row to a new tenant, and return the row. The tenant has no entries yet.
     cdef int32_t row, before = queue.tenants_capacity, capacity = max(2 * before, ROWS_AT_FIRST)
     cdef Tenant *tenant
     if queue.free_tenant == NONE:
@@ -102,7 +102,7 @@ cdef inline bint is_in_line(Tenant *tenant) noexcept:
     return tenant.rings & ((1 << CLASSES) - 1) != 0
 
 cdef inline double level(Queue *queue) noexcept:
-    # Return the counter that a joining tenant is lifted to: the smallest in line, or the last that was.
+    # Return the counter that a joining tenant is lifted to: the smallest in line, else the last that was.
     cdef double least = INFINITY
     cdef int32_t i
     for i in range(CLASSES):

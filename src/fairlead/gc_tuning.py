@@ -2,8 +2,8 @@
 
 A full collection visits every object while all tasks wait. What the program starts with (modules, tokenizer,
 routes) is never freed, and need not be visited again. Requests leave no reference cycles except a few small
-ones of the router, so collecting those later costs little memory. Measured when requests left more: the
-collector caused a quarter of the cost of a new connection. Each collection is a pause for all tasks: 20,000
+ones of the router, so collecting those later costs little memory. When requests left more, the collector
+caused a quarter of the cost of a new connection. Each collection is a pause for all tasks: 20,000
 objects took up to 35 ms under hostile requests, 3,000 up to 5 ms, and less in total.
 """
 

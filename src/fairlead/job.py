@@ -1,4 +1,4 @@
-"""The values that are passed around: jobs on their way in, deltas on their way out. Only data."""
+"""The values that modules exchange: jobs from clients and the deltas of their answers. Only data."""
 
 from collections.abc import Sequence as ReadOnlySequence
 from typing import Any, Literal
@@ -12,16 +12,18 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 _IDEMPOTENT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 
 CHAT_DIALECT = "openai"
-"""The dialect of servers, as the configuration calls it, that others are translated to."""
+"""The dialect that others are translated to, by its name in the configuration."""
 
 TEXTS_AT_ONCE = 32
-"""Texts of one job that are embedded at a time, because the engine serves in order of arrival."""
+"""Texts of one job that are embedded at a time.
+
+The engine serves in order of arrival, so more texts would delay other jobs."""
 
 
 class ReasoningLimit(msgspec.Struct, frozen=True, array_like=True):
     """A bound on the tokens of the reasoning, after which the model has to write its `end`.
 
-    `begin` and `end`: the ids of its marks. `is_open`: the prompt has the first one.
+    `begin` and `end`: the ids of its marks. `is_open`: the prompt has opened the reasoning.
     """
 
     max_tokens: int
@@ -84,8 +86,8 @@ class Relay(msgspec.Struct, frozen=True):
     `body` is a JSON object. Only its `model` is changed on the way, unless the node has filters. With a
     `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
     `reader` reads the node's response, which needs none with a `passthrough`. A node that does not speak
-    `dialect` gets `chat` instead; None: the request cannot be translated, or need not be. `only_chat`: so do
-    nodes that speak it, because only `chat` has the whole request.
+    `dialect` gets `chat` instead; None: the request cannot be translated, or need not be. `only_chat`: even
+    nodes that speak it get `chat`, because only `chat` has the whole request.
     """
 
     path: str
@@ -131,8 +133,8 @@ class Job(msgspec.Struct, frozen=True):
 
     `embed`: the result for each prompt is its vector, not a continuation.
 
-    `parts`: the text is divided into parts; None: it is content as a whole. `grammar_field`: the field of the
-    request that the grammar of `sampling` is of, for errors.
+    `parts`: the text is divided into parts; None: all of it is content. `grammar_field`: the field of
+    the request from which the grammar of `sampling` was made, for errors.
 
     `traceparent` is the client's header of that name (W3C Trace Context), unchanged. `path` is the route's
     and `client` the client's address, for the log.

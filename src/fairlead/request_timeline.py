@@ -46,7 +46,7 @@ class RequestTimeline:
 
     @property
     def waited_s(self) -> float:
-        """How long it waited for its first seat; all its time, if it never had one."""
+        """How long it waited for its first seat; its whole duration if it never had one."""
         until_s = self.granted_s if self.granted_s is not None else self.ended_s
         return 0.0 if until_s is None else until_s - self.arrived_s
 

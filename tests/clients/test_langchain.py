@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI
 from clients.conftest import MODEL
 from clients.forms import QUESTION, GetWeather, Trip
 
-# The package itself shows parsed models to pydantic where it expects none.
+# The package itself passes parsed models to pydantic where pydantic expects none.
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 
 

@@ -211,7 +211,7 @@ server.recv(1)
 
 
 async def receive_address(path):
-    """Connect to the program, and let it end; one that ends already is passed over."""
+    """Return the address that the program sends, and let it end. Skips one that is already ending."""
     with trio.fail_after(20):
         while True:
             try:

@@ -15,7 +15,7 @@ import pytest
 
 from e2e.real_server import configured, real_server, until
 
-# Found, not imported: Ray stays out of the process that runs the tests.
+# `find_spec` does not import Ray, which must not run in the process of the tests.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.alone,
@@ -101,7 +101,7 @@ def replicas_of(server):
 
 
 class ClosedLoop:
-    """So many clients, each of which sends one request after the other. `outcomes` counts the answers."""
+    """Clients, each of which sends one request after the other. `outcomes` counts the answers."""
 
     def __init__(self, url, clients):
         self.outcomes = Counter()

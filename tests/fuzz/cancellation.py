@@ -202,7 +202,7 @@ def _left_behind(system: SimulatedSystem) -> list[str]:
     dispatcher = system.dispatcher
     statistics = dispatcher.statistics()
     alarms = sum(not alarm.dropped for _, _, alarm in dispatcher._timer._alarms)
-    # The meter, full nodes and load requests keep their alarms. A load request outlives its callers.
+    # The regular charge, full nodes and load requests keep their alarms. A load request outlives its callers.
     loads = [load.alarm for load in dispatcher.models._loads.values()]
     alarms -= 1 + len(dispatcher._full) + sum(alarm is not None and not alarm.dropped for alarm in loads)
     left = {
@@ -230,7 +230,7 @@ def _tickets(owner: object, counted: set[int]) -> int:
 
 
 async def _every_seat_is_free(system: SimulatedSystem) -> bool:
-    """Take all seats of all nodes at once, and not one more, then give them back."""
+    """Take all seats at once, then release them. Return whether that succeeded and left nothing behind."""
     with trio.move_on_after(TIMEOUT_S):
         while system.dispatcher.models._loads:  # noqa: ASYNC110  # no event reports that none are left
             await trio.sleep(1)

@@ -155,7 +155,7 @@ async def attack(app, seed: int, count: int) -> None:
             assert (await server.fetch(get())).body == b"hello"
     assert tasks == trio.lowlevel.current_statistics().tasks_living
     assert [entry for entry in logs if not is_expected(entry)] == []
-    # Some request //fail. Whether the route runs depends on when they disconnect.
+    # Some clients request `//fail`. Whether the route runs depends on when they disconnect.
     assert {"fail", "fail_later"} >= {e["path"].strip("/") for e in logs if e["event"] == "request failed"}
 
 

@@ -53,7 +53,7 @@ async def test_different_keys_are_refused_on_both_sides(client, server, autojump
 
 
 async def shake_with(script):
-    """Return how the handshake of a server with a key fails, beside a client that runs the script."""
+    """Return why the handshake of a server with a key fails, with a client that runs the script."""
     ours, theirs = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(script, ours)

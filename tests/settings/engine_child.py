@@ -52,7 +52,7 @@ class _Gpu(NamedTuple):
 
 
 def _membership(spec: messages.WorkerSpec) -> Membership | None:
-    """Return rank 0's place among several; there are no others here, so that only a refusal can follow."""
+    """Return rank 0's membership; None for one rank. There are no others here, so using it raises."""
 
     def refuse(_argument: object) -> NoReturn:
         raise AssertionError("there is only one rank")

@@ -1,4 +1,4 @@
-"""The child's channel for fronts by example, in one process: attaching, refusing, and who is disconnected."""
+"""The child's channel for fronts by example, in one process: attaching, refusing and disconnecting them."""
 
 import socket
 import stat

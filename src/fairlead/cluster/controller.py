@@ -1,6 +1,6 @@
 """The replicas of all models on the cluster: carries out what their state machines decide.
 
-Stands beside the fleet, in the process that has it. A replica is a node of the fleet from the moment when it
+Runs in the process of the fleet. A replica is a node of the fleet from the moment when it
 is up until it is drained or gone. Without a connection to the launcher nothing is started or ended.
 """
 

@@ -8,8 +8,8 @@ they are: a hundred of sixteen megabytes are more than many machines can spare.
 class QueuedBytes:
     """The bytes of queued request bodies: at most `max_bytes` for `jobs` of them.
 
-    Half of that is divided evenly, so that one client's large requests never keep another's ordinary one
-    from waiting. What a request takes above its share comes out of the other half, first come, first served.
+    Half of that is divided evenly, so that one client's large requests never cause another's ordinary one
+    to be refused. What a request takes above its share comes out of the other half, first come, first served.
     Sizes are None for jobs without a body.
     """
 

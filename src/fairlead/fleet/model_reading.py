@@ -1,4 +1,4 @@
-"""Finds a model's files, and reads what a process that tokenizes must know of it."""
+"""Finds a model's files, and reads what a process needs to tokenize for it."""
 
 from collections.abc import Callable
 

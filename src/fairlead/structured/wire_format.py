@@ -166,7 +166,7 @@ def _call_syntax(region: Region) -> CallSyntax:
 
 
 def _with_blanks_after(mark: Elements) -> Elements:
-    """Return a mark with any blanks between it and JSON or a tag, which is parsed so in transformers too."""
+    """Return a mark that may be followed by blanks before JSON or a tag, as transformers parses it."""
     match mark:
         case (*_, pattern.Literal(text)) if text and not text[-1].isspace():
             return *mark, _BLANKS
@@ -192,7 +192,7 @@ def _dialect(region: Region) -> JsonDialect:
 
 
 def _places(region: Region) -> tuple[Path | None, Path | None]:
-    """Return where the transform takes the name and the arguments from. None: the mark, and unknown."""
+    """Return the paths of the name and the arguments. None: the name is in the mark; arguments unknown."""
     transform = region.transform
     match transform.get("function", transform) if isinstance(transform, dict) else transform:
         case None | "{content}":

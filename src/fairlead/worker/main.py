@@ -113,10 +113,10 @@ def _shared(
 
 
 def _compiler(model: "LoadedModel", spec: messages.WorkerSpec) -> "GrammarCompiler | None":
-    """Return the compiler of grammars; None without a tokenizer that we read, or a token that ends answers.
+    """Return the compiler of grammars; None without a readable tokenizer or a token that ends answers.
 
-    llguidance holds the GIL for seconds while it reads a vocabulary of 150,000 tokens. A thread would stop
-    every stream as long, so this is part of the load.
+    llguidance holds the GIL for seconds while it reads a vocabulary of 150,000 tokens. Even in a thread, this
+    would stop every stream for that long, so it is part of the load.
     """
     from fairlead.structured.compiler import GrammarCompiler
     from fairlead.structured.vocabulary import token_vocabulary

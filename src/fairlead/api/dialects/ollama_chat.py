@@ -130,7 +130,7 @@ def _template_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
 
 
 def _result_of(message: OllamaMessage, unanswered: deque[tuple[str, str]]) -> dict[str, str]:
-    """Return which call a message has the result of: the named one, else the first without a result."""
+    """Return the name and id of a result's call: the named one, else the first without a result."""
     call = next(
         (
             (name, call_id)

@@ -1,6 +1,6 @@
 """Reads the chats of servers with OpenAI's API completely, so that they can be translated.
 
-Stricter than the readers of relayed answers: what a client would not see must not be ignored.
+Stricter than the readers of relayed answers, which are passed on unchanged: here, what is ignored is lost.
 """
 
 from typing import Literal
