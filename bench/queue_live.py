@@ -282,7 +282,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=1.0, help="duration of each of the eight flood runs")
+    parser.add_argument("--minutes", type=float, default=1.0, help="duration of each flood run")
     parser.add_argument("--only", choices=["streams", "flood", "once"], help="run only this part")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()

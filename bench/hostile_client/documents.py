@@ -38,7 +38,7 @@ class Schemas:
         self._hints = hints
 
     def value(self, schema: Mapping[str, Any], random: Random, depth: int = 0) -> Any:
-        """Return a value that matches the schema; None for an empty one."""
+        """Return a value that matches the schema; None if it has no known type."""
         if "$ref" in schema:
             schema = self._components[schema["$ref"].rpartition("/")[2]]
         if "anyOf" in schema:

@@ -22,7 +22,7 @@ void *map_memory(size_t bytes)
     if (memory == MAP_FAILED) return NULL;
     size_t before = (HUGE_PAGE - (uintptr_t)memory % HUGE_PAGE) % HUGE_PAGE;
     if (before) munmap(memory, before);
-    if (HUGE_PAGE - before) munmap(memory + before + wanted, HUGE_PAGE - before);
+    munmap(memory + before + wanted, HUGE_PAGE - before);
 #ifdef MADV_HUGEPAGE
     madvise(memory + before, wanted, MADV_HUGEPAGE);
 #endif

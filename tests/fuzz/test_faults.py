@@ -147,7 +147,7 @@ async def check_canary(server: tuple[str, int], *, expected: str | None) -> None
 
 
 async def storm_with_canary(server, seeds: range, *, expected: str | None) -> list[Answer]:
-    """Run `storm` beside a canary client; return the answers of the storm."""
+    """Run `run_storm` beside a canary client; return the answers of the storm."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: check_canary(server, expected=expected))
         answers = await run_storm(server, seeds)

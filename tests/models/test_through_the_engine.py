@@ -31,9 +31,9 @@ def requests():
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
-    samplings = ["sliding_attention", "full_attention", "sliding_attention"]
+    layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
     config = transformers.Gemma3TextConfig(
-        **SIZES, sliding_window=30, query_pre_attn_scalar=16, layer_types=samplings
+        **SIZES, sliding_window=30, query_pre_attn_scalar=16, layer_types=layer_types
     )
     save(config, directory)
     return directory

@@ -199,7 +199,7 @@ async def test_limits_and_counts_are_those_of_all_fronts():
     key = ApiKey(key="sk-ana", limits=KeyLimits(requests_per_minute=12))
     async with running(2, key) as server:
         statuses = []
-        for _ in range(14):  # through both fronts, but for once in four thousand runs
+        for _ in range(14):  # through both fronts, but for once in eight thousand runs
             reply = await server.post(COMPLETION, completion(3), key.key)
             statuses.append(reply.status_code)
         assert statuses == [200] * 12 + [429] * 2

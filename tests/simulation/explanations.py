@@ -173,7 +173,7 @@ def streamed_tokens(exchange: Exchange) -> int:
 
 def _prompt_bytes(exchange: Exchange) -> int:
     """Return the most tokens that its prompt can have: one per byte."""
-    return len(str(exchange.body))
+    return len(str(exchange.body).encode())
 
 
 _BY_ERROR: Mapping[str, Callable[[Explanations, Exchange], bool]] = {

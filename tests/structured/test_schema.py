@@ -100,6 +100,7 @@ def test_unsupported_keyword_is_refused_unless_lenient(keyword: str) -> None:
     found = fault(schema)
     assert found.path == f"properties.a.{keyword}"
     assert str(found) == f"properties.a.{keyword}: is not supported"
+    assert str(fault({keyword: None})) == f"{keyword}: is not supported"
     check_schema(schema, lenient=True)
 
 

@@ -58,7 +58,7 @@ async def test_token_rate_covers_the_last_seconds(autojump_clock):
     assert overview.snapshot().tokens.generated_per_s == 0.0
     rates = []
     for tokens_a_second in (100, 100, 100, 100, 0, 0, 0, 0):
-        for _ in range(4):  # as often as the dashboard polls
+        for _ in range(4):  # as often as `/events` looks for changes
             await trio.sleep(0.25)
             running.tokens += tokens_a_second // 4
             rates.append(overview.snapshot().tokens.generated_per_s)

@@ -12,7 +12,7 @@ from fairlead.gateway import Answer
 
 
 class PendingAnswer(trio.TaskStatus[Answer]):
-    """An `Answer`, or the error in its place, once available. `times` notes when it has begun."""
+    """An `Answer`, or the error in its place, once available. `times` records when it began."""
 
     def __init__(self, times: AnswerTimes | None = None) -> None:
         self._times = times

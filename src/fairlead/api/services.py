@@ -28,8 +28,8 @@ class Services:
     `estimate` returns, for a model, tenant and priority, the forecast for a new job: `position`,
     `estimated_wait_s` and `estimated_wait_p90_s`. `problems` returns the current problems, by model;
     `draining` whether the server takes no more jobs, because it is about to stop, and `stopping` whether it
-    has been told to stop, but may still take jobs. `refresh` waits until the fleet, the queue's statistics
-    and the counts are those of now, where another process has them. `quotas` and `counts`: those of all
+    was requested to stop, but may still take jobs. `refresh` waits until the fleet, the queue's statistics
+    and the counts are up to date, where another process has them. `quotas` and `counts`: those of all
     fronts, if there are several; if not, the routes have their own.
     """
 

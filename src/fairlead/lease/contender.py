@@ -55,7 +55,7 @@ class Wait(NamedTuple):
 
 
 class Contender:
-    """One process that wants to be the leader. `term` is its term as leader, or None.
+    """One process that can become the leader. `term` is its term as leader, or None.
 
     After each `Read` or `Replace` one of `received`, `replaced` and `failed` must be called. `may_hold` is
     whether the store may name this process as the holder. `least_epoch` is a bound for new epochs, in case a

@@ -22,7 +22,7 @@ logger = structlog.get_logger("fairlead.fronts")
 
 
 class FleetView:
-    """The `FleetAccess` of a front. `run` keeps it up to date; `refresh` makes it that of now.
+    """The `FleetAccess` of a front. `run` and `refresh` bring it up to date.
 
     `on_change` is called with each new state. Nothing may be queried before the first one, when `has_state`
     is set.
@@ -55,7 +55,7 @@ class FleetView:
             await trio.sleep(REFRESH_INTERVAL_S)
 
     async def refresh(self) -> None:
-        """Get the state of now. If the dispatcher does not answer, the last one stays."""
+        """Get the current state. If the dispatcher does not answer, the last one stays."""
         try:
             state = decoded(await self._client.ask("state"))
             await self._read_output(state)

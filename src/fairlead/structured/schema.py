@@ -115,7 +115,8 @@ def _check_one(root: Any, path: str, schema: Any, *, lenient: bool) -> None:
 
 
 def _keyword_fault(keyword: str, value: Any, *, lenient: bool) -> str | None:
-    if keyword in UNSUPPORTED and not lenient and value is not _NEUTRAL.get(keyword):
+    is_neutral = keyword in _NEUTRAL and value is _NEUTRAL[keyword]
+    if keyword in UNSUPPORTED and not (lenient or is_neutral):
         return "is not supported"
     if keyword in (*_IN_LIST, "enum") and not (isinstance(value, list) and value):
         return "must be a list that is not empty"
@@ -180,8 +181,9 @@ def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
         if not isinstance(one, dict):
             continue
         for keyword, value in one.items():
-            many = keyword in (*_IN_MAPPING, *_IN_LIST, "enum", "items") and isinstance(value, dict | list)
-            count += len(value) if many else keyword in _SINGLE
+            in_list = isinstance(value, list) and keyword in (*_IN_LIST, "enum", "items")
+            in_mapping = isinstance(value, dict) and keyword in _IN_MAPPING
+            count += len(value) if in_list or in_mapping else keyword in _SINGLE
             if count > MAX_SUBSCHEMAS:
                 raise SchemaFault(_at(path, keyword), f"there are more than {MAX_SUBSCHEMAS} schemas")
             pending += [(at, part, depth + 1) for at, part in _parts(_at(path, keyword), keyword, value)]

@@ -100,8 +100,8 @@ def priority_of(api_key: ApiKey | None, requested: str | int | None, queue: Queu
     """Return the priority class of a job, an index into `queue.classes`; `requested` is the job's.
 
     A whole number is read as in vLLM, where lower means earlier: 0 is the default class, -1 the class before
-    it, 1 the one after it. Numbers beyond the classes mean the first or last one. Within a
-    class, tenants take turns, whichever number they send.
+    it, 1 the one after it. Numbers beyond the classes mean the first or last one. Within a class, tenants
+    take turns, whichever number they send.
 
     A job that requests no class gets the default class, or the highest one its key allows if that is lower.
     Without keys, any class may be requested. Raises `InvalidRequest` and `Forbidden`.

@@ -31,7 +31,9 @@ class Receiver(Protocol):
         """Receive the output of a step; the last one has a `finish_reason`."""
 
     def failed(self, error: FairleadError) -> None:
-        """Receive the error that ended the sequence: `EngineFailed`, `RequestTimeout`, `StaleGrant`, or
+        """Receive the error that ended the sequence.
+
+        It is `EngineFailed`, `RequestTimeout`, `StaleGrant`, `InvalidRequest` if its grammar failed, or
         `NodeFailed` if the child is gone.
         """
 
