@@ -11,8 +11,11 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -28,6 +31,7 @@ MARKS = {
     **dict.fromkeys(("cext", "engine", "models"), "kernels"),
     "gpu": "gpu",
 }
+PATIENCE_S = 0.05  # of the virtual clock while a thread works
 UNIT_ONLY = ("unit", "unit and not slow")  # of `-m`
 
 # Tests start hundreds of interpreters; without bytecode files each would compile the package again.
@@ -109,3 +113,32 @@ def mark_of(path: Path) -> str:
     """Return the mark of a test file's folder. Files beside the folders are unit tests."""
     folder = path.relative_to(TESTS).parts[:1]
     return MARKS.get("".join(folder), "unit")
+
+
+@pytest.fixture
+def autojump_clock(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> trio.testing.MockClock:
+    """Return pytest-trio's clock, which waits up to `PATIENCE_S` before each jump while a thread works.
+
+    Trio counts only tasks. The clock would jump through hours of virtual time during the work of a thread,
+    and the tasks that wake up in these hours would take the GIL from it.
+    """
+    run_sync = trio.to_thread.run_sync
+    threads, threshold_s = 0, 0.0
+
+    async def run_without_jumps(*arguments: Any, **options: Any) -> Any:
+        nonlocal threads, threshold_s
+        if not threads:
+            threshold_s = autojump_clock.autojump_threshold
+            autojump_clock.autojump_threshold = max(threshold_s, PATIENCE_S)
+        threads += 1
+        try:
+            return await run_sync(*arguments, **options)
+        finally:
+            threads -= 1
+            if not threads:
+                autojump_clock.autojump_threshold = threshold_s
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_without_jumps)
+    return autojump_clock
