@@ -1,7 +1,6 @@
 """A leader and standbys, each with its own network to a real Redis. The networks break and heal."""
 
 import gc
-import shutil
 from random import Random
 from typing import get_args
 
@@ -14,18 +13,14 @@ from fairlead.lease import StoredLease, redis
 from lease.election import Election, until
 from lease.partition import Mode, Partition
 from lease.test_redis import Server
+from lease.test_redis import pytestmark as needs_redis
 
 DURATION_S = 0.4
 MACHINES = 3
 # A claim is followed by a wait for one duration, and that by polls; the rest is for a slow machine.
 LEADS_WITHIN_S = 2 + 2 * DURATION_S
 
-pytestmark = [
-    pytest.mark.slow,
-    # coredis does not close its queue of a connection that has ended.
-    pytest.mark.filterwarnings("ignore:Unclosed <MemoryObject:ResourceWarning"),
-    pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed"),
-]
+pytestmark = [pytest.mark.slow, *needs_redis]
 
 
 @pytest.fixture
