@@ -15,9 +15,7 @@ CHAT_DIALECT = "openai"
 """The dialect that others are translated to, by its name in the configuration."""
 
 TEXTS_AT_ONCE = 32
-"""Texts of one job that are embedded at a time.
-
-The engine serves in order of arrival, so more texts would delay other jobs."""
+"""Texts of one job that are embedded at a time. The engine serves in order of arrival: more delay others."""
 
 
 class ReasoningLimit(msgspec.Struct, frozen=True, array_like=True):
