@@ -1,13 +1,15 @@
 """What a dispatcher and a front do with messages that were lost, or that arrive twice or too late."""
 
 import pytest
+import structlog.testing
 import trio
 
 from fairlead.config import QueueConfig
 from fairlead.dispatch.waiter import HeldSeat
 from fairlead.errors import FairleadError, NoNode
-from fairlead.fronts import server, wire
+from fairlead.fronts import wire
 from fairlead.fronts.client import DispatchClient
+from fairlead.fronts.questions import MAX_ORDERS, FrontQuestions
 from fairlead.fronts.server import AWAY_S, GRACE_S
 from fairlead.grant import Grant
 from fronts.scripted import scripted_dispatcher, scripted_front
@@ -91,7 +93,7 @@ async def test_time_away_begins_with_the_latest_disconnection(autojump_clock, sy
 
 async def test_jobs_of_a_front_end_also_after_one_of_its_messages_failed(autojump_clock, system):
     await started(system)
-    system.server._questions = {"fail": lambda _front: 1 // 0}
+    system.server._questions = FrontQuestions({"fail": lambda _front: 1 // 0}, {})
     front = await scripted_front(system, "a")
     await front.send(wire.SubmitJob(1, spec()), wire.Ask(2, "fail"))
     assert front.has_ended
@@ -151,7 +153,7 @@ async def test_order_is_answered_whatever_it_raises(autojump_clock, system, fail
         raise failure
 
     await started(system)
-    system.server._orders = {"fail": fail}
+    system.server._questions = FrontQuestions({}, {"fail": fail})
     front = await scripted_front(system, "a")
     await front.send(wire.Ask(5, "fail"))
     (answered,) = front.of(wire.Answered)
@@ -159,21 +161,42 @@ async def test_order_is_answered_whatever_it_raises(autojump_clock, system, fail
     assert isinstance(answered.error.error(), FairleadError)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("unknown", "there is no question 'unknown'"),
+        ("double", "'double' does not take these arguments"),
+        ("wait", "'wait' does not take these arguments"),
+    ],
+)
+async def test_invalid_question_ends_the_connection_of_its_front(autojump_clock, system, name, reason):
+    await started(system)
+    questions = {"double": lambda _front, number: 2 * number}
+    system.server._questions = FrontQuestions(questions, {"wait": trio.sleep})
+    front = await scripted_front(system, "a")
+    await front.send(wire.Ask(1, "double", (4,)))
+    assert front.of(wire.Answered) == [wire.Answered(1, 8)]
+    with structlog.testing.capture_logs() as logs:
+        await front.send(wire.Ask(2, name, (1, 2)))
+    assert front.has_ended
+    assert [each["reason"] for each in logs if "invalid" in each["event"]] == [reason]
+
+
 async def test_orders_of_a_front_are_limited_in_number(autojump_clock, system):
     await started(system)
-    system.server._orders = {"wait": trio.sleep}
+    system.server._questions = FrontQuestions({}, {"wait": trio.sleep})
     front = await scripted_front(system, "a")
-    await front.send(*(wire.Ask(number, "wait", (1.0,)) for number in range(server.MAX_ORDERS + 2)))
+    await front.send(*(wire.Ask(number, "wait", (1.0,)) for number in range(MAX_ORDERS + 2)))
     assert [answered.error.kind for answered in front.of(wire.Answered)] == ["QueueFull"] * 2
     await trio.sleep(1)
     await front.send(wire.Ask(1000, "wait", (0.0,)))
     answers = front.of(wire.Answered)
-    assert len(answers) == server.MAX_ORDERS + 3
+    assert len(answers) == MAX_ORDERS + 3
     assert answers[-1] == wire.Answered(1000)
 
 
 async def test_jobs_of_a_front_are_limited_in_number(autojump_clock, monkeypatch, system):
-    monkeypatch.setattr(server, "MAX_JOBS", 3)
+    monkeypatch.setattr("fairlead.fronts.server.MAX_JOBS", 3)
     await started(system)
     front = await scripted_front(system, "a")
     await front.send(*(wire.SubmitJob(number, spec(request_id=f"{number}")) for number in range(1, 5)))

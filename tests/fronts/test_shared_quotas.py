@@ -5,6 +5,7 @@ import trio
 
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import InvalidRequest, NoNode, RateLimited
+from fairlead.fronts.questions import FrontQuestions
 from fairlead.tenancy.shared_quotas import RemoteQuotas
 from fronts.system import System, settle
 
@@ -186,7 +187,7 @@ async def test_question_that_is_asked_again_over_a_new_connection_is_charged_onc
             system.cut(started)
         return usage
 
-    system.server._questions["admit"] = admit_and_cut
+    system.server._questions = FrontQuestions(system.quotas.questions | {"admit": admit_and_cut}, {})
     await quotas.admit(LIMITED, prompt_tokens=10)
     (usage,) = system.quotas.usage().values()
     assert (usage.requests, usage.tokens) == (1, 10)

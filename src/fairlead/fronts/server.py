@@ -7,112 +7,36 @@ which they arrived. `GRACE_S` counts from the first connection, because fronts n
 same time, that the earlier dispatcher hangs.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
-import msgspec
 import structlog
 import trio
 
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.tenant_counters import KnownCounters, TenantCounters, highest_excess
-from fairlead.dispatch.ticket import Ticket, TicketState
-from fairlead.dispatch.waiter import Waiter
-from fairlead.errors import FairleadError, QueueFull
+from fairlead.dispatch.ticket import TicketState
 from fairlead.fronts import wire
+from fairlead.fronts.front import Front, FrontJob
+from fairlead.fronts.questions import FrontQuestions, Orders, Questions
 from fairlead.link.connection import FrameLink
 from fairlead.supervision import contain
 
 AWAY_S = 10.0
 GRACE_S = 1.0
-# A correct front stays below both.
-MAX_JOBS = 100_000  # of a front
-MAX_ORDERS = 64  # of a front, at a time
-
-Questions = Mapping[str, Callable[..., Any]]
-Orders = Mapping[str, Callable[..., Awaitable[Any]]]
+MAX_JOBS = 100_000  # of a front; a correct one stays below it
 
 logger = structlog.get_logger("fairlead.fronts")
-
-
-class FrontJob(Waiter):
-    """A job of a front. What happens to it is sent to the front, if that is connected."""
-
-    __slots__ = ("front", "number", "tokens")
-
-    def __init__(self, front: "Front", number: int, ticket: Ticket, tokens: int = 0) -> None:
-        super().__init__(ticket)
-        self.front = front
-        self.number = number
-        self.tokens = tokens
-
-    @property
-    def has_seat(self) -> bool:
-        """Whether it holds a seat."""
-        return self.ticket.state is TicketState.GRANTED
-
-    def generated(self) -> int:
-        """See `Waiter`."""
-        return self.tokens
-
-    def granted(self) -> None:
-        """See `Waiter`."""
-        assert self.ticket.node is not None
-        assert self.grant is not None
-        self.front.served.add(self.ticket.job.tenant)
-        seat = wire.SeatGranted(self.number, self.ticket.node.id, self.grant, self.waited_s or 0.0)
-        self.front.send(seat)
-
-    def refused(self, error: FairleadError) -> None:
-        """See `Waiter`."""
-        self.front.send(wire.JobRefused(self.number, wire.ErrorValue.of(error)))
-
-    def stopped(self, error: FairleadError) -> None:
-        """See `Waiter`."""
-        self.front.send(wire.JobStopped(self.number, wire.ErrorValue.of(error)))
-
-    def report_again(self) -> None:
-        """Send what has happened to it, because the front may not have received it."""
-        if self.error is not None:
-            kind = wire.JobRefused if self.ticket.state is TicketState.DONE else wire.JobStopped
-            self.front.send(kind(self.number, wire.ErrorValue.of(self.error)))
-        elif self.has_seat:
-            self.granted()
-
-
-class Front:
-    """A front: its jobs by number, and its connection, None while it is away.
-
-    `served`: the tenants, of all fronts, whose counters may have changed since the last heartbeat.
-    `knows_counters`: whether the front has got all counters over this connection.
-    """
-
-    def __init__(self, name: str, served: set[str]) -> None:
-        self.name = name
-        self.jobs: dict[int, FrontJob] = {}
-        self.link: FrameLink[wire.ToDispatcher] | None = None
-        self.undeclared: set[int] = set()
-        self.served = served
-        self.knows_counters = False
-        self.connections = 0  # so far
-        self.orders = 0  # that are being executed
-
-    def send(self, message: wire.ToFront) -> None:
-        """Send a message; a front that is away gets it when it has connected again."""
-        if self.link is not None:
-            self.link.send(message)
 
 
 class FrontServer:
     """Serves the connections of fronts. `run` ends the grace time of a dispatcher that has a predecessor.
 
     `expected`: the names of the fronts that declare their jobs in the grace time; None: unknown. `questions`
-    are the functions that a front may call, each with the front's name first, and `orders` those which take
-    time. Both may raise a `FairleadError`. `on_front_ended` is called with the name of a front that has
-    ended. `may_send` as for `FrameLink`: whether this dispatcher leads.
+    and `orders` as for `FrontQuestions`. `on_front_ended` is called with the name of a front that has ended.
+    `may_send` as for `FrameLink`: whether this dispatcher leads.
     """
 
     def __init__(
@@ -128,8 +52,7 @@ class FrontServer:
     ) -> None:
         self._dispatcher = dispatcher
         self._epoch = epoch
-        self._questions = questions
-        self._orders = orders
+        self._questions = FrontQuestions(questions, orders)
         self._nursery: trio.Nursery | None = None
         self._may_send = may_send
         self._on_front_ended = on_front_ended
@@ -230,7 +153,7 @@ class FrontServer:
     def _handle_other(self, front: Front, message: wire.ToDispatcher) -> None:
         match message:
             case wire.SubmitJob() | wire.DeclareJob() if len(front.jobs) >= MAX_JOBS:
-                self._refuse_message(front, f"it has more than {MAX_JOBS} jobs")
+                front.refuse(f"it has more than {MAX_JOBS} jobs")
             case wire.SubmitJob(number, spec) if number not in front.jobs:
                 self._submit(self._new_job(front, number, spec), 0.0)
             case wire.DeclareJob():
@@ -242,46 +165,11 @@ class FrontServer:
                     if (job := front.jobs.get(number)) is not None:
                         job.tokens = count
                         self._served.add(job.ticket.job.tenant)
-            case wire.Ask(_, question):
-                ask = self._start_order if question in self._orders else self._answer
-                ask(front, message)
+            case wire.Ask():
+                assert self._nursery is not None, "connections are served while `run` runs"
+                self._questions.answer(front, message, self._nursery)
             case _:
                 self._change(front, message)
-
-    def _answer(self, front: Front, asked: wire.Ask) -> None:
-        try:
-            value = self._questions[asked.question](front.name, *asked.arguments)
-        except FairleadError as error:
-            front.send(wire.Answered(asked.number, error=wire.ErrorValue.of(error)))
-        except (KeyError, TypeError, msgspec.ValidationError):
-            self._refuse_message(front, f"there is no question {asked.question!r} of these arguments")
-        else:
-            front.send(wire.Answered(asked.number, value))
-
-    def _start_order(self, front: Front, asked: wire.Ask) -> None:
-        assert self._nursery is not None, "connections are served while `run` runs"
-        if front.orders >= MAX_ORDERS:
-            busy = QueueFull(f"this front has {MAX_ORDERS} orders already")
-            front.send(wire.Answered(asked.number, error=wire.ErrorValue.of(busy)))
-            return
-        front.orders += 1
-        self._nursery.start_soon(contain, "order of a front", self._execute, front, asked)
-
-    async def _execute(self, front: Front, asked: wire.Ask) -> None:
-        """Execute an order, also if its front has gone meanwhile, and answer it."""
-        error: FairleadError | None = FairleadError("the order was not executed: internal error")
-        value: Any = None
-        try:
-            value = await self._orders[asked.question](*asked.arguments)
-            error = None
-        except FairleadError as raised:
-            error = raised
-        except (TypeError, msgspec.ValidationError):
-            self._refuse_message(front, f"there is no order {asked.question!r} of these arguments")
-        finally:  # also after a bug: the front waits without a limit
-            front.orders -= 1
-            answer = wire.Answered(asked.number, value, None if error is None else wire.ErrorValue.of(error))
-            front.send(answer)
 
     def _change(
         self, front: Front, message: wire.SubmitJob | wire.BeginJob | wire.RequeueJob | wire.EndJob
@@ -297,13 +185,7 @@ class FrontServer:
                 self._requeue(job, is_full=is_full, full_for_s=full_for_s)
             case _:
                 reason = f"{type(message).__name__} does not fit job {message.number}"
-                self._refuse_message(front, reason)
-
-    def _refuse_message(self, front: Front, reason: str) -> None:
-        """End the connection after a message that a correct front does not send."""
-        logger.error("front sent an invalid message", front=front.name, reason=reason)
-        if front.link is not None:
-            front.link.close()
+                front.refuse(reason)
 
     # Jobs --------------------------------------------------------------------------------------------
 

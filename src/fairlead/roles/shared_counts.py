@@ -12,7 +12,7 @@ import msgspec
 
 from fairlead.errors import NoNode
 from fairlead.fronts.client import DispatchClient
-from fairlead.fronts.server import Questions
+from fairlead.fronts.questions import Questions
 from fairlead.job_metrics import FrontCounts, merged
 
 MAX_ABSENT = 100

@@ -17,7 +17,7 @@ import trio
 from fairlead.config import ApiKey, KeyLimits
 from fairlead.errors import NoNode
 from fairlead.fronts.client import DispatchClient
-from fairlead.fronts.server import Questions
+from fairlead.fronts.questions import Questions
 from fairlead.tenancy.access import owner_of
 from fairlead.tenancy.key_quotas import JobCharge
 from fairlead.tenancy.quotas import Charge, Quota, QuotaUsage, limit_headers
