@@ -7,7 +7,7 @@ enum { EMBEDDING, FINAL_NORM, HEAD };                                          /
 enum { NO_INPUTS, HIDDEN, INNER, QUERIES, KEYS, CHANNELS, VOCABULARY, SIZES }; /* numbers of rows and inputs */
 
 /* `index`: of a matrix or vector in the layer, or one of the model's above. Queries, keys and values are one
- * matrix. `before` says whose rows come before this tensor's: 0 none, 1 those of queries, 2 those of both. */
+ * matrix. `before` selects the rows before this tensor: 0 none, 1 the queries, 2 the queries and keys. */
 static const struct {
     const char *name;
     int by_layer, index, rows, inputs, before, half;

@@ -1,4 +1,4 @@
-"""Responses in the background that are cancelled, deleted or evicted, that expire, or whose server stops."""
+"""Responses in the background that end early: by a cancellation, deletion, eviction, expiry or shutdown."""
 
 import json
 

@@ -19,7 +19,7 @@ import trio
 import shared_rules
 from fairlead.api.exchange import unwrap
 from fairlead.app import Composition
-from fairlead.config import CommandConfig, Config, ModelConfig, QueueConfig, demonstration_model
+from fairlead.config import CommandConfig, Config, LruSwap, ModelConfig, QueueConfig, demonstration_model
 from fairlead.console.announcer import LogAnnouncer
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
@@ -33,6 +33,7 @@ from fairlead.text.model import TextModel
 
 FAKE_CHILD = (sys.executable, str(Path(__file__).parent.parent / "worker" / "fake_child.py"))
 STUB = (sys.executable, str(Path(__file__).parent.parent / "nodes" / "stub_server.py"), "--port")
+ONE_AT_A_TIME = LruSwap(max_loaded=1)
 _numbers = itertools.count()
 shared_rules.install()
 

@@ -1,25 +1,20 @@
-"""Models are loaded and unloaded, with real processes and dispatcher. Crashes: see `test_fleet_deaths`."""
+"""Models are loaded and evicted, with real processes and dispatcher. Crashes: see `test_fleet_deaths`."""
 
-import os
-import signal
 import sys
 from pathlib import Path
 
 import pytest
 import trio
 
-from fairlead.config import Config, GroupConfig, GroupSwap, LruSwap, MatrixSwap, QueueConfig
+from fairlead.config import GroupConfig, GroupSwap, LruSwap, MatrixSwap, QueueConfig
 from fairlead.errors import (
     Draining,
-    FairleadError,
-    InvalidRequest,
     LoadFailed,
     ModelLoading,
     ModelNotFound,
-    ModelUnloaded,
-    NodeFailed,
 )
 from fleet.running_fleet import (
+    ONE_AT_A_TIME,
     OpenFiles,
     command,
     engine,
@@ -31,8 +26,6 @@ from fleet.running_fleet import (
 )
 from nodes.listening import relayed_job
 from nodes.stub_server import text
-
-ONE_AT_A_TIME = LruSwap(max_loaded=1)
 
 
 async def test_model_is_loaded_by_its_first_job_and_makes_room_when_its_last_process_is_gone():
@@ -137,122 +130,6 @@ async def test_explicit_load_does_not_interrupt_running_jobs():
         assert (opened.errors, opened.status("x").state) == ([], "stopped")
 
 
-async def test_unloading_waits_for_the_jobs_it_runs_and_returns_when_the_process_is_gone():
-    async with running_fleet(engine()) as opened:
-        await opened.fleet.load("m")
-        pid = opened.pid()
-        async with trio.open_nursery() as clients:
-            os.kill(pid, signal.SIGSTOP)  # else the job might end before its state is read
-            clients.start_soon(opened.run_job_and_return_error, question(tokens=100))
-            await opened.until(lambda: opened.status().busy == 1)
-            clients.start_soon(opened.fleet.unload, "m")
-            await opened.state("m", "draining")
-            os.kill(pid, signal.SIGCONT)
-            await opened.fleet.unload("m")
-        assert opened.errors == []
-        assert not Path(f"/proc/{pid}").exists()
-        assert opened.status().state == "stopped"
-        await opened.fleet.unload("m")  # it is stopped already
-        assert await opened.run_job(question())
-
-
-async def test_forced_unload_fails_running_jobs():
-    async with running_fleet(engine(behaviour="delay_ms=2")) as opened:
-        begun = trio.Event()
-        async with trio.open_nursery() as clients:
-            clients.start_soon(opened.run_job_and_return_error, question(tokens=100_000), begun)
-            await begun.wait()
-            await opened.fleet.unload("m", force=True)
-        (error,) = opened.errors
-        assert isinstance(error, NodeFailed)
-        assert (opened.dispatcher.statistics().running, opened.status().state) == (0, "stopped")
-
-
-async def test_unload_fails_jobs_and_loads_that_wait_for_the_model():
-    async with running_fleet(engine("x", "slow_load"), sleeper("y"), swap=ONE_AT_A_TIME) as opened:
-        async with trio.open_nursery() as clients:
-            clients.start_soon(opened.run_job_and_return_error, question("x"))
-            clients.start_soon(load_and_keep_error, opened, "x")
-            await opened.until(lambda: opened.fleet._local["x"].pid is not None)
-            clients.start_soon(opened.fleet.load, "y")  # waits until x has made room, and is not affected
-            await trio.testing.wait_all_tasks_blocked()
-            await opened.fleet.unload("x")
-        assert [ModelUnloaded, ModelUnloaded] == [type(error) for error in opened.errors]
-        assert [(error.status, error.code) for error in opened.errors] == [(409, "unloaded")] * 2
-        assert [status.state for status in opened.fleet.models()] == ["stopped", "ready"]
-        assert opened.dispatcher.statistics().waiting == 0
-
-
-async def test_unload_of_a_model_queued_for_loading_fails_its_jobs():
-    models = engine("y", "slow_load"), engine("z")
-    async with running_fleet(*models, swap=ONE_AT_A_TIME) as opened, trio.open_nursery() as clients:
-        clients.start_soon(opened.run_job_and_return_error, question("y"))
-        await opened.state("y", "loading")
-        clients.start_soon(opened.run_job_and_return_error, question("z"))
-        await opened.until(lambda: opened.dispatcher.statistics().waiting == 2)
-        await opened.fleet.unload("z")
-        await opened.until(lambda: bool(opened.errors))
-        assert [ModelUnloaded] == [type(error) for error in opened.errors]
-        assert opened.dispatcher.statistics().waiting == 1
-        clients.cancel_scope.cancel()
-
-
-async def load_and_keep_error(opened, model: str) -> None:
-    try:
-        await opened.fleet.load(model)
-    except FairleadError as error:
-        opened.errors.append(error)
-
-
-async def test_unload_with_wait_keeps_queued_jobs_and_the_model_loads_again():
-    port = free_port()
-    async with running_fleet(command("x", port, "--healthy-after", "1000")) as opened:
-        async with trio.open_nursery() as unloading:
-            unloading.start_soon(_unload_when_loading, opened)
-            with pytest.raises(LoadFailed, match="unloaded before it was ready"):
-                await opened.fleet.load("x")
-        assert opened.status("x").state == "stopped"
-        async with trio.open_nursery() as clients:
-            clients.start_soon(opened.run_job_and_return_error, relayed_job(model="x"))
-            await _unload_when_loading(opened, next_config=command("x", port))
-        assert (opened.errors, opened.status("x").counts.loads) == ([], 1)
-
-
-async def _unload_when_loading(opened, next_config=None) -> None:
-    await opened.state("x", "loading")
-    await opened.until(lambda: opened.fleet._local["x"].pid is not None)
-    if next_config is not None:
-        opened.fleet._local["x"].config = next_config
-    await opened.fleet.unload("x", wait=True)
-
-
-async def test_unused_model_is_unloaded_after_its_ttl():
-    async with running_fleet(
-        engine("x", ttl_s=0.05), engine("y", ttl_s=0.05, preload=True), engine("z")
-    ) as opened:
-        await opened.run_job(question("x"))
-        await opened.run_job(question("z"))
-        await opened.state("x", "stopped")
-        await opened.state("y", "stopped")  # although it never had a job
-        assert opened.status("z").state == "ready"
-
-
-async def test_model_is_kept_as_long_as_requested_until_its_next_load():
-    async with running_fleet(engine("x", ttl_s=600.0), engine("y")) as opened:
-        await opened.run_job(question("x"))
-        assert 0 < opened.fleet.expires_in_s("x") <= 600.0
-        opened.fleet.keep("x", 0.0)
-        await opened.state("x", "stopped")
-        await opened.run_job(question("x"))
-        assert 1.0 < opened.fleet.expires_in_s("x") <= 600.0
-        await opened.run_job(question("y"))
-        assert opened.fleet.expires_in_s("y") == float("inf")
-        opened.fleet.keep("y", 0.05)
-        await opened.state("y", "stopped")
-        opened.fleet.keep("elsewhere", 0.0)  # a model that is not here
-        assert opened.fleet.gpu_bytes("x") == 0
-
-
 async def test_job_rejected_while_loading_still_starts_the_load():
     async with running_fleet(engine(), while_loading="reject") as opened:
         with pytest.raises(ModelLoading) as refused:
@@ -345,88 +222,3 @@ async def test_stopping_server_starts_no_loads():
         opened.dispatcher.scheduler.drain()
         with pytest.raises(Draining):
             await opened.fleet.load("m")
-
-
-async def test_reload_keeps_unchanged_models_running():
-    async with running_fleet(*map(sleeper, "xyz"), sleeper("w", aliases=("v",))) as opened:
-        for model in "xyz":
-            await opened.fleet.load(model)
-        x, y = opened.pid("x"), opened.pid("y")
-        with trio.fail_after(60):
-            changes = await opened.fleet.reload(
-                Config(
-                    models=(sleeper("x"), sleeper("y", cmd=("sleep", "2000")), sleeper("new", aliases=("n",)))
-                )
-            )
-        assert (
-            changes.models_added,
-            changes.models_changed,
-            changes.models_removed,
-        ) == (("new",), ("y",), ("z", "w"))
-        assert opened.fleet.catalog.aliases == {"n": "new"}
-        assert list(map(opened.fleet.has, ("x", "new", "z"))) == [True, True, False]
-        await opened.until(lambda: len(opened.fleet.models()) == 3)
-        await opened.state("y", "stopped")
-        await opened.fleet.load("y")
-        await opened.fleet.load("new")
-        assert x == opened.pid("x")
-        assert y != opened.pid("y")
-        assert b"2000" in Path(f"/proc/{opened.pid('y')}/cmdline").read_bytes()
-
-
-async def test_removed_model_finishes_running_jobs_and_fails_queued_ones():
-    async with running_fleet(engine(behaviour="slots=1")) as opened:
-        await opened.fleet.load("m")
-        pid = opened.pid()
-        async with trio.open_nursery() as clients:
-            answers = []
-
-            async def run_job() -> None:
-                answers.append(await opened.run_job(question(tokens=60)))
-
-            os.kill(pid, signal.SIGSTOP)  # else the first job might end before the second is queued
-            clients.start_soon(run_job)
-            await opened.until(lambda: opened.status().busy == 1)
-            clients.start_soon(opened.run_job_and_return_error, question())
-            await opened.until(lambda: opened.dispatcher.statistics().waiting == 1)
-            await opened.fleet.reload(Config(models=()))
-            os.kill(pid, signal.SIGCONT)
-        assert list(map(bool, answers)) == [True]
-        assert [ModelNotFound] == list(map(type, opened.errors))
-        await opened.until(lambda: not opened.fleet.models())
-        assert opened.fleet.catalog.texts == {}
-
-
-async def test_failed_reload_changes_nothing():
-    async with running_fleet(sleeper("x")) as opened:
-
-        async def unreadable(_model):
-            raise LoadFailed("no tokenizer")
-
-        opened.fleet.catalog._read = unreadable
-        with pytest.raises(LoadFailed):
-            await opened.fleet.reload(Config(models=(engine("y"),)))
-        assert [status.model for status in opened.fleet.models()] == ["x"]
-        assert (await opened.fleet.reload(Config(models=(sleeper("x"), sleeper("y"))))).models_added == ("y",)
-
-
-async def test_concurrent_second_reload_is_refused():
-    async with running_fleet(sleeper("x")) as opened:
-        release_memory = trio.Event()
-
-        async def slow(_model):
-            await release_memory.wait()
-            raise LoadFailed("no")
-
-        opened.fleet.catalog._read = slow
-        async with trio.open_nursery() as nursery:
-
-            async def first() -> None:
-                with pytest.raises(LoadFailed):
-                    await opened.fleet.reload(Config(models=(engine("y"),)))
-
-            nursery.start_soon(first)
-            await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(InvalidRequest, match="another reload"):
-                await opened.fleet.reload(Config(models=()))
-            release_memory.set()

@@ -141,7 +141,7 @@ class SimulatedServer:
     # What a dispatcher may forget --------------------------------------------------------------------
 
     def gives_up(self, server, name):
-        """Check that the front whose jobs a dispatcher ends has ended, or was away for long enough."""
+        """Check that a dispatcher ends the jobs of a front only after its end or a long absence."""
         front = self.fronts.get(name)
         if front is None:
             return

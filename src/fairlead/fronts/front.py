@@ -59,8 +59,8 @@ class FrontJob(Waiter):
 class Front:
     """A front: its jobs by number, and its connection, None while it is away.
 
-    `served`: the tenants, of all fronts, whose counters may have changed since the last heartbeat.
-    `knows_counters`: whether the front has got all counters over this connection.
+    `served`: the names of tenants with counters that may have changed since the last heartbeat; one set for
+    all fronts. `has_counters`: whether all counters were sent over this connection.
     """
 
     def __init__(self, name: str, served: set[str]) -> None:
@@ -69,7 +69,7 @@ class Front:
         self.link: FrameLink[wire.ToDispatcher] | None = None
         self.undeclared: set[int] = set()
         self.served = served
-        self.knows_counters = False
+        self.has_counters = False
         self.connections = 0  # so far
         self.orders = 0  # that are being executed
 

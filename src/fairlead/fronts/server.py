@@ -98,8 +98,8 @@ class FrontServer:
         self._served.clear()
         self._counters.update(changes)
         for front in self._fronts.values():
-            front.send(wire.Heartbeat(changes if front.knows_counters else self._counters.whole()))
-            front.knows_counters = True
+            front.send(wire.Heartbeat(changes if front.has_counters else self._counters.whole()))
+            front.has_counters = True
 
     async def serve(self, stream: trio.abc.Stream, name: str) -> None:
         """Serve one connection of the front of this name until it ends."""
@@ -115,7 +115,7 @@ class FrontServer:
             front.link.close()  # the front has given it up, or it would not have connected again
         front.link = link
         front.connections += 1
-        front.undeclared, front.knows_counters = set(front.jobs), False
+        front.undeclared, front.has_counters = set(front.jobs), False
         self._has_front.set()
         link.send(wire.Welcome(self._epoch))
         logger.info("front connected", front=name, jobs=len(front.jobs))
