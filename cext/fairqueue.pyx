@@ -11,8 +11,9 @@ counts refusals. Memory grows with the most entries that ever waited at once.
 - Round robin: within a class, tenants form a ring, and turns come in rounds. A tenant that joins goes before
   those that this round has served, or last if it was served itself.
 - Tokens: the tenant with the smallest counter is next; of several, the least recently served. A counter is service in
-  units of cost ÷ weight, one for all classes. A tenant is in line while it has entries that are not retried. When it
-  joins, its counter is lifted to the smallest in line. Costs may be estimates, as in VTC [Sheng et al., OSDI'24].
+  units of cost, one for all classes. A tenant is in line while it has entries that are not retried. When it joins, its
+  counter is lifted to the smallest in line. Costs may be estimates, as in VTC [Sheng et al., OSDI'24]. To weight
+  tenants, divide each cost by its tenant's weight.
 - A retried entry was charged when it first left. It leaves before the others of its class, the latest first,
   takes neither a turn nor a charge, and is never displaced.
 - `push`, `pop` and `discard` take constant time, or under tokens the logarithm of the most tenants at once.
@@ -28,17 +29,14 @@ from fairqueue.tenants cimport *
 
 cdef enum:
     REMEMBERED_AT_MOST = 2048
-    WEIGHTS_AT_MOST = 65536
+    SLACK = 2  # see displace
 
 
 class QueueFullError(Exception):
     """The queue has `capacity` entries already."""
 
 
-FairQueueStatistics = namedtuple(
-    "FairQueueStatistics", "length capacity tenants pushed popped discarded refused displaced", module=__name__
-)
-FairQueueStatistics.__doc__ = "Counters since creation: pushed = length + popped + discarded + displaced."
+FairQueueEntry = namedtuple("FairQueueEntry", "tenant cost priority size kind retried", module=__name__)
 
 
 @cython.final
@@ -46,27 +44,23 @@ FairQueueStatistics.__doc__ = "Counters since creation: pushed = length + popped
 cdef class FairQueue:
     """A queue of at most `capacity` entries (0: every push is refused), popped in turn by tenant.
 
-    `fairness` is "roundRobin" or "tokens". `bypass` bounds how often an entry that does not fit is passed
-    over. `slack`: how many entries longer than the newcomer's a line of its class must be to lose one.
+    `fairness` is "roundRobin" or "tokens". `bypass` bounds how often an entry that does not fit is passed over.
+    `popped`, `discarded`, `refused` and `displaced` count since creation.
     """
 
     cdef Queue queue
-    cdef dict rows, weights  # tenant -> its row, if it waits or is remembered; tenant -> its weight, if not 1
-    cdef int64_t capacity, bypass, slack, popped, discarded, refused, displaced
+    cdef dict rows  # tenant -> its row, if it waits or is remembered
+    cdef readonly int64_t capacity, popped, discarded, refused, displaced
+    cdef int64_t bypass
 
-    def __cinit__(
-        self, *, capacity: int, fairness: str = "roundRobin", min_share: float = 0.0, bypass: int = 8, slack: int = 2
-    ):
+    def __cinit__(self, *, capacity: int, fairness: str = "roundRobin", min_share: float = 0.0, bypass: int = 8):
         self.capacity = integer_of(capacity, INT64_MAX, "capacity")
         self.bypass = integer_of(bypass, 255, "bypass")
-        self.slack = slack
         if fairness not in ("roundRobin", "tokens"):
             raise ValueError(f"fairness must be roundRobin or tokens, not {fairness}")
         if not 0.0 <= min_share < 1.0:
             raise ValueError(f"min_share must be at least 0 and less than 1, not {min_share}")
-        if self.slack < 1:
-            raise ValueError(f"slack must be at least 1, not {slack}")
-        self.rows, self.weights = {}, {}
+        self.rows = {}
         self.queue.by_tokens = fairness == "tokens"
         self.queue.nodes_size = 2 * RINGS * sizeof(int32_t) if self.queue.by_tokens else 0
         self.queue.min_share = min_share
@@ -80,27 +74,37 @@ cdef class FairQueue:
         PyMem_Free(self.queue.tenants)
         PyMem_Free(self.queue.nodes)
 
-    def push(self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0, kind: int = 0) -> int:
-        """Add an entry at the end of its tenant's line and return its handle.
+    def push(
+        self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0, kind: int = 0, bint retried=False
+    ) -> int:
+        """Add an entry at the end of its tenant's line, or a retried one before its class, and return its handle.
 
         Its pop charges `cost` under tokens; `size` is what it takes of a memory budget; `kind` lets `pop` skip it.
-        `QueueFullError` if full; TypeError unless `tenant` is exactly a str or an int; ValueError unless `cost` is
-        finite and not negative, `priority` is in 0...7, `size` in 0...2⁴⁸ - 1 and `kind` in 0...63.
+        `QueueFullError` if full, except for a retried entry; TypeError unless `tenant` is exactly a str or an int;
+        ValueError unless `cost` is finite and not negative, `priority` is in 0...7, `size` in 0...2⁴⁸ - 1 and `kind`
+        in 0...63; OverflowError if a float cannot hold `cost`.
         """
-        return self.enter(tenant, cost, priority, size, kind, False)
-
-    def push_front(
-        self, tenant: str | int, cost: float = 1.0, *, priority: int = 1, size: int = 0, kind: int = 0
-    ) -> int:
-        """Add a retried entry before all others of its class, like `push`, but never raise `QueueFullError`."""
-        return self.enter(tenant, cost, priority, size, kind, True)
+        # All that can fail precedes any change of the links. Conversions to numbers may run foreign code, so they come
+        # first; a tenant's hash does not, because tenants are exactly str or int.
+        cdef int32_t row, checked_priority = integer_of(priority, CLASSES - 1, "priority")
+        cdef Load load = Load(checked_cost(cost), integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0, 0)
+        load.kind = integer_of(kind, KINDS - 1, "kind")
+        row = self.known(tenant)
+        if not retried and self.queue.length >= self.capacity:
+            self.refused += 1
+            raise QueueFullError(f"{self.capacity} entries wait already")
+        handle = entry_reserve(&self.queue)
+        if row == NONE:
+            row = tenant_begin(&self.queue, self.rows, tenant)
+        entry_join(&self.queue, row, load, checked_priority, retried)
+        return handle
 
     def displace(self, tenant: str | int, *, priority: int = 1) -> int | None:
         """Remove an entry of the tenant with the most, to make room for a newcomer of this tenant and class.
 
         It is the newest of the longest line in the lowest class; of several lines, the one with the most distant turn.
-        In the newcomer's class that line must be `slack` longer than all that its tenant has waiting. Return the
-        handle, or None. Takes time in proportion to the tenants.
+        In the newcomer's class that line must be longer by two than all that the newcomer's tenant has waiting. Return
+        the handle, or None. Takes time in proportion to the tenants.
         """
         cdef int64_t own = self.waiting(tenant)
         cdef int32_t own_priority = integer_of(priority, CLASSES - 1, "priority")
@@ -108,7 +112,7 @@ cdef class FairQueue:
         cdef List *line
         for other in range(CLASSES - 1, own_priority - 1, -1):
             line = line_longest(&self.queue, other)
-            if line != NULL and (other > own_priority or line.length >= own + self.slack):
+            if line != NULL and (other > own_priority or line.length >= own + SLACK):
                 last_unlink(&self.queue)
                 entry = self.queue.entries[line.first].link.previous
                 handle = handle_of(&self.queue, entry)
@@ -147,7 +151,7 @@ cdef class FairQueue:
             while len(handles) < count:
                 entry = entry_next(&self.queue)
                 if entry != NONE and self.queue.loads[entry].size > budget:
-                    entry = self.first_fitting(lambda handle: self.size(handle) <= budget, UINT64_MAX)
+                    entry = self.first_fitting(lambda handle: self.entry(handle).size <= budget, UINT64_MAX)
                 if entry == NONE:
                     break
                 handles.append(handle_of(&self.queue, entry))
@@ -166,29 +170,15 @@ cdef class FairQueue:
         return entry != NONE
 
     def clear(self) -> None:
-        """Discard every entry, and reset rounds and counters. Weights stay."""
+        """Discard every entry, and reset rounds and counters."""
         while self.queue.length > 0:
             self.remove(entry_next(&self.queue), &self.discarded)
         self.forget_idle(0)
         self.queue.last_level = 0.0
 
-    def set_weight(self, tenant: str | int, weight: float) -> None:
-        """Divide this tenant's future charges by `weight`. ValueError if 65,536 others have one that is not 1."""
-        cdef int32_t row = self.known(tenant)
-        cdef double value = cost_of(weight)
-        if value == 0.0:
-            raise ValueError("a weight must be above 0")
-        if value != 1.0 and tenant not in self.weights and len(self.weights) == WEIGHTS_AT_MOST:
-            raise ValueError(f"{WEIGHTS_AT_MOST} tenants have a weight already")
-        self.weights[tenant] = value
-        if value == 1.0:
-            del self.weights[tenant]
-        if row != NONE:
-            self.queue.tenants[row].weight = value
-
     def charge(self, tenant: str | int, cost: float) -> None:
         """Charge a tenant for what it used beyond the charges of its pops. No effect under round robin."""
-        self.correct(tenant, cost_of(cost), False)
+        self.correct(tenant, checked_cost(cost), False)
 
     def refund(self, tenant: str | int, cost: float) -> None:
         """Subtract from a tenant's counter what was charged but not used. No effect under round robin.
@@ -196,79 +186,40 @@ cdef class FairQueue:
         A counter in line falls at most to the level (the smallest counter in line) at which its tenant joined, and
         one out of line at most to the current level.
         """
-        self.correct(tenant, cost_of(cost), True)
+        self.correct(tenant, checked_cost(cost), True)
 
     def counter(self, tenant: str | int) -> float:
         """Return a tenant's counter, or out of line the one it would join with. 0 under round robin."""
         cdef int32_t row = self.known(tenant)
         return level(&self.queue) if row == NONE else counter_of(&self.queue, &self.queue.tenants[row])
 
-    def position(self, handle: int) -> int:
-        """Return the length of `ahead`. KeyError if stale."""
-        return len(self.ahead(handle))
-
     def ahead(self, handle: int | None) -> list[int]:
         """Return the handles that leave before this one if nothing changes, in order. KeyError if stale; None: all."""
         return entries_before(&self.queue, NONE if handle is None else self.waiting_entry(handle))
 
-    def tenant(self, handle: int) -> str | int:
-        """Return the tenant of an entry. KeyError if stale."""
-        return <object>self.queue.tenants[tenant_of(&self.queue.entries[self.waiting_entry(handle)])].name
-
-    def cost(self, handle: int) -> float:
-        """Return the cost that the entry was pushed with. KeyError if stale."""
-        return self.queue.loads[self.waiting_entry(handle)].cost
-
-    def size(self, handle: int) -> int:
-        """Return the size that the entry was pushed with. KeyError if stale."""
-        return self.queue.loads[self.waiting_entry(handle)].size
-
-    def kind(self, handle: int) -> int:
-        """Return the kind that the entry was pushed with. KeyError if stale."""
-        return self.queue.loads[self.waiting_entry(handle)].kind
-
-    def priority(self, handle: int) -> int:
-        """Return the priority that the entry was pushed with. KeyError if stale."""
-        return priority_of(&self.queue.entries[self.waiting_entry(handle)])
+    def entry(self, handle: int) -> FairQueueEntry:
+        """Return what an entry was pushed with. KeyError if stale."""
+        cdef int32_t row = self.waiting_entry(handle)
+        cdef Entry *entry = &self.queue.entries[row]
+        cdef Load *load = &self.queue.loads[row]
+        tenant = <object>self.queue.tenants[tenant_of(entry)].name
+        return FairQueueEntry(tenant, load.cost, priority_of(entry), load.size, load.kind, is_retried(entry))
 
     def waiting(self, tenant: str | int) -> int:
         """Return how many entries of this tenant wait, over all classes."""
         cdef int32_t row = self.known(tenant)
         return 0 if row == NONE else self.queue.tenants[row].waiting
 
-    def statistics(self) -> FairQueueStatistics:
-        """Return a frozen summary."""
-        cdef int64_t pushed = self.queue.length + self.popped + self.discarded + self.displaced
-        cdef int64_t tenants = len(self.rows) - self.queue.classes[IDLE].tenants.length
-        counts = (pushed, self.popped, self.discarded, self.refused, self.displaced)
-        return FairQueueStatistics(self.queue.length, self.capacity, tenants, *counts)
+    @property
+    def tenants(self) -> int:
+        """The number of tenants that have entries."""
+        return len(self.rows) - self.queue.classes[IDLE].tenants.length
 
     def __len__(self) -> int:
         return self.queue.length
 
     def __contains__(self, handle: object) -> bool:
         return entry_of(&self.queue, handle) != NONE
-
-    def __sizeof__(self) -> int:
-        cdef size_t entries = self.queue.entries_capacity * (sizeof(Entry) + sizeof(Load))
-        return object.__sizeof__(self) + entries + self.queue.tenants_capacity * (sizeof(Tenant) + self.queue.nodes_size)
-
-    # Everything that can fail happens before the links change. No foreign code runs in between: tenants are exactly str
-    # or int.
-
-    cdef enter(self, tenant, cost, priority, size, kind, bint retried):
-        cdef int32_t row = self.known(tenant)
-        cdef int32_t checked_priority = integer_of(priority, CLASSES - 1, "priority")
-        cdef Load load = Load(cost_of(cost), integer_of(size, (<int64_t>1 << 48) - 1, "size"), 0, 0)
-        load.kind = integer_of(kind, KINDS - 1, "kind")
-        if not retried and self.queue.length >= self.capacity:
-            self.refused += 1
-            raise QueueFullError(f"{self.capacity} entries wait already")
-        handle = entry_reserve(&self.queue)
-        if row == NONE:
-            row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
-        entry_join(&self.queue, row, load, checked_priority, retried)
-        return handle
 
     cdef int32_t first_fitting(self, fits, uint64_t kinds) except -2:
         # Return the entry of these kinds that leaves next, or NONE. If that passes over another, count it. `fits` may
@@ -314,7 +265,7 @@ cdef class FairQueue:
         cdef int32_t row = self.known(tenant)
         if self.queue.by_tokens and (row != NONE or not is_refund):
             if row == NONE:
-                row = tenant_begin(&self.queue, self.rows, tenant, self.weights.get(tenant, 1.0))
+                row = tenant_begin(&self.queue, self.rows, tenant)
             tenant_charge(&self.queue, row, cost, is_refund)
             if self.queue.tenants[row].waiting == 0:
                 self.forget_idle(REMEMBERED_AT_MOST)
@@ -349,15 +300,10 @@ cdef class FairQueue:
         return entry
 
 
-cdef inline double cost_of(cost) except -1.0:
-    cdef double value = INFINITY
-    try:
-        value = cost
-    except OverflowError:
-        pass
-    if not 0.0 <= value < INFINITY:
+cdef inline double checked_cost(double cost) except -1.0:
+    if not 0.0 <= cost < INFINITY:
         raise ValueError("cost must be finite and not negative")
-    return value
+    return cost
 
 
 cdef inline int64_t integer_of(number, int64_t most, name) except -1:

@@ -120,49 +120,42 @@ cdef inline void entry_serve(Queue *queue, int32_t row) noexcept:
     entry_leave(queue, row)
     queue.last_level = before  # so that a refund of the last entry's charge is not lost
 
-cdef inline bint is_of(Queue *queue, int32_t row, uint64_t kinds) noexcept:
-    return kinds >> queue.loads[row].kind & 1
-
 cdef inline int32_t first_of(Queue *queue, List *entries, uint64_t kinds) noexcept:
     # Return the first entry of these kinds, or NONE.
     cdef int32_t row = entries.first
     for _ in range(entries.length):
-        if is_of(queue, row, kinds):
+        if kinds >> queue.loads[row].kind & 1:
             return row
         row = queue.entries[row].link.next
     return NONE
-
-cdef inline int32_t line_first(Queue *queue, Line *line, uint64_t kinds) noexcept:
-    # The same for a line. Without such an entry, also clear the bits of these kinds.
-    cdef int32_t row = first_of(queue, &line.entries, kinds) if line.kinds & kinds else NONE
-    if row == NONE:
-        line.kinds &= ~kinds
-    return row
 
 cdef inline int32_t class_first(Queue *queue, int32_t priority, uint64_t kinds) noexcept:
     # Return the first entry of a class in the order of `pop` that is of these kinds, or NONE. All tenants of the
     # class are visited, or under round robin those before it. Unlike `order_begin`, this changes no tree.
     cdef List *tenants = &queue.classes[priority].tenants
-    cdef int32_t row, tenant = tenants.first, best = NONE, entry = NONE
-    row = first_of(queue, &queue.classes[priority].retried, kinds)
-    if row != NONE:
-        return row
+    cdef Line *line
+    cdef int32_t tenant = tenants.first, best = NONE, row, first = first_of(queue, &queue.classes[priority].retried, kinds)
+    if first != NONE:
+        return first
     for _ in range(tenants.length):
-        if line_of(queue, tenant, priority).kinds & kinds and (best == NONE or is_before(queue, priority, tenant, best)):
-            row = line_first(queue, line_of(queue, tenant, priority), kinds)
-            if row != NONE:
-                best, entry = tenant, row
+        line = line_of(queue, tenant, priority)
+        if line.kinds & kinds and is_before(queue, priority, tenant, best):
+            row = first_of(queue, &line.entries, kinds)
+            if row == NONE:
+                line.kinds &= ~kinds
+            else:
+                best, first = tenant, row
                 if not queue.by_tokens:
                     break
-        tenant = line_of(queue, tenant, priority).link.next
-    return entry
+        tenant = line.link.next
+    return first
 
 cdef inline list_append(Queue *queue, List *entries, list handles, Py_ssize_t limit, uint64_t kinds):
     cdef int32_t row = entries.first
     for _ in range(entries.length):
         if len(handles) == limit:
             break
-        if is_of(queue, row, kinds):
+        if kinds >> queue.loads[row].kind & 1:
             handles.append(handle_of(queue, row))
         row = queue.entries[row].link.next
 

@@ -44,9 +44,8 @@ cdef struct Line:         # a tenant's entries of one class, except retried ones
 
 cdef struct Tenant:
     PyObject *name        # borrowed: the key in FairQueue.rows keeps it alive
-    double counter        # service in units of cost / weight
+    double counter        # service in units of cost
     double lift           # the level when it came in line; a refund lowers the counter no further
-    double weight
     int64_t turn          # when it was last served; 0: never, or forgotten
     int32_t waiting       # its entries
     int32_t next_free

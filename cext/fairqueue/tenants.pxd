@@ -76,7 +76,7 @@ cdef inline int32_t turn_next(Queue *queue, int32_t priority) noexcept:
     # Return the next tenant in turn. The ring must not be empty.
     return queue.nodes[RINGS + priority] if queue.by_tokens else queue.classes[priority].tenants.first
 
-cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) except -1:
+cdef inline int32_t tenant_begin(Queue *queue, dict rows, name) except -1:
     # Assign the first free row to a new tenant, and return the row. The tenant has no entries yet.
     cdef int32_t row, before = queue.tenants_capacity, capacity = max(2 * before, ROWS_AT_FIRST)
     cdef Tenant *tenant
@@ -94,7 +94,7 @@ cdef inline int32_t tenant_begin(Queue *queue, dict rows, name, double weight) e
     tenant = &queue.tenants[row]
     queue.free_tenant = tenant.next_free
     memset(tenant, 0, sizeof(Tenant))
-    tenant.name, tenant.weight = <PyObject *>name, weight
+    tenant.name = <PyObject *>name
     turn_join(queue, row, IDLE)
     return row
 
@@ -118,8 +118,8 @@ cdef inline void tenant_charge(Queue *queue, int32_t row, double cost, bint is_r
     cdef double counter = counter_of(queue, tenant)
     if is_refund:
         # The level may be above the counter now and fall later: a refund must not raise the counter to it.
-        counter = fmax(counter - cost / tenant.weight, tenant.lift if is_in_line(tenant) else level(queue))
+        counter = fmax(counter - cost, tenant.lift if is_in_line(tenant) else level(queue))
         tenant.counter = fmin(tenant.counter, counter)
     else:
-        tenant.counter = fmin(counter + cost / tenant.weight, 1e300)  # so that every sum of charges is finite
+        tenant.counter = fmin(counter + cost, 1e300)  # so that every sum of charges is finite
     trees_restore(queue, row)

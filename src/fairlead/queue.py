@@ -17,25 +17,40 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import trio
 
-from fairlead._cext.fairqueue import FairQueue, FairQueueStatistics, QueueFullError
+from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 __all__ = [
     "HIGH",
     "LOW",
     "NORMAL",
-    "FairQueueStatistics",
     "QueueClosedError",
     "QueueFullError",
+    "QueueStatistics",
     "RequestQueue",
 ]
 
 HIGH, NORMAL, LOW = range(3)
 
 Item = TypeVar("Item")
+
+
+class QueueStatistics(NamedTuple):
+    """What is queued now, and what happened since the beginning.
+
+    Every item that was added is still queued, was removed in its turn, or was discarded.
+    """
+
+    length: int
+    capacity: int
+    tenants: int
+    pushed: int
+    popped: int
+    discarded: int
+    refused: int
 
 
 class QueueClosedError(Exception):
@@ -202,12 +217,15 @@ class RequestQueue(Generic[Item]):
     def position(self, request_id: Hashable) -> int:
         """Return how many items are served before this one if none is added or removed. Raises `KeyError`."""
         with self._lock:
-            return self._line.position(self._handles[request_id])
+            return len(self._line.ahead(self._handles[request_id]))
 
-    def statistics(self) -> FairQueueStatistics:
+    def statistics(self) -> QueueStatistics:
         """Return counts: of what is queued now, and of what happened since the beginning."""
         with self._lock:
-            return self._line.statistics()
+            line = self._line
+            pushed = len(line) + line.popped + line.discarded
+            counts = (pushed, line.popped, line.discarded, line.refused)
+            return QueueStatistics(len(line), line.capacity, line.tenants, *counts)
 
     # With the lock held ------------------------------------------------------------------------------
 

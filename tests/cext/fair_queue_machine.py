@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from cext.fair_queue_oracle import FairQueueOracle
+from cext.fair_queue_oracle import SLACK, FairQueueOracle, counts, pushed
 
 MACHINE_SETTINGS = settings(
     stateful_step_count=40,
@@ -19,7 +19,6 @@ tenants = st.sampled_from(NAMES)
 priorities = st.sampled_from([1, 1, 1, 0, 7])
 plain_costs = st.sampled_from([1.0, 1.0, 1.0, 0.0, 2.0, 5.5])
 costs = st.one_of(plain_costs, plain_costs, plain_costs, st.floats(min_value=0, max_value=1e9))
-weights = st.sampled_from([0.5, 1.0, 3.0])
 sizes = st.sampled_from([0, 1, 2, 3, 2**48 - 1])
 kinds = st.sampled_from([0, 0, 1, 63])
 tried_kinds = st.sampled_from([*[None] * 9, 0, 1, 2, 1 << 63])
@@ -51,18 +50,17 @@ impossible_arguments = st.sampled_from(
 # The calls that may come first after entries were discarded.
 NEXT_CALLS = {
     "push": None,
-    "push_front": None,
+    "push retried": None,
     "pop": lambda machine, *_: machine.pop(),
     "pop fitting": lambda machine, *_: machine.pop_fitting([True, False, None]),
     "pop_many": lambda machine, *_: machine.pop_many(3, 5),
-    "position": lambda machine, *_: machine.check_all(machine.look_up),
+    "entry": lambda machine, *_: machine.check_all(machine.look_up),
     "ahead": lambda machine, *_: machine.check_all(machine.check_ahead),
     "displace": lambda machine, _, tenant, priority: machine.check_displaced(tenant, priority),
     "clear": lambda machine, *_: machine.call_both("clear"),
     "charge": lambda machine, _, tenant, __: machine.call_both("charge", tenant, 2.0),
     "refund": lambda machine, _, tenant, __: machine.call_both("refund", tenant, 2.0),
-    "weight": lambda machine, _, tenant, __: machine.call_both("set_weight", tenant, 2.0),
-    "statistics": lambda machine, *_: machine.statistics_and_counters_are_equal(),
+    "counts": lambda machine, *_: machine.counts_are_equal(),
 }
 
 
@@ -81,10 +79,8 @@ class FairQueueMachine(RuleBasedStateMachine):
         fairness=st.sampled_from(["roundRobin", "tokens"]),
         min_share=st.sampled_from([0.0, 0.0, 0.1, 0.4]),
         bypass=st.sampled_from([0, 1, 2, 8]),
-        slack=st.sampled_from([1, 2]),
-        weights=st.tuples(weights, weights),
     )
-    def begin(self, *, weights, **options):
+    def begin(self, **options):
         options |= self.fixed_options
         self.capacity = options["capacity"]
         self.in_rounds = options["fairness"] == "roundRobin"
@@ -93,21 +89,16 @@ class FairQueueMachine(RuleBasedStateMachine):
         self.oracle_handles = {}
         self.retried = set()
         self.leads = defaultdict(int)
-        for tenant, weight in zip(NAMES, weights, strict=False):
-            self.oracle.set_weight(tenant, weight)
-            self.queue.set_weight(tenant, weight)
 
     # Adding entries
 
     @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes, kind=kinds)
     def push(self, tenant, cost, priority, size, kind):
-        return self.push_to_both("push", tenant, cost, priority, size, kind)
+        return self.push_to_both(tenant, cost, priority, size, kind)
 
     @rule(target=handles, tenant=tenants, cost=costs, priority=priorities, size=sizes, kind=kinds)
-    def push_front(self, tenant, cost, priority, size, kind):
-        handle = self.push_to_both("push_front", tenant, cost, priority, size, kind)
-        self.retried.add(handle)
-        return handle
+    def push_retried(self, tenant, cost, priority, size, kind):
+        return self.push_to_both(tenant, cost, priority, size, kind, retried=True)
 
     @rule(
         target=handles,
@@ -117,16 +108,14 @@ class FairQueueMachine(RuleBasedStateMachine):
     )
     def push_several(self, entries, priority, size):
         admitted = entries[: max(self.capacity - len(self.oracle), 0)]
-        return multiple(
-            *[self.push_to_both("push", tenant, 1.0, priority, size, kind) for tenant, kind in admitted]
-        )
+        return multiple(*[self.push_to_both(tenant, 1.0, priority, size, kind) for tenant, kind in admitted])
 
-    @rule(arguments=impossible_arguments, method=st.sampled_from(["push", "push_front"]))
-    def push_invalid_entry(self, arguments, method):
-        arguments = {"tenant": "ann", "cost": 1.0, "priority": 1, "size": 0, "kind": 0} | arguments
-        expected = outcome(getattr(self.oracle, method), **arguments)
+    @rule(arguments=impossible_arguments, retried=st.booleans())
+    def push_invalid_entry(self, arguments, retried):
+        arguments = {"tenant": "ann", "retried": retried} | arguments
+        expected = outcome(self.oracle.push, **arguments)
         assert expected[0] == "raised"
-        assert expected == outcome(getattr(self.queue, method), **arguments)
+        assert expected == outcome(self.queue.push, **arguments)
 
     # Removing entries
 
@@ -191,11 +180,8 @@ class FairQueueMachine(RuleBasedStateMachine):
         for handle in discards:
             self.discard_from_both(handle)
             assert not self.queue.discard(handle)
-        if next_call in ("push", "push_front"):
-            handle = self.push_to_both(next_call, tenant, 1.0, priority, 0)
-            if next_call == "push_front":
-                self.retried.add(handle)
-            return handle
+        if next_call in ("push", "push retried"):
+            return self.push_to_both(tenant, retried=next_call == "push retried", priority=priority)
         NEXT_CALLS[next_call](self, discards[0], tenant, priority)
         return multiple()
 
@@ -210,10 +196,10 @@ class FairQueueMachine(RuleBasedStateMachine):
         """Push and discard until a one-byte counter wraps. Entries that wait meanwhile must stay valid."""
         if not enabled or len(self.oracle) >= self.capacity:
             return multiple()
-        added = [self.push_to_both("push", tenant, 1.0, priority, 0)]
+        added = [self.push_to_both(tenant, priority=priority)]
         for _ in range(count):
             self.discard_from_both(added[-1])
-            added.append(self.push_to_both("push", tenant, 1.0, priority, 0))
+            added.append(self.push_to_both(tenant, priority=priority))
         assert not any(self.queue.discard(handle) for handle in added[:-1])
         for handle, (oracle_handle, _tenant, _priority) in self.oracle_handles.items():
             assert (oracle_handle in self.oracle) == (handle in self.queue)
@@ -229,7 +215,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         """Displace an entry. Callers do this when the queue is full, so a small queue is filled first."""
         free_places = max(self.capacity - len(self.oracle), 0)
         admitted = entries[:free_places] if self.capacity <= len(entries) else []
-        added = [self.push_to_both("push", name, 1.0, other, 0) for name, other in admitted]
+        added = [self.push_to_both(name, priority=other) for name, other in admitted]
         self.check_displaced(tenant, priority)
         return multiple(*added)
 
@@ -246,20 +232,13 @@ class FairQueueMachine(RuleBasedStateMachine):
     def correct(self, tenant, method, cost):
         self.check_counters(method, tenant, cost)
 
-    @rule(tenant=tenants, weight=weights)
-    def set_weight(self, tenant, weight):
-        self.check_counters("set_weight", tenant, weight)
-
     # Queries
 
     @rule(handle=handles)
     def look_up(self, handle):
         oracle_handle = self.oracle_handles[handle][0]
         assert (oracle_handle in self.oracle) == (handle in self.queue)
-        for query in ("position", "tenant", "cost", "size", "kind", "priority"):
-            assert outcome(getattr(self.oracle, query), oracle_handle) == outcome(
-                getattr(self.queue, query), handle
-            )
+        assert outcome(self.oracle.entry, oracle_handle) == outcome(self.queue.entry, handle)
         self.check_ahead(handle)
 
     @rule(handle=handles, offset=st.sampled_from([1, -1, 1 << 32, -1 << 32, 1 << 63, 1 << 64]))
@@ -276,12 +255,9 @@ class FairQueueMachine(RuleBasedStateMachine):
             self.pop()
 
     @invariant()
-    def statistics_and_counters_are_equal(self):
-        statistics = self.queue.statistics()
-        assert self.oracle.statistics() == statistics
-        assert statistics.length == len(self.queue)
-        left = statistics.popped + statistics.discarded + statistics.displaced
-        assert statistics.pushed == statistics.length + left
+    def counts_are_equal(self):
+        assert counts(self.oracle) == counts(self.queue)
+        assert self.oracle.pushed == pushed(self.queue)
         for tenant in (*NAMES, "nobody"):
             assert self.oracle.waiting(tenant) == self.queue.waiting(tenant)
             assert self.oracle.counter(tenant) == self.queue.counter(tenant)
@@ -299,10 +275,10 @@ class FairQueueMachine(RuleBasedStateMachine):
             if not self.oracle.lines[priority].keys() >= set(pair):
                 del self.leads[key]
 
-    def push_to_both(self, method, tenant, cost, priority, size, kind=0):
-        options = {"priority": priority, "size": size, "kind": kind}
-        expected = outcome(getattr(self.oracle, method), tenant, cost, **options)
-        actual = outcome(getattr(self.queue, method), tenant, cost, **options)
+    def push_to_both(self, tenant, cost=1.0, priority=1, size=0, kind=0, *, retried=False):
+        options = {"priority": priority, "size": size, "kind": kind, "retried": retried}
+        expected = outcome(self.oracle.push, tenant, cost, **options)
+        actual = outcome(self.queue.push, tenant, cost, **options)
         assert expected[0] == actual[0]
         if expected[0] == "raised":
             assert expected == actual
@@ -310,6 +286,8 @@ class FairQueueMachine(RuleBasedStateMachine):
         handle = actual[1]
         assert handle not in self.oracle_handles, "a handle was returned twice"
         self.oracle_handles[handle] = (expected[1], tenant, priority)
+        if retried:
+            self.retried.add(handle)
         return handle
 
     def discard_from_both(self, handle):
@@ -351,7 +329,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         oracle_handle, displaced_tenant, displaced_priority = self.oracle_handles[actual]
         assert actual not in self.retried
         assert displaced_priority > priority or (
-            displaced_priority == priority and before[displaced_tenant] >= before[tenant] + self.oracle.slack
+            displaced_priority == priority and before[displaced_tenant] >= before[tenant] + SLACK
         )
         assert expected == oracle_handle
 

@@ -4,10 +4,11 @@ import copy
 import math
 from dataclasses import dataclass
 
-from fairlead._cext.fairqueue import FairQueueStatistics, QueueFullError
+from fairlead._cext.fairqueue import FairQueueEntry, QueueFullError
 
 CLASSES = 8
 CREDIT_AT_MOST = 4.0
+SLACK = 2
 ONE_POP = 1 - 1e-9
 
 
@@ -18,7 +19,7 @@ class Entry:
     priority: int
     size: int
     retried: bool
-    kind: int = 0
+    kind: int
     passed: int = 0
 
 
@@ -28,14 +29,13 @@ class FairQueueOracle:
     It remembers every tenant. The kernel remembers the 2048 that matter most.
     """
 
-    def __init__(self, *, capacity, fairness="roundRobin", min_share=0.0, bypass=8, slack=2):
+    def __init__(self, *, capacity, fairness="roundRobin", min_share=0.0, bypass=8):
         check(capacity >= 0 and fairness in ("roundRobin", "tokens"))
-        check(0 <= min_share < 1 and 0 <= bypass <= 255 and slack >= 1)
-        self.capacity, self.min_share, self.bypass, self.slack = capacity, min_share, bypass, slack
+        check(0 <= min_share < 1 and 0 <= bypass <= 255)
+        self.capacity, self.min_share, self.bypass, self.slack = capacity, min_share, bypass, SLACK
         self.by_tokens = fairness == "tokens"
         self.entries = {}  # handle -> Entry
         self.pushed = self.popped = self.discarded = self.refused = self.displaced = 0
-        self.weights = {}
         self.begin()
 
     def begin(self):
@@ -53,19 +53,16 @@ class FairQueueOracle:
 
     # Adding entries
 
-    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
+    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0, retried=False):
         check_arguments(tenant, cost, priority, size, kind)
-        if len(self) >= self.capacity:
+        if len(self) >= self.capacity and not retried:
             self.refused += 1
             raise QueueFullError
-        handle = self.new_entry(Entry(tenant, cost, priority, size, retried=False, kind=kind))
-        self.line(tenant, priority).append(handle)
-        return handle
-
-    def push_front(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
-        check_arguments(tenant, cost, priority, size, kind)
-        handle = self.new_entry(Entry(tenant, cost, priority, size, retried=True, kind=kind))
-        self.retried[priority].insert(0, handle)
+        handle = self.new_entry(Entry(tenant, cost, priority, size, retried, kind))
+        if retried:
+            self.retried[priority].insert(0, handle)
+        else:
+            self.line(tenant, priority).append(handle)
         return handle
 
     def new_entry(self, entry):
@@ -153,7 +150,7 @@ class FairQueueOracle:
     def discard(self, handle):
         if handle not in self.entries:
             return False
-        tenant = self.tenant(handle)
+        tenant = self.entries[handle].tenant
         self.leave(handle)
         self.forget_idle(tenant)
         self.discarded += 1
@@ -239,7 +236,7 @@ class FairQueueOracle:
         check_arguments(tenant, cost)
         if self.by_tokens and tenant in self.counters:
             least = self.lifts[tenant] if tenant in self.in_line() else self.level()
-            after = max(self.counter(tenant) - cost / self.weight(tenant), least)
+            after = max(self.counter(tenant) - cost, least)
             self.counters[tenant] = min(self.counters[tenant], after)
             self.forget_idle(tenant)
 
@@ -248,17 +245,9 @@ class FairQueueOracle:
         own = self.counters.get(tenant, 0.0)
         return own if tenant in self.in_line() else max(own, self.level())
 
-    def set_weight(self, tenant, weight):
-        check_arguments(tenant, weight)
-        check(weight > 0)
-        self.weights[tenant] = weight
-
-    def weight(self, tenant):
-        return self.weights.get(tenant, 1.0)
-
     def add(self, tenant, cost):
         if self.by_tokens:
-            self.counters[tenant] = min(self.counter(tenant) + cost / self.weight(tenant), 1e300)
+            self.counters[tenant] = min(self.counter(tenant) + cost, 1e300)
 
     def level(self):
         return min((self.counters[tenant] for tenant in self.in_line()), default=self.floor)
@@ -277,9 +266,6 @@ class FairQueueOracle:
 
     # Queries
 
-    def position(self, handle):
-        return len(self.ahead(handle))
-
     def ahead(self, handle):
         if handle not in self.entries and handle is not None:
             raise KeyError(handle)
@@ -289,42 +275,34 @@ class FairQueueOracle:
         handles = iter(future.pop, handle)
         return list(handles)
 
-    def tenant(self, handle):
-        return self.entries[handle].tenant
-
-    def cost(self, handle):
-        return self.entries[handle].cost
-
-    def size(self, handle):
-        return self.entries[handle].size
-
-    def kind(self, handle):
-        return self.entries[handle].kind
-
-    def priority(self, handle):
-        return self.entries[handle].priority
+    def entry(self, handle):
+        entry = self.entries[handle]
+        return FairQueueEntry(entry.tenant, entry.cost, entry.priority, entry.size, entry.kind, entry.retried)
 
     def waiting(self, tenant):
         check_arguments(tenant)
         return sum(entry.tenant == tenant for entry in self.entries.values())
 
-    def statistics(self):
-        return FairQueueStatistics(
-            length=len(self),
-            capacity=self.capacity,
-            tenants=len({entry.tenant for entry in self.entries.values()}),
-            pushed=self.pushed,
-            popped=self.popped,
-            discarded=self.discarded,
-            refused=self.refused,
-            displaced=self.displaced,
-        )
+    @property
+    def tenants(self):
+        return len({entry.tenant for entry in self.entries.values()})
 
     def __len__(self):
         return len(self.entries)
 
     def __contains__(self, handle):
         return handle in self.entries
+
+
+def counts(queue):
+    """Return all that a queue, or an oracle, counts."""
+    left = (queue.popped, queue.discarded, queue.displaced)
+    return (len(queue), queue.capacity, queue.tenants, queue.refused, *left)
+
+
+def pushed(queue):
+    """Return how many entries a queue has accepted."""
+    return len(queue) + queue.popped + queue.discarded + queue.displaced
 
 
 def check(condition):

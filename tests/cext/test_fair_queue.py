@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cext.fair_queue_oracle import FairQueueOracle
+from cext.fair_queue_oracle import FairQueueOracle, counts, pushed
 from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
 both = pytest.mark.parametrize("new_queue", [FairQueue, FairQueueOracle], ids=["kernel", "oracle"])
@@ -98,7 +98,7 @@ def test_tenant_has_one_line_in_each_class(new_queue):
     queue = new_queue(capacity=9)
     low = queue.push("A", priority=2)
     high = queue.push("A", priority=0)
-    assert (queue.waiting("A"), queue.statistics().tenants) == (2, 1)
+    assert (queue.waiting("A"), queue.tenants) == (2, 1)
     assert [high, low] == [queue.pop(), queue.pop()]
 
 
@@ -119,7 +119,7 @@ def test_tenants_with_a_backlog_are_never_two_turns_apart(new_queue, arrival):
 def test_positions_predict_the_pop_order(new_queue, arrivals):
     queue = new_queue(capacity=30)
     handles = [queue.push(tenant, priority=priority) for tenant, priority in arrivals]
-    handle_at = {queue.position(handle): handle for handle in handles}
+    handle_at = {len(queue.ahead(handle)): handle for handle in handles}
     assert [handle_at.get(place) for place in range(len(handles))] == [queue.pop() for _ in handles]
 
 
@@ -132,7 +132,7 @@ def test_full_queue_refuses_and_counts_it(new_queue):
     push_all(queue, "AB")
     with pytest.raises(QueueFullError):
         queue.push("C")
-    assert (len(queue), queue.statistics().pushed, queue.statistics().refused) == (2, 2, 1)
+    assert (len(queue), pushed(queue), queue.refused) == (2, 2, 1)
 
 
 @both
@@ -140,7 +140,7 @@ def test_queue_of_capacity_zero_accepts_only_retries(new_queue):
     queue = new_queue(capacity=0)
     with pytest.raises(QueueFullError):
         queue.push("A")
-    retry = queue.push_front("A")
+    retry = queue.push("A", retried=True)
     assert retry == queue.pop()
 
 
@@ -163,7 +163,7 @@ def test_handle_is_stale_once_its_entry_left(new_queue, leave):
     fresh = queue.push("B")
     assert not queue.discard(stale)
     assert (stale in queue, fresh in queue) == (False, True)
-    for query in (queue.position, queue.tenant, queue.cost):
+    for query in (queue.ahead, queue.entry):
         with pytest.raises(KeyError):
             query(stale)
 
@@ -171,10 +171,11 @@ def test_handle_is_stale_once_its_entry_left(new_queue, leave):
 @both
 def test_pushed_values_can_be_read_back(new_queue):
     queue = new_queue(capacity=2)
-    number, text = queue.push(1, 12.5), queue.push("1")
-    assert [(queue.tenant(handle), queue.cost(handle)) for handle in (number, text)] == [
-        (1, 12.5),
-        ("1", 1.0),
+    number = queue.push(1, 12.5, priority=3, size=7, kind=2)
+    text = queue.push("1", retried=True)
+    assert [queue.entry(handle) for handle in (number, text)] == [
+        (1, 12.5, 3, 7, 2, False),
+        ("1", 1.0, 1, 0, 0, True),
     ]
     assert (queue.waiting(1), queue.waiting("1"), queue.waiting("nobody")) == (1, 1, 0)
 
@@ -201,12 +202,12 @@ def test_clearing_discards_everything_and_leaves_a_queue_that_works(new_queue):
     for priority in range(8):
         push_all(queue, "ABCA", priority=priority)
     queue.clear()
-    assert (len(queue), queue.statistics().tenants, queue.statistics().discarded) == (0, 0, 32)
+    assert (len(queue), queue.tenants, queue.discarded) == (0, 0, 32)
     assert pop_all(queue, push_all(queue, "AAB")) == "ABA"
 
 
 @both
-@pytest.mark.parametrize("method", ["push", "push_front"])
+@pytest.mark.parametrize("retried", [False, True])
 @pytest.mark.parametrize(
     ("error", "tenant", "cost", "priority"),
     [
@@ -223,13 +224,13 @@ def test_clearing_discards_everything_and_leaves_a_queue_that_works(new_queue):
         (ValueError, "A", 1.0, 1 << 70),
     ],
 )
-def test_wrong_argument_changes_nothing(new_queue, method, error, tenant, cost, priority):
+def test_wrong_argument_changes_nothing(new_queue, retried, error, tenant, cost, priority):
     queue = new_queue(capacity=9)
     names = push_all(queue, "AAB")
-    before = queue.statistics()
+    before = counts(queue)
     with pytest.raises(error):
-        getattr(queue, method)(tenant, cost, priority=priority)
-    assert before == queue.statistics()
+        queue.push(tenant, cost, priority=priority, retried=retried)
+    assert before == counts(queue)
     assert pop_all(queue, names) == "ABA"
 
 
@@ -244,7 +245,6 @@ def test_wrong_argument_changes_nothing(new_queue, method, error, tenant, cost, 
         {"min_share": float("nan")},
         {"bypass": -1},
         {"bypass": 256},
-        {"slack": 0},
     ],
     ids=str,
 )
@@ -257,7 +257,7 @@ def test_invalid_options_are_refused(new_queue, options):
 
 
 def test_cost_too_large_for_a_float_is_refused():
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(OverflowError):
         FairQueue(capacity=1).push("A", 10**400)
 
 
@@ -274,7 +274,7 @@ def test_queue_keeps_the_name_of_a_waiting_tenant_alive():
     queue.push(repr(2**100))  # a string without other references
     handle = queue.push(repr(2**100))
     queue.pop()
-    assert repr(2**100) == queue.tenant(handle)
+    assert repr(2**100) == queue.entry(handle).tenant
 
 
 def test_tenant_names_are_released_when_their_entries_leave():
@@ -300,12 +300,11 @@ def test_memory_grows_with_waiting_entries_only():
     tracemalloc.start()
     try:
         churn()
-        size, traced = sys.getsizeof(queue), bytes_allocated_here()
+        traced = bytes_allocated_here()
         churn()
         grown = bytes_allocated_here() - traced
     finally:
         tracemalloc.stop()
-    assert size == sys.getsizeof(queue)
     assert grown < 10_000
     assert all(handle in queue for handle in keep)
 
@@ -319,7 +318,7 @@ def bytes_allocated_here():
 def test_growing_arrays_keep_their_contents():
     queue = FairQueue(capacity=5000)
     names = {queue.push(number % 1000, number): number for number in range(5000)}
-    assert all(names[handle] == queue.cost(handle) for handle in names)
+    assert all(names[handle] == queue.entry(handle).cost for handle in names)
     assert list(range(5000)) == [names[queue.pop()] for _ in range(5000)]
 
 
@@ -327,7 +326,7 @@ def test_push_without_memory_changes_nothing():
     testcapi = pytest.importorskip("_testcapi", reason="only CPython's own test module can take memory away")
     queue = FairQueue(capacity=1000)
     names = {queue.push(f"{number}"): number for number in range(32)}  # the next push must grow both arrays
-    before = queue.statistics()
+    before = counts(queue)
     failures = 0
     for allocations in range(50):
         handle = None
@@ -340,7 +339,7 @@ def test_push_without_memory_changes_nothing():
             testcapi.remove_mem_hooks()
         if handle is not None:
             break
-        assert before == queue.statistics()
+        assert before == counts(queue)
         assert queue.waiting("one more") == 0
     assert failures >= 2
     names[handle] = 32
@@ -364,7 +363,7 @@ def test_any_number_of_discards_in_a_row_leaves_the_others_in_their_order(fairne
         assert oracle.discard(oracle_handles[handle])
         assert handle not in queue
         assert len(oracle) == len(queue) == len(oracle_handles) - count
-    assert queue.statistics().discarded == 300
+    assert queue.discarded == 300
     assert [oracle.pop() for _ in range(100)] == [oracle_handles[queue.pop()] for _ in range(100)]
 
 
@@ -394,4 +393,4 @@ def test_waiting_entries_keep_their_handles_while_other_rows_are_reused():
 
 def test_signatures_can_be_read_at_run_time():
     parameters = inspect.signature(FairQueue.push).parameters
-    assert list(parameters) == ["self", "tenant", "cost", "priority", "size", "kind"]
+    assert list(parameters) == ["self", "tenant", "cost", "priority", "size", "kind", "retried"]

@@ -31,7 +31,7 @@ def test_retry_goes_first_and_uses_no_turn(new_queue, fairness):
     queue = new_queue(capacity=4, fairness=fairness)
     names = push_all(queue, "AABB")
     first = queue.pop()
-    names[queue.push_front("A")] = "a"
+    names[queue.push("A", retried=True)] = "a"
     assert names[first] == "A"
     assert pop_all(queue, names) == "aBAB"
 
@@ -44,7 +44,7 @@ def test_as_many_retries_as_failed_pops_go_first_in_their_order(new_queue, fairn
     failed = [queue.pop() for _ in range(4)]
     assert "".join(names[handle] for handle in failed) == "ABAB"
     for handle in reversed(failed):
-        names[queue.push_front(names[handle])] = names[handle].lower()
+        names[queue.push(names[handle], retried=True)] = names[handle].lower()
     assert pop_all(queue, names) == "ababABAB"
 
 
@@ -54,7 +54,7 @@ def test_retry_is_not_charged_again(new_queue):
     queue.push("A", 10.0)
     queue.pop()
     charged = queue.counter("A")
-    queue.push_front("A", 10.0)
+    queue.push("A", 10.0, retried=True)
     queue.pop()
     assert (charged, queue.counter("A")) == (10.0, 10.0)
 
@@ -62,7 +62,7 @@ def test_retry_is_not_charged_again(new_queue):
 @both
 def test_retry_is_never_refused_and_never_displaced(new_queue):
     queue = new_queue(capacity=2)
-    retries = [queue.push_front("A") for _ in range(4)]
+    retries = [queue.push("A", retried=True) for _ in range(4)]
     assert queue.displace("B") is None
     with pytest.raises(QueueFullError):
         queue.push("B")
@@ -78,7 +78,7 @@ def test_newcomer_displaces_the_newest_entry_of_the_longest_line(new_queue, fair
     queue = new_queue(capacity=5, fairness=fairness)
     handles = list(push_all(queue, "BAAAB"))
     assert handles[3] == queue.displace("C")
-    assert (len(queue), queue.statistics().displaced) == (4, 1)
+    assert (len(queue), queue.displaced) == (4, 1)
 
 
 @both
@@ -171,7 +171,7 @@ def test_head_that_does_not_fit_is_passed_eight_times_and_no_more(new_queue, fai
     popped = []
     with suppress(IndexError):
         while True:
-            popped.append(queue.pop(lambda handle: queue.size(handle) <= 10))
+            popped.append(queue.pop(lambda handle: queue.entry(handle).size <= 10))
     assert len(popped) == 8
     assert large == queue.pop(lambda _handle: True)
     assert len(queue.pop_many(10, 10)) == 4
@@ -242,7 +242,7 @@ def test_each_lower_class_that_waits_gets_its_share(new_queue, min_share, length
     left = list(lengths)
     popped = 0
     while all(left):
-        left[queue.priority(next_to_leave(queue))] -= 1
+        left[queue.entry(next_to_leave(queue)).priority] -= 1
         queue.pop()
         popped += 1
         for priority in (1, 2):
@@ -278,4 +278,4 @@ def test_class_earns_no_credit_while_it_is_empty(new_queue):
         queue.pop()
     queue.discard(low)
     low = queue.push("l", priority=1)
-    assert queue.position(low) == 4
+    assert len(queue.ahead(low)) == 4

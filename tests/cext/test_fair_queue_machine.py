@@ -30,10 +30,11 @@ def test_oracle_passes_the_state_machine():
 
 
 class LastInFirstOut(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
-        handle = super().push(tenant, cost, priority=priority, size=size, kind=kind)
-        line = self.lines[priority][tenant]
-        line.insert(0, line.pop())
+    def push(self, tenant, cost=1.0, *, priority=1, retried=False, **options):
+        handle = super().push(tenant, cost, priority=priority, retried=retried, **options)
+        if not retried:
+            line = self.lines[priority][tenant]
+            line.insert(0, line.pop())
         return handle
 
 
@@ -70,13 +71,6 @@ class DiscardCountsAsATurn(FairQueueOracle):
         if discarded and entry.tenant in self.lines[entry.priority]:
             self.take_turn(entry)
         return discarded
-
-
-class PositionIsOrderOfArrival(FairQueueOracle):
-    def position(self, handle):
-        if handle not in self.entries:
-            raise KeyError(handle)
-        return sorted(self.entries).index(handle)
 
 
 class AheadIsOrderOfArrival(FairQueueOracle):
@@ -121,19 +115,19 @@ class CreditOutlastsTheWait(FairQueueOracle):
 
 
 class OneMoreThanCapacity(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
+    def push(self, tenant, *arguments, **options):
         self.capacity += 1
         try:
-            return super().push(tenant, cost, priority=priority, size=size, kind=kind)
+            return super().push(tenant, *arguments, **options)
         finally:
             self.capacity -= 1
 
 
 class OneLessThanCapacity(FairQueueOracle):
-    def push(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
+    def push(self, tenant, *arguments, **options):
         self.capacity -= 1
         try:
-            return super().push(tenant, cost, priority=priority, size=size, kind=kind)
+            return super().push(tenant, *arguments, **options)
         finally:
             self.capacity += 1
 
@@ -205,19 +199,20 @@ class DisplacesTheOldest(FairQueueOracle):
 
 
 class RetryGoesToTheEnd(FairQueueOracle):
-    def push_front(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
-        handle = super().push_front(tenant, cost, priority=priority, size=size, kind=kind)
-        line = self.retried[priority]
-        line.append(line.pop(0))
+    def push(self, tenant, cost=1.0, *, priority=1, retried=False, **options):
+        handle = super().push(tenant, cost, priority=priority, retried=retried, **options)
+        if retried:
+            line = self.retried[priority]
+            line.append(line.pop(0))
         return handle
 
 
 class RetryIsRefused(FairQueueOracle):
-    def push_front(self, tenant, cost=1.0, *, priority=1, size=0, kind=0):
-        check_arguments(tenant, cost, priority, size)
-        if len(self) >= self.capacity:
+    def push(self, tenant, cost=1.0, *, retried=False, **options):
+        check_arguments(tenant, cost, **options)
+        if retried and len(self) >= self.capacity:
             raise QueueFullError
-        return super().push_front(tenant, cost, priority=priority, size=size, kind=kind)
+        return super().push(tenant, cost, retried=retried, **options)
 
 
 class RetryIsChargedAgain(FairQueueOracle):
@@ -329,20 +324,6 @@ class RefundGoesBelowTheLift(FairQueueOracle):
 class RefundDoesNothing(FairQueueOracle):
     def refund(self, tenant, cost):
         check_arguments(tenant, cost)
-
-
-class RefundIgnoresTheWeight(FairQueueOracle):
-    detected_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
-
-    def refund(self, tenant, cost):
-        super().refund(tenant, cost * self.weight(tenant))
-
-
-class ChargeIgnoresTheWeight(FairQueueOracle):
-    detected_with = {"fairness": "tokens", "capacity": 1000}  # noqa: RUF012
-
-    def add(self, tenant, cost):
-        super().add(tenant, cost * self.weight(tenant))
 
 
 MUTANTS = FairQueueOracle.__subclasses__()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
-from fairlead._cext.fairqueue import FairQueue
+from fairlead._cext.fairqueue import FairQueue, FairQueueEntry
 from fairlead.dispatch.effects import Effects
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import LoadRequest, Ticket
@@ -37,37 +37,37 @@ class Ledger:
         self._line = line
         self._unpaid: set[int] = set()  # handles that were not popped, and so not charged, yet
 
-    def push(self, tenant: str, cost: float = 1.0, **options: int) -> int:
-        handle = self._line.push(tenant, cost, **options)
-        self._unpaid.add(handle)
+    def push(self, tenant: str, cost: float = 1.0, *, retried: bool = False, **options: int) -> int:
+        handle = self._line.push(tenant, cost, retried=retried, **options)
+        if not retried:
+            self._unpaid.add(handle)
         return handle
 
     def _waiting(self) -> list[int]:
         return [handle for handle in self._unpaid if handle in self._line]
 
     def pop(self, fits: Callable[[int], bool | None], *, kinds: int | None = None) -> int:
-        popped: list[tuple[int, str | int, float]] = []
+        tried: list[tuple[int, FairQueueEntry]] = []
 
         def fits_and_records(handle: int) -> bool | None:
-            popped[:] = [(handle, self._line.tenant(handle), self._line.cost(handle))]
+            tried[:] = [(handle, self._line.entry(handle))]
             return fits(handle)
 
         handle = self._line.pop(fits_and_records, kinds=kinds)
-        ((last, tenant, cost),) = popped
+        ((last, entry),) = tried
         assert last == handle
         if handle in self._unpaid:
             self._unpaid.remove(handle)
-            self.charged[tenant] += cost
+            self.charged[entry.tenant] += entry.cost
         return handle
 
     def pop_many(self, max_count: int, memory_budget: int) -> list[int]:
-        known = {handle: (self._line.tenant(handle), self._line.cost(handle)) for handle in self._waiting()}
+        known = {handle: self._line.entry(handle) for handle in self._waiting()}
         handles = self._line.pop_many(max_count, memory_budget)
         for handle in handles:
             if handle in self._unpaid:
                 self._unpaid.remove(handle)
-                tenant, cost = known[handle]
-                self.charged[tenant] += cost
+                self.charged[known[handle].tenant] += known[handle].cost
         return handles
 
     def charge(self, tenant: str, cost: float) -> None:

@@ -1,8 +1,13 @@
 """The queue by itself: tickets over the kernel's handles, bytes, and what tenants were charged."""
 
+from random import Random
+
+import pytest
+
 from dispatch.recorded import job
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.ticket import Ticket
+from fairlead.dispatch.wait_survey import QueueOrder
 from fairlead.job import Relay
 
 
@@ -58,6 +63,112 @@ def test_charge_adds_only_what_exceeds_the_last_and_a_refund_ends_it():
     assert subject._kernel.counter("A") == 4.0
     subject.refund(ticket, down_to=1.0)
     assert (subject._kernel.counter("A"), ticket.charged) == (1.0, 0.0)
+
+
+# Weights -------------------------------------------------------------------------------------------
+
+
+def test_weight_of_two_doubles_the_share():
+    subject = Queue(20, fairness="tokens", tenant_weights={"A": 2.0})
+    for tenant in "AAAAAABBB":
+        subject.push(job(tenant))
+    popped = [subject.pop(accept_all) for _ in range(9)]
+    assert "".join(ticket.job.tenant for ticket in popped if ticket) == "ABABAABAA"
+
+
+def test_counter_of_a_tenant_with_a_tiny_weight_stays_finite():
+    subject = Queue(3, fairness="tokens", tenant_weights={"A": 5e-324})
+    ticket = job("A", cost=2.0)
+    subject.push(ticket)
+    subject.pop(accept_all)
+    subject.charge(ticket, 1e308)
+    subject.push(job("B"))
+    assert subject.counters("AB").counters == {"A": 1e300, "B": 0.0}
+    subject.refund(ticket, down_to=0.0)
+    assert subject.counters("B").counters == {"B": 0.0}
+
+
+WEIGHTS = {"A": 0.5, "B": 4.0}
+
+
+class ChargeIgnoresTheWeight(Queue):
+    def charge(self, ticket: Ticket, cost: float) -> None:
+        self._kernel.charge(ticket.job.tenant, max(0.0, cost - ticket.charged))
+        ticket.charged = max(ticket.charged, cost)
+
+
+class RefundIgnoresTheWeight(Queue):
+    def refund(self, ticket: Ticket, *, down_to: float) -> None:
+        self._kernel.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
+        ticket.charged = 0.0
+
+
+class PushIgnoresTheWeight(Queue):
+    def push(self, ticket: Ticket) -> None:
+        self._weights, weights = {}, self._weights
+        super().push(ticket)
+        self._weights = weights
+
+
+class OrderIgnoresTheWeight(Queue):
+    def order(self) -> QueueOrder:
+        self._weights, weights = {}, self._weights
+        try:
+            return super().order()
+        finally:
+            self._weights = weights
+
+
+def test_weights_divide_every_cost():
+    check_weights(Queue)
+
+
+@pytest.mark.parametrize("mutant", Queue.__subclasses__(), ids=lambda mutant: mutant.__name__)
+def test_queue_that_ignores_a_weight_is_detected(mutant):
+    with pytest.raises(AssertionError):
+        check_weights(mutant)
+
+
+def check_weights(queue_type: type[Queue]) -> None:
+    """Compare a queue with one without weights in which each cost was divided by hand."""
+    random = Random(14)
+    subject = queue_type(1000, fairness="tokens", tenant_weights=WEIGHTS)
+    plain = Queue(1000, fairness="tokens")
+    running: list[tuple[Ticket, Ticket]] = []
+    twins: dict[Ticket, Ticket] = {}
+    for _ in range(400):
+        action = random.choice(["push", "push", "pop", "charge", "refund", "requeue"])
+        tenant, cost = random.choice("ABC"), float(random.randint(0, 8))
+        weight = WEIGHTS.get(tenant, 1.0)
+        if action == "push":
+            ticket, twin = job(tenant, cost=cost), job(tenant, cost=cost / weight)
+            twins[ticket] = twin
+            subject.push(ticket)
+            plain.push(twin)
+        elif action == "pop" and len(subject):
+            popped, expected = subject.pop(accept_all), plain.pop(accept_all)
+            assert popped is not None
+            assert expected is twins[popped]
+            running.append((popped, expected))
+        elif running:
+            ticket, twin = running.pop(random.randrange(len(running)))
+            weight = WEIGHTS.get(ticket.job.tenant, 1.0)
+            if action == "charge":
+                subject.charge(ticket, cost)
+                plain.charge(twin, cost / weight)
+                running.append((ticket, twin))
+            elif action == "requeue":
+                subject.requeue(ticket)
+                plain.requeue(twin)
+            else:
+                subject.refund(ticket, down_to=cost)
+                plain.refund(twin, down_to=cost / weight)
+        assert plain.counters("ABC") == subject.counters("ABC")
+        assert plain.order().newcomers == subject.order().newcomers
+    assert [twins[ticket] for ticket in subject.order().tickets] == plain.order().tickets
+
+
+# Capacity and bytes --------------------------------------------------------------------------------
 
 
 def test_newcomer_displaces_a_job_of_the_longest_list_only_if_that_makes_room():

@@ -218,8 +218,8 @@ class ChargedPerGrant(Dispatcher):
     """A job that returns to the queue is queued like a new one, and is charged at each grant."""
 
     def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
-        queue: Any = self.scheduler._queue._kernel
-        queue.push_front = queue.push
+        queue: Any = self.scheduler._queue
+        queue.requeue = queue.push
         super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
 
 

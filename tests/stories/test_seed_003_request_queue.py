@@ -102,7 +102,7 @@ def test_threads_that_push_and_pop_lose_nothing(queue):
     pushed: list[int] = []
 
     def push(tenant: int) -> None:
-        pushed.extend(queue.push_front(tenant) for _ in range(500))
+        pushed.extend(queue.push(tenant, retried=True) for _ in range(500))
 
     def pop() -> None:
         while len(popped) < 2000:

@@ -1,7 +1,8 @@
 """The waiting jobs: their order, the size of their requests, and what each tenant was charged.
 
 Pure. The `FairQueue` kernel keeps the order of handles with their tenants and costs; here each handle is a
-ticket's. Independent of seats: a function that is passed to `pop` checks which jobs fit.
+ticket's, and each cost is divided by its tenant's weight. Independent of seats: a function that is passed to
+`pop` checks which jobs fit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ UNBOUNDED_JOBS = 2**31
 UNBOUNDED_TOKENS = 2**63
 WAITING_BYTES = 256 * 1024 * 1024
 CLASSES = 8
+MOST_SERVICE = 1e300
 _NO_TENANT = -1  # tenants have names; as many numbers below it as there are classes are free, too
 
 
@@ -45,8 +47,6 @@ class Queue:
         # a free seat passes through it too, and a requeued job is always accepted.
         self._kernel = FairQueue(capacity=UNBOUNDED_JOBS, fairness=fairness, min_share=min_share)
         self._weights = dict(tenant_weights or {})
-        for tenant, weight in self._weights.items():
-            self._kernel.set_weight(tenant, weight)
         self._tickets: dict[int, Ticket] = {}
         self._kinds = 0
         self._of_kind = [0] * KINDS
@@ -68,11 +68,11 @@ class Queue:
 
     def push(self, ticket: Ticket) -> None:
         """Add a job that waits for its turn."""
-        self._add(ticket, self._kernel.push)
+        self._add(ticket, retried=False)
 
     def requeue(self, ticket: Ticket) -> None:
         """Add a job that lost its seat: before all others of its class, and without a new charge."""
-        self._add(ticket, self._kernel.push_front)
+        self._add(ticket, retried=True)
 
     @property
     def kinds(self) -> int:
@@ -134,12 +134,13 @@ class Queue:
     def charge(self, ticket: Ticket, cost: float) -> None:
         """Charge a granted job for its cost until now, as far as it exceeds what was charged already."""
         if cost > ticket.charged:
-            self._kernel.charge(ticket.job.tenant, cost - ticket.charged)
+            self._kernel.charge(ticket.job.tenant, self._weighted(ticket.job.tenant, cost - ticket.charged))
             ticket.charged = cost
 
     def refund(self, ticket: Ticket, *, down_to: float) -> None:
         """Refund what was charged above `down_to`. The ticket must not be charged afterwards."""
-        self._kernel.refund(ticket.job.tenant, max(0.0, ticket.charged - down_to))
+        excess = max(0.0, ticket.charged - down_to)
+        self._kernel.refund(ticket.job.tenant, self._weighted(ticket.job.tenant, excess))
         ticket.charged = 0.0
 
     def counters(self, tenants: Iterable[str]) -> TenantCounters:
@@ -150,13 +151,13 @@ class Queue:
     def restore_counters(self, excess: Mapping[str, float]) -> None:
         """Raise the counters of tenants above that of a new tenant by this much."""
         for tenant, service in excess.items():
-            self._kernel.charge(tenant, service * self._weights.get(tenant, 1.0))
+            self._kernel.charge(tenant, service)
 
     # Order -------------------------------------------------------------------------------------------
 
     def position(self, ticket: Ticket) -> int:
         """Return how many jobs leave before this one, under the fairness in force."""
-        return self._kernel.position(ticket.handle)
+        return len(self._kernel.ahead(ticket.handle))
 
     def ahead(self, ticket: Ticket) -> list[JobSpec]:
         """Return the jobs that leave before this one, in that order."""
@@ -176,7 +177,8 @@ class Queue:
         """
         costs: dict[tuple[str | None, int], float] = {(None, priority): 1.0 for priority in range(CLASSES)}
         for ticket in self._tickets.values():
-            costs[ticket.job.tenant, ticket.job.priority] = ticket.cost
+            job = ticket.job
+            costs[job.tenant, job.priority] = self._weighted(job.tenant, ticket.cost)
         newcomers = {
             self._kernel.push(_NO_TENANT - priority if tenant is None else tenant, cost, priority=priority): (
                 tenant,
@@ -199,10 +201,19 @@ class Queue:
     def _ahead(self, handle: int) -> list[JobSpec]:
         return [self._tickets[other].job for other in self._kernel.ahead(handle)]
 
-    def _add(self, ticket: Ticket, push: Callable[..., int]) -> None:
+    def _weighted(self, tenant: str, cost: float) -> float:
+        # The kernel accepts finite costs only, and stops counting at this much.
+        return min(cost / self._weights.get(tenant, 1.0), MOST_SERVICE)
+
+    def _add(self, ticket: Ticket, *, retried: bool) -> None:
         job = ticket.job
-        ticket.handle = push(
-            job.tenant, ticket.cost, priority=job.priority, size=ticket.tokens, kind=ticket.kind
+        ticket.handle = self._kernel.push(
+            job.tenant,
+            self._weighted(job.tenant, ticket.cost),
+            priority=job.priority,
+            size=ticket.tokens,
+            kind=ticket.kind,
+            retried=retried,
         )
         self._tickets[ticket.handle] = ticket
         self._of_kind[ticket.kind] += 1
