@@ -216,9 +216,8 @@ def post_body(port: int, path: str, body: bytes, key: str = KEYS[0]) -> Answer:
     """Send a request and read its answer."""
     begun = time.perf_counter()
     with connect(port) as sock:
-        with suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # the server may refuse it before it is sent completely
+        # The server may refuse it before it is sent completely.
+        with suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(request(path, body, key))
         answer = bytearray()
         while piece := sock.recv(1 << 20):

@@ -134,7 +134,8 @@ cdef inline int32_t class_first(Queue *queue, int32_t priority, uint64_t kinds) 
     # class are visited, or under round robin those before it. Unlike `order_begin`, this changes no tree.
     cdef List *tenants = &queue.classes[priority].tenants
     cdef Line *line
-    cdef int32_t tenant = tenants.first, best = NONE, row, first = first_of(queue, &queue.classes[priority].retried, kinds)
+    cdef int32_t tenant = tenants.first, best = NONE, row, first
+    first = first_of(queue, &queue.classes[priority].retried, kinds)
     if first != NONE:
         return first
     for _ in range(tenants.length):

@@ -204,7 +204,7 @@ def test_configuration_is_read_without_a_fault(role, capsys, monkeypatch):
     assert "is good" in capsys.readouterr().out
 
 
-def test_fronts_know_each_dispatcher_by_its_name():
+def test_fronts_have_the_address_of_each_dispatcher():
     stateful, service = named("StatefulSet", "fairlead-dispatcher"), named("Service", "fairlead-dispatcher")
     assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)

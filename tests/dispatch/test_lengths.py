@@ -29,11 +29,11 @@ def test_prediction_is_the_median_of_past_answers():
     assert predictor(10, 50, 30).predict("A", "m", max_tokens=1000) == 30.0
 
 
-def test_of_two_middle_answers_the_mean_is_predicted():
+def test_prediction_of_an_even_number_of_answers_is_the_mean_of_the_middle_two():
     assert predictor(10, 20, 30, 40).predict("A", "m", max_tokens=1000) == 25.0
 
 
-def test_past_answers_shorter_than_the_present_one_no_longer_count():
+def test_past_answers_shorter_than_the_current_one_are_ignored():
     lengths = predictor(10, 20, 30, 40, 50)
     assert [lengths.predict("A", "m", so_far=so_far, max_tokens=1000) for so_far in (0, 10, 20, 30, 40)] == [
         30.0,
@@ -48,16 +48,16 @@ def test_answer_longer_than_all_past_ones_is_predicted_to_double():
     assert predictor(10, 50, 30).predict("A", "m", so_far=80, max_tokens=1000) == 160.0
 
 
-def test_it_is_never_more_than_max_tokens():
+def test_prediction_is_at_most_max_tokens():
     assert predictor(10, 50, 30).predict("A", "m", max_tokens=7) == 7.0
     assert LengthPredictor().predict("A", "m", max_tokens=7) == 7.0
 
 
-def test_with_nothing_known_it_is_a_guess():
+def test_prediction_without_past_answers_is_a_default():
     assert LengthPredictor().predict("A", "m", max_tokens=100_000) == UNKNOWN_TOKENS
 
 
-def test_tenants_own_answers_count_once_there_are_enough():
+def test_tenants_own_answers_are_used_once_there_are_enough():
     lengths = predictor(*[100] * 50, tenant="B")
     for _ in range(ENOUGH_ANSWERS - 1):
         lengths.observe("A", "m", 10)
@@ -73,7 +73,7 @@ def test_each_model_has_its_own_predictions():
     assert lengths.predict("A", "m", max_tokens=1000) == 10.0
 
 
-def test_only_the_last_answers_count():
+def test_only_the_last_answers_are_used():
     lengths = predictor(*[900] * KEPT_ANSWERS, *[10] * KEPT_ANSWERS)
     assert lengths.predict("A", "m", max_tokens=1000) == 10.0
 

@@ -136,17 +136,17 @@ async def _scenario(done: Run, striker: Striker, parts: Parts) -> None:
     async with system.open():
         striker.system = system
         with trio.move_on_after(TIMEOUT_S) as scope:
-            async with trio.open_nursery() as visitors:
+            async with trio.open_nursery() as clients:
                 for client_plan in done.plan.client_plans:
-                    visitors.start_soon(run_client, client_plan)
+                    clients.start_soon(run_client, client_plan)
         if scope.cancelled_caught:
-            done.problems.append("hang: a visitor never left")
+            done.problems.append("hang: a client never ended")
         striker.system = None
         await trio.testing.wait_all_tasks_blocked()
         done.problems += _wrong_outcomes(done, system) + _late(done, system) + _left_behind(system)
         done.problems += _wrongly_charged(system)
         if not done.problems and not await _every_seat_is_free(system):
-            done.problems.append("leak: a seat cannot be had")
+            done.problems.append("leak: a seat cannot be acquired")
 
 
 def _wrong_outcomes(done: Run, system: SimulatedSystem) -> list[str]:
@@ -163,7 +163,7 @@ def _wrong_outcomes(done: Run, system: SimulatedSystem) -> list[str]:
         cancelled = outcome is Cancelled and client_plan.name in system.cancelled_at
         failed = outcome is NodeFailed and _may_fail(client_plan, system.histories[client_plan.name])
         if not answered and not left and not cancelled and not failed and outcome not in refusals:
-            problems.append(f"wrong answer: visitor {client_plan.name} got {outcome}")
+            problems.append(f"wrong answer: client {client_plan.name} got {outcome}")
     return problems
 
 
@@ -191,7 +191,7 @@ def _late(done: Run, system: SimulatedSystem) -> list[str]:
     if any(strike.kind == "pause" for strike in done.strikes):
         return []  # time passes before any client can leave
     return [
-        f"late: visitor {name} had to leave at {cancelled_at_s}"
+        f"late: client {name} had to disconnect at {cancelled_at_s}"
         for name, cancelled_at_s in (*system.cancelled_at.items(), *system.disconnected_at.items())
         if not system.left_at.get(name, inf) <= cancelled_at_s
     ]

@@ -38,35 +38,35 @@ async def test_swap_is_logged_once_despite_repeated_policy_calls():
     assert [line["model"] for line in logs if line["event"] == "loading model"] == ["x", "y", "x"]
 
 
-class Asked(EvictionPolicy):
+class RecordingPolicy(EvictionPolicy):
     """A policy that records its calls and allows one model at a time."""
 
     def __init__(self) -> None:
-        self.questions: list[tuple[str, frozenset[str]]] = []
+        self.calls: list[tuple[str, frozenset[str]]] = []
 
     def eviction_for(self, target, running):
-        self.questions.append((target, frozenset(running)))
+        self.calls.append((target, frozenset(running)))
         return frozenset(running)
 
 
 def test_policy_receives_loading_models_among_the_running_ones():
-    policy = Asked()
+    policy = RecordingPolicy()
     subject, effects = scheduler(policy=policy, loadable=frozenset("xy"))
     submit(subject, job(model="x"))
     assert effects.swaps == [("x", frozenset())]
     submit(subject, job("B", model="y"))
     assert effects.swaps == [("x", frozenset())]  # a model that is being loaded is not evicted
-    assert policy.questions[-1] == ("y", frozenset("x"))
+    assert policy.calls[-1] == ("y", frozenset("x"))
 
 
-def test_scheduler_asks_again_for_each_queued_job_whenever_something_ends():
-    policy = Asked()
+def test_policy_is_called_for_each_queued_job_whenever_a_job_ends():
+    policy = RecordingPolicy()
     subject, effects = scheduler(policy=policy, loadable=frozenset("xy"))
     subject.node_up(*FakeNode("node of x", "x"), limits(2))
     first, second, _ = submit(subject, job(model="x"), job(model="x"), job("B", model="y"))
-    before = len(policy.questions)
+    before = len(policy.calls)
     subject.leave(first)
-    assert len(policy.questions) > before
+    assert len(policy.calls) > before
     assert effects.swaps == []
     subject.leave(second)
     assert effects.swaps == [("y", frozenset("x"))]

@@ -167,9 +167,8 @@ def test_may_fit_is_true_for_text_that_fits_when_it_is_cut(name, text):
         patch.setattr("fairlead.text.tokenizer.UNCOUNTED_BYTES_PER_TOKEN", 0)
         patch.setattr("fairlead.text.tokenizer.PIECE_CHARS", 60)
         patch.setattr("fairlead.text.tokenizer.TOKENS_PER_CUT", 8)
-        if (
-            len(text) <= limit * tokenizer.longest_token_chars
-        ):  # otherwise a normalizer removed many characters
+        # A longer text is one from which a normalizer removed many characters.
+        if len(text) <= limit * tokenizer.longest_token_chars:
             assert tokenizer.may_fit(text, limit)
 
 

@@ -83,9 +83,9 @@ def node(
 
 
 def dispatcher(*, config: File) -> int:
-    """Be the dispatcher of fronts on other machines: the queue, and the nodes of the configuration.
+    """Run the dispatcher for fronts on other machines: the queue, and the nodes of the configuration.
 
-    Needs dispatcher.listen and dispatcher.keyFile. Several of them need a lease, by which one leads.
+    Needs dispatcher.listen and dispatcher.keyFile. Several dispatchers need a lease, which one of them holds.
 
     Parameters
     ----------

@@ -99,9 +99,8 @@ class KubernetesStore:
             ) as response:
                 text = b""
                 async for part in response.aiter_bytes():
-                    if (
-                        len(text) <= ANSWER_BYTES
-                    ):  # the rest is read, because httpx must not be left in the middle
+                    # What exceeds the limit is read, too, because httpx's generator must be exhausted.
+                    if len(text) <= ANSWER_BYTES:
                         text += part
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
             raise StoreFailed(f"Kubernetes: {reason_of(error)}") from error

@@ -78,7 +78,7 @@ class RunningProcess(msgspec.Struct, frozen=True):
 
 
 class RunDispatcher(msgspec.Struct, frozen=True, tag="dispatcher"):
-    """Be the dispatcher of this `epoch`: listen in the `directory` for fronts that have the `key`.
+    """Run the dispatcher of this `epoch`: listen in the `directory` for fronts that have the `key`.
 
     `expected` has the names of the fronts that had a dispatcher before, None if they are not known. `running`
     has the models' processes.

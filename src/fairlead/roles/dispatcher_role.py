@@ -39,7 +39,7 @@ logger = structlog.get_logger("fairlead.dispatcher")
 
 
 async def play(link: SupervisorLink, start: msgspec.Struct) -> None:
-    """Be the dispatcher until cancelled.
+    """Run the dispatcher until cancelled.
 
     Raises `LoadFailed`, `ConfigError` or `OSError` if it cannot start.
     """

@@ -58,7 +58,7 @@ class ChatTemplate:
         self._accepts_strings = self._shows(_PROBE) or not self._accepts_parts
         self._order = MessageOrder.probe(self._shows_messages, _PROBE)
         # Some templates concatenate the arguments of calls, and fail for objects.
-        self._wants_written_arguments = not self._shows_call({"a": _PROBE}) and self._shows_call(_PROBE)
+        self._needs_encoded_arguments = not self._shows_call({"a": _PROBE}) and self._shows_call(_PROBE)
 
     @classmethod
     def load(cls, directory: Path) -> "ChatTemplate | None":
@@ -138,7 +138,7 @@ class ChatTemplate:
         """Return the message as the template expects it: content in its form, arguments as objects."""
         prepared = {**message, "content": self._content(message.get("content"))}
         if calls := message.get("tool_calls"):
-            prepare = _with_written_arguments if self._wants_written_arguments else _with_parsed_arguments
+            prepare = _with_encoded_arguments if self._needs_encoded_arguments else _with_parsed_arguments
             prepared["tool_calls"] = [prepare(call) for call in calls]
         return prepared
 
@@ -251,7 +251,7 @@ def _with_parsed_arguments(call: Any) -> Any:
             return call
 
 
-def _with_written_arguments(call: Any) -> Any:
+def _with_encoded_arguments(call: Any) -> Any:
     """Return the tool call with its arguments as JSON text."""
     match call:
         case {"function": {"arguments": dict(arguments)} as function}:
