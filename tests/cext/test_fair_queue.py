@@ -269,6 +269,20 @@ def test_str_subclass_as_tenant_raises():
         FairQueue(capacity=1).push(Chameleon("A"))
 
 
+def test_cost_whose_conversion_pushes_for_the_same_tenant_is_pushed_after_it():
+    queue = FairQueue(capacity=2)
+    pushed_first = []
+
+    class PushingCost:
+        def __float__(self):
+            pushed_first.append(queue.push("A"))
+            return 2.0
+
+    last = queue.push("A", PushingCost())
+    assert (queue.waiting("A"), queue.tenants) == (2, 1)
+    assert [*pushed_first, last] == [queue.pop(), queue.pop()]
+
+
 def test_queue_keeps_the_name_of_a_waiting_tenant_alive():
     queue = FairQueue(capacity=2)
     queue.push(repr(2**100))  # a string without other references
