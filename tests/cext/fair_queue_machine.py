@@ -67,11 +67,13 @@ NEXT_CALLS = {
 class FairQueueMachine(RuleBasedStateMachine):
     """Subclasses set `new_queue` to the implementation under test.
 
-    `twins` maps every handle that the queue ever returned to (the oracle's handle, tenant, priority).
+    `oracle_handles`: for each handle that the queue ever returned, the oracle's handle, tenant and class.
+    `comparisons` counts how often the two queues were found equal, over all runs.
     """
 
     new_queue = FairQueueOracle
     fixed_options = {}  # noqa: RUF012
+    comparisons = 0
     handles = Bundle("handles")
 
     @initialize(
@@ -261,6 +263,7 @@ class FairQueueMachine(RuleBasedStateMachine):
         for tenant in (*NAMES, "nobody"):
             assert self.oracle.waiting(tenant) == self.queue.waiting(tenant)
             assert self.oracle.counter(tenant) == self.queue.counter(tenant)
+        type(self).comparisons += 1
 
     @invariant()
     def only_retries_exceed_the_capacity(self):

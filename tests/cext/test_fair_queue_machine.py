@@ -11,19 +11,21 @@ from first_failure import until_first_failure
 
 
 def run_machine(new_queue, machine_settings=MACHINE_SETTINGS):
+    """Run the state machine; return how often the queue was compared with the oracle."""
     fixed_options = getattr(new_queue, "detected_with", {})
     attributes = {"new_queue": new_queue, "fixed_options": fixed_options}
     machine = type(f"{new_queue.__name__}Machine", (FairQueueMachine,), attributes)
     run_state_machine_as_test(machine, settings=machine_settings)
+    return machine.comparisons
 
 
 def test_kernel_passes_the_state_machine():
-    run_machine(FairQueue)
+    assert run_machine(FairQueue) >= MACHINE_SETTINGS.max_examples
 
 
 def test_oracle_passes_the_state_machine():
     """Otherwise the mutants below could fail because of a fault in the state machine."""
-    run_machine(FairQueueOracle, settings(MACHINE_SETTINGS, max_examples=50))
+    assert run_machine(FairQueueOracle, settings(MACHINE_SETTINGS, max_examples=50)) >= 50
 
 
 # Lines and turns -----------------------------------------------------------------------------------
