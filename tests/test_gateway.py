@@ -2,15 +2,16 @@
 
 from random import Random
 
+import msgspec
 import pytest
 import trio
 
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
-from fairlead.errors import NodeFailed, QueueFull, QueueTimeout, RequestTimeout
+from fairlead.errors import InvalidRequest, NodeFailed, QueueFull, QueueTimeout, RequestTimeout
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Answer, Gateway
-from fairlead.job import Job
+from fairlead.job import Job, Sampling
 from fairlead.nodes.limits import NodeLimits
 from fake_nodes import LIMITS, TimedNode, job
 
@@ -188,3 +189,66 @@ async def test_disconnect_at_any_time_releases_seat_and_queue_entry(
         clients.start_soon(run_job, gateway, job("after"), finished)
     assert [tenant for tenant in finished if tenant != "disconnects"] == ["first", "after"]
     assert (node.running, dispatcher.statistics().running, dispatcher.statistics().waiting) == (0, 0, 0)
+
+
+class PreparingNode(TimedNode):
+    """A node that compiles grammars, which takes `prepare_s`; `failure` is raised afterwards."""
+
+    prepare_s = 5.0
+    failure: Exception | None = None
+    seats_meanwhile: int | None = None
+
+    async def prepare(self, _job: Job) -> None:
+        self.preparing = True
+        try:
+            await trio.sleep(self.prepare_s)
+        finally:
+            self.preparing = False
+        if self.failure is not None:
+            raise self.failure
+
+
+def constrained_job() -> Job:
+    return msgspec.structs.replace(job(), sampling=Sampling(max_tokens=9, grammar="a grammar"))
+
+
+async def test_job_holds_no_seat_while_its_grammar_is_compiled(autojump_clock, nursery):
+    node = PreparingNode()
+    gateway, dispatcher = gateway_for(nursery, node)
+    async with trio.open_nursery() as exchange:
+        exchange.start_soon(gateway.serve, constrained_job())
+        await trio.sleep(4)
+        assert node.preparing
+        assert (dispatcher.statistics().running, dispatcher.statistics().waiting) == (0, 0)
+        await exchange.start(gateway.serve, job())
+        exchange.cancel_scope.cancel()
+    assert not node.preparing, "it goes on when the client has left"
+
+
+async def test_refused_grammar_is_the_answer_and_takes_no_seat(autojump_clock, nursery):
+    node = PreparingNode()
+    node.failure = InvalidRequest("the grammar is refused", param="response_format")
+    gateway, dispatcher = gateway_for(nursery, node)
+    with pytest.raises(InvalidRequest, match="refused"):
+        await gateway.serve(constrained_job())
+    assert dispatcher.statistics().running == 0
+
+
+@pytest.mark.parametrize(("failure", "prepare_s"), [(NodeFailed("gone"), 1), (None, 1e9)])
+async def test_job_is_queued_if_its_grammar_cannot_be_compiled_before(
+    autojump_clock, nursery, failure, prepare_s
+):
+    node = PreparingNode()
+    node.failure, node.prepare_s = failure, prepare_s
+    gateway, _ = gateway_for(nursery, node)
+    async with trio.open_nursery() as exchange:
+        assert await text_of(await exchange.start(gateway.serve, constrained_job())) == "first last"
+
+
+async def test_job_without_a_grammar_is_not_prepared(autojump_clock, nursery):
+    node = PreparingNode()
+    node.prepare_s = 1e9
+    gateway, _ = gateway_for(nursery, node)
+    async with trio.open_nursery() as exchange:
+        assert await text_of(await exchange.start(gateway.serve, job())) == "first last"
+    assert trio.current_time() < 1000

@@ -11,8 +11,9 @@ rest of it can be sent.
 At its end a job is counted here, and passed to `on_finished` for logs and traces.
 """
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -30,11 +31,14 @@ from fairlead.errors import FairleadError, NodeFailed, NodeFull, RequestTimeout,
 from fairlead.grant import Grant
 from fairlead.job import Job
 from fairlead.job_metrics import JobMetrics, JobStatistics
-from fairlead.nodes.node import Node
+from fairlead.nodes.node import GrammarNode, Node
 from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 
 # A node that rejects the job, because it is full or the grant is stale, does not count as an attempt.
 ATTEMPTS = 2
+
+PREPARATION_S = 30.0
+"""How long a job waits for its grammar to be compiled before it is queued all the same."""
 
 logger = structlog.get_logger("fairlead.gateway")
 
@@ -87,6 +91,9 @@ class NodeSource(Protocol):
     def find(self, node_id: str) -> Node:
         """Return a node. Raises `NodeFailed` if it is not up."""
 
+    def serving(self, model: str) -> Iterable[Node]:
+        """Return the nodes that have the model."""
+
 
 class Answer(msgspec.Struct, frozen=True):
     """What the route gets at the first delta. A job that was not queued has no estimate and no position."""
@@ -130,6 +137,8 @@ class Gateway:
         running = _RunningJob(job, self._nodes, task_status)
         self._running.add(running)
         try:
+            if job.sampling.grammar is not None:
+                await self._prepare(job)
             # One node needs no hashes: there is no choice.
             spec = spec_of(job, with_prefixes=len(self._nodes) > 1)
             async with self._dispatcher.seat(spec) as seat:
@@ -152,6 +161,17 @@ class Gateway:
             timeline = running.end()
             self._metrics.add(timeline)
             self._on_finished(timeline)
+
+    async def _prepare(self, job: Job) -> None:
+        """Have the job's grammar compiled where it may run, so that it holds no seat meanwhile.
+
+        A node that comes up later, or that is down now, compiles it when the job has its seat.
+        """
+        with trio.move_on_after(PREPARATION_S):
+            for node in self._nodes.serving(job.model):
+                if isinstance(node, GrammarNode):
+                    with contextlib.suppress(NodeFailed):
+                        await node.prepare(job)
 
     def statistics(self) -> JobStatistics:
         """Return the totals of all jobs, with what running jobs have generated so far."""

@@ -20,7 +20,7 @@ _LENGTH = struct.Struct("<I")
 _INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
 # Of the messages between an engine and its fronts: increased when one of them changes.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 # A sequence's key is `prefix << KEY_BITS | number`. The prefix is that of its connection: 0 for the parent's.
 KEY_BITS = 40
 
@@ -86,8 +86,19 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     grant: Grant | None = None
 
 
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """Compile a grammar for sequences to come, with this `salt`. It needs no grant, because it takes no seat.
+
+    An `Output` for `key` ends it: with a finish reason when the grammar is compiled, else with an error.
+    """
+
+    key: int
+    grammar: str
+    salt: bytes = b""
+
+
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Ends a sequence. Has no effect on one that has ended."""
+    """Ends a sequence or a preparation. Has no effect on one that has ended."""
 
     key: int
 
@@ -232,8 +243,8 @@ class StepOutputs(msgspec.Struct, frozen=True, array_like=True, tag="step"):
         return zip(keys, struct.unpack(f"<{count}i", self.tokens), strict=True)
 
 
-ToChild = Submit | Abort | Ping | Epoch
-FrontToChild = Attach | Submit | Abort
+ToChild = Submit | Prepare | Abort | Ping | Epoch
+FrontToChild = Attach | Submit | Prepare | Abort
 ToParent = LoadProgress | Ready | LoadFailure | StepOutputs
 ToFront = Attached | AttachRefused | StepOutputs
 

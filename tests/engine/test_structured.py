@@ -19,6 +19,7 @@ from fairlead.messages import Output
 from fairlead.structured import compiler as compilers
 from fairlead.structured.grammar import ChoiceAnswer, LarkAnswer, RegexAnswer, answer_grammar
 from structured.schemas import schema_of
+from structured.words import few_states
 
 LONG_PROMPT = "Tell me about queues, seats, slots and blocks, in all detail. " * 8
 YES_OR_NO = answer_grammar(ChoiceAnswer(["yes", "no"]))
@@ -195,13 +196,13 @@ def test_reasoning_ends_at_its_limit():
 @pytest.fixture
 def gate(monkeypatch):
     """Grammars are compiled once this is set."""
-    opened, compiled = threading.Event(), compilers._compiled
+    opened, compiled = threading.Event(), compilers.compile_grammar
 
     def gated(vocabulary, grammar):
         opened.wait(20)
         return compiled(vocabulary, grammar)
 
-    monkeypatch.setattr(compilers, "_compiled", gated)
+    monkeypatch.setattr(compilers, "compile_grammar", gated)
     yield opened
     opened.set()
 
@@ -289,3 +290,68 @@ def test_answers_are_valid_for_1000_generated_schemas(setting):
     whole, tested, _ = validated(range(1000), sequences=32, **SETTINGS[setting])
     assert whole >= 900  # the others reached their length limit
     assert (tested.engine.statistics().preemptions > 0) == ("blocks_total" in SETTINGS[setting])
+
+
+# Prepared grammars, and those that fail ----------------------------------------------------------------
+
+
+def test_prepared_grammar_is_compiled_without_a_sequence_and_used_at_once(gate):
+    tested = Constrained()
+    tested.engine.prepare(1, DIGITS, salt=b"tenant")
+    tested.turn()
+    assert (tested.engine.compiling, tested.engine.idle, tested.ends) == (1, False, {})
+    gate.set()
+    tested.run()
+    assert tested.ends == {1: Output(1, [], finish_reason="stop")}
+    assert tested.everything_is_free()
+    tested.submit(2, grammar=DIGITS, salt=b"tenant")
+    assert tested.engine._live.by_key[2].state is SequenceStatus.PENDING
+    tested.engine.prepare(3, DIGITS, salt=b"tenant")
+    tested.run()
+    assert tested.ends[3].finish_reason == "stop"
+
+
+def test_preparation_of_a_refused_grammar_has_its_error():
+    tested = Constrained()
+    tested.engine.prepare(1, answer_grammar(LarkAnswer("start: missing")))
+    tested.run()
+    assert tested.ends[1].code == "grammar_failed"
+    assert "unknown name" in tested.ends[1].error
+    assert tested.everything_is_free()
+
+
+def test_preparation_that_is_aborted_leaves_nothing(gate):
+    tested = Constrained()
+    tested.engine.prepare(1, DIGITS)
+    tested.engine.abort(1)
+    assert tested.engine.idle
+    gate.set()
+    assert tested.everything_is_free()
+    tested.submit(2, grammar=DIGITS)
+    assert tested.run().text(2).isdigit()
+    assert sorted(tested.ends) == [2]
+
+
+def test_grammar_that_fails_in_an_answer_is_a_failure_of_the_engine():
+    tested = Constrained()
+    tested.submit(1, grammar=DIGITS)
+    sequence = tested.engine._live.by_key[1]
+    while sequence.tokens.output_length < 5:
+        tested.turn()
+    sequence.tokens.sampling.constraint.error = "too many states"
+    tested.run()
+    assert (tested.ends[1].code, "too many states" in tested.ends[1].error) == ("engine_failed", True)
+    assert list(tested.compiler._kept) == [], "a grammar that failed is used again"
+    assert tested.everything_is_free()
+
+
+def test_eight_answers_of_one_long_text_end_whole(monkeypatch):
+    monkeypatch.setattr(compilers, "LIMITS", few_states(2500))
+    schema = {"type": "string", "minLength": 380, "maxLength": 400}
+    tested = Constrained(slots=8, max_batch=8)
+    for key in range(8):
+        tested.submit(key, grammar=grammar_of(schema), temperature=1.3)
+    tested.run()
+    for key in range(8):
+        assert tested.ends[key].error is None
+        assert 380 <= len(json.loads(tested.text(key))) <= 400

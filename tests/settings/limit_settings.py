@@ -1,9 +1,12 @@
 """Scenarios for the limits on the resources that a client can hold."""
 
 import signal
+from unittest.mock import patch
 
 import trio
 
+from fairlead.structured.trial_process import TrialResult
+from fairlead.structured.trials import GrammarTrials
 from settings.cases import setting
 from settings.queue_settings import RELAY_NODE
 from settings.served import Served
@@ -65,6 +68,19 @@ async def number_of_connections_is_limited(server: Served) -> None:
         server.connect()
     await trio.sleep(0.1)
     assert (await server.fetch("/queue")).status == 503
+
+
+@setting("limits.grammarTimeout", limited(grammarTimeout=0.02))
+async def time_to_compile_a_schema_is_limited(server: Served) -> None:
+    """The process that compiles it cannot run here: `tests/structured/test_trials.py` ends a real one."""
+
+    def run(self: GrammarTrials, _grammar: str) -> TrialResult:
+        return TrialResult(f"it takes more than {self.cpu_s:g} s to compile")
+
+    with patch.object(GrammarTrials, "run", run):
+        answer = await server.complete(structured_outputs={"json": {}}, ignore_eos=False).done()
+    assert answer.status == 400
+    assert b"more than 0.02 s" in answer.body
 
 
 @setting("limits.bodyTimeout", limited(bodyTimeout=2))

@@ -1,15 +1,16 @@
 """The compiler of grammars: what it keeps, for which owner, and what becomes of sequences that wait."""
 
+import os
 import threading
 import time
 
 import pytest
 
 from fairlead.structured import compiler as compilers
-from fairlead.structured.compiler import grammar_fault
 from fairlead.structured.constraint import Constraint
 from fairlead.structured.grammar import MAX_RULES, ChoiceAnswer, JsonAnswer, RegexAnswer, answer_grammar
 from fairlead.structured.schema import MAX_REFERENCES, SchemaFault, check_schema
+from structured.trying import grammar_fault
 from structured.words import allowed, compiler, id_of, lark
 
 A, B, BROKEN = (lark(f'start: "{text}"') for text in ("a", "b", "zz"))
@@ -18,7 +19,7 @@ A, B, BROKEN = (lark(f'start: "{text}"') for text in ("a", "b", "zz"))
 @pytest.fixture
 def tested(monkeypatch):
     """A compiler that compiles while `gate` is set."""
-    gate, compiled = threading.Event(), compilers._compiled
+    gate, compiled = threading.Event(), compilers.compile_grammar
     names = []
 
     def gated(vocabulary, grammar):
@@ -26,8 +27,8 @@ def tested(monkeypatch):
         names.append(grammar)
         return compiled(vocabulary, grammar)
 
-    monkeypatch.setattr(compilers, "_compiled", gated)
-    made = compiler()
+    monkeypatch.setattr(compilers, "compile_grammar", gated)
+    made = compiler(threads=1)
     made.gate, made.compiled = gate, names
     gate.set()
     yield made
@@ -90,11 +91,11 @@ def test_exception_of_the_library_fails_only_its_sequence(tested, monkeypatch):
     def broken(vocabulary, grammar):
         raise BaseException("a panic")  # noqa: TRY002  as pyo3's
 
-    usual = compilers._compiled
-    monkeypatch.setattr(compilers, "_compiled", broken)
+    usual = compilers.compile_grammar
+    monkeypatch.setattr(compilers, "compile_grammar", broken)
     tested.submit(1, A)
     assert ready(tested) == {1: "a panic"}
-    monkeypatch.setattr(compilers, "_compiled", usual)
+    monkeypatch.setattr(compilers, "compile_grammar", usual)
     tested.submit(2, A)
     assert first_tokens(ready(tested)[2]) == {b"a"}
 
@@ -157,10 +158,11 @@ def test_number_and_bytes_of_kept_grammars_are_bounded(tested, monkeypatch):
         if grammar is not grammars[-1]:
             assert tested.submit(2, grammars[0]) is not None, "the most recently used one was evicted"
     assert [name[1] for name in tested._kept] == [grammars[3], grammars[0], grammars[4]]
-    monkeypatch.setattr(compilers, "KEPT_BYTES", len(grammars[-1]) + 10)
+    monkeypatch.setattr(compilers, "KEPT_BYTES", compilers.BYTES_OF_TEXT * len(grammars[-1]) + 10)
     tested.submit(1, B)
     assert first_tokens(ready(tested)[1]) == {b"b"}
-    assert tested._kept_bytes == sum(len(grammar) for _, grammar in tested._kept) <= compilers.KEPT_BYTES
+    sizes = [kept.size_bytes for kept in tested._kept.values()]
+    assert tested._kept_bytes == sum(sizes) <= compilers.KEPT_BYTES
 
 
 def test_grammar_larger_than_the_bound_serves_its_sequences_and_is_not_kept(tested, monkeypatch):
@@ -168,6 +170,54 @@ def test_grammar_larger_than_the_bound_serves_its_sequences_and_is_not_kept(test
     tested.submit(1, A)
     assert first_tokens(ready(tested)[1]) == {b"a"}
     assert (tested._kept, tested._kept_bytes) == ({}, 0)
+
+
+def test_grammar_counts_for_more_the_more_it_is_used(tested, monkeypatch):
+    for grammar in (A, B):
+        tested.submit(1, grammar)
+        ready(tested)
+    before = tested._kept_bytes
+    tested.count_use(A, None, 1000)
+    assert tested._kept_bytes == before + 1000 * compilers.BYTES_A_TOKEN
+    for _ in range(20):
+        tested.count_use(A, None, 1000)
+    assert tested._kept_bytes == before + compilers.MOST_GROWTH, "a lexer grows to its bound"
+    tested.count_use(A, b"another owner", 1000)
+    monkeypatch.setattr(compilers, "KEPT_BYTES", before)
+    tested.count_use(B, None, 1)
+    assert [name[1] for name in tested._kept] == [B]
+    tested.discard(B)
+    assert (tested._kept, tested._kept_bytes) == ({}, 0)
+
+
+def test_owners_take_turns_and_none_has_more_than_one_thread(tested):
+    two = compiler(threads=2)
+    tested.gate.clear()
+    grammars = [lark(f'start: "{"a" * length}"') for length in range(1, 7)]
+    for key, grammar in enumerate(grammars):
+        two.submit(key, grammar, b"many")
+    two.submit(10, A, b"few")
+    two.submit(11, B, b"few")
+    assert sorted(two._compiling) == sorted([(b"many", grammars[0]), (b"few", A)])
+    tested.gate.set()
+    two.gate = tested.gate
+    ready(two, 8)
+    assert set(tested.compiled[:2]) == {grammars[0], A}
+    assert B in tested.compiled[:5], "the owner of six was served before that of two"
+    two.close()
+
+
+def test_threads_step_back_for_those_of_steps(tested, monkeypatch):
+    priorities, usual = [], compilers.compile_grammar
+
+    def noting(vocabulary, grammar):
+        priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return usual(vocabulary, grammar)
+
+    monkeypatch.setattr(compilers, "compile_grammar", noting)
+    tested.submit(1, A)
+    ready(tested)
+    assert priorities == [compilers.NICENESS]
 
 
 def deep(levels):

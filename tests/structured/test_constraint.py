@@ -1,13 +1,30 @@
 """A sequence's constraint: the tokens that its grammar and the limit of its reasoning allow."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlead.job import ReasoningLimit
+from fairlead.structured import compiler as compilers
+from fairlead.structured.compiler import GrammarRefused
 from fairlead.structured.constraint import Constraint, _matched
+from fairlead.structured.grammar import JsonAnswer, answer_grammar
 from fairlead.structured.vocabulary import token_vocabulary
-from structured.words import END, SPECIAL, TOKENS, VOCABULARY, WIDTH, allowed, allowed_ids, constrained, id_of
+from structured.words import (
+    END,
+    SPECIAL,
+    TOKENS,
+    VOCABULARY,
+    WIDTH,
+    allowed,
+    allowed_ids,
+    compiler,
+    constrained,
+    few_states,
+    id_of,
+)
 
 MARK = (id_of("<"), id_of("/t"), id_of(">"))
 BEGIN = MARK[:1]
@@ -189,3 +206,73 @@ def test_any_end_token_ends_an_answer():
 def test_model_without_an_end_token_has_no_vocabulary():
     with pytest.raises(ValueError, match="no token that ends"):
         token_vocabulary(lambda token_id: TOKENS[token_id], vocab_size=6, special_ids=(), eos_token_ids=[77])
+
+
+def long_text(length):
+    return answer_grammar(JsonAnswer({"type": "string", "maxLength": length}))
+
+
+def walk(constraint, tokens):
+    """Write "ab" again and again within a string; return how many tokens were possible."""
+    constraint.consume([id_of('"')])
+    for count in range(tokens):
+        if not allowed_ids(constraint) or constraint.error is not None:
+            return count
+        constraint.consume([id_of("ab")])
+    return tokens
+
+
+def begun(grammar, *, renew=True):
+    made = compiler()
+    tested = Constraint(grammar=grammar)
+    renewals = []
+
+    def renewed():
+        renewals.append(len(renewals))
+        if not renew:
+            raise GrammarRefused("no")
+        return made.renew(grammar)
+
+    tested.begin(made.renew(grammar), "lexer", renewed)
+    return tested, renewals
+
+
+def test_answer_with_a_long_text_goes_on_beyond_the_states_of_one_lexer(monkeypatch):
+    monkeypatch.setattr(compilers, "LIMITS", few_states(1000))
+    tested, renewals = begun(long_text(800))
+    assert walk(tested, 390) == 390
+    assert tested.error is None
+    assert renewals, "the states were enough: the test tests nothing"
+    assert tested.lexer is None, "its lexer is its own now"
+    tested.consume([id_of('"')])
+    assert allowed(tested) == {b"<end>"}
+
+
+def test_answer_ends_if_its_own_text_has_too_many_states(monkeypatch):
+    monkeypatch.setattr(compilers, "LIMITS", few_states(300))
+    tested, renewals = begun(long_text(800))
+    assert 100 < walk(tested, 390) < 390
+    assert "too many states" in tested.error
+    assert len(renewals) < 20
+
+
+def test_answer_ends_if_its_grammar_cannot_be_compiled_again(monkeypatch):
+    monkeypatch.setattr(compilers, "LIMITS", few_states(1000))
+    tested, renewals = begun(long_text(800), renew=False)
+    assert walk(tested, 390) < 390
+    assert tested.error is not None
+    assert renewals == [0]
+
+
+def test_answers_of_one_grammar_do_not_fail_because_they_share_a_lexer(monkeypatch):
+    monkeypatch.setattr(compilers, "LIMITS", few_states(1500))
+    made, grammar = compiler(), long_text(600)
+    shared = made.renew(grammar)
+    for text in ("ab", "a", "é", "abc"):
+        tested = Constraint(grammar=grammar)
+        tested.begin(shared.deep_copy(), "lexer", partial(made.renew, grammar))
+        tested.consume([id_of('"')])
+        for _ in range(190):
+            assert allowed_ids(tested)
+            tested.consume([id_of(text)])
+        assert tested.error is None

@@ -117,6 +117,14 @@ def test_others_of_a_grammar_fail_while_its_lexer_is_locked(filling):
     assert filled(filling, [Busy(grammar="g", busy_s=0)]).tolist() == [[7] * 3]
 
 
+def test_others_with_a_lexer_of_their_own_do_not_fail_with_it(filling):
+    first, renewed = Busy(grammar="g"), quick()
+    renewed.grammar, renewed.lexer = "g", None
+    assert filled(filling, [first, renewed]).tolist() == [[0] * 3, [7] * 3]
+    assert renewed.error is None
+    first.stop.set()
+
+
 def test_failed_constraint_is_not_filled_again(filling):
     slow = Busy()
     filled(filling, [slow])

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from fairlead.structured.compiler import grammar_fault
 from fairlead.structured.grammar import JsonAnswer, answer_grammar
 from fairlead.structured.schema import (
     MAX_DEPTH,
@@ -17,6 +16,7 @@ from fairlead.structured.schema import (
     properties_of,
     resolved,
 )
+from structured.trying import grammar_fault
 
 NESTED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 KEYWORD_VALUES: dict[str, Any] = {"uniqueItems": True, "minContains": 1, "maxContains": 1}

@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fairlead.structured.compiler import grammar_fault
 from fairlead.structured.grammar import Calls, ToolGrammar, answer_grammar
 from fairlead.structured.schema import check_schema
 from structured.rendering import WIRE_FORMATS, vocabulary, written_calls
 from structured.test_wire_formats import parsed
+from structured.trying import grammar_fault
 
 formats = pytest.mark.parametrize("name", sorted(WIRE_FORMATS))
 TAGGED = ("qwen-xml", "glm")

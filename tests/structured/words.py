@@ -1,7 +1,7 @@
 """A vocabulary of a few tokens, and constraints over it."""
 
 import numpy as np
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from fairlead.structured.compiler import LIMITS, GrammarCompiler
 from fairlead.structured.constraint import Constraint
@@ -64,3 +64,17 @@ def constrained(source, **more):
 
 def compiler(**more):
     return GrammarCompiler(VOCABULARY, **more)
+
+
+def few_states(most):
+    """Return the limits with so few states of a lexer that short texts reach them."""
+    return LLParserLimits(
+        max_items_in_row=2000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=50_000,
+        step_max_items=50_000,
+        max_lexer_states=most,
+        max_grammar_size=30_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )

@@ -166,9 +166,12 @@ async def test_epoch_raised_before_the_load_counts_too(tmp_path):
 
 async def test_front_of_another_version_gets_the_reason(tmp_path):
     path, parent = listening(tmp_path)
+    newer = messages.PROTOCOL_VERSION + 1
     async with running(parent):
-        with pytest.raises(NodeFailed, match="version 1 of the protocol, not 2"):
-            await Attachment(str(path), front="newer", version=2).run()
+        with pytest.raises(
+            NodeFailed, match=f"version {messages.PROTOCOL_VERSION} of the protocol, not {newer}"
+        ):
+            await Attachment(str(path), front="newer", version=newer).run()
 
 
 async def test_no_engine_at_the_path_is_an_error(tmp_path):

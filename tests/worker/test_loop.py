@@ -9,7 +9,7 @@ import pytest
 from engine import fake_model
 from fairlead import messages
 from fairlead.engine.engine import Engine
-from fairlead.engine.step import SampledTokens
+from fairlead.engine.step import Outcome, SampledTokens
 from fairlead.job import Sampling
 from fairlead.worker.channel import ParentGone
 from fairlead.worker.loop import Loop
@@ -96,6 +96,12 @@ class Harness:
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
             self.loop.turn()
+
+    def turn_for(self, loop: Loop, seconds: float) -> None:
+        loop._sent_at_s = self.now_s
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            loop.turn()
 
     def run_until_blocked(self) -> None:
         with pytest.raises(ParentGone):
@@ -396,3 +402,34 @@ def test_idle_engine_that_computed_nothing_waits_without_a_timeout():
     harness = Harness(cleanup_interval_s=10.0)
     harness.run_until_blocked()
     assert (harness.now_s, harness.released) == (100.0, [])
+
+
+class CompilingEngine:
+    """An engine that compiles a grammar, and does nothing else."""
+
+    idle, compiling = False, 1
+
+    def wait_s(self, _now_s):
+        return 0.005
+
+    def trim_if_due(self, _now_s):
+        return None
+
+    def plan(self, _now_s):
+        return None
+
+    def take_outcome(self):
+        return Outcome(b"", b"", [])
+
+    def statistics(self):
+        return messages.EngineStatistics()
+
+
+@pytest.mark.parametrize(("compiling", "frames"), [(1, 3), (0, 0)])
+def test_child_that_compiles_grammars_reports_that_it_lives(compiling, frames):
+    harness = Harness()
+    harness.engine = CompilingEngine()
+    harness.engine.compiling = compiling
+    loop = Loop(harness.engine, harness, harness, clock=lambda: harness.now_s)
+    harness.turn_for(loop, 3.5)
+    assert len(harness.frames) == frames

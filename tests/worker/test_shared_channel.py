@@ -59,7 +59,9 @@ def test_front_of_another_version_is_refused_with_the_reason(rig):
     client.send(messages.Attach(messages.PROTOCOL_VERSION + 1, "newer"))
     rig.turn(2)
     (refused,) = client.read()
-    assert refused == messages.AttachRefused("it speaks version 1 of the protocol, not 2")
+    assert refused == messages.AttachRefused(
+        f"it speaks version {messages.PROTOCOL_VERSION} of the protocol, not {messages.PROTOCOL_VERSION + 1}"
+    )
     assert client.has_ended
 
 
@@ -208,3 +210,14 @@ def test_file_that_is_no_socket_is_kept(tmp_path: Path):
     with pytest.raises(OSError, match="in use"):
         bind(str(path))
     assert path.read_text() == "kept"
+
+
+def test_front_prepares_a_grammar_without_a_grant(rig):
+    front = rig.attach()
+    key = front.new_key()
+    front.expected[key], front.received[key] = ([], ""), []
+    front.send(messages.Prepare(key, "a grammar"))
+    rig.turn(2)
+    (output,) = (output for frame in front.read() for output in frame.outputs)
+    assert (output.key, output.error) == (key, "this model cannot be constrained by a grammar")
+    rig.assert_nothing_is_held()

@@ -28,6 +28,7 @@ from fairlead.api.dialects.fields import Envelope
 from fairlead.api.encoding import encode_conversation, encode_pairs, encode_prompts
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
+from fairlead.api.offload import tenant_so_far
 from fairlead.api.relays import Relays, RelayWriter
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
@@ -158,8 +159,11 @@ class GenerationPipeline:
         structure = await offload.encode(request, structure_of, generation, model, prompts[0])
         grammar = structure.grammar
         check_combinations(generation, grammar)
-        if grammar is not None and not self._grammars.has_passed(grammar):
-            await offload.in_thread(request, self._grammars.check, grammar, structure.grammar_field)
+        if grammar is not None:
+            tenant, field = tenant_so_far(request), structure.grammar_field
+            if not self._grammars.is_known(tenant, grammar, field):
+                fault = await offload.try_grammar(request, grammar)
+                self._grammars.remember(tenant, grammar, field, fault)
         if grammar is not None or structure.reasoning_limit is not None:
             sampling = msgspec.structs.replace(
                 sampling, grammar=grammar, reasoning_limit=structure.reasoning_limit

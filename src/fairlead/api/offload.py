@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from fairlead.api.request import Request
-from fairlead.api.turns import Threads
+from fairlead.api.turns import RETRY_S, Threads
 from fairlead.config import Config, Limits
+from fairlead.errors import QueueFull
+from fairlead.structured.trials import GrammarTrials, TrialFailed
 from fairlead.tenancy.access import tenant_of
 from fairlead.tenancy.key_quotas import KeyQuotas
 
@@ -22,6 +24,7 @@ ENCODING_THREADS = 2
 # From this size on, parsing could, too. It holds the GIL: two at a time would hold it twice as long.
 LARGE_BODY_BYTES = 64 * 1024
 PARSING_THREADS = WRITING_THREADS = 1
+TRIALS = 2  # of grammars at a time, each in a process
 
 
 class Offload:
@@ -34,6 +37,8 @@ class Offload:
         self._parsing = Threads(PARSING_THREADS, timeout_s=timeout_s)
         self._writing = Threads(WRITING_THREADS, timeout_s=timeout_s)
         self._encoding = Threads(ENCODING_THREADS, timeout_s=timeout_s)
+        self._trying = Threads(TRIALS, timeout_s=timeout_s)
+        self._trials = GrammarTrials(cpu_s=config.limits.grammar_timeout_s)
 
     async def parse(self, request: Request, body: bytes, parse: Callable[[bytes, Limits], Parsed]) -> Parsed:
         """Parse a body, in a thread if it is large.
@@ -79,6 +84,19 @@ class Offload:
     async def in_thread(self, request: Request, function: Callable[..., Encoded], *arguments: Any) -> Encoded:
         """Call a function that takes milliseconds whatever the size, in a thread, by tenants' turns."""
         return await self._encoding.run(tenant_so_far(request), function, *arguments)
+
+    async def try_grammar(self, request: Request, grammar: str) -> str | None:
+        """Return why a grammar is refused, None if it is not, after trying it in a process of its own.
+
+        Raises as `in_turn` does, and `QueueFull` if it could not be tried.
+        """
+        return await self._trying.run(tenant_so_far(request), self._fault, grammar)
+
+    def _fault(self, grammar: str) -> str | None:
+        try:
+            return self._trials.run(grammar).fault
+        except TrialFailed as error:
+            raise QueueFull(str(error), retry_after_s=RETRY_S) from error
 
     async def write(self, request: Request, write: Callable[..., bytes], *arguments: Any) -> bytes:
         """Call a function that writes a long response, in a thread, by turns. Raises as `in_turn` does."""

@@ -8,7 +8,6 @@ from fairlead.api.body import invalid_field
 from fairlead.api.dialects.dialect import GenerationRequest
 from fairlead.errors import InvalidRequest
 from fairlead.job import AnswerParts, ReasoningLimit
-from fairlead.structured.compiler import grammar_fault
 from fairlead.structured.grammar import PLAIN, ReasoningState
 from fairlead.structured.request import AnswerSpec, FaultyRequest
 from fairlead.text.model import TextModel
@@ -55,23 +54,35 @@ def check_combinations(request: GenerationRequest, grammar: str | None) -> None:
 
 
 class GrammarCheck:
-    """Checks grammars, and remembers the ones that passed, by their hashes."""
+    """Remembers which grammars were tried for each tenant, and with which result, by the grammars' hashes.
+
+    A tenant that sent a grammar which takes too long gets the same error at once the next time. No tenant
+    learns from the time that another has sent it.
+    """
 
     def __init__(self) -> None:
-        self._passed: OrderedDict[bytes, None] = OrderedDict()
+        self._faults: OrderedDict[bytes, str | None] = OrderedDict()
 
-    def has_passed(self, grammar: str) -> bool:
-        """Return whether an equal grammar has passed."""
-        return _digest(grammar) in self._passed
+    def is_known(self, tenant: str, grammar: str, field: str) -> bool:
+        """Return whether this grammar of the tenant was tried. Raises `InvalidRequest` if it has failed."""
+        digest = _digest(tenant, grammar)
+        if digest not in self._faults:
+            return False
+        self._faults.move_to_end(digest)
+        _raise_fault(self._faults[digest], field)
+        return True
 
-    def check(self, grammar: str, field: str) -> None:
-        """Raise `InvalidRequest` for `field` if llguidance refuses the grammar. Takes milliseconds."""
-        fault = grammar_fault(grammar)
-        if fault is not None:
-            raise InvalidRequest(f"{field}: {fault[:1000]}", param=field)
-        self._passed[_digest(grammar)] = None
-        if len(self._passed) > MAX_REMEMBERED:
-            self._passed.popitem(last=False)
+    def remember(self, tenant: str, grammar: str, field: str, fault: str | None) -> None:
+        """Remember the result of a trial. Raises `InvalidRequest` for `field` if the grammar was refused."""
+        self._faults[_digest(tenant, grammar)] = fault
+        while len(self._faults) > MAX_REMEMBERED:
+            self._faults.popitem(last=False)
+        _raise_fault(fault, field)
+
+
+def _raise_fault(fault: str | None, field: str) -> None:
+    if fault is not None:
+        raise InvalidRequest(f"{field}: {fault[:1000]}", param=field)
 
 
 def _grammar(spec: AnswerSpec, model: TextModel | None, state: ReasoningState) -> tuple[str | None, str]:
@@ -86,5 +97,6 @@ def _grammar(spec: AnswerSpec, model: TextModel | None, state: ReasoningState) -
     return grammar, "tools" if spec.tools else spec.answer_field
 
 
-def _digest(grammar: str) -> bytes:
-    return blake2b(grammar.encode(errors="surrogatepass"), digest_size=16).digest()
+def _digest(tenant: str, grammar: str) -> bytes:
+    key = blake2b(tenant.encode(errors="surrogatepass"), digest_size=32).digest()
+    return blake2b(grammar.encode(errors="surrogatepass"), digest_size=16, key=key).digest()

@@ -106,6 +106,10 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """How long a server that is stopped still takes requests, while `/ready` is 503, so that load balancers
     notice. Then it refuses jobs, but answers probes and `/metrics` to its end. 0: it closes its port at once.
     """
+    grammar_timeout_s: Seconds = 2.0
+    """How much processor time it may take to compile an answer's schema or grammar. If it takes more, the
+    request is refused with 400.
+    """
     sequences: AtLeastOne = 64
     """Maximum number of answers of one request: prompts times n."""
 

@@ -177,6 +177,14 @@ class Engine:
         sequence.scored = 1 if is_scored else None
         self._live.add(sequence, grammar=grammar, owner=salt)
 
+    def prepare(self, key: int, grammar: str, *, salt: bytes = b"") -> None:
+        """Compile a grammar for sequences to come, which will have this `salt`.
+
+        An outcome has an output without tokens for `key` when that is done, or when the grammar is refused.
+        """
+        assert key not in self._live
+        self._live.prepare(key, grammar, salt)
+
     def abort(self, key: int) -> None:
         """End a sequence without any output for it. One that has ended is ignored.
 
@@ -188,6 +196,11 @@ class Engine:
     def recomputed_tokens(self) -> int:
         """Tokens that were computed again because their sequence was preempted."""
         return self._scheduler.recomputed_tokens
+
+    @property
+    def compiling(self) -> int:
+        """How many sequences and preparations wait for a grammar."""
+        return self._live.compiling
 
     @property
     def idle(self) -> bool:

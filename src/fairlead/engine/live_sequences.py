@@ -1,6 +1,7 @@
 """The sequences that were submitted and have not ended, and how they end."""
 
 from collections.abc import Hashable
+from functools import partial
 
 from llguidance import LLMatcher
 
@@ -8,7 +9,7 @@ from fairlead.engine.deadlines import Deadlines
 from fairlead.engine.output_details import OutputDetails
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
-from fairlead.messages import Output
+from fairlead.messages import ErrorCode, Output
 from fairlead.structured.compiler import GrammarCompiler
 
 # In Python 3.11, reading these from the enumeration takes 0.5 µs.
@@ -28,18 +29,19 @@ class LiveSequences:
         self._scheduler = scheduler
         self._compiler = compiler
         self._early_outputs: dict[int, Output] = {}  # refusals and timeouts, for the next outcome
+        self._preparing: set[int] = set()  # keys of grammars that are compiled before their sequences come
         self._untimed: list[Sequence] = []  # since the last plan; their time limits begin with the next one
         self._deadlines = Deadlines()
 
     def __len__(self) -> int:
-        return len(self.by_key) + len(self._early_outputs)
+        return len(self.by_key) + len(self._early_outputs) + len(self._preparing)
 
     def __contains__(self, key: int) -> bool:
-        return key in self.by_key or key in self._early_outputs
+        return key in self.by_key or key in self._early_outputs or key in self._preparing
 
     @property
     def compiling(self) -> int:
-        """Sequences that wait for their grammar."""
+        """How many wait for a grammar."""
         return 0 if self._compiler is None else self._compiler.waiting
 
     def add(self, sequence: Sequence, *, grammar: str | None = None, owner: Hashable = None) -> None:
@@ -51,13 +53,35 @@ class LiveSequences:
             self._scheduler.submit(sequence)
             return
         assert self._compiler is not None
+        sequence.tokens.sampling.constraint.lexer = owner, grammar
         matcher = self._compiler.submit(sequence.key, grammar, owner)
         if matcher is not None:
             self._queue_constrained(sequence, matcher)
 
+    def prepare(self, key: int, grammar: str, owner: Hashable) -> None:
+        """Compile a grammar for sequences to come; an output of no tokens, with this key, says that it is."""
+        if self._compiler is None:
+            self.refuse(key, "this model cannot be constrained by a grammar")
+        elif self._compiler.submit(key, grammar, owner) is not None:
+            self._early_outputs[key] = Output(key, [], finish_reason="stop")
+        else:
+            self._preparing.add(key)
+
     def queue_compiled(self) -> None:
         """Queue each sequence with a compiled grammar; end those with a refused one."""
         for key, result in self._compiler.take_ready() if self._compiler is not None else ():
+            is_refused = isinstance(result, str)
+            reason = f"the grammar is refused: {result}" if is_refused else None
+            if key in self._preparing:
+                self._preparing.discard(key)
+                self._early_outputs[key] = Output(
+                    key,
+                    [],
+                    finish_reason=None if is_refused else "stop",
+                    error=reason,
+                    code="grammar_failed" if is_refused else None,
+                )
+                continue
             sequence = self.by_key[key]
             if isinstance(result, str):
                 sequence.tokens.sampling.constraint.error = result
@@ -72,6 +96,10 @@ class LiveSequences:
     def cancel(self, key: int) -> None:
         """End a sequence without any output for it. One that has ended is ignored."""
         self._early_outputs.pop(key, None)
+        if key in self._preparing:
+            assert self._compiler is not None
+            self._preparing.discard(key)
+            self._compiler.cancel(key)
         if (sequence := self.by_key.get(key)) is not None:
             self._end(sequence, SequenceStatus.CANCELLED)
 
@@ -115,13 +143,18 @@ class LiveSequences:
         return details.output(key, token_ids)
 
     def fail(self, sequence: Sequence, reason: str) -> Output:
-        """Fail a sequence. Its blocks are not cached, because they may contain the cause of the failure."""
+        """Fail a sequence. Its blocks are not cached, because they may contain the cause of the failure.
+
+        A grammar that fails before the first token is the client's. One that fails in the middle of an answer
+        was accepted, so this is a failure of the engine.
+        """
         self._end(sequence, SequenceStatus.FAILED, keep=False)
         constraint = sequence.tokens.sampling.constraint
         if self._compiler is None or constraint is None or constraint.error is None:
             return Output(sequence.key, [], error=reason)
         self._compiler.discard(constraint.grammar)
-        return Output(sequence.key, [], error=reason, code="grammar_failed")
+        code: ErrorCode = "engine_failed" if sequence.tokens.output_length else "grammar_failed"
+        return Output(sequence.key, [], error=reason, code=code)
 
     def _time_out(self, sequence: Sequence) -> Output:
         self._end(sequence, SequenceStatus.TIMEOUT)
@@ -129,7 +162,10 @@ class LiveSequences:
         return Output(sequence.key, [], error=reason, code="request_timeout")
 
     def _queue_constrained(self, sequence: Sequence, matcher: LLMatcher) -> None:
-        sequence.tokens.sampling.constraint.matcher = matcher
+        assert self._compiler is not None
+        constraint = sequence.tokens.sampling.constraint
+        renew = partial(self._compiler.renew, constraint.grammar)
+        constraint.begin(matcher, constraint.lexer, renew)
         sequence.become(SequenceStatus.PENDING)
         self._scheduler.submit(sequence)
 
@@ -143,3 +179,7 @@ class LiveSequences:
         else:
             self._scheduler.remove(sequence, keep=keep)
             self._scheduler.cached.pop(sequence.key, None)
+            constraint = sequence.tokens.sampling.constraint
+            if self._compiler is not None and constraint is not None and constraint.lexer is not None:
+                owner, grammar = constraint.lexer
+                self._compiler.count_use(grammar, owner, constraint.consumed)

@@ -24,6 +24,10 @@ class NodeRegistry:
             raise NodeFailed(f"{node_id} is down")
         return node
 
+    def serving(self, model: str) -> list[Node]:
+        """Return the nodes that have the model."""
+        return [node for node in self._nodes.values() if model in node.models]
+
     def report(self, node: Node, limits: NodeLimits | None) -> None:
         """Add or change a node that is up, with its limits; without limits, remove it. See `NodeReport`.
 

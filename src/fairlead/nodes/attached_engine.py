@@ -73,6 +73,10 @@ class AttachedEngine:
         assert grant is not None, "a front runs jobs with the grants of its dispatcher"
         return self._engine.generate(job, into, grant=grant)
 
+    async def prepare(self, job: Job) -> None:
+        """See `LoadedEngine.prepare`."""
+        await self._engine.prepare(job)
+
     def status(self) -> ProcessStatus:
         """Return the engine's status, for all fronts together, as of its latest frame to this one."""
         return self._engine.status()

@@ -124,6 +124,10 @@ class EngineNode:
         """See `Node`, and `LoadedEngine.generate`."""
         return self._engine.generate(job, into, grant=grant)
 
+    async def prepare(self, job: Job) -> None:
+        """See `LoadedEngine.prepare`."""
+        await self._engine.prepare(job)
+
     def raise_epoch(self, epoch: int) -> None:
         """Make the child refuse grants of lower epochs from now on; not before `run`."""
         assert self._worker is not None

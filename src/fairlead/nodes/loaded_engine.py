@@ -19,7 +19,7 @@ from fairlead.answer.sink import Sink
 from fairlead.errors import ContextLengthExceeded, FairleadError, InvalidRequest, NodeFailed, StaleGrant
 from fairlead.grant import Grant
 from fairlead.job import AnswerParts, Job
-from fairlead.messages import EngineStatistics, Ready, WorkerSpec
+from fairlead.messages import EngineStatistics, Output, Ready, WorkerSpec
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import GpuUse
 from fairlead.nodes.status import EngineStatus, ProcessStatus
@@ -114,6 +114,25 @@ class LoadedEngine:
             for choice in choices:
                 choice.abort()
 
+    async def prepare(self, job: Job) -> None:
+        """Have the grammar of the job compiled, if it is not, before the job takes a seat.
+
+        Raises `InvalidRequest` if it is refused, and `NodeFailed` if the engine is not up.
+        """
+        if self._sequences is None:
+            raise NodeFailed(f"{self._model.name} is not running")
+        assert job.sampling.grammar is not None
+        preparation = _Preparation()
+        key = self._sequences.prepare(job.sampling.grammar, preparation, salt=self._salt(job))
+        try:
+            await preparation.ended.wait()
+        finally:
+            self._sequences.abort(key)
+        if preparation.error is not None:
+            if isinstance(preparation.error, InvalidRequest):
+                preparation.error.param = job.grammar_field or None
+            raise preparation.error
+
     def status(self) -> ProcessStatus:
         """Return its status; it has no seats and no `engine` before the model is loaded."""
         return engine_status(self.ready, self.statistics())
@@ -156,6 +175,24 @@ class LoadedEngine:
             context=job.prompts[index // job.n],
             **self._parsing(job.parts),
         )
+
+
+class _Preparation:
+    """The `Receiver` of a grammar's compilation."""
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.error: FairleadError | None = None
+
+    def receive_token(self, token_id: int) -> None:
+        raise AssertionError(f"a preparation has no tokens, and got {token_id}")
+
+    def receive(self, _output: Output) -> None:
+        self.ended.set()
+
+    def failed(self, error: FairleadError) -> None:
+        self.error = error
+        self.ended.set()
 
 
 def limits_of(ready: Ready, *, isolates_tenants: bool) -> NodeLimits:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from fairlead.answer.sink import Sink
 from fairlead.grant import Grant
@@ -41,6 +41,17 @@ class Node(Protocol):
         Raises `NodeFailed` if the node is down, and `NodeFull` if it has no room; later failures are put into
         the sink, also a `StaleGrant`. After a `NodeFailed` another node may succeed; any other error ends the
         job.
+        """
+
+
+@runtime_checkable
+class GrammarNode(Protocol):
+    """A node that compiles the grammars of answers itself."""
+
+    async def prepare(self, job: Job) -> None:
+        """Have the grammar of the job compiled, if it is not, before the job takes a seat.
+
+        Raises `InvalidRequest` if it is refused, and `NodeFailed` if the node is down.
         """
 
 

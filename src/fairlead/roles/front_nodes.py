@@ -61,6 +61,11 @@ class FrontNodes:
             return engine
         return _ExpectedNode(node_id, self)
 
+    def serving(self, model: str) -> list[Node]:
+        """Return the engine of the model, if there is one; other servers compile no grammars of ours."""
+        engine = self._engines.get(f"engine:{model}")
+        return [] if engine is None else [engine]
+
     def update(self, state: FleetState) -> None:
         """Connect to new nodes, and close the connections to those that are gone."""
         engines = {f"engine:{model}": (model, spec) for model, spec in state.engines.items()}
@@ -163,6 +168,10 @@ class EngineHandle:
             raise _unreachable(self.id)
         async with self.engine.generate(job, into, grant=grant):
             yield
+
+    async def prepare(self, job: Job) -> None:
+        """See `GrammarNode`."""
+        await self.engine.prepare(job)
 
 
 class _ExpectedNode:

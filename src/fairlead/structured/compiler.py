@@ -1,29 +1,33 @@
 """Compiles grammars in threads while the engine steps, and keeps them for later requests with the same.
 
-llguidance releases the GIL while it compiles. Limits refuse a grammar that takes too much memory or time, and
-end a single step of a mask that does.
+A grammar of a request has been tried before, in a process of its own (`trials`), so it is known to end within
+bounds. llguidance releases the GIL while it compiles. Limits end a single step of a mask that takes too long.
 """
 
+import contextlib
+import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from fairlead.structured.constraint import error_of, plain_error
-from fairlead.structured.filling import MASK_LIMIT_S
+from fairlead.structured.constraint import error_of
+from fairlead.structured.filling import MASK_LIMIT_S, large_stack
 
-Result = TypeVar("Result")
-
+THREADS = 2
+NICENESS = 10  # of the threads: steps come first
 MOST_KEPT = 64
-KEPT_BYTES = 4 * 1024 * 1024
-"""Bounds on the grammars that are kept: their number, and the bytes of their texts.
+KEPT_BYTES = 64 * 1024 * 1024
+"""Bounds on the grammars that are kept: their number, and an estimate of their memory."""
 
-A compiled grammar uses up to 130 times the memory of its text, and its lexer up to 11 MB (10,000 states).
-"""
+BYTES_OF_TEXT = 130  # of memory for a byte of a grammar's text, at most
+BYTES_A_TOKEN = 4 * 1100
+MOST_GROWTH = 11 * 1024 * 1024
+"""The lexer of a grammar that is used gets about four states for each new token, up to `max_lexer_states`."""
 
 # Measured with 150,000 tokens on one slow core. `max_grammar_size` bounds the time to compile, which grows
 # with the square of an object's optional properties: 0.13 s for 1,000 of them, 0.44 s for 2,000 and 26 s for
@@ -42,116 +46,11 @@ LIMITS = LLParserLimits(
 )
 
 
-# llguidance recurses along chains of references and rules, and a stack that overflows ends the process: 3,000
-# rules do with 8 MB, 1,000 references too. What is accepted has at most 1,000 and 500 (`schema`, `grammar`).
-STACK_BYTES = 128 * 1024 * 1024
-_stack_lock = threading.Lock()
-
-
 class GrammarRefused(ValueError):
     """A grammar that cannot be compiled within the limits."""
 
 
-def grammar_fault(grammar: str) -> str | None:
-    """Return why a grammar cannot be compiled, None if it can. Needs no vocabulary."""
-    with ThreadPoolExecutor(1) as pool:
-        validating = _submit(pool, LLMatcher.validate_grammar_with_warnings, grammar, limits=LIMITS)
-        is_error, messages = validating.result()
-    return plain_error(messages[0]) if is_error else None
-
-
-class GrammarCompiler:
-    """Compiles grammars for one vocabulary.
-
-    A grammar is kept for its `owner`, so that no tenant learns from the time that another has used it.
-    """
-
-    def __init__(self, vocabulary: LLTokenizer, *, threads: int = 1) -> None:
-        self._vocabulary = vocabulary
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
-        self._kept: OrderedDict[tuple[Hashable, str], LLMatcher] = OrderedDict()
-        self._kept_bytes = 0
-        self._compiling: dict[tuple[Hashable, str], Future[LLMatcher]] = {}
-        self._waiting: dict[int, tuple[Hashable, str]] = {}
-
-    @property
-    def waiting(self) -> int:
-        """Sequences that wait for their grammar."""
-        return len(self._waiting)
-
-    def submit(self, key: int, grammar: str, owner: Hashable = None) -> LLMatcher | None:
-        """Return a matcher for sequence `key` if its grammar is kept; else compile, for `take_ready`."""
-        name = (owner, grammar)
-        if (kept := self._kept.get(name)) is not None:
-            self._kept.move_to_end(name)
-            return kept.deep_copy()
-        if name not in self._compiling:
-            self._compiling[name] = _submit(self._pool, _compiled, self._vocabulary, grammar)
-        self._waiting[key] = name
-        return None
-
-    def cancel(self, key: int) -> None:
-        """Forget a sequence. Its grammar is not compiled if that has not begun and no other waits for it."""
-        name = self._waiting.pop(key, None)
-        if name is not None and name not in self._waiting.values() and self._compiling[name].cancel():
-            del self._compiling[name]
-
-    def discard(self, grammar: str) -> None:
-        """Forget a grammar that failed in use, for all owners.
-
-        The copies of a matcher share its lexer: once that has too many states, all of them fail.
-        """
-        for name in [name for name in self._kept if name[1] == grammar]:
-            del self._kept[name]
-            self._kept_bytes -= len(grammar)
-
-    def take_ready(self) -> list[tuple[int, LLMatcher | str]]:
-        """Return the sequences that need not wait any more, each with its matcher, or why it has none."""
-        if not self._compiling:
-            return []
-        faults: dict[tuple[Hashable, str], str] = {}
-        for name in [name for name, future in self._compiling.items() if future.done()]:
-            future = self._compiling.pop(name)
-            if (error := future.exception()) is None:
-                self._keep(name, future.result())
-            else:
-                faults[name] = str(error)
-        ready: list[tuple[int, LLMatcher | str]] = []
-        for key, name in list(self._waiting.items()):
-            if name in self._compiling:
-                continue
-            del self._waiting[key]
-            ready.append((key, faults[name] if name in faults else self._kept[name].deep_copy()))
-        self._evict()
-        return ready
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _keep(self, name: tuple[Hashable, str], matcher: LLMatcher) -> None:
-        self._kept[name] = matcher
-        self._kept_bytes += len(name[1])
-
-    def _evict(self) -> None:
-        while len(self._kept) > MOST_KEPT or (self._kept_bytes > KEPT_BYTES and self._kept):
-            (_, grammar), _ = self._kept.popitem(last=False)
-            self._kept_bytes -= len(grammar)
-
-
-def _submit(
-    pool: ThreadPoolExecutor, function: Callable[..., Result], *arguments: object, **options: object
-) -> Future[Result]:
-    """Submit to a pool, the threads of which get a large stack; memory is used as far as the stack is."""
-    with _stack_lock:
-        before = threading.stack_size(STACK_BYTES)
-        try:
-            return pool.submit(function, *arguments, **options)
-        finally:
-            threading.stack_size(before)
-
-
-def _compiled(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+def compile_grammar(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     """Return a matcher after computing its first mask, which fills its lexer. Raises `GrammarRefused`."""
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
     if not matcher.is_error():
@@ -165,3 +64,142 @@ def _compiled(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     if matcher.is_error():
         raise GrammarRefused(error_of(matcher))
     return matcher
+
+
+@dataclass
+class _Kept:
+    """A compiled grammar. `size_bytes` is an estimate, which grows as its lexer does."""
+
+    matcher: LLMatcher
+    size_bytes: int
+    grown_bytes: int = 0
+
+
+Name = tuple[Hashable, str]
+"""A grammar with its owner."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary, in turn by their owners, each of which has one thread at a time.
+
+    A grammar is kept for its owner, so that no tenant learns from the time that another has used it.
+    """
+
+    def __init__(self, vocabulary: LLTokenizer, *, threads: int = THREADS) -> None:
+        self._vocabulary = vocabulary
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "grammar", initializer=_step_back)
+        self._kept: OrderedDict[Name, _Kept] = OrderedDict()
+        self._kept_bytes = 0
+        self._lines: OrderedDict[Hashable, OrderedDict[str, None]] = OrderedDict()  # by owner
+        self._compiling: dict[Name, Future[LLMatcher]] = {}
+        self._waiting: dict[int, Name] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for their grammar."""
+        return len(self._waiting)
+
+    def submit(self, key: int, grammar: str, owner: Hashable = None) -> LLMatcher | None:
+        """Return a matcher for sequence `key` if its grammar is kept; else compile, for `take_ready`."""
+        name = (owner, grammar)
+        if (kept := self._kept.get(name)) is not None:
+            self._kept.move_to_end(name)
+            return kept.matcher.deep_copy()
+        if name not in self._compiling:
+            self._lines.setdefault(owner, OrderedDict())[grammar] = None
+            self._begin()
+        self._waiting[key] = name
+        return None
+
+    def cancel(self, key: int) -> None:
+        """Forget a sequence. Its grammar is not compiled if that has not begun and no other waits for it."""
+        name = self._waiting.pop(key, None)
+        if name is None or name in self._waiting.values():
+            return
+        owner, grammar = name
+        line = self._lines.get(owner)
+        if line is not None:
+            line.pop(grammar, None)
+            if not line:
+                del self._lines[owner]
+
+    def renew(self, grammar: str) -> LLMatcher:
+        """Compile a grammar again, for a sequence that shares nothing with others. Raises `GrammarRefused`.
+
+        The copies of a matcher share its lexer, and what one of them adds to it can be too much for another.
+        """
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise GrammarRefused(error_of(matcher))
+        return matcher
+
+    def count_use(self, grammar: str, owner: Hashable, tokens: int) -> None:
+        """Count that an answer of so many tokens has used a grammar, which makes its lexer larger."""
+        kept = self._kept.get((owner, grammar))
+        if kept is not None:
+            growth = min(tokens * BYTES_A_TOKEN, MOST_GROWTH - kept.grown_bytes)
+            kept.grown_bytes += growth
+            kept.size_bytes += growth
+            self._kept_bytes += growth
+            self._evict()
+
+    def discard(self, grammar: str) -> None:
+        """Forget a grammar that failed in use, for all owners."""
+        for name in [name for name in self._kept if name[1] == grammar]:
+            self._kept_bytes -= self._kept.pop(name).size_bytes
+
+    def take_ready(self) -> list[tuple[int, LLMatcher | str]]:
+        """Return the sequences that need not wait any more, each with its matcher, or why it has none."""
+        done = [name for name, future in self._compiling.items() if future.done()]
+        if not done:
+            return []
+        faults: dict[Name, str] = {}
+        for name in done:
+            future = self._compiling.pop(name)
+            if (error := future.exception()) is None:
+                self._keep(name, future.result())
+            else:
+                faults[name] = str(error)
+        ready: list[tuple[int, LLMatcher | str]] = []
+        for key, name in [entry for entry in self._waiting.items() if entry[1] in done]:
+            del self._waiting[key]
+            ready.append((key, faults[name] if name in faults else self._kept[name].matcher.deep_copy()))
+        self._evict()
+        self._begin()
+        return ready
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        """Start compilations while threads are free, for the owners in turn."""
+        while len(self._compiling) < self._threads:
+            busy = {owner for owner, _ in self._compiling}
+            waiting = [owner for owner in self._lines if owner not in busy]
+            if not waiting:
+                return
+            owner = waiting[0]
+            line = self._lines.pop(owner)
+            grammar, _ = line.popitem(last=False)
+            if line:
+                self._lines[owner] = line  # behind the others
+            with large_stack():
+                future = self._pool.submit(compile_grammar, self._vocabulary, grammar)
+            self._compiling[owner, grammar] = future
+
+    def _keep(self, name: Name, matcher: LLMatcher) -> None:
+        kept = _Kept(matcher, BYTES_OF_TEXT * len(name[1]))
+        self._kept[name] = kept
+        self._kept_bytes += kept.size_bytes
+
+    def _evict(self) -> None:
+        while len(self._kept) > MOST_KEPT or (self._kept_bytes > KEPT_BYTES and self._kept):
+            self._kept_bytes -= self._kept.popitem(last=False)[1].size_bytes
+
+
+def _step_back() -> None:
+    """Give this thread a low priority, on systems where threads have one."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -1,6 +1,6 @@
 """One sequence's constraint: which tokens may come next."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher
@@ -22,11 +22,15 @@ def error_of(matcher: LLMatcher) -> str:
 
 
 class Constraint:
-    """A grammar's matcher, a limit of the reasoning, or both. `grammar`: the matcher's.
+    """A grammar's matcher, a limit of the reasoning, or both.
 
-    `consumed`: how many tokens of the answer they have consumed. `slow_s`: the CPU time of its slow masks.
     It belongs to the sequence, not to its slot: a sequence that is preempted keeps it. The matcher may be set
-    later than the rest, when its grammar is compiled.
+    later than the rest, by `begin`, when its grammar is compiled.
+
+    `consumed`: how many tokens of the answer they have consumed.
+    `slow_s`: the CPU time of its slow masks.
+    `error`: why it cannot go on; None if it can.
+    `lexer`: identifies the lexer that copies of the matcher share; None if it is not shared.
     """
 
     def __init__(
@@ -38,16 +42,23 @@ class Constraint:
         self.matcher = matcher
         self.grammar = grammar
         self._reasoning = None if limit is None else _Reasoning(limit)
+        self._renew: Callable[[], LLMatcher] | None = None
+        self._tokens: list[int] = []
+        self._renewed_after = -1
         self.consumed = 0
         self.slow_s = 0.0
         self.error: str | None = None
-        """Why it cannot go on; None if it can."""
+        self.lexer: Hashable = grammar
 
     @property
     def is_free(self) -> bool:
         """Whether any token may come next."""
         forced = None if self._reasoning is None else self._reasoning.forced
         return self.matcher is None and forced is None and self.error is None
+
+    def begin(self, matcher: LLMatcher, lexer: Hashable, renew: Callable[[], LLMatcher]) -> None:
+        """Use a matcher from now on. `renew` compiles another one of the same grammar."""
+        self.matcher, self.lexer, self._renew = matcher, lexer, renew
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Advance by tokens of the answer, an end-of-sequence token included. Other tokens are an error."""
@@ -57,9 +68,10 @@ class Constraint:
                 self._reasoning.consume(token_id)
         if self.matcher is None or self.error is not None:
             return
+        self._tokens += token_ids
         if any(token_id < 0 for token_id in token_ids):  # which llguidance raises for
             self.error = "a token of the answer is missing"
-        elif not self.matcher.consume_tokens(list(token_ids)):
+        elif not self.matcher.consume_tokens(list(token_ids)) and not self._renewed():
             self.error = error_of(self.matcher) or "the answer violates its grammar"
 
     def fill(self, mask: np.ndarray) -> None:
@@ -71,6 +83,8 @@ class Constraint:
             mask[:] = _ALL
         elif self.error is None:
             self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            if self.matcher.is_error() and self._renewed():
+                self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             if self.matcher.is_error():
                 self.error = error_of(self.matcher)
         if self.error is not None:
@@ -80,6 +94,22 @@ class Constraint:
         if forced is not None and int(mask[forced // WORD_BITS]) >> forced % WORD_BITS & 1:
             mask[:] = 0
             mask[forced // WORD_BITS] = 1 << forced % WORD_BITS
+
+    def _renewed(self) -> bool:
+        """Replace the matcher after an error by one with a lexer of its own; return whether it can go on.
+
+        A lexer has a bounded number of states. The answers that share it fill it together, and each mask adds
+        states for tokens that are not chosen. Those of this answer alone are fewer: about one for each byte.
+        """
+        if self._renew is None or self._renewed_after == len(self._tokens):
+            return False
+        self._renewed_after = len(self._tokens)
+        try:
+            self.matcher = self._renew()
+        except ValueError:
+            return False
+        self.lexer = None
+        return self.matcher.consume_tokens(self._tokens)
 
 
 class _Reasoning:

@@ -4,9 +4,10 @@ The limits of llguidance bound a mask to some hundred milliseconds for hostile g
 items would also refuse common schemas: with 30 optional properties, a mask takes 1 ms and over 12,000 items.
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from queue import SimpleQueue
 
 import numpy as np
@@ -21,6 +22,23 @@ SLOW_MASK_S = 0.02
 
 SLOW_ANSWER_S = 2.0
 """CPU time of all slow masks of one answer."""
+
+
+# llguidance recurses along chains of references and rules, and a stack that overflows ends the process: 3,000
+# rules do with 8 MB, 1,000 references too. What is accepted has at most 1,000 and 500 (`schema`, `grammar`).
+STACK_BYTES = 128 * 1024 * 1024
+_stack_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def large_stack() -> Iterator[None]:
+    """Give a large stack to the threads that start in the block; memory is used as far as the stack is."""
+    with _stack_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            yield
+        finally:
+            threading.stack_size(before)
 
 
 class _Fill:
@@ -86,7 +104,8 @@ class _Filler(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="masks", daemon=True)
         self.fills: SimpleQueue[_Fill | None] = SimpleQueue()
-        self.start()
+        with large_stack():  # a constraint may compile its grammar again
+            self.start()
 
     def run(self) -> None:
         while (fill := self.fills.get()) is not None and fill.run():
@@ -106,7 +125,7 @@ class MaskFilling:
         self._limit_s = limit_s
         self._reason = f"a token took longer than {limit_s * 1000:g} ms to find"
         self._filler: _Filler | None = None
-        self._abandoned: dict[str, _Filler] = {}  # by grammar
+        self._abandoned: dict[Hashable, _Filler] = {}  # by the lexer that it has locked
 
     def fill(
         self, constraints: Sequence[Constraint], tokens: Sequence[list[int]], bits: np.ndarray
@@ -130,9 +149,9 @@ class MaskFilling:
                 if fill.error is not None:
                     raise fill.error
                 break
-            grammar = constraints[late].grammar
-            if grammar is not None:
-                self._abandoned[grammar] = self._filler
+            lexer = constraints[late].lexer
+            if lexer is not None:
+                self._abandoned[lexer] = self._filler
             self._filler = None
             bits = bits.copy()
             bits[late] = 0
@@ -143,7 +162,7 @@ class MaskFilling:
 
     def _fail_abandoned(self, constraints: Sequence[Constraint]) -> None:
         for constraint in constraints if self._abandoned else ():
-            if constraint.grammar in self._abandoned:
+            if constraint.lexer in self._abandoned:
                 constraint.error = self._reason
 
     def _wait(self, fill: _Fill, filler: _Filler) -> int | None:

@@ -4,14 +4,24 @@ JSON Schema 2020-12 and Draft 7, as far as llguidance generates valid texts for 
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
+
+from fairlead.structured.bounds import CountedText, Multiples, counted_text
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 20_000
 MAX_REFERENCES = 500
-"""Bounds on schemas. The second counts the values of `enum` too; the third, different references, because
-llguidance recurses along a chain of them."""
+MAX_MULTIPLE = 20_000
+MAX_COUNTED = 8_000
+"""Bounds on schemas.
+
+The second counts the values of `enum` too; the third, different references, because llguidance recurses along
+a chain of them. The fourth bounds the least common multiple of the `multipleOf` for one number, which has a
+state for each remainder (20,000: 0.1 s, 15 MB). The fifth bounds the characters that are counted by lengths
+and repetitions, where equal ones count once: a lexer has a state for each, and at most 10,000.
+"""
 JSON_TYPES: Mapping[type, str] = {
     str: "string",
     bool: "boolean",
@@ -52,8 +62,17 @@ class SchemaFault(ValueError):
 def check_schema(schema: Any, *, lenient: bool = False) -> None:
     """Raise `SchemaFault` for the first fault. `lenient`: keywords that are not supported are ignored."""
     references: set[str] = set()
+    texts: set[CountedText] = set()
+    multiples = Multiples(partial(_target, schema), MAX_MULTIPLE)
     for path, one in _subschemas(schema):
         _check_one(schema, path, one, lenient=lenient)
+        if multiples.remainders(one) > MAX_MULTIPLE:
+            reason = f"the least common multiple of the multipleOf for one number is above {MAX_MULTIPLE}"
+            raise SchemaFault(path, reason)
+        texts.add(counted_text(one))
+        if sum(text.characters for text in texts) > MAX_COUNTED:
+            reason = f"with it, lengths and repetitions count more than {MAX_COUNTED} characters"
+            raise SchemaFault(path, reason)
         if isinstance(one, dict) and "$ref" in one:
             references.add(one["$ref"])
         if len(references) > MAX_REFERENCES:

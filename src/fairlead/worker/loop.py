@@ -18,6 +18,7 @@ from fairlead.engine.engine import Engine
 from fairlead.engine.step import Outcome, PendingStep, Runner
 
 FAILED_STEPS_BOUND = 3
+COMPILING_FRAME_S = 1.0
 
 
 class MessageInbox(Protocol):
@@ -63,6 +64,7 @@ class Loop:
         self._failed_in_a_row = 0
         self._step_s = 0.0
         self._done_at_s = 0.0
+        self._sent_at_s = 0.0
 
     def run(self) -> NoReturn:
         """Serve until the channel raises because the parent is gone."""
@@ -99,6 +101,8 @@ class Loop:
                 self._engine.submit(
                     key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt, embed=embed
                 )
+            case messages.Prepare(key, grammar, salt):
+                self._engine.prepare(key, grammar, salt=salt)
             case messages.Abort(key):
                 self._engine.abort(key)
         return isinstance(message, messages.Abort)
@@ -139,12 +143,18 @@ class Loop:
             self._frame_is_due |= trimmed.evicted > 0  # the parent displays the cache's usage
 
     def _send_outcome_if_due(self) -> None:
-        """Send what needed no step: refusals, timeouts, new counts after an abort."""
+        """Send what needed no step: refusals, timeouts, new counts after an abort.
+
+        While grammars are compiled, frames go on, so that the parent does not take this for being stuck.
+        """
         outcome = self._engine.take_outcome()
+        if self._engine.compiling and self._clock() - self._sent_at_s >= COMPILING_FRAME_S:
+            self._frame_is_due = True
         if self._frame_is_due or outcome.outputs:
             self._send(outcome)
 
     def _send(self, outcome: Outcome) -> None:
         self._frame_is_due = False
+        self._sent_at_s = self._clock()
         statistics = msgspec.structs.replace(self._engine.statistics(), step_s=self._step_s)
         self._channel.write(messages.StepOutputs(outcome.keys, outcome.tokens, outcome.outputs, statistics))

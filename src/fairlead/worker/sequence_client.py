@@ -77,6 +77,19 @@ class SequenceClient:
         self._on_sent()
         return key
 
+    def prepare(self, grammar: str, receiver: Receiver, *, salt: bytes = b"") -> int:
+        """Have a grammar compiled for sequences with this salt; return the key, which `abort` takes.
+
+        Raises `NodeFailed` if the child is not ready or gone.
+        """
+        if self._connection is None:
+            raise NodeFailed("the model's process is not running")
+        key = next(self._keys)
+        self._connection.send(messages.Prepare(key, grammar, salt))
+        self._open.add(key, receiver)
+        self._on_sent()
+        return key
+
     def abort(self, key: int) -> None:
         """Abort a sequence; its receiver is not called any more. Safe at any time, for any key."""
         if self._open.remove(key) and self._connection is not None:

@@ -110,7 +110,7 @@ class SharedChannel:
         received = self._parent.read(wait_s=0.0)
         for message in received:
             client.is_due = True
-            if isinstance(message, messages.Submit):
+            if isinstance(message, messages.Submit | messages.Prepare):
                 client.open[message.key] = None
             elif isinstance(message, messages.Abort):
                 self._end_sequence(client, message.key)
@@ -183,12 +183,15 @@ class SharedChannel:
         self._fronts[descriptor] = connection, client
         connection.send(messages.Attached(client.prefix, self._ready))
 
-    def _admit(self, client: _Client, submit: messages.Submit) -> list[messages.ToChild]:
+    def _admit(self, client: _Client, submit: messages.Submit | messages.Prepare) -> list[messages.ToChild]:
         if submit.key <= client.last_key:
             raise FrontGone(f"it used the key {submit.key} after {client.last_key}")
+        client.last_key = submit.key
+        if isinstance(submit, messages.Prepare):
+            client.open[submit.key] = None
+            return [submit]
         if submit.grant is None:
             raise FrontGone("it submitted a sequence without a grant")
-        client.last_key = submit.key
         refusal = self.grants.take(submit.grant, client.prefix)
         if refusal is not None:
             client.refused.append(messages.Output(submit.key, [], error=refusal, code="stale_grant"))

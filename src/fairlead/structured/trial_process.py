@@ -1,0 +1,253 @@
+"""Compiles grammars of strangers, each in a forked process that is ended at its limits. A program of its own.
+
+A compilation cannot be interrupted: two `multipleOf` can make llguidance run for hours and take gigabytes.
+This process has the libraries loaded and only one thread, so that a fork takes a millisecond, and nothing of
+a trial is left when it is over. `trials.py` starts it, and sends it one request after another.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from llguidance import LLTokenizer
+
+from fairlead.structured.compiler import GrammarRefused, compile_grammar
+from fairlead.structured.filling import STACK_BYTES, large_stack
+from fairlead.structured.vocabulary import token_vocabulary
+
+NICENESS = 10  # the steps of models come first
+BUSY_FACTOR = 5
+"""A trial may take this many times its processor time, because the machine may have other work."""
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+_LOOK_S = 0.01  # how often a trial is measured
+_SPARE_BYTES = STACK_BYTES + 1024 * 1024 * 1024  # of address space, which an allocator takes in advance
+_SPECIAL_TOKENS = re.compile(r"<\[[\d,^-]*\]>")
+_ID = re.compile(r"\d+")
+_MOST_TOKENS = 512
+_LENGTH = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A grammar to compile, within `cpu_s` seconds of processor time and `memory_bytes`."""
+
+    grammar: str
+    cpu_s: float
+    memory_bytes: int
+
+
+class TrialResult(msgspec.Struct, frozen=True):
+    """The end of a trial.
+
+    `fault`: why the grammar is refused; None: it compiles.
+    `is_busy`: the machine had no time for it, which says nothing of the grammar.
+    `memory_bytes`: what it takes when it is compiled.
+    """
+
+    fault: str | None = None
+    is_busy: bool = False
+    memory_bytes: int = 0
+
+
+def main() -> int:
+    """Serve the socket at stdin until its other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    os.nice(NICENESS)
+    _vocabulary()  # which all forks have then
+    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as connection:
+        while (trial := receive(connection, Trial)) is not None:
+            result = _run(trial, connection)
+            if result is None:
+                break
+            send(connection, result)
+    return 0
+
+
+def send(connection: socket.socket, message: msgspec.Struct) -> None:
+    """Send a message behind its length, a little-endian uint32."""
+    body = msgspec.msgpack.encode(message)
+    connection.sendall(_LENGTH.pack(len(body)) + body)
+
+
+def receive(connection: socket.socket, kind: type[Message]) -> Message | None:
+    """Return the next message; None if the other end is closed."""
+    head = _exactly(connection, _LENGTH.size)
+    body = None if head is None else _exactly(connection, _LENGTH.unpack(head)[0])
+    return None if body is None else msgspec.msgpack.decode(body, type=kind)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < size:
+        piece = connection.recv(size - len(received))
+        if not piece:
+            return None
+        received += piece
+    return bytes(received)
+
+
+def _run(trial: Trial, connection: socket.socket) -> TrialResult | None:
+    """Compile a grammar in a fork, and end that at its limits. Return None if the parent has gone."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(ours)
+        connection.close()
+        _compile_and_exit(trial, theirs)
+    os.close(theirs)
+    try:
+        return _watch(trial, pid, ours, connection)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ours)
+
+
+def _watch(trial: Trial, pid: int, results: int, connection: socket.socket) -> TrialResult | None:
+    began_s = time.monotonic()
+    before_bytes = _memory_bytes(pid)
+    poll = select.poll()
+    poll.register(results, select.POLLIN)
+    poll.register(connection, 0)  # only that it is closed
+    while True:
+        ready = dict(poll.poll(1000 * _LOOK_S))
+        if connection.fileno() in ready:
+            return None
+        if results in ready:
+            found = os.read(results, 65536)
+            if found:
+                return msgspec.msgpack.decode(found, type=TrialResult)
+            return _crash(trial, pid)
+        if _cpu_s(pid) > trial.cpu_s:
+            return _too_slow(trial)
+        if _memory_bytes(pid) - before_bytes > trial.memory_bytes:
+            return _too_large(trial)
+        if time.monotonic() - began_s > BUSY_FACTOR * trial.cpu_s:
+            return TrialResult("there was no time to compile it", is_busy=True)
+
+
+def _crash(trial: Trial, pid: int) -> TrialResult:
+    """Return the result of a trial that has ended without one."""
+    info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    number = 0 if info is None else info.si_status
+    if number == signal.SIGXCPU:
+        return _too_slow(trial)
+    if number == signal.SIGABRT:  # what Rust does without memory
+        return _too_large(trial)
+    return TrialResult(f"the compiler of grammars failed with it (signal {number})")
+
+
+def _too_slow(trial: Trial) -> TrialResult:
+    return TrialResult(f"it takes more than {trial.cpu_s:g} s to compile")
+
+
+def _too_large(trial: Trial) -> TrialResult:
+    return TrialResult(f"it takes more than {trial.memory_bytes / 1024 / 1024:.0f} MB to compile")
+
+
+# In the fork ---------------------------------------------------------------------------------------
+
+
+def _compile_and_exit(trial: Trial, results: int) -> None:
+    """Compile the grammar, write the result, and end this process, which has its limits also by itself."""
+    with contextlib.suppress(AttributeError, OSError):  # Linux has it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        cpu_s = math.ceil(trial.cpu_s) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses it
+            most_bytes = _address_space_bytes() + trial.memory_bytes + _SPARE_BYTES
+            resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())  # what Rust prints when it ends the process
+        with large_stack():
+            thread = threading.Thread(target=_compile, args=(trial.grammar, results))
+            thread.start()
+        thread.join()
+    finally:
+        os._exit(0)
+
+
+def _compile(grammar: str, results: int) -> None:
+    before_bytes = _memory_bytes(os.getpid())
+    try:
+        compiled = compile_grammar(_vocabulary(), _with_known_tokens(grammar))
+        result = TrialResult(memory_bytes=max(0, _memory_bytes(os.getpid()) - before_bytes))
+        del compiled
+    except GrammarRefused as refusal:
+        result = TrialResult(_plain(str(refusal)))
+    os.write(results, msgspec.msgpack.encode(result))
+
+
+def _plain(fault: str) -> str:
+    """Return a fault without the lines that show the grammar, which the client has not written."""
+    return fault.partition("\n")[0].rpartition("failed to compile JSON schema: ")[2][:1000]
+
+
+def _with_known_tokens(grammar: str) -> str:
+    """Replace the ids of a model's special tokens, as in `<[151643]>`, by ids of our vocabulary."""
+    return _SPECIAL_TOKENS.sub(lambda found: _ID.sub(_known_id, found[0]), grammar)
+
+
+def _known_id(found: re.Match[str]) -> str:
+    return str(min(int(found[0]), _MOST_TOKENS - 1))
+
+
+@lru_cache
+def _vocabulary() -> LLTokenizer:
+    """Return a vocabulary of single bytes and of special tokens.
+
+    What a compilation costs does not depend on a model's vocabulary, which takes seconds to read.
+    """
+    return token_vocabulary(
+        lambda token_id: bytes([token_id]) if token_id < 256 else b"",
+        vocab_size=_MOST_TOKENS + 1,
+        special_ids=range(256, _MOST_TOKENS),
+        eos_token_ids=[_MOST_TOKENS],
+    )
+
+
+# Measuring a process -------------------------------------------------------------------------------
+
+
+def _memory_bytes(pid: int) -> int:
+    """Return the memory of a process; 0 where that cannot be read, or when it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return 0
+
+
+def _address_space_bytes() -> int:
+    return int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor time of a process; 0 where that cannot be read. `RLIMIT_CPU` counts it, too."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(ticks) for ticks in fields[11:13]) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
