@@ -1,9 +1,11 @@
 """The form of an answer's text: `response_format` and vLLM's `structured_outputs`."""
 
 import json
+import threading
 import time
 
 import pytest
+import trio
 
 from api.conftest import client_of
 from api.written_answers import CHAT, COMPLETIONS, WEATHER, accepts, refusal, vocabulary_of
@@ -190,6 +192,58 @@ async def test_equal_schemas_are_validated_once(client, chat, monkeypatch):
         assert (await client.post(CHAT, chat(response_format=SCHEMA_FORMAT))).status == 200
     await client.post(CHAT, chat(response_format=schema_format({"type": "integer"})))
     assert len(checked) == 2
+
+
+BOMBS = {
+    "multiples": {"allOf": [{"type": "integer", "multipleOf": multiple} for multiple in (9973, 9967)]},
+    "memory": {"anyOf": [{"type": "integer", "multipleOf": 19_900 + number} for number in range(12)]},
+    "length": {"type": "string", "maxLength": 100_000},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("where", ["", ".properties.a"])
+async def test_schema_that_takes_too_much_is_refused_with_its_path(client, chat, name, where):
+    schema = BOMBS[name] if not where else {"type": "object", "properties": {"a": BOMBS[name]}}
+    field, message = await refusal(client, CHAT, chat(response_format=schema_format(schema)))
+    assert field.startswith(AT)
+    assert message.startswith(field)
+    assert "x-guidance" not in message
+    assert client.gateway.jobs == []
+
+
+async def test_trials_of_one_tenant_do_not_delay_those_of_another(client, chat, monkeypatch):
+    """The first tenant's trial goes on until the second one's is over, and its next one waits behind it."""
+    waiting, run, order = threading.Event(), GrammarTrials.run, []
+
+    def slow(trials, grammar):
+        if '"slow' in grammar:
+            assert waiting.wait(20)
+        order.append("slow" if '"slow' in grammar else "quick")
+        return run(trials, grammar)
+
+    monkeypatch.setattr(GrammarTrials, "run", slow)
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            body = chat(response_format=schema_format({"const": f"slow{number}"}), user="many")
+            nursery.start_soon(client.post, CHAT, body)
+        await trio.sleep(0.05)
+        reply = await client.post(CHAT, chat(response_format=schema_format({"const": "quick"}), user="one"))
+        assert reply.status == 200
+        waiting.set()
+    assert order == ["quick", "slow", "slow", "slow"]
+
+
+async def test_trial_is_remembered_for_its_tenant_only(client, chat, monkeypatch):
+    tried, run = [], GrammarTrials.run
+    monkeypatch.setattr(
+        GrammarTrials, "run", lambda self, grammar: (tried.append(grammar), run(self, grammar))[1]
+    )
+    for schema in ({"type": "integer"}, BOMBS["memory"]):
+        for user in ("ana", "bob", "ana", "bob"):
+            await client.post(CHAT, chat(response_format=schema_format(schema), user=user))
+    assert len(tried) == 4
+    assert len(set(tried)) == 2
 
 
 @pytest.mark.parametrize(
