@@ -212,6 +212,16 @@ async def test_schema_that_takes_too_much_is_refused_with_its_path(client, chat,
     assert client.gateway.jobs == []
 
 
+async def test_fault_names_the_tool_whose_schema_takes_too_much(client, chat):
+    schemas = [{"type": "object", "properties": {"a": schema}} for schema in ({}, BOMBS["memory"], {})]
+    tools = [
+        {"type": "function", "function": {"name": f"f{index}", "strict": True, "parameters": schema}}
+        for index, schema in enumerate(schemas)
+    ]
+    field, _ = await refusal(client, CHAT, chat(tools=tools))
+    assert field == "tools[1].function.parameters"
+
+
 async def test_trials_of_one_tenant_do_not_delay_those_of_another(client, chat, monkeypatch):
     """The first tenant's trial goes on until the second one's is over, and its next one waits behind it."""
     waiting, run, order = threading.Event(), GrammarTrials.run, []

@@ -8,6 +8,7 @@ body, and whether it is valid, is left to the server that answers it, if that sp
 import time
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as ReadOnlySequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -37,7 +38,11 @@ from fairlead.api.structuring import GrammarCheck, Structure, check_combinations
 from fairlead.api.tokenize import count_tokens
 from fairlead.errors import InvalidRequest, quoted
 from fairlead.job import Job, Sampling
+from fairlead.structured.request import AnswerSpec
 from fairlead.text.model import TextModel
+
+MOST_TRIED_ALONE = 8
+"""How many schemas of a request whose grammar was refused are tried, to find the one that is at fault."""
 
 
 class GenerationPipeline:
@@ -163,12 +168,21 @@ class GenerationPipeline:
             tenant, field = tenant_so_far(request), structure.grammar_field
             if not self._grammars.is_known(tenant, grammar, field):
                 fault = await offload.try_grammar(request, grammar)
+                if fault is not None and generation.answer is not None:
+                    field = await self._faulty_field(request, generation.answer) or field
                 self._grammars.remember(tenant, grammar, field, fault)
         if grammar is not None or structure.reasoning_limit is not None:
             sampling = msgspec.structs.replace(
                 sampling, grammar=grammar, reasoning_limit=structure.reasoning_limit
             )
         return sampling, structure
+
+    async def _faulty_field(self, request: Request, answer: AnswerSpec) -> str | None:
+        """Return the field of the first schema that is refused by itself; None if none of the first is."""
+        for field, grammar in islice(answer.schema_grammars(), MOST_TRIED_ALONE):
+            if await self._jobs.offload.try_grammar(request, grammar) is not None:
+                return field
+        return None
 
     def _find(self, request: Request, body: bytes, envelope: Envelope) -> tuple[bytes, str, str]:
         """Return the body, and its model: as requested, and the canonical name. Raises as `ModelAccess.find`.

@@ -1,6 +1,6 @@
 """The requested form of an answer: in the terms of no dialect, and as the grammar of the answer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -62,13 +62,7 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise `FaultyRequest` for the first schema that is faulty, not supported, or too large."""
         left = MAX_GRAMMAR_BYTES
-        schemas = [(self.answer.schema, self.answer_field)] if isinstance(self.answer, JsonAnswer) else []
-        schemas += [
-            (tool.parameters, tool.field)
-            for tool in self.tools
-            if tool.is_strict and tool.parameters is not None
-        ]
-        for schema, field in schemas:
+        for schema, field in self._schemas():
             _check(schema, field, lenient=self.is_lenient)
             left -= _least_size(schema, left)
             if left < 0:
@@ -94,6 +88,21 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
             field = "tools" if self.tools else self.answer_field
             raise FaultyRequest(field, f"the schemas have more than {MAX_GRAMMAR_BYTES} bytes")
         return grammar
+
+    def schema_grammars(self) -> Iterator[tuple[str, str]]:
+        """Yield the field of each schema with a grammar of that schema alone."""
+        for schema, field in self._schemas():
+            yield field, answer_grammar(JsonAnswer(schema), lenient=self.is_lenient)
+
+    def _schemas(self) -> list[tuple[Mapping[str, Any] | bool, str]]:
+        """Return the schemas that the answer must follow, with their fields."""
+        schemas = [(self.answer.schema, self.answer_field)] if isinstance(self.answer, JsonAnswer) else []
+        schemas.extend(
+            (tool.parameters, tool.field)
+            for tool in self.tools
+            if tool.is_strict and tool.parameters is not None
+        )
+        return schemas
 
     def _body(self) -> Body | None:
         if not self.tools:

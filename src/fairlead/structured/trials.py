@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import weakref
 from socket import socket, socketpair
 
 from fairlead.structured.trial_process import BUSY_FACTOR, Trial, TrialResult, receive, send
@@ -24,7 +25,7 @@ class GrammarTrials:
     """Processes that try grammars, started when they are needed. Threads may call `run` at the same time.
 
     There are as many processes as calls at once, which the caller bounds. `cpu_s` and `memory_bytes` are the
-    bounds on one grammar. The processes end with this object.
+    bounds on one grammar. The processes end when this object is not used any more.
     """
 
     def __init__(self, *, cpu_s: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -32,6 +33,8 @@ class GrammarTrials:
         self._memory_bytes = memory_bytes
         self._idle: list[_TrialProcess] = []
         self._lock = threading.Lock()
+        # Unlike `__del__`, this is called before the processes' own finalizers, also in a reference cycle.
+        weakref.finalize(self, _end_all, self._idle)
 
     def run(self, grammar: str) -> TrialResult:
         """Compile a grammar within the bounds, to see what comes of it. Blocks. Raises `TrialFailed`."""
@@ -51,12 +54,7 @@ class GrammarTrials:
     def close(self) -> None:
         """End the processes that are idle."""
         with self._lock:
-            ended, self._idle = self._idle, []
-        for process in ended:
-            process.end()
-
-    def __del__(self) -> None:
-        self.close()
+            _end_all(self._idle)
 
     def _take(self) -> "_TrialProcess":
         with self._lock:
@@ -69,6 +67,11 @@ class GrammarTrials:
             return _TrialProcess()
         except OSError as error:
             raise TrialFailed(f"no process to try grammars can be started: {error}") from error
+
+
+def _end_all(processes: "list[_TrialProcess]") -> None:
+    while processes:
+        processes.pop().end()
 
 
 class _TrialProcess:
