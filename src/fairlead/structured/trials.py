@@ -45,6 +45,9 @@ class GrammarTrials:
         except OSError as error:
             process.end()
             raise TrialFailed(f"the process that tries grammars has failed: {error}") from error
+        except BaseException:
+            process.end()
+            raise
         with self._lock:
             self._idle.append(process)
         if result.is_busy:
