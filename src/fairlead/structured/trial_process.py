@@ -30,9 +30,6 @@ from fairlead.structured.filling import STACK_BYTES, large_stack
 from fairlead.structured.vocabulary import token_vocabulary
 
 NICENESS = 10  # the steps of models come first
-BUSY_FACTOR = 5
-"""A trial may take this many times its processor time, because the machine may have other work."""
-
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 _LOOK_S = 0.01  # how often a trial is measured
@@ -45,11 +42,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A grammar to compile, within `cpu_s` seconds of processor time and `memory_bytes`."""
+    """A grammar to compile.
+
+    `cpu_s`: the processor time that it may take.
+    `memory_bytes`: the memory that it may take.
+    `most_s`: how long that may last on a machine with other work.
+    """
 
     grammar: str
     cpu_s: float
     memory_bytes: int
+    most_s: float
 
 
 class TrialResult(msgspec.Struct, frozen=True):
@@ -139,7 +142,7 @@ def _watch(trial: Trial, pid: int, results: int, connection: socket.socket) -> T
             return _too_slow(trial)
         if _memory_bytes(pid) - before_bytes > trial.memory_bytes:
             return _too_large(trial)
-        if time.monotonic() - began_s > BUSY_FACTOR * trial.cpu_s:
+        if time.monotonic() - began_s > trial.most_s:
             return TrialResult("there was no time to compile it", is_busy=True)
 
 

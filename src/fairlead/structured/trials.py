@@ -7,12 +7,15 @@ import threading
 import weakref
 from socket import socket, socketpair
 
-from fairlead.structured.trial_process import BUSY_FACTOR, Trial, TrialResult, receive, send
+from fairlead.structured.trial_process import Trial, TrialResult, receive, send
 
 COMMAND = (sys.executable, "-P", "-m", "fairlead.structured.trial_process")
 CPU_S = 2.0
 MEMORY_BYTES = 64 * 1024 * 1024
 """Bounds on one grammar. 1,000 optional properties take 0.13 s and 5 MB."""
+
+BUSY_FACTOR = 5
+"""A trial may last this many times its processor time, because the machine may have other work."""
 
 _REPLY_SLACK_S = 5.0  # the process may have to be started first
 
@@ -25,11 +28,15 @@ class GrammarTrials:
     """Processes that try grammars, started when they are needed. Threads may call `run` at the same time.
 
     There are as many processes as calls at once, which the caller bounds. `cpu_s` and `memory_bytes` are the
-    bounds on one grammar. The processes end when this object is not used any more.
+    bounds on one grammar, and `most_s` is how long its trial may last, `BUSY_FACTOR` times `cpu_s` if None.
+    The processes end when this object is not used any more.
     """
 
-    def __init__(self, *, cpu_s: float = CPU_S, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, *, cpu_s: float = CPU_S, memory_bytes: int = MEMORY_BYTES, most_s: float | None = None
+    ) -> None:
         self.cpu_s = cpu_s
+        self._most_s = BUSY_FACTOR * cpu_s if most_s is None else most_s
         self._memory_bytes = memory_bytes
         self._idle: list[_TrialProcess] = []
         self._lock = threading.Lock()
@@ -38,10 +45,10 @@ class GrammarTrials:
 
     def run(self, grammar: str) -> TrialResult:
         """Compile a grammar within the bounds, to see what comes of it. Blocks. Raises `TrialFailed`."""
-        trial = Trial(grammar, self.cpu_s, self._memory_bytes)
+        trial = Trial(grammar, self.cpu_s, self._memory_bytes, self._most_s)
         process = self._take()
         try:
-            result = process.ask(trial, timeout_s=BUSY_FACTOR * self.cpu_s + _REPLY_SLACK_S)
+            result = process.ask(trial, timeout_s=self._most_s + _REPLY_SLACK_S)
         except OSError as error:
             process.end()
             raise TrialFailed(f"the process that tries grammars has failed: {error}") from error
