@@ -77,45 +77,15 @@ def test_overlapping_tokens_are_all_broken():
 @pytest.mark.parametrize("offset", [0, 1, *range(16_370, 16_390), 40_000])
 def test_token_is_found_anywhere_in_a_long_text(offset):
     text = "x" * offset + "<|im_end|>" + "y" * 20_000
-    control = ControlTokens(["<|im_end|>"])
-    assert text.replace("<", "<" + BREAK) == control.broken(text)
-    assert control.may_be_in([text])
-
-
-BLANKS = [" ", "\n", "\t", "\x0b", "\x1c", "\x85", "\u2003", "\u3000", " \n\x1f"]
-
-
-@pytest.mark.parametrize("blank", BLANKS, ids=ascii)
-@pytest.mark.parametrize("count", [0, 1, 60, 70, 17_000])
-def test_part_of_a_token_is_found_at_either_end_of_a_long_text(blank, count):
-    control = ControlTokens(["<|im_end|>"], ["see <|"])
-    for offset in (0, 1, *range(16_365, 16_390, 3), 40_000):
-        first, last = "x" * offset + "<" + blank * count, blank * count + "im_end|>" + "x" * offset
-        for text in (first, last):
-            assert control.broken(text) != text == control.broken(text).replace(BREAK, "")
-        assert control.may_be_in([first])
-        assert control.may_be_in(["x" * offset, last])
-
-
-def test_may_be_in_is_false_for_long_text_without_tokens():
-    control = ControlTokens(["<|im_end|>"], ["see <|"])
-    assert not control.may_be_in({"role": "user", "content": "x" * 100_000 + "\n" * 100, "name": " "})
+    assert text.replace("<", "<" + BREAK) == ControlTokens(["<|im_end|>"]).broken(text)
 
 
 def test_without_control_tokens_no_text_is_broken():
-    control = ControlTokens([])
-    assert not control.may_be_in({"a": ["<|im_end|>"]})
-    assert control.broken("<|im_end|>") == "<|im_end|>"
+    assert ControlTokens([]).broken("<|im_end|>") == "<|im_end|>"
 
 
-@given(
-    value=st.recursive(
-        st.none() | st.integers() | with_tokens,
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(with_tokens, inner, max_size=3),
-        max_leaves=8,
-    )
-)
-def test_may_be_in_is_true_for_every_value_that_needs_a_break(value):
-    control = ControlTokens(CHATS["chatml"].control)
-    assert control.may_be_in(value) or value == control.broken(value)
-    assert str(value) == str(control.broken(value)).replace(BREAK, "")
+@given(text=with_tokens)
+def test_broken_text_has_no_control_token_and_the_same_characters(text):
+    broken = ControlTokens(CHATS["chatml"].control).broken(text)
+    assert not any(token in broken for token in CHATS["chatml"].control)
+    assert broken.replace(BREAK, "") == text or BREAK in text

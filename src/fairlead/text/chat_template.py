@@ -20,16 +20,20 @@ from jinja2.exceptions import SecurityError
 
 from fairlead._cext.jsoncount import count
 from fairlead.errors import InvalidRequest, LoadFailed
-from fairlead.text.control_tokens import BREAK, ControlTokens
+from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.files import Templates, TokenizerConfig, read_json, read_special_tokens, read_text
 from fairlead.text.message_order import MessageOrder
 from fairlead.text.sandbox import Refusal, environment
+from fairlead.text.template_text import concat, literal
 
 MAX_RENDERED_CHARS = 64 * 1024 * 1024
 MAX_ARGUMENT_VALUES = 128 * 1024
 """Maximum number of JSON values in the arguments of all tool calls of a chat."""
 _MAX_REASON_CHARS = 500
 _PROBE = "fairlead probe"
+# Some templates make a control token of the role: '<|' + message.role + '|>'. A client can only choose one of
+# these, so they count as the template's.
+_ROLES = {role: literal(role) for role in ("system", "developer", "user", "assistant", "tool")}
 
 Message = dict[str, Any]
 
@@ -52,7 +56,7 @@ class ChatTemplate:
         self.source = source
         self._template = environment.from_string(source)
         self._tool_template = environment.from_string(tool_source) if tool_source else self._template
-        self._special_tokens = dict(special_tokens or {})
+        self._special_tokens = {name: literal(token) for name, token in (special_tokens or {}).items()}
         self.literals = frozenset(_literals(source)) | frozenset(_literals(tool_source or ""))
         self._accepts_parts = self._shows([{"type": "text", "text": _PROBE}])
         self._accepts_strings = self._shows(_PROBE) or not self._accepts_parts
@@ -97,28 +101,23 @@ class ChatTemplate:
         """Return the chat as text; with `add_generation_prompt` it ends where the model's answer begins.
 
         `variables` are further template variables ("enable_thinking"), which cannot replace the other
-        arguments. With `control`, breaks are inserted where messages, tools or variables spell a control
-        token. Raises `InvalidRequest` if the template refuses the messages, fails, or never ends.
+        arguments. With `control`, the text has breaks in control tokens that are not the template's. Without,
+        it is a `TemplateText`, or a `str` if the template wrote none of it. Raises `InvalidRequest` if the
+        template refuses the messages, fails, or never ends.
         """
         template = self._tool_template if tools else self._template
         try:
             _check_arguments(messages)
-            # Prepared first: escapes in the JSON of a call's arguments may hide a spelling.
-            given = {
-                **variables,
-                "messages": [self._prepared(message) for message in self._order.fitted(messages)],
-                "tools": tools,
-            }
-            if control is not None and control.may_be_in(given):
-                given = {name: control.broken(value) for name, value in given.items()}
             names = {
                 **self._special_tokens,
-                **given,
-                "documents": given.get("documents"),
-                "tools": given["tools"] or None,
+                "documents": None,
+                **variables,
+                "messages": [self._prepared(message) for message in self._order.fitted(messages)],
+                "tools": tools or None,
                 "add_generation_prompt": add_generation_prompt,
             }
-            return _bounded_text(template.generate(names))
+            text = _bounded_text(template.generate(names))
+            return text if control is None else control.broken(text)
         except InvalidRequest:
             raise
         except Refusal as error:
@@ -130,13 +129,14 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 — an expression in a template can raise anything
             reason = f"the model's chat template fails for these messages: {type(error).__name__}: {error}"
         # A reason may quote the client's text with half of a surrogate pair, which no response can contain.
-        shown = reason.replace(BREAK, "")[:_MAX_REASON_CHARS]
-        printable = shown.encode(errors="replace").decode()
+        printable = reason[:_MAX_REASON_CHARS].encode(errors="replace").decode()
         raise InvalidRequest(printable, param="messages")
 
     def _prepared(self, message: Message) -> Message:
         """Return the message as the template expects it: content in its form, arguments as objects."""
         prepared = {**message, "content": self._content(message.get("content"))}
+        if isinstance(role := message.get("role"), str):
+            prepared["role"] = _ROLES.get(role, role)
         if calls := message.get("tool_calls"):
             prepare = _with_encoded_arguments if self._needs_encoded_arguments else _with_parsed_arguments
             prepared["tool_calls"] = [prepare(call) for call in calls]
@@ -261,7 +261,8 @@ def _with_encoded_arguments(call: Any) -> Any:
 
 
 def _bounded_text(pieces: Iterator[str]) -> str:
-    text, length = [], 0
+    text: list[str] = []
+    length = 0
     for piece in pieces:
         length += len(piece)
         if length > MAX_RENDERED_CHARS:
@@ -269,4 +270,4 @@ def _bounded_text(pieces: Iterator[str]) -> str:
                 "the model's chat template renders too long a text for these messages", param="messages"
             )
         text.append(piece)
-    return "".join(text)
+    return concat(text)

@@ -60,8 +60,7 @@ class TextModel:
 
     def __post_init__(self) -> None:
         """Prepare the search for control tokens, which takes milliseconds."""
-        literals = () if self.chat_template is None else self.chat_template.literals
-        object.__setattr__(self, "_control", ControlTokens(self.tokenizer.control_tokens, literals))
+        object.__setattr__(self, "_control", ControlTokens(self.tokenizer.control_tokens))
 
     @classmethod
     def load(
@@ -186,7 +185,7 @@ class TextModel:
                 raise InvalidRequest(error.message, param=param) from error
             ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=True, param=param)
         else:
-            first, second = self._control.broken([first, second])
+            first, second = map(self._control.broken, (first, second))
             ids = self.tokenizer.encode(first, second=second, with_breaks=True, param=param)
         self.check_prompt(ids, param=param)
         return ids
@@ -234,14 +233,15 @@ class TextModel:
         is_text = self.special_tokens == "text"
         text = self.chat_template.render(
             messages,
-            self._control if is_text else None,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
         if continuation:
-            text += self._continuation(text, continuation)
+            self._check_continuation(text)
+            text += continuation
         self._check_may_fit(text, "messages")
+        text = self._control.broken(text) if is_text else text
         ids = self.tokenizer.encode(text, add_special_tokens=False, with_breaks=is_text, param="messages")
         self.check_prompt(ids, param="messages")
         return ids
@@ -257,12 +257,11 @@ class TextModel:
                 f"token ids of this model are 0...{self.tokenizer.vocab_size - 1}", param=param
             )
 
-    def _continuation(self, text: str, continuation: str) -> str:
-        """Return the beginning of an answer as it follows a rendered chat. Raises `InvalidRequest`."""
+    def _check_continuation(self, text: str) -> None:
+        """Raise `InvalidRequest` if the beginning of an answer cannot follow a rendered chat."""
         if self.answer_format is not None and self.answer_format.opens_reasoning(text):
             reason = "the model's chat template begins an answer with reasoning, which cannot be skipped here"
             raise InvalidRequest(f"messages: {reason}; disable it to give the beginning", param="messages")
-        return self._control.broken(continuation) if self.special_tokens == "text" else continuation
 
     def _check_may_fit(self, text: str, param: str) -> None:
         if not self.tokenizer.may_fit(text, self.longest_prompt):
