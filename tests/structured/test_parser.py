@@ -175,6 +175,17 @@ def test_mark_of_reasoning_within_the_answer_is_text() -> None:
     assert found == [Reasoning("a"), Content("Write <think> and </think>.")]
 
 
+REASONING_FIRST = [name for name, one in WIRE_FORMATS.items() if one.reasoning and one.content is None]
+
+
+@pytest.mark.parametrize("name", REASONING_FIRST)
+@pytest.mark.parametrize("before", ["Hello ", "\n.", "<"])
+def test_reasoning_after_text_is_text_also_when_both_come_in_one_piece(name: str, before: str) -> None:
+    """Otherwise the marks would vanish from an answer about them. `parsed` pushes both in every way."""
+    text = f"{before}{written_reasoning(name, 'x')}bye"
+    assert parsed(name, text) == [Content(text)]
+
+
 def test_harmony_has_reasoning_between_its_texts() -> None:
     text = (
         "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>b<|end|>"
