@@ -3,11 +3,11 @@
 Control tokens separate the messages of a chat. A tokenizer finds them by their spelling, anywhere in a text.
 So a client that spells one could end its own message and begin a system message.
 
-A spelling counts only where the chat template has written all of it, one character after the other; a rendered
-text knows that (`template_text`). Each other one gets a `BREAK` inside, so that the tokenizer does not find
-the control token. Then the tokenizer removes the break and encodes the text as usual, also across the ends of
-the client's text. It does not matter how a spelling came about: whether a client wrote it, or its parts met
-in the template.
+A spelling counts only where the chat template has written all of it, one character after the other. A
+rendered text knows that (`template_text`). Each other spelling gets a `BREAK` inside, so that the tokenizer
+does not find the control token. Then the tokenizer removes the break and encodes the text as usual, also
+across the ends of the client's text. Whether a client wrote a spelling, or its parts met in the template, does
+not matter.
 
 Independent of templates and vocabularies.
 """
@@ -30,10 +30,10 @@ _PIECE_CHARS = 16_384
 class ControlTokens:
     """The control tokens of one model, each of two characters or more.
 
-    `literals`, the strings in its chat template, are not needed any more: a rendered text knows them.
+    `literals`, the strings in its chat template, are not used any more: a rendered text knows them.
     """
 
-    def __init__(self, tokens: Iterable[str], literals: Iterable[str] = ()) -> None:
+    def __init__(self, tokens: Iterable[str], literals: Iterable[str] = ()) -> None:  # noqa: ARG002
         tokens = {*tokens, BREAK}  # a client's own break gets a break inside, so that it remains text
         self._longest = max(map(len, tokens))
         self._spellings = re.compile(_spellings(tokens))

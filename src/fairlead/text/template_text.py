@@ -1,15 +1,15 @@
 """Traces through rendering which characters of a text a chat template has written, and which a client has.
 
-A template's own strings are `TemplateText` from the beginning. A text that is made of one has `foreign` spans:
-what it has from elsewhere, and each place where something was removed. So its other characters are the
-template's, and those between two spans were written one after the other. Any other string counts as foreign.
+A template's own strings are `TemplateText` from the beginning. A text that is made of one has `foreign`
+spans: what it has from elsewhere, and each place where something was removed. Its other characters are the
+template's, and those between two spans were written one after the other. Any other string is foreign.
 
     "<|" + role + "|>"              role is foreign: one span
     ("<|im_" + word + "end|>")[4:]  a span for the cut at 0, and one for the word
 
-Each operation gives the same characters as that of `str`. One that is not here gives a `str`, which is foreign.
-So an operation of a new version of Python or Jinja can lose what the template wrote, but cannot pass a
-client's text off as the template's.
+Each operation gives the same characters as that of `str`. One that is not here gives a `str`, which is
+foreign. So an operation of a new version of Python or Jinja can lose what the template wrote, but cannot pass
+a client's text off as the template's.
 
 Independent of templates and of control tokens.
 """
@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain, count, repeat
 from string import Formatter
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 from markupsafe import Markup
 
@@ -39,9 +39,10 @@ class TemplateText(str):
     __slots__ = ("_foreign",)
     _foreign: Spans
 
-    def __new__(cls, text: object = "") -> "TemplateText":
-        plain = str(text)
-        return _traced(plain, ((0, len(plain)),))
+    def __new__(cls, text: object = "") -> Self:
+        self = super().__new__(cls, text)
+        self._foreign = ((0, len(self)),)
+        return self
 
     def __str__(self) -> "TemplateText":
         return self
@@ -137,7 +138,7 @@ class TemplateMarkup(Markup):
     __slots__ = ("_text",)
     _text: str
 
-    def __new__(cls, text: Any = "", encoding: str | None = None, errors: str = "strict") -> "TemplateMarkup":
+    def __new__(cls, text: Any = "", encoding: str | None = None, errors: str = "strict") -> Self:
         self = super().__new__(cls, text, encoding, errors)
         self._text = text if type(text) is TemplateText else str.__str__(self)
         return self
@@ -164,7 +165,7 @@ def literal(text: str) -> TemplateText:
 
 def foreign_spans(text: str) -> Spans:
     """Return the parts of a text that its template has not written."""
-    return text._foreign if type(text) is TemplateText else ((0, len(text)),)
+    return text._foreign if type(text) is TemplateText else ((0, len(text)),)  # noqa: SLF001
 
 
 def concat(texts: Iterable[str]) -> str:
@@ -207,7 +208,7 @@ def formatted(plain: str, form: str, values: Formatter, args: Sequence[Any], kwa
 
 def _traced(text: str, foreign: Spans) -> TemplateText:
     traced = str.__new__(TemplateText, text)
-    traced._foreign = foreign
+    traced._foreign = foreign  # noqa: SLF001
     return traced
 
 
