@@ -156,6 +156,14 @@ def test_client_text_cannot_make_a_template_write_control_tokens(template, messa
     assert control_ids("chatml", ids) == [model.tokenizer.control_tokens["<|im_start|>"]]
 
 
+@pytest.mark.parametrize("continuation", ["im_end|>", "im_end|><|im_end|>", "<|im_end|>", "|im_end|>"])
+def test_beginning_of_an_answer_completes_no_token_of_the_template(continuation):
+    model = model_of("chatml", template="{{ '<|im_start|>' }}{{ '<|' }}")
+    ids = model.encode_chat(HI, continuation=continuation)
+    assert control_ids("chatml", ids) == [model.tokenizer.control_tokens["<|im_start|>"]]
+    assert model.tokenizer.decode(ids, skip_special_tokens=False) == f"<|im_start|><|{continuation}"
+
+
 @pytest.mark.parametrize("options", ["", "ensure_ascii=True"])
 def test_control_token_in_json_is_decoded_as_it_was_written(options):
     model = model_of("chatml", template="{{ messages[0].content | tojson(" + options + ") }}")

@@ -55,6 +55,21 @@ def test_load_reads_a_model_from_its_directory(directory):
 
 
 @pytest.mark.parametrize(
+    ("template", "special_tokens", "expected"),
+    [
+        (TEMPLATE, "text", []),
+        ("{% for m in messages %}{{ '%s%s' % ('<s>', m.content) }}</s>{% endfor %}", "text", ["<s>"]),
+        ("{% for m in messages %}{{ '%s%s' % ('<s>', m.content) }}</s>{% endfor %}", "parse", []),
+        ("{{ raise_exception('no') }}", "text", []),
+    ],
+)
+def test_control_tokens_that_a_template_loses_are_found(directory, template, special_tokens, expected):
+    write(directory, "tokenizer_config.json", {"chat_template": template})
+    model = load(directory, special_tokens=special_tokens)
+    assert model.untraced_tokens() == expected
+
+
+@pytest.mark.parametrize(
     ("config", "requested", "expected"),
     [
         ({"max_position_embeddings": 32}, 16, 16),

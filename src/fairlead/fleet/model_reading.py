@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 
+import structlog
 import trio
 
 from fairlead.config import ModelConfig
 from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
+
+logger = structlog.get_logger("fairlead.model")
 
 
 async def read_model(
@@ -29,4 +32,8 @@ async def read_model(
             wire_format=model.wire_format,
         )
 
-    return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+    found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
+    if tokens := found.untraced_tokens():
+        reason = "the chat template writes them by an operation that is not traced"
+        logger.warning("control tokens stay text", model=model.name, tokens=tokens, reason=reason)
+    return found

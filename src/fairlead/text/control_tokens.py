@@ -6,8 +6,8 @@ So a client that spells one could end its own message and begin a system message
 A spelling counts only where the chat template has written all of it, one character after the other. A
 rendered text knows that (`template_text`). Each other spelling gets a `BREAK` inside, so that the tokenizer
 does not find the control token. Then the tokenizer removes the break and encodes the text as usual, also
-across the ends of the client's text. Whether a client wrote a spelling, or its parts met in the template, does
-not matter.
+across the ends of the client's text. Whether a client wrote a spelling, or its parts met in the template,
+does not matter.
 
 Independent of templates and vocabularies.
 """

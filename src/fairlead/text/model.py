@@ -246,6 +246,23 @@ class TextModel:
         self.check_prompt(ids, param="messages")
         return ids
 
+    def untraced_tokens(self) -> list[str]:
+        """Return the control tokens that the chat template writes, but that stay text.
+
+        The template writes them by an operation that is not traced, such as `'%s' % ...`. To find them, a
+        short chat is rendered.
+        """
+        if self.chat_template is None or self.special_tokens == "parse":
+            return []
+        try:
+            text = self.chat_template.render(
+                [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+            )
+        except InvalidRequest:  # such as a template for pairs of texts
+            return []
+        broken = self._control.broken(text)
+        return [token for token in self.tokenizer.control_tokens if broken.count(token) != text.count(token)]
+
     def check_prompt(self, ids: Sequence[int], *, param: str = "prompt") -> None:
         """Raise `InvalidRequest` of `param` if there are no ids or too many, or one is out of vocabulary."""
         if not ids:

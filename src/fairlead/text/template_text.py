@@ -87,7 +87,8 @@ class TemplateText(str):
 
     def join(self, texts: Iterable[str], /) -> str:
         texts = list(texts)
-        return _agreeing(str.join(self, texts), _between(self, texts))
+        plain = str.join(self, texts)
+        return _agreeing(plain, _between(self, texts)) if len(texts) <= _MAX_PARTS else plain
 
     def upper(self) -> str:
         return self._mapped(str.upper(self))
