@@ -110,6 +110,7 @@ clients = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # such as for `0[1]`
 @given(missing=st.sampled_from(sorted(set(TOKEN))), data=st.data(), names=clients)
 def test_template_without_a_character_of_a_token_never_writes_that_token(missing, data, names):
     """Its character comes from the client then, so the token is text."""
@@ -118,6 +119,7 @@ def test_template_without_a_character_of_a_token_never_writes_that_token(missing
     check(plain_environment.from_string(source), environment.from_string(source), names, expected=[])
 
 
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
 @given(data=st.data(), names=clients)
 def test_template_with_all_characters_of_a_token_renders_as_by_jinja(data, names):
     source = data.draw(templates(st.sampled_from([*pieces, TOKEN, ""])))
