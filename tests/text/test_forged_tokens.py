@@ -98,8 +98,13 @@ def templates(draw, literals):
 
 
 pieces = [TOKEN[first:last] for first in CUTS for last in CUTS if first < last]
-client_texts = st.lists(st.sampled_from([*pieces, TOKEN, TOKEN.lower(), *SEPARATORS]), max_size=4).map(
-    "".join
+split_tokens = st.builds(
+    lambda at, separator: TOKEN[:at] + separator + TOKEN[at:],
+    st.sampled_from(CUTS),
+    st.sampled_from(SEPARATORS),
+)
+client_texts = (
+    st.lists(st.sampled_from([*pieces, TOKEN.lower(), *SEPARATORS]), max_size=4).map("".join) | split_tokens
 )
 clients = st.fixed_dictionaries(
     {
