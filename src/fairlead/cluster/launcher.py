@@ -2,7 +2,8 @@
 
 A process of its own, without Trio: Ray's client starts threads, takes over signals, and ends its process when
 the cluster does not answer any more. Replicas belong to this process: when it ends, Ray ends their actors,
-and these their nodes. It ends with its standard input, which its owner holds open.
+and these their nodes. It ends with its standard input, which its owner holds open, and with the raylet of its
+machine; its owner then starts it again.
 
 A server connects to the socket, gets all replicas, and may order others. One server is connected at a time.
 """
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -33,6 +35,7 @@ from fairlead.messages import FrameSplitter, encode_frame
 END_WAIT_S = 5.0
 STOP_WAIT_S = 15.0
 READ_BYTES = 1 << 16
+RAYLET_CHECK_S = 2.0
 
 
 class Launcher:
@@ -172,6 +175,31 @@ def _end_with_standard_input(ray: Any) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def wait_for_raylet_death(ray: Any, check_s: float = RAYLET_CHECK_S) -> None:
+    """Return when the raylet that this process has connected to is dead, as the cluster's head sees it.
+
+    The head then ends the job of this process, and its actors on all machines. Ray's client does not report
+    that: it accepts further actors, which never start. Only another connection is another job.
+    """
+    connected_to = ray.get_runtime_context().get_node_id()
+    is_alive = True
+    while is_alive:
+        time.sleep(check_s)
+        try:
+            is_alive = any(node["NodeID"] == connected_to and node["Alive"] for node in ray.nodes())
+        except Exception:  # noqa: BLE001, S112  what Ray raises is not documented
+            continue  # the head does not answer. If that lasts, Ray's client ends this process.
+
+
+def _end_with_raylet(ray: Any) -> None:
+    def wait() -> None:
+        wait_for_raylet_death(ray)
+        print("the raylet of this machine has ended", file=sys.stderr, flush=True)  # noqa: T201  the reason
+        os._exit(1)  # without `ray.shutdown`, which needs the raylet
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def main() -> None:
     """Connect to the cluster, and serve one server after the other."""
     path, address = sys.argv[1:]
@@ -182,6 +210,7 @@ def main() -> None:
 
     _end_with_standard_input(ray)
     ray.init(address, log_to_driver=False, logging_level="error", namespace="fairlead")
+    _end_with_raylet(ray)
     launcher = Launcher(ray)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
