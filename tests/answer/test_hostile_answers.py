@@ -3,7 +3,7 @@
 import pytest
 
 from fairlead.answer.upstream_stream import RelayFailed
-from fairlead.errors import NodeRefused
+from fairlead.errors import NodeFailed, NodeRefused
 from fairlead.http.client import UpstreamFailed
 from nodes.listening import RecordingListener, generated, relayed_job
 from nodes.scripted import (
@@ -72,7 +72,7 @@ OTHER_TYPES = [
 async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
     result = await relay(full_response(body, kind), streams=streams)
     assert result.deltas == []
-    assert isinstance(result.error, UpstreamFailed)
+    assert isinstance(result.error, NodeFailed)
     assert (result.error.status, result.error.code) == (502, "node_failed")
     assert "instead of" in result.error.message
     assert result.error.message.isprintable()
@@ -80,7 +80,7 @@ async def test_other_content_type_is_a_failure_of_the_node(kind, streams, body):
 
 async def test_two_content_types_are_refused():
     result = await relay(full_response(ANSWER, "application/json", "Content-Type: text/html"))
-    assert isinstance(result.error, UpstreamFailed)
+    assert isinstance(result.error, NodeFailed)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
     kind = "text/event-stream" if streams else "application/json"
     result = await relay(full_response(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
     assert result.deltas == []
-    assert isinstance(result.error, UpstreamFailed)
+    assert isinstance(result.error, NodeFailed)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status
     )
     result = await relay(answer, streams=streams)
     assert result.deltas == []
-    assert isinstance(result.error, UpstreamFailed)
+    assert isinstance(result.error, NodeFailed)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ async def test_status_other_than_200_or_an_error_is_a_failure_of_the_node(status
 async def test_empty_response_is_a_failure_of_the_node(answer):
     result = await relay(answer)
     assert result.deltas == []
-    assert isinstance(result.error, UpstreamFailed)
+    assert isinstance(result.error, NodeFailed)
 
 
 @pytest.mark.parametrize(
@@ -247,28 +247,32 @@ async def test_compressed_refusal_is_not_relayed():
 
 
 @pytest.mark.parametrize(
-    ("answer", "is_down"),
+    ("answer", "is_closed"),
     [
-        (full_response(PAGE, "text/html"), True),
-        (full_response(ANSWER, None), True),
-        (full_response(b"", status="302 Found"), True),
-        (full_response(b"", status="204 None"), True),
-        (full_response(b""), True),
+        (b"220 smtp.example.org ready\r\n\r\n", True),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 300 + b"\r\n", True),
-        # A response that a client's request can cause must not take the node down for other clients.
+        (head("application/json", "Content-Length: 100") + b"{", True),
+        # Any complete answer shows that the server lives, and a client's request may have caused it.
+        (full_response(PAGE, "text/html"), False),
+        (full_response(ANSWER, None), False),
+        (full_response(b""), False),
         (full_response(b'{"a": "%s"}' % (b"x" * LIMIT)), False),
         (full_response(b'{"a": "%s"}' % (b"x" * 1_100_000), status="422 Odd"), False),
         (full_response(b'{"a": NaN}'), False),
         (full_response(PAGE, "text/html", status="400 Bad"), False),
-        (full_response(PAGE, "text/html", status="500 Bad"), False),
+        *(
+            (full_response(PAGE, "text/html", status=f"{status} Odd"), False)
+            for status in (204, 302, 429, 500, 502, 503, 504, 529)
+        ),
     ],
 )
-async def test_only_responses_that_no_request_can_cause_take_the_node_down(answer, is_down):
+async def test_only_broken_connections_stop_new_jobs(answer, is_closed):
     listener = RecordingListener()
     with scripted(lambda _request: [answer]):
         remote = node(listener, failures=3, answer_bytes=LIMIT)
         for _ in range(3):
             assert remote.status().is_up
             await generated(remote, relayed_job(stream=False))
-    assert remote.status().is_up == (not is_down)
-    assert ("down", "remote") in listener.reports or not is_down
+    assert remote.status().is_up == (not is_closed)
+    assert (("closed", "remote") in listener.reports) == is_closed
+    assert ("down", "remote") not in listener.reports

@@ -5,7 +5,7 @@ import pytest
 
 from fairlead.answer.upstream_stream import RelayFailed
 from fairlead.config import FiltersConfig
-from fairlead.errors import NodeFull, NodeRefused
+from fairlead.errors import NodeFailed, NodeFull, NodeRefused
 from fairlead.http.client import UpstreamFailed
 from fairlead.job import Translation
 from nodes.listening import CHAT, generated, ready_node, stub, translated_job
@@ -108,8 +108,8 @@ async def test_full_node_is_full():
 @pytest.mark.parametrize(
     ("how", "after", "kind"),
     [
-        ("end", 4, UpstreamFailed),
-        ("half", 4, UpstreamFailed),
+        ("end", 4, RelayFailed),
+        ("half", 4, RelayFailed),
         ("broken", 4, UpstreamFailed),
         ("reset", 4, UpstreamFailed),
         ("error", 4, RelayFailed),
@@ -129,7 +129,7 @@ async def test_truncated_whole_response_is_not_delivered(how):
     async with stub() as server:
         result = await generated(openai_node(server), translated_job(stream=False, stub={"how": how}))
     assert result.deltas == []
-    assert isinstance(result.error, UpstreamFailed)
+    assert isinstance(result.error, NodeFailed)
 
 
 @pytest.mark.parametrize("how", ["no_done", "unfinished", "close"])

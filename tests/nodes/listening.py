@@ -32,8 +32,8 @@ class RecordingListener:
 
     def __call__(self, node: Node, limits: NodeLimits | None) -> None:
         """See `NodeReport`."""
-        if limits is None:
-            report: tuple[Any, ...] = ("down", node.id)
+        if limits is None or not limits.seats:
+            report: tuple[Any, ...] = ("down" if limits is None else "closed", node.id)
             self._up.discard(node.id)
         elif node.id in self._up:
             report = ("seats", node.id, limits.seats, sorted(node.models))

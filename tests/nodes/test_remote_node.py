@@ -51,17 +51,42 @@ async def test_node_accepts_jobs_after_its_first_probe_and_is_down_at_its_end():
         assert node.status().connections.idle == 0
 
 
-async def test_node_is_down_after_three_failed_probes_and_up_after_a_successful_one():
+async def test_node_is_closed_after_three_failed_probes_and_up_after_a_successful_one():
     listener = RecordingListener()
     async with stub() as server, trio.open_nursery() as nursery:
         node = probed_node(server, listener, names={"m": "m"})
         nursery.start_soon(node.run)
         await listener.until("up")
         server.healthy = False
-        await listener.until("down")
+        await listener.until("closed")
+        assert node.status().problem == "it answers its probes with an error"
         server.healthy = True
         await listener.until("up", 2)
-        assert [report[0] for report in listener.reports] == ["up", "down", "up"]
+        assert [report[0] for report in listener.reports] == ["up", "closed", "up"]
+        assert (node.status().ups, node.status().downs) == (2, 1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_server_that_answers_its_probes_with_errors_keeps_its_running_jobs(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    listener = RecordingListener()
+    health = HealthConfig(interval_s=5.0, timeout_s=2.0, failures=2)
+    async with stub() as server, trio.open_nursery() as nursery:
+        node = probed_node(server, listener, names={"m": "m"}, health=health)
+        nursery.start_soon(node.run)
+        await listener.until("up")
+        into = CollectedDeltas()
+        async with node.generate(relayed_job(stub={"waits": True, "after": 3}), into):
+            await into.first.wait()
+            server.healthy = False
+            await listener.until("closed")
+            await trio.sleep(60)  # silent, as a server that loads another model may be
+            server.go.release()
+            await into.over.wait()
+        assert (into.error, into.text()) == (None, text())
+        server.stalls_probes = True
+        await listener.until("down")
+        assert node.is_dead
         nursery.cancel_scope.cancel()
 
 

@@ -12,8 +12,15 @@ from first_failure import until_first_failure
 
 LIMIT = 3
 
-# (whether it was a probe, whether it succeeded)
-result_lists = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=40)
+# What a probe may find, and how a request may end
+PROBES = {
+    "healthy": {"succeeded": True},
+    "error": {"succeeded": False, "answered": True},
+    "silence": {"succeeded": False, "answered": False},
+}
+REQUESTS = {"answered": True, "broken": False}
+
+result_lists = st.lists(st.sampled_from([*PROBES, *REQUESTS]), max_size=40)
 
 
 def expected_changes(results, limit):
@@ -21,24 +28,29 @@ def expected_changes(results, limit):
     changes = []
     since_up = None  # the results since the breaker closed; None while it is open
     is_half_open = False  # requests opened it last, and none has succeeded since
+    is_dead = False
     probes = []
-    for is_probe, succeeded in results:
+    for result in results:
         change = None
-        probes += [succeeded] if is_probe else []
-        if since_up is None:
-            if is_probe and succeeded:
+        probes += [result] if result in PROBES else []
+        was_dead, is_dead = is_dead, probes[-limit:] == ["silence"] * limit
+        if is_dead and not was_dead:
+            change = "dead"
+        elif since_up is None:
+            if result == "healthy":
                 since_up, change = [], "up"
         else:
-            since_up.append((is_probe, succeeded))
-            requests = [succeeded for probe, succeeded in since_up if not probe]
-            if not is_probe and succeeded:
+            since_up.append(result)
+            requests = [each for each in since_up if each in REQUESTS]
+            if result == "answered":
                 is_half_open = False
-            if is_probe and probes[-limit:] == [False] * limit:
+            has_failed = len(probes) >= limit and "healthy" not in probes[-limit:]
+            if result in PROBES and has_failed:
                 change = "down"
-            elif not is_probe and not succeeded and (is_half_open or requests[-limit:] == [False] * limit):
+            elif result == "broken" and (is_half_open or requests[-limit:] == ["broken"] * limit):
                 change, is_half_open = "down", True
-            if change == "down":
-                since_up = None
+        if change in ("down", "dead"):
+            since_up = None
         changes.append(change)
     return changes
 
@@ -46,8 +58,10 @@ def expected_changes(results, limit):
 def changes_of(breaker, results):
     """Return the changes that the breaker reports."""
     return [
-        breaker.probed(succeeded=succeeded) if is_probe else breaker.requested(succeeded=succeeded)
-        for is_probe, succeeded in results
+        breaker.probed(**PROBES[result])
+        if result in PROBES
+        else breaker.requested(succeeded=REQUESTS[result])
+        for result in results
     ]
 
 
@@ -56,8 +70,17 @@ def changes_of(breaker, results):
 def test_breaker_follows_its_rules(results, limit):
     breaker = Breaker(limit)
     changes = changes_of(breaker, results)
-    assert expected_changes(results, limit) == changes
+    assert changes == expected_changes(results, limit)
     assert breaker.is_up == (([change for change in changes if change] or ["down"])[-1] == "up")
+    probes = [result for result in results if result in PROBES]
+    assert breaker.is_dead == (probes[-limit:] == ["silence"] * limit)
+
+
+@given(results=st.lists(st.sampled_from(["healthy", "error", *REQUESTS])), limit=st.integers(1, 4))
+def test_server_that_answers_its_probes_is_never_dead(results, limit):
+    breaker = Breaker(limit)
+    assert "dead" not in changes_of(breaker, results)
+    assert not breaker.is_dead
 
 
 class _StartsClosed(Breaker):
@@ -72,18 +95,18 @@ class _KeepsFailedRequests(Breaker):
 
 
 class _KeepsFailedProbes(Breaker):
-    def probed(self, *, succeeded):
+    def probed(self, *, succeeded, answered=False):
         missed = self._probes
-        change = super().probed(succeeded=succeeded)
+        change = super().probed(succeeded=succeeded, answered=answered)
         self._probes += missed if succeeded else 0
         return change
 
 
 class _ProbesResetRequests(Breaker):
-    def probed(self, *, succeeded):
+    def probed(self, *, succeeded, answered=False):
         if succeeded:
             self._requests = 0
-        return super().probed(succeeded=succeeded)
+        return super().probed(succeeded=succeeded, answered=answered)
 
 
 class _NeverHalfOpen(Breaker):
@@ -104,6 +127,34 @@ class _AllowsOneMoreFailure(Breaker):
         super().__init__(failures + 1)
 
 
+class _IsKilledByErrors(Breaker):
+    def probed(self, *, succeeded, answered=False):
+        return super().probed(succeeded=succeeded)
+
+
+class _IsKilledByRequests(Breaker):
+    def requested(self, *, succeeded):
+        return super().requested(succeeded=succeeded) and "dead"
+
+
+class _NeverDies(Breaker):
+    def probed(self, *, succeeded, answered=False):
+        return super().probed(succeeded=succeeded, answered=True)
+
+
+class _DiesOnlyWhileUp(Breaker):
+    def probed(self, *, succeeded, answered=False):
+        return super().probed(succeeded=succeeded, answered=answered or not self.is_up)
+
+
+class _DiesOnce(Breaker):
+    def probed(self, *, succeeded, answered=False):
+        was_dead = self._is_dead
+        change = super().probed(succeeded=succeeded, answered=answered)
+        self._is_dead |= was_dead
+        return change
+
+
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -114,13 +165,18 @@ class _AllowsOneMoreFailure(Breaker):
         _NeverHalfOpen,
         _ClosedByRequests,
         _AllowsOneMoreFailure,
+        _IsKilledByErrors,
+        _IsKilledByRequests,
+        _NeverDies,
+        _DiesOnlyWhileUp,
+        _DiesOnce,
     ],
 )
 def test_breaker_that_violates_a_rule_is_detected(mutant):
     @given(results=result_lists)
     @until_first_failure(settings(suppress_health_check=list(HealthCheck)), max_examples=2000)
     def check(results):
-        assert expected_changes(results, LIMIT) == changes_of(mutant(LIMIT), results)
+        assert changes_of(mutant(LIMIT), results) == expected_changes(results, LIMIT)
 
     with pytest.raises(AssertionError):
         check()
@@ -156,7 +212,7 @@ async def test_probe_longer_than_the_interval_delays_the_next(autojump_clock):
     assert reports == [(8.0, False), (16.0, False)]
 
 
-async def test_node_is_down_at_most_three_probes_after_its_last_answer(autojump_clock):
+async def test_server_is_dead_at_most_three_probes_after_its_last_answer(autojump_clock):
     breaker = Breaker(3)
     changes = []
 
@@ -173,4 +229,4 @@ async def test_node_is_down_at_most_three_probes_after_its_last_answer(autojump_
     with trio.move_on_after(60):
         config = HealthConfig(interval_s=5.0, failures=3, timeout_s=2.0)
         await watch(probe, report, health.HealthCheck(config))
-    assert changes == [("up", 0.0), ("down", 27.0)]
+    assert changes == [("up", 0.0), ("dead", 27.0)]

@@ -5,7 +5,7 @@ client's dialect, both request and response are translated instead. A response o
 than the API's is the node's failure: a proxy's login page must not be sent from our origin as a success.
 """
 
-from collections.abc import Collection, Container
+from collections.abc import Container
 from http import HTTPStatus
 from typing import Any
 
@@ -35,7 +35,7 @@ from fairlead.errors import (
     NodeRefused,
     NoNode,
 )
-from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
+from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamResponse
 from fairlead.http.response_parser import ResponseHead
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay
 from fairlead.upstream_events import EVENTS, UpstreamReader
@@ -44,11 +44,6 @@ ERROR_BYTES = 1024 * 1024
 RETRY_AFTER_AT_MOST_S = 60
 
 JSON = "application/json"
-
-# Sent by a gateway in front of a dead server; a single request may cause any other 5xx.
-GATEWAY_ERRORS = frozenset(
-    {HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT}
-)
 
 # Error codes of a healthy Fairlead that cannot take this job now.
 BUSY = frozenset({ModelLoading.code, Draining.code, NoNode.code, ModelUnloaded.code})
@@ -109,8 +104,8 @@ async def relay(
 
     `dialects` are those that the server speaks; None: all. `answer_bytes` bounds a response that is not
     streamed, and one event of a stream. Raises `NodeFull` if the server is full, `NodeRefused` if the request
-    is at fault, and `RelayFailed` or `UpstreamFailed` if the server is; the last two also in the middle of
-    the answer.
+    is at fault, `RelayFailed` if the server is, and `UpstreamFailed` if the connection is; the last two also
+    in the middle of the answer.
     """
     if request.passthrough is not None:
         await pass_through(upstream, job, request, request.passthrough, sink)
@@ -126,7 +121,7 @@ async def relay(
     async with upstream.exchange("POST", target.path, body, accept=kind, headers=headers) as response:
         if response.head.status >= HTTPStatus.BAD_REQUEST:
             raise await _refusal(upstream.name, response, is_shown=target is request)
-        _check(upstream.name, response.head, kind, {JSON, EVENTS, stream_type})
+        _check(upstream.name, response.head, kind)
         if request.stream:
             await _stream(upstream.name, job, target, sink, answer_bytes).run(response)
         else:
@@ -167,20 +162,15 @@ def _deltas(name: str, job: Job, target: Relay | ChatRelay, body: bytes) -> list
     return [_relayed_response(name, job, target.reader, body), *others]
 
 
-def _check(name: str, head: ResponseHead, kind: str, kinds: Collection[str]) -> None:
-    """Raise `UpstreamFailed` unless the response is a success of the media type that was requested.
-
-    Raise `RelayFailed`, which does not count against the node, for another type of the API: a request may
-    cause that.
-    """
+def _check(name: str, head: ResponseHead, kind: str) -> None:
+    """Raise `RelayFailed` unless the response is a success of the media type that was requested."""
     if head.status != HTTPStatus.OK:
-        raise UpstreamFailed(f"{name} answered {head.status}")
+        raise RelayFailed(f"{name} answered {head.status}")
     if _is_encoded(head):
-        raise UpstreamFailed(f"{name} sent a content encoding that was not requested")
-    if head.content_type == kind:
-        return
-    problem = f"{name} answered with {excerpt(head.content_type) or 'no content type'} instead of {kind}"
-    raise RelayFailed(problem) if head.content_type in kinds else UpstreamFailed(problem)
+        raise RelayFailed(f"{name} sent a content encoding that was not requested")
+    if head.content_type != kind:
+        got = excerpt(head.content_type) or "no content type"
+        raise RelayFailed(f"{name} answered with {got} instead of {kind}")
 
 
 def _is_encoded(head: ResponseHead) -> bool:
@@ -211,7 +201,7 @@ async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> 
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
         shown = body if is_shown and _is_error(response.head, body) else b""
         return NodeRefused(message, status=status, body=shown)
-    return UpstreamFailed(message) if status in GATEWAY_ERRORS else RelayFailed(message)
+    return RelayFailed(message)
 
 
 def _is_error(head: ResponseHead, body: bytes) -> bool:
@@ -238,7 +228,7 @@ async def _read_whole(name: str, response: UpstreamResponse, answer_bytes: int) 
     except ResponseTooLarge as error:
         raise RelayFailed(error.message) from error  # a request may cause that
     if not body:
-        raise UpstreamFailed(f"{name} sent an empty answer")
+        raise RelayFailed(f"{name} sent an empty answer")
     return body
 
 

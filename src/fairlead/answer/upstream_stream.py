@@ -7,7 +7,7 @@ import trio
 from fairlead.answer.reported import generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.errors import NodeFailed
-from fairlead.http.client import UpstreamFailed, UpstreamResponse
+from fairlead.http.client import UpstreamResponse
 from fairlead.http.server_sent_events import EventSplitter, split_events
 from fairlead.job import FinishReason, Job
 from fairlead.upstream_events import Splitter
@@ -22,7 +22,7 @@ AFTER_END_S = 1.0
 
 
 class RelayFailed(NodeFailed):
-    """The server sent an invalid response or an error. That does not count against its health."""
+    """The server sent an invalid response or an error, of any status. It lives: only this attempt fails."""
 
 
 class UpstreamStream(ABC):
@@ -55,7 +55,7 @@ class UpstreamStream(ABC):
             if (pressure := self._sink.backpressure()) is not None:
                 await response.pause(pressure.wait)
         if not self._is_complete and (len(self._ends) < self._choices or splitter.has_rest):
-            raise UpstreamFailed(f"{self._name} ended a stream before its end")
+            raise RelayFailed(f"{self._name} ended a stream before its end")
         self._finish()
         # Only the body's end should follow, after which the connection can be reused.
         await response.drain(AFTER_END_S)

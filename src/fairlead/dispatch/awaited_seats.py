@@ -13,7 +13,8 @@ class AwaitedSeats:
     """
 
     def __init__(self, model: str, nodes: Collection[NodeState]) -> None:
-        awaited = [node for node in nodes if model in node.models] or list(nodes)
+        nodes = [node for node in nodes if not node.is_closed]
+        awaited = [node for node in nodes if model in node.models] or nodes
         self.seats = sum(node.busy + min(node.free, 0) for node in awaited)
         # None: every node, also those that went down with their jobs.
         self._node_ids = None if len(awaited) == len(nodes) else frozenset(node.id for node in awaited)

@@ -166,12 +166,13 @@ class NodePool(dict[str, NodeState]):
         return next((node for node in self.local() if model in node.models), None)
 
     def with_model(self, model: str) -> list[NodeState]:
-        """Return the nodes that have the model."""
-        return [node for group in self._groups.values() if model in group.models for node in group.nodes]
+        """Return the nodes that have the model and are not closed."""
+        groups = (group for group in self._groups.values() if model in group.models)
+        return [node for group in groups for node in group.nodes if not node.is_closed]
 
     def accepting(self, job: JobSpec) -> list[NodeState]:
-        """Return the nodes that could run such a job at all."""
-        return [node for group in self.kind(job).groups for node in group.nodes]
+        """Return the nodes that could run such a job at all and are not closed."""
+        return [node for group in self.kind(job).groups for node in group.nodes if not node.is_closed]
 
     def avoided(self, ticket: Ticket) -> NodeState | None:
         """Return the node that may not run the job: where it failed last, unless there is no other."""

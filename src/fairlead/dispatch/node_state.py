@@ -89,6 +89,11 @@ class NodeState:
         return 0 if self._draining or self._leaving or self._is_full else self._limits.seats - self.busy
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it gets no jobs for now, because its server fails; those that it has go on."""
+        return not self._limits.seats
+
+    @property
     def score(self) -> Score:
         """The lowest is the best for a job: idle, then 0.3·load + 0.7·busy/seats.
 

@@ -161,6 +161,10 @@ class Fleet:
         local = [model.status().as_node() for model in self._local.values()]
         return local + self._remote.statuses()
 
+    def count_request(self, node_id: str, *, succeeded: bool) -> None:
+        """Count a request that a front has sent to a remote node; see `RemoteNode`."""
+        self._remote.count_request(node_id, succeeded=succeeded)
+
     def remote_entries(self) -> list[RemoteEntry]:
         """Return the remote nodes."""
         return self._remote.entries()

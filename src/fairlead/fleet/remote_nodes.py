@@ -53,6 +53,15 @@ class RemoteEntry:
         return self._node.dialects is None or dialect in self._node.dialects
 
     @property
+    def is_dead(self) -> bool:
+        """Whether its probes have found that its server is dead."""
+        return self._node.is_dead
+
+    def count_request(self, *, succeeded: bool) -> None:
+        """Count a request that another process has sent to it; see `RemoteNode`."""
+        self._node.requested(succeeded=succeeded)
+
+    @property
     def was_probed(self) -> bool:
         """Whether its first probe is over, successful or not."""
         return self._node.was_probed.is_set()
@@ -222,6 +231,11 @@ class RemoteNodes:
         if self._nodes.get(node_id) is node:  # another caller may have removed it already
             del self._nodes[node_id]
             logger.info("node removed", node=node_id)
+
+    def count_request(self, node_id: str, *, succeeded: bool) -> None:
+        """Count a request to a node that another process has sent. The node may be gone meanwhile."""
+        if (node := self._nodes.get(node_id)) is not None:
+            node.count_request(succeeded=succeeded)
 
     def change_health(self, health: HealthConfig) -> None:
         """Use these health check settings for all nodes from now on; drained nodes stay drained."""

@@ -4,8 +4,9 @@ import msgspec
 
 
 class NodeLimits(msgspec.Struct, frozen=True):
-    """What fits a node. `max_model_len`: prompt + output tokens of one sequence; `cache_tokens`: those of all
-    running sequences, None if the node does not report it.
+    """What fits a node. `seats` 0: it gets no jobs for now, but keeps those that it has. `max_model_len`:
+    prompt + output tokens of one sequence; `cache_tokens`: those of all running sequences, None if the node
+    does not report it.
 
     `load` is the load that a remote node reports, 0 or more, because it may have other clients; None if it
     reports none. `evictable`: it is local, and can be stopped to make room for another model. `needs_relay`:

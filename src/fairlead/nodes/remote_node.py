@@ -1,12 +1,14 @@
 """A remote server as a node: jobs are relayed to it as their clients wrote them, if it speaks their dialect.
 
-It is probed, and gets no work while its circuit breaker is open.
+It is probed, and gets no work while its circuit breaker is open. Its running jobs go on meanwhile: each ends
+by its own connection or limit, or with all others when probes find the server dead.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from typing import Literal
 
 import structlog
 import trio
@@ -31,6 +33,7 @@ from fairlead.process.health import Breaker, Change, HealthCheck, watch
 UNLIMITED_TOKENS = 2**31
 SPARE_CONNECTIONS = 4
 MODELS_LOGGED = 20
+UNANSWERED = "it does not answer its probes"
 
 logger = structlog.get_logger("fairlead.node")
 
@@ -42,7 +45,8 @@ class RemoteNode:
     names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
     `relay`, and so are `dialects`, but a Fairlead speaks all. `evictable` is as in `NodeLimits`,
-    `own_instance` as in `ServerProbe`.
+    `own_instance` as in `ServerProbe`. `on_request` is called after each request with whether the connection
+    lasted until the answer was complete, or was an error of any status.
 
     `was_probed` is set after the first probe, whatever its result.
     """
@@ -61,6 +65,7 @@ class RemoteNode:
         health: HealthConfig | None = None,
         evictable: bool = False,
         own_instance: str | None = None,
+        on_request: Callable[[bool], None] = lambda _succeeded: None,
     ) -> None:
         self.id = node_id
         self._set_models(frozenset(names or ()))
@@ -78,7 +83,9 @@ class RemoteNode:
         )
         self._breaker = self._new_breaker()
         self._limits = self._limits_of(1)
-        self._is_reported = False  # as up
+        self._reported: Literal["up", "closed", "down"] = "down"  # closed: to new jobs
+        self._is_healthy = False  # at its latest probe
+        self._on_request = on_request
         self._relays = RunningRelays(node_id, self._exchange)
         self._ups = self._downs = 0
 
@@ -86,6 +93,11 @@ class RemoteNode:
     def is_this_server(self) -> bool:
         """Whether the latest probe has found that it is this server itself."""
         return self._server.is_this_server
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its probes have found that the server is dead."""
+        return self._breaker.is_dead
 
     @property
     def dialects(self) -> Collection[str] | None:
@@ -159,6 +171,20 @@ class RemoteNode:
         self._breaker = self._new_breaker()
         self._fail(error)
 
+    def requested(self, *, succeeded: bool, reason: str = "its latest requests failed") -> None:
+        """Count a request, as `on_request` says. It decides about new jobs only."""
+        self._change(self._breaker.requested(succeeded=succeeded), reason)
+
+    def found_dead(self, error: FairleadError, *, silent_s: float) -> None:
+        """Fail every job with the error, because probes get no answer, unless the server sends others.
+
+        Some servers handle one request at a time. So nothing happens if it has sent any bytes in the last
+        `silent_s` seconds.
+        """
+        if trio.current_time() - self._upstream.last_received_at >= silent_s:
+            self._upstream.close()
+            self._relays.fail_all(error)
+
     # One job -----------------------------------------------------------------------------------------
 
     async def _exchange(self, job: Job, request: Relay, sink: RelaySink) -> None:
@@ -166,24 +192,33 @@ class RemoteNode:
         try:
             with sink.scope:
                 await self._relay_job(job, request, sink, model=model, dialects=self.dialects)
-                self._breaker.requested(succeeded=True)
+                self._count_request(succeeded=True)
         except LocalShortage as error:
             sink.fail(error)  # not a failure of the node
         except UpstreamFailed as error:
             # The breaker first, so that no other job gets this seat.
-            self._relays.discard(sink)  # its own error is more specific than `_fail`'s
-            self._change(self._breaker.requested(succeeded=False), error.message)
+            self._count_request(succeeded=False, reason=error.message)
             sink.fail(error)
         except FairleadError as error:
-            self._breaker.requested(succeeded=True)
+            self._count_request(succeeded=True)  # it has answered
             sink.fail(error)
+
+    def _count_request(self, *, succeeded: bool, reason: str = "") -> None:
+        self.requested(succeeded=succeeded, reason=reason)
+        self._on_request(succeeded)
+
+    def _close(self) -> None:
+        """Report that the node gets no more jobs for now. It keeps those that it has, and their seats."""
+        if self._reported == "up":
+            self._report(self, replace(self._limits, seats=0))
+            self._reported = "closed"
 
     def _fail(self, error: FairleadError) -> None:
         """Report that the node is down, then fail its jobs: none of them may get a seat on it again."""
         try:
-            if self._is_reported:
+            if self._reported != "down":
                 self._report(self, None)
-                self._is_reported = False
+                self._reported = "down"
         finally:
             self._relays.fail_all(error)
 
@@ -215,7 +250,11 @@ class RemoteNode:
     def _problem(self) -> str | None:
         if self._breaker.is_up:
             return None
-        return THIS_SERVER if self.is_this_server else "it does not answer its probes"
+        if self.is_this_server:
+            return THIS_SERVER
+        if self._is_healthy:
+            return "its latest requests failed"
+        return "it answers its probes with an error" if self._server.has_answered else UNANSWERED
 
     def _set_models(self, models: frozenset[str]) -> None:
         self.models = models
@@ -230,10 +269,14 @@ class RemoteNode:
         )
         if not succeeded and not self._server.has_answered and received_lately and self._relays:
             return  # it is busy with other requests: some servers handle one at a time
+        self._is_healthy, answered = succeeded, self._server.has_answered
         reason = "probe succeeded" if succeeded else "failed its probes"
-        self._change(self._breaker.probed(succeeded=succeeded), reason)
-        if self._is_reported and not self._breaker.is_up:  # the first report raised
+        self._change(self._breaker.probed(succeeded=succeeded, answered=answered), reason)
+        # If the first report has raised:
+        if self._breaker.is_dead and self._reported != "down":
             self._fail(NodeFailed(f"{self.id} is down"))
+        elif not self._breaker.is_up:
+            self._close()
 
     def _limits_of(self, reported_seats: int, *, load: float | None = None) -> NodeLimits:
         seats = self._seats or reported_seats
@@ -251,16 +294,19 @@ class RemoteNode:
 
     def _change(self, change: Change | None, reason: str) -> None:
         self._ups += change == "up"
-        self._downs += change == "down"
+        self._downs += change in ("down", "dead") and self._reported == "up"
         if change == "up":
             models = [*self._sorted_models[:MODELS_LOGGED]]
             logger.info("node up", node=self.id, models=models, seats=self._limits.seats)
-            self._is_reported = True
+            self._reported = "up"
             self._report(self, self._limits)
-        elif change == "down":
-            logger.warning("node down", node=self.id, reason=reason)
+        elif change is not None:
+            logger.warning("node down", node=self.id, reason=reason, running=len(self._relays))
             self._upstream.close()
-            self._fail(NodeFailed(f"{self.id} is down: {reason}"))
+            if change == "dead":
+                self._fail(NodeFailed(f"{self.id} is down: {reason}"))
+            else:
+                self._close()
 
 
 def remote_node(

@@ -1,5 +1,9 @@
 """Whether a node gets work: `failures` in a row open its circuit breaker, a successful probe closes it.
 
+An open breaker only stops new work. Whether the running exchanges are lost as well is another question, which
+only probes answer: a user may cause failures of requests, and any answer, also an error, shows that the
+server lives.
+
 `Breaker` is pure: results go in, changes come out. `watch` calls it after each probe. Neither depends on
 nodes. Both use the settings of a `HealthCheck`, which a reload may change.
 """
@@ -11,7 +15,7 @@ import trio
 
 from fairlead.config import HealthConfig
 
-Change = Literal["up", "down"]
+Change = Literal["up", "down", "dead"]
 
 
 class HealthCheck:
@@ -42,13 +46,18 @@ class Breaker:
     Probes and requests are counted separately, because a server may answer one and fail the other. `failures`
     in a row of either open it, and only a successful probe closes it. After requests have opened it, a single
     failed request opens it again, until one succeeds. `failures` may change at any time.
+
+    The changes are "up" and "down", for new work, and "dead": `failures` probes in a row got no answer at
+    all, so that what runs there is lost. A node that is up is then down, too.
     """
 
     def __init__(self, failures: float) -> None:
         self.failures = failures
         self._probes = 0
+        self._unanswered = 0
         self._requests = 0
         self._is_up = False
+        self._is_dead = False
         self._is_half_open = False
 
     @property
@@ -56,17 +65,29 @@ class Breaker:
         """Whether the node gets work."""
         return self._is_up
 
-    def probed(self, *, succeeded: bool) -> Change | None:
-        """Count a probe, and return the change that follows, if any."""
-        if not succeeded:
-            self._probes += 1
-            return self._open() if self._is_up and self._probes >= self.failures else None
-        self._probes = 0
-        if self._is_up:
-            return None
-        self._is_up = True
-        self._requests = 0
-        return "up"
+    @property
+    def is_dead(self) -> bool:
+        """Whether its probes get no answer. False before the first probes: nothing is known then."""
+        return self._is_dead
+
+    def probed(self, *, succeeded: bool, answered: bool = False) -> Change | None:
+        """Count a probe, and return the change that follows, if any.
+
+        `answered`: a probe that has failed got an answer, such as an HTTP error.
+        """
+        if succeeded or answered:
+            self._unanswered = 0
+            self._is_dead = False
+        if succeeded:
+            self._probes = 0
+            return self._close()
+        self._probes += 1
+        self._unanswered += not answered
+        if self._unanswered >= self.failures and not self._is_dead:
+            self._is_up = False
+            self._is_dead = True
+            return "dead"
+        return self._open() if self._is_up and self._probes >= self.failures else None
 
     def requested(self, *, succeeded: bool) -> Change | None:
         """Count a request, and return the change, if any. Ignored while the breaker is open."""
@@ -81,6 +102,13 @@ class Breaker:
             return None
         self._is_half_open = True
         return self._open()
+
+    def _close(self) -> Change | None:
+        if self._is_up:
+            return None
+        self._is_up = True
+        self._requests = 0
+        return "up"
 
     def _open(self) -> Change:
         self._is_up = False

@@ -38,7 +38,7 @@ class LivenessProbe:
                 breaker.failures = health.config.failures
                 if (
                     breaker.probed(succeeded=self._is_alive(health.config.interval_s, answered=succeeded))
-                    == "down"
+                    == "dead"
                 ):
                     scope.cancel()
 

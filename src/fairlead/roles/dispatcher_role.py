@@ -99,6 +99,7 @@ class DispatcherRole:
                 "estimate": self._estimate,
                 "output": self._output,
                 "keep": lambda _front, *model: self._fleet.keep(*model),
+                "node_requested": self._count_request,
                 **self._counts.questions,
                 **self._quotas.questions,
             },
@@ -188,6 +189,9 @@ class DispatcherRole:
         output = self._fleet.output(model)
         lines = output.since(first)
         return output.end - len(lines), lines
+
+    def _count_request(self, _front: str, node_id: str, succeeded: bool) -> None:
+        self._fleet.count_request(node_id, succeeded=succeeded)
 
     def _front_ended(self, name: str) -> None:
         self._quotas.end_front(name)

@@ -17,13 +17,14 @@ from fairlead.tenancy.quotas import QuotaUsage
 class RemoteState(msgspec.Struct, frozen=True):
     """A remote node: its configuration, its models, and the dialects that it speaks (None: all).
 
-    `is_withdrawn`: it gets no more jobs.
+    `is_withdrawn`: it gets no more jobs. `is_dead`: its probes get no answer, so its running jobs are lost.
     """
 
     config: NodeConfig
     models: tuple[str, ...]
     dialects: tuple[str, ...] | None
     is_withdrawn: bool
+    is_dead: bool = False
 
 
 class LocalState(msgspec.Struct, frozen=True):
@@ -79,6 +80,7 @@ def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesse
                 tuple(sorted(entry.models)),
                 None if entry.dialects is None else tuple(entry.dialects),
                 entry.is_withdrawn,
+                entry.is_dead,
             )
             for entry in fleet.remote_entries()
         ),

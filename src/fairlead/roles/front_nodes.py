@@ -1,11 +1,14 @@
 """The nodes as a front reaches them: engines over their sockets, other servers over HTTP.
 
-The dispatcher decides which nodes there are and which of them are up; a front connects to those.
+The dispatcher decides which nodes there are and which of them are up; a front connects to those. The
+dispatcher probes servers, and fronts send the requests. So fronts report failed connections, which may stop
+new jobs, and end the jobs of a server that the dispatcher has found dead.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from math import inf
 
 import trio
 
@@ -20,10 +23,12 @@ from fairlead.messages import WorkerSpec
 from fairlead.nodes.attached_engine import AttachedEngine
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
-from fairlead.nodes.remote_node import RemoteNode, upstream_timeouts
+from fairlead.nodes.remote_node import UNANSWERED, RemoteNode, upstream_timeouts
 from fairlead.roles.fleet_state import FleetState
 from fairlead.supervision import contain
 
+# A success is not reported again within this time.
+SUCCESS_S = 1.0
 # An engine accepts a front between two of its steps.
 ATTACH_WAIT_S = 10.0
 
@@ -32,6 +37,8 @@ class FrontNodes:
     """The nodes of the latest `FleetState`, as a `NodeSource`.
 
     `nursery` has the connections to engines. `refresh` gets the current state, and calls `update`.
+    `on_request` gets the id of a remote node, and how a request has ended; see `RemoteNode`. Not every
+    success is reported.
     """
 
     def __init__(
@@ -40,6 +47,8 @@ class FrontNodes:
         catalog: ModelCatalog,
         nursery: trio.Nursery,
         refresh: Callable[[], Awaitable[None]],
+        *,
+        on_request: Callable[[str, bool], None] = lambda _node_id, _succeeded: None,
     ) -> None:
         self._name = name
         self._catalog = catalog
@@ -48,6 +57,7 @@ class FrontNodes:
         self._servers: dict[str, tuple[object, RemoteNode]] = {}
         self._retired: list[RemoteNode] = []  # which may have jobs
         self._refresh = refresh
+        self._on_request = on_request
 
     def __len__(self) -> int:
         """Return the number of nodes."""
@@ -83,7 +93,7 @@ class FrontNodes:
         servers: dict[str, tuple[object, Callable[[], RemoteNode]]] = {}
         for remote in state.remote:
             config = remote.config
-            servers[config.id] = (config, remote.dialects), partial(_remote, config, remote.dialects)
+            servers[config.id] = (config, remote.dialects), partial(self._remote, config, remote.dialects)
         for model, command in state.commands.items():
             servers[f"command:{model}"] = command, partial(_command, command)
         for node_id, (source, _) in list(self._servers.items()):
@@ -96,6 +106,28 @@ class FrontNodes:
                 node = make()
                 node.came_up()
                 self._servers[node_id] = source, node
+        for remote in state.remote:
+            if remote.is_dead:
+                self._end_jobs(self._servers[remote.config.id][1])
+
+    def _end_jobs(self, dead: RemoteNode) -> None:
+        silent_s = self._catalog.config.health_check.interval_s
+        dead.found_dead(NodeFailed(f"{dead.id} is down: {UNANSWERED}"), silent_s=silent_s)
+
+    def _remote(self, config: NodeConfig, dialects: tuple[str, ...] | None) -> RemoteNode:
+        upstream = Upstream(
+            config.url, name=config.id, api_key=config.api_key, timeouts=upstream_timeouts(config.timeouts)
+        )
+        return RemoteNode(
+            config.id,
+            upstream,
+            _ignore,
+            names=config.model_names,
+            filters=config.filters,
+            answer_bytes=config.answer_bytes,
+            dialects=dialects,
+            on_request=_RequestReports(partial(self._on_request, config.id)),
+        )
 
     async def find_now(self, node_id: str) -> Node:
         """Return a node, after getting the dispatcher's current state. Raises `NodeFull`."""
@@ -114,6 +146,24 @@ class FrontNodes:
         )
         self._nursery.start_soon(contain, f"connection to {model}", handle.run)
         return handle
+
+
+class _RequestReports:
+    """Reports how requests to a node end: all failures, and successes at most once in `SUCCESS_S`.
+
+    A success resets the dispatcher's count of failures, so the first one after a failure is not held back.
+    """
+
+    def __init__(self, report: Callable[[bool], None]) -> None:
+        self._report = report
+        self._succeeded_at = -inf  # -inf: the latest report is a failure, or there is none
+
+    def __call__(self, succeeded: bool) -> None:
+        now = trio.current_time()
+        if succeeded and now - self._succeeded_at < SUCCESS_S:
+            return
+        self._succeeded_at = now if succeeded else -inf
+        self._report(succeeded)
 
 
 class EngineHandle:
@@ -194,21 +244,6 @@ class _ExpectedNode:
         node = await self._nodes.find_now(self.id)
         async with node.generate(job, into, grant=grant):
             yield
-
-
-def _remote(config: NodeConfig, dialects: tuple[str, ...] | None) -> RemoteNode:
-    upstream = Upstream(
-        config.url, name=config.id, api_key=config.api_key, timeouts=upstream_timeouts(config.timeouts)
-    )
-    return RemoteNode(
-        config.id,
-        upstream,
-        _ignore,
-        names=config.model_names,
-        filters=config.filters,
-        answer_bytes=config.answer_bytes,
-        dialects=dialects,
-    )
 
 
 def _command(config: CommandConfig) -> RemoteNode:

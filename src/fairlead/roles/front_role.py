@@ -101,7 +101,13 @@ class FrontRole:
         async with trio.open_nursery() as nursery:
             read = partial(read_model, on_progress=lambda *_progress: None)
             view = FleetView(config, self._client, read)
-            nodes = FrontNodes(self._start.name, view.catalog, nursery, view.refresh)
+            nodes = FrontNodes(
+                self._start.name,
+                view.catalog,
+                nursery,
+                view.refresh,
+                on_request=partial(self._client.tell, "node_requested"),
+            )
             view.on_change = partial(self._update, nodes)
             await view.prepare()
             gateway = Gateway(

@@ -1,0 +1,144 @@
+"""A front reports how its requests to remote nodes end, and ends those to a server found dead by probes."""
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import trio
+
+from fairlead.config import Config, HealthConfig, NodeConfig
+from fairlead.errors import NodeFailed
+from fairlead.roles.front_nodes import SUCCESS_S, FrontNodes
+from nodes.listening import CollectedDeltas, generated, relayed_job, stub
+from nodes.stub_server import StubServer, text
+from roles.running_server import CHAT, RunningServer, running
+from roles.test_takeover_state import remote, state
+
+INTERVAL_S = 0.5
+CATALOG = SimpleNamespace(
+    texts={}, config=Config(models=(), health_check=HealthConfig(interval_s=INTERVAL_S))
+)
+
+
+def front_nodes(nursery, **options):
+    return FrontNodes("front", CATALOG, nursery, trio.lowlevel.checkpoint, **options)
+
+
+def found_dead(server):
+    return state(msgspec.structs.replace(remote(server.url), is_dead=True))
+
+
+async def test_jobs_of_a_server_that_was_found_dead_end_unless_it_sends(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server, trio.open_nursery() as nursery:
+        nodes = front_nodes(nursery)
+        nodes.update(state(remote(server.url)))
+        deltas = CollectedDeltas()
+        async with nodes.find("far").generate(relayed_job(stub={"how": "stall", "after": 3}), deltas):
+            await deltas.first.wait()
+            nodes.update(found_dead(server))  # it handles one request at a time, and sends
+            await trio.sleep(INTERVAL_S / 2)
+            assert deltas.error is None
+            nodes.update(state(remote(server.url)))
+            await trio.sleep(2 * INTERVAL_S)
+            assert deltas.error is None  # it is silent, but lives
+            nodes.update(found_dead(server))
+            await deltas.over.wait()
+        assert isinstance(deltas.error, NodeFailed)
+        nodes.update(state(remote(server.url)))
+        assert (await generated(nodes.find("far"), relayed_job())).text() == text()
+        nodes.update(state())  # closes the connections
+        nursery.cancel_scope.cancel()
+
+
+async def test_front_reports_failed_connections_and_the_first_success_after_them(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    reports = []
+    async with stub() as server, trio.open_nursery() as nursery:
+        nodes = front_nodes(nursery, on_request=lambda *report: reports.append(report))
+        nodes.update(state(remote(server.url)))
+        hows = ["gone", "status", "well", "broken", "reset", "well", "well"]
+        for how in hows:
+            await generated(
+                nodes.find("far"), relayed_job(stub={"how": how, "after": 502 if how == "status" else 0})
+            )
+        assert reports == [("far", succeeded) for succeeded in (False, True, False, False, True)]
+        await trio.sleep(SUCCESS_S)
+        await generated(nodes.find("far"), relayed_job())
+        assert reports[5:] == [("far", True)]
+        nodes.update(state())
+        nursery.cancel_scope.cancel()
+
+
+class Clients:
+    """Clients of a server, whose only node is a stub."""
+
+    def __init__(self, server: RunningServer, stub: StubServer) -> None:
+        self.server = server
+        self.stub = stub
+        self.answers: list[str] = []
+
+    async def post(self, stream: bool = False, **how: object) -> str:
+        body = {"model": "m", "messages": [], "stream": stream, "stub": how}
+        response = await self.server.post(CHAT, body)
+        return response.text
+
+    async def keep_answer(self, stream: bool) -> None:
+        self.answers.append(await self.post(stream, waits=True, after=4))
+
+    async def until_sent(self, requests: int) -> None:
+        """Wait until the node has got so many requests that wait."""
+        with trio.fail_after(20):
+            while sum("waits" in job.stub for job in self.stub.jobs) < requests:  # noqa: ASYNC110  it sends no event
+                await trio.sleep(0.02)
+
+    async def until_node(self, **expected: object) -> None:
+        """Wait until `GET /nodes` has these values of the node."""
+        with trio.fail_after(20):
+            while not expected.items() <= (await self.server.get("/nodes"))[0].items():  # noqa: ASYNC110
+                await trio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_failing_requests_of_one_front_stop_new_jobs_and_only_probes_end_running_ones():
+    streams = 6
+    async with stub() as far:
+        node = NodeConfig(id="far", url=far.url, models=("m",), seats=streams + 1)
+        health = HealthConfig(interval_s=0.2, failures=2, timeout_s=0.5)
+        async with running(2, slots={}, nodes=(node,), health_check=health) as server:
+            clients = Clients(server, far)
+            await clients.until_node(state="up")
+            async with trio.open_nursery() as nursery:
+                for _ in range(streams):
+                    nursery.start_soon(clients.keep_answer, True)
+                await clients.until_sent(streams)
+                for status in (502, 503, 504):
+                    for _ in range(3):
+                        assert "node_failed" in await clients.post(how="status", after=status)
+                assert (await server.get("/nodes"))[0]["downs"] == 0
+                for _ in range(4):
+                    assert "node_failed" in await clients.post(how="gone")
+                await clients.until_node(state="up")
+                found = (await server.get("/nodes"))[0]
+                assert found["downs"] > 0
+                assert found["busy"] == streams
+                for _ in range(streams):
+                    far.go.release()
+            assert [answer.count("data: [DONE]") for answer in clients.answers] == [1] * streams
+            assert len([job for job in far.jobs if "waits" in job.stub]) == streams
+            await _end_by_probes(clients, far)
+
+
+async def _end_by_probes(clients: Clients, far: StubServer) -> None:
+    """Let the server be silent until a job that it has is sent again."""
+    sent = len([job for job in far.jobs if "waits" in job.stub])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(clients.keep_answer, False)
+        await clients.until_sent(sent + 1)
+        far.stalls_probes = True
+        await clients.until_node(state="down")
+        far.stalls_probes = False
+        await clients.until_sent(sent + 2)
+        for _ in range(2):
+            far.go.release()
+    assert text() in clients.answers[-1]
