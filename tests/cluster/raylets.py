@@ -1,8 +1,8 @@
 """A Ray cluster on this machine, for tests: `python raylets.py RAYLETS CPUS`.
 
 Writes the address of the cluster's head, which has no CPUs itself. A line on standard input is an order:
-`add` adds a raylet, `kill NUMBER` kills one as a power failure would. It answers each. All raylets end with
-its standard input.
+`add` adds a raylet, `kill NUMBER` kills one as a power failure would, and `kill all` all of them; number 0 is
+the head's, which goes on without it. It answers each. All raylets end with its standard input.
 """
 
 import signal
@@ -23,16 +23,18 @@ def main() -> None:
     head = {"num_cpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head | {"_system_config": QUICK})
     try:
-        nodes = [cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES) for _ in range(raylets)]
+        others = [cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES) for _ in range(raylets)]
+        nodes = [cluster.head_node, *others]
         _answer(cluster.address)
         for line in sys.stdin:
             match line.split():
                 case ["add"]:
                     nodes.append(cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES))
-                case ["kill", number]:
-                    (raylet,) = nodes[int(number)].all_processes["raylet"]
-                    raylet.process.kill()
-                    raylet.process.wait()  # its workers look for its process
+                case ["kill", which]:
+                    for node in nodes if which == "all" else [nodes[int(which)]]:
+                        (raylet,) = node.all_processes["raylet"]
+                        raylet.process.kill()
+                        raylet.process.wait()  # its workers look for its process
             _answer("done")
     finally:
         cluster.shutdown()

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from fairlead.cluster import replica_actor
-from fairlead.cluster.launcher import Launcher, actor_options
+from fairlead.cluster.launcher import Launcher, actor_options, wait_for_raylet_death
 from fairlead.cluster.launcher_process import SOCKET, keep_launcher
 from fairlead.cluster.messages import (
     ReplicaEnded,
@@ -245,6 +245,93 @@ async def test_launcher_ends_with_its_owner(tmp_path):
         nursery.cancel_scope.cancel()
     with pytest.raises(ProcessLookupError):
         os.kill(int(path.read_text()), 0)
+
+
+# Ray's client, with one raylet that is dead when the first process checks it for the second time.
+RAY = """
+import os, pathlib, time
+pause, starts = time.sleep, pathlib.Path(os.environ["STARTS"])
+time.sleep = lambda _seconds: pause(0.01)
+checks = 0
+
+class exceptions:
+    class RayError(Exception):
+        pass
+
+def init(*_options, **_named):
+    with starts.open("a") as file:
+        file.write("start\\n")
+
+def get_runtime_context():
+    return type("Context", (), {"get_node_id": lambda self: "ours"})()
+
+def nodes():
+    global checks
+    checks += 1
+    is_alive = checks == 1 or starts.read_text().count("start") > 1
+    return [{"NodeID": "ours", "Alive": is_alive}, {"NodeID": "another", "Alive": True}]
+"""
+
+
+async def test_launcher_connects_again_when_the_raylet_of_its_machine_has_died(tmp_path, monkeypatch, capsys):
+    (tmp_path / "ray.py").write_text(RAY)
+    starts = tmp_path / "starts"
+    monkeypatch.setenv("STARTS", str(starts))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_launcher, ClusterConfig(ray="10.0.0.1:6379"), str(tmp_path))
+        with trio.fail_after(30):
+            while not starts.exists() or len(starts.read_text().split()) < 2:  # noqa: ASYNC110  of a process
+                await trio.sleep(0.01)
+            async with await _connected(str(tmp_path / SOCKET)) as stream:  # the second stays connected
+                with trio.move_on_after(0.2):
+                    assert await _message(stream) == Replicas()
+                    await stream.receive_some()
+                    raise AssertionError("the second launcher has ended")
+        nursery.cancel_scope.cancel()
+    assert "exit status 1: the raylet of this machine has ended" in capsys.readouterr().out
+
+
+async def _connected(path):
+    while True:
+        try:
+            return await trio.open_unix_socket(path)
+        except OSError:
+            await trio.sleep(0.01)
+
+
+async def _message(stream):
+    splitter, frames = FrameSplitter(), []
+    while not frames:
+        frames += splitter.feed(await stream.receive_some(1 << 16))
+    return from_launcher_decoder.decode(frames[0])
+
+
+class FakeCluster:
+    """A cluster whose head gives these lists of raylets, one for each question; an error is raised."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_node_id=lambda: "ours")
+
+    def nodes(self):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return [{"NodeID": name, "Alive": is_alive} for name, is_alive in answer.items()]
+
+
+@pytest.mark.parametrize(
+    "last", [{"ours": False, "another": True}, {"another": True}, {}], ids=["dead", "forgotten", "alone"]
+)
+def test_raylet_is_dead_when_the_head_says_so_or_does_not_know_it(last):
+    cluster = FakeCluster(
+        {"ours": True}, {"another": False, "ours": True}, RuntimeError("no answer"), {"ours": True}, last
+    )
+    wait_for_raylet_death(cluster, check_s=0)
+    assert cluster.answers == []
 
 
 # The actor -----------------------------------------------------------------------------------------

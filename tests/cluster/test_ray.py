@@ -30,7 +30,7 @@ ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Raylets:
-    """The cluster, whose machines can be killed."""
+    """The cluster, whose machines can be killed. Number 0 is the head's, to which the launcher connects."""
 
     def __init__(self, process):
         self._process = process
@@ -146,7 +146,7 @@ def test_replicas_follow_the_load_and_come_back_after_a_process_and_a_machine_ar
             until(lambda: len(nodes_up(server)) == 3 and nodes_up(server) != before, START_S)
 
             before = nodes_up(server)
-            raylets.order("kill 0")
+            raylets.order("kill 1")
             until(lambda: len(nodes_up(server)) == 3 and nodes_up(server) != before, START_S)
         until(lambda: len(nodes_up(server)) == 1 and len(server.http.get("/nodes").json()) == 1, START_S)
         metrics = server.http.get("/metrics").text
@@ -172,6 +172,16 @@ def test_replicas_outlive_a_dispatcher_and_end_with_a_server_that_is_killed(tmp_
         assert {*load.outcomes} == {"answered"}
         server.process.kill()
         until(lambda: replicas_of(server) == [])
+
+
+def test_replicas_come_back_when_the_raylet_of_this_machine_has_died_and_another_joins(tmp_path, raylets):
+    with serving(tmp_path, raylets, {"min": 1}) as server:
+        until(lambda: len(nodes_up(server)) == 1, START_S)
+        raylets.order("kill all")
+        until(lambda: any("the raylet of this machine has ended" in line for line in server.log), START_S)
+        until(lambda: nodes_up(server) == [], START_S)
+        raylets.order("add")
+        until(lambda: len(nodes_up(server)) == 1, START_S)
 
 
 def process_named(name):

@@ -43,7 +43,7 @@ STEPS: set[Step] = {
     *(("join", name) for name in ("probed", "node_up")),
     *(("relay", name) for name in ("rewritten", "link send", "parse feed", "read_event", "put", "requested")),
     *(("change", name) for name in ("seats_changed", "pool resize")),
-    *(("down", name) for name in ("probed", "node_down", "pool close")),
+    *(("down", name) for name in ("probed", "seats_changed", "node_down", "pool close")),
     *(("up", name) for name in ("node_up", "probed")),
     *(("removal", name) for name in ("close_node", "node_down", "reopen_node", "pool close")),
 }
@@ -67,7 +67,7 @@ async def node_scenario(points: FaultPoints, problems: list[str]) -> None:
                         await happen(opened, server)
                         await trio.sleep(3.3)  # so that the next phase begins between two probes
                     struck_in = phase
-            server.healthy = True
+            server.healthy, server.refuses = True, False
             await _check(opened, server, before, problems, struck_in)
         children.cancel_scope.cancel()
 
@@ -137,13 +137,15 @@ async def _change(_opened: RunningFleet, server: StubServer) -> None:
 
 async def _go_down(opened: RunningFleet, server: StubServer) -> None:
     async with trio.open_nursery() as clients:
-        clients.start_soon(run_job, opened, relayed_job(stub={"words": 100, "delay_s": 0.2}))
+        clients.start_soon(run_job, opened, relayed_job(stub={"words": 100, "delay_s": 2}))
         await trio.sleep(1)
         server.healthy = False
+        await trio.sleep(3)  # closed to new jobs
+        server.refuses = True
 
 
 async def _come_up(_opened: RunningFleet, server: StubServer) -> None:
-    server.healthy = True
+    server.healthy, server.refuses = True, False
     await trio.sleep(3)
 
 
