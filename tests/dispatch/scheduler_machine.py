@@ -107,8 +107,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         return {node for node in self.subject._nodes.values() if model in node.models}
 
     def accepting(self, job: JobSpec) -> set[NodeState]:
-        """Return where the job could run. A remote server needs the request as its client wrote it."""
-        may_be_far = job.body_bytes is not None
+        """Return where the job could run.
+
+        A remote server needs the request as its client wrote it, and may be closed to new jobs.
+        """
+        may_be_far = job.body_bytes is not None and self.seats.get("far") != 0
         return {node for node in self.with_model(job.model) if may_be_far or node.id != "far"}
 
     def swapped(self, node: NodeState) -> frozenset[str]:
@@ -358,10 +361,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.subject.node_down(name)
 
     @precondition(lambda self: self.seats)
-    @rule(data=st.data(), seats=st.integers(1, 3))
+    @rule(data=st.data(), seats=st.integers(0, 3))
     def change_seats(self, data, seats) -> None:
         name = data.draw(st.sampled_from(sorted(self.seats)))
-        self.seats[name] = seats
+        seats = self.seats[name] = seats if name == "far" else max(seats, 1)  # 0: closed
         node = self.nodes.get(name) or FakeNode(name, name[-1])
         self.subject.seats_changed(*node, self.limits(name, seats))
 

@@ -149,10 +149,10 @@ def node_never_comes_back() -> Iterator[None]:
     """A node that has failed its probes stays down, although later probes succeed."""
     real = Breaker.probed
 
-    def probed(self: Breaker, *, succeeded: bool) -> Change | None:
+    def probed(self: Breaker, *, succeeded: bool, answered: bool = False) -> Change | None:
         if succeeded and not self._is_up and self._probes:
             return None
-        return real(self, succeeded=succeeded)
+        return real(self, succeeded=succeeded, answered=answered)
 
     with patch.object(Breaker, "probed", probed):
         yield
