@@ -30,10 +30,14 @@ class FakeNode:
 
 
 class Ledger:
-    """Wraps a fair queue. `charged` is what each tenant has been charged, less its refunds."""
+    """Wraps a fair queue. `charged` is what each tenant has been charged, less its refunds.
+
+    `before`: the entries that would have left before the one that was popped last.
+    """
 
     def __init__(self, line: FairQueue) -> None:
         self.charged: defaultdict[str | int, float] = defaultdict(float)
+        self.before: list[int] = []
         self._line = line
         self._unpaid: set[int] = set()  # handles that were not popped, and so not charged, yet
 
@@ -53,7 +57,9 @@ class Ledger:
             tried[:] = [(handle, self._line.entry(handle))]
             return fits(handle)
 
+        order = self._line.ahead(None)
         handle = self._line.pop(fits_and_records, kinds=kinds)
+        self.before = order[: order.index(handle)]
         ((last, entry),) = tried
         assert last == handle
         if handle in self._unpaid:
@@ -62,6 +68,7 @@ class Ledger:
         return handle
 
     def pop_many(self, max_count: int, memory_budget: int) -> list[int]:
+        self.before = []
         known = {handle: self._line.entry(handle) for handle in self._waiting()}
         handles = self._line.pop_many(max_count, memory_budget)
         for handle in handles:

@@ -17,6 +17,8 @@ from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.dispatch.tickets import Tickets
+from fairlead.dispatch.turn import Turn
 
 TestRoundRobin = SchedulerMachine.TestCase
 TestRoundRobin.settings = SETTINGS
@@ -158,6 +160,82 @@ def keeps_evicting_when_it_drains(self: Scheduler) -> None:
     del self._pump
 
 
+def takes_one_seat_for_all_sequences(self: NodePool, ticket: Ticket, node: NodeState, seats: int) -> None:
+    _acquire(self, ticket, node, 1)
+
+
+def gives_back_one_seat(self: NodePool, ticket: Ticket) -> NodeState:
+    ticket.seats = 1
+    return _release(self, ticket)
+
+
+def gives_back_as_many_seats_as_it_would_take_now(self: NodePool, ticket: Ticket) -> NodeState:
+    ticket.seats = ticket.node.seats_for(ticket.job.seats)
+    return _release(self, ticket)
+
+
+def needs_seats_that_the_node_does_not_have(self: NodeState, seats: int) -> int:
+    return seats
+
+
+def fits_if_any_seat_is_free(self: NodePool, ticket: Ticket) -> bool | None:
+    groups = self.kind(ticket.job).groups
+    return any(node is not self.avoided(ticket) for group in groups for node in group.free) or None
+
+
+def never_keeps_seats(self: NodePool, ticket: Ticket) -> None:
+    return None
+
+
+def keeps_the_seats_of_every_node(self: NodePool, ticket: Ticket) -> None:
+    for node in self.values():
+        if node.free > 0:
+            node.is_held = True
+            self.held.append(node)
+
+
+def keeps_seats_of_a_node_that_cannot_run_the_job(self: NodePool, ticket: Ticket) -> None:
+    for node in [node for node in self.values() if node.free > 0][:1]:
+        node.is_held = True
+        self.held.append(node)
+
+
+def keeps_seats_where_the_most_are_missing(self: NodePool, ticket: Ticket) -> None:
+    groups = self.kind(ticket.job).groups
+    free = [node for group in groups for node in group.free if node is not self.avoided(ticket)]
+    for node in sorted(free, key=lambda node: node.free - node.seats_for(ticket.job.seats))[:1]:
+        node.is_held = True
+        self.held.append(node)
+
+
+def keeps_seats_for_ever(self: NodePool) -> None:
+    self.held.clear()
+
+
+def counts_no_job_that_overtakes(self: NodePool, ticket: Ticket, other: Ticket) -> bool:
+    return False
+
+
+def counts_jobs_on_other_nodes(self: NodePool, ticket: Ticket, other: Ticket) -> bool:
+    return True
+
+
+def looks_no_further_than_a_job_that_lacks_seats(self: Turn, ticket: Ticket) -> None:
+    _pass_over(self, ticket)
+    self.kinds = 0
+
+
+def passes_over_kinds_with_the_same_number(self: Turn, ticket: Ticket) -> None:
+    _pass_over(self, ticket)
+    self.kinds &= ~(1 << ticket.kind)
+
+
+def grants_them_as_if_they_took_one_seat(self: Tickets, turn: Turn) -> list[Ticket]:
+    return self._next(turn.kinds)
+
+
+_acquire = NodePool._acquire
+_pass_over = Turn.pass_over
 _update = NodePool._update
 _kind = NodePool.kind
 _remove_leaving_nodes = Scheduler._remove_leaving_nodes
@@ -202,6 +280,20 @@ DETECTED_LATE = {removes_busy_nodes, evicts_a_busy_model, ignores_a_deadline_tha
         (Swaps, "stopping", omits_stopping_models),
         (Swaps, "_only_if_free", evicts_for_a_request_that_must_not_evict),
         (Swaps, "end_load_request", never_ends_a_load_request),
+        (NodePool, "_acquire", takes_one_seat_for_all_sequences),
+        (NodePool, "release", gives_back_one_seat),
+        (NodePool, "release", gives_back_as_many_seats_as_it_would_take_now),
+        (NodeState, "seats_for", needs_seats_that_the_node_does_not_have),
+        (NodePool, "fits", fits_if_any_seat_is_free),
+        (NodePool, "hold_back", never_keeps_seats),
+        (NodePool, "hold_back", keeps_the_seats_of_every_node),
+        (NodePool, "hold_back", keeps_seats_of_a_node_that_cannot_run_the_job),
+        (NodePool, "hold_back", keeps_seats_where_the_most_are_missing),
+        (NodePool, "end_holds", keeps_seats_for_ever),
+        (NodePool, "waits_for_node_of", counts_no_job_that_overtakes),
+        (NodePool, "waits_for_node_of", counts_jobs_on_other_nodes),
+        (Turn, "pass_over", looks_no_further_than_a_job_that_lacks_seats),
+        (Tickets, "_next_in_turn", grants_them_as_if_they_took_one_seat),
         # Rarely found: the machine needs more than a thousand examples.
         pytest.param(Scheduler, "expired", expires_although_it_was_used, marks=pytest.mark.nightly),
     ],

@@ -8,14 +8,16 @@ from fairlead.dispatch.node_state import NodeState
 class AwaitedSeats:
     """The seats of the `nodes` that have the model; of all nodes if none has it, because it must be loaded.
 
-    `seats` leaves out free ones. A waiting job cannot have them: cache memory is short, or the node drains or
-    is full.
+    `seats` leaves out free ones. A waiting job cannot have them: cache memory is short, the node drains or is
+    full, or the job needs more than are free, and so waits for the others. `most` are the seats of the
+    largest node, the most that one job can hold.
     """
 
     def __init__(self, model: str, nodes: Collection[NodeState]) -> None:
         nodes = [node for node in nodes if not node.is_closed]
         awaited = [node for node in nodes if model in node.models] or nodes
         self.seats = sum(node.busy + min(node.free, 0) for node in awaited)
+        self.most = max((node.limits.seats for node in awaited), default=1)
         # None: every node, also those that went down with their jobs.
         self._node_ids = None if len(awaited) == len(nodes) else frozenset(node.id for node in awaited)
         of_awaited = {name for node in awaited for name in node.models}
@@ -24,6 +26,10 @@ class AwaitedSeats:
     def include(self, node_id: str) -> bool:
         """Return whether a seat on this node is one of them."""
         return self._node_ids is None or node_id in self._node_ids
+
+    def of(self, seats: int) -> int:
+        """Return how many seats a job waits for that takes `seats` on a node that has as many."""
+        return max(1, min(seats, self.most, self.seats))
 
     @property
     def are_awaited_by_all(self) -> bool:

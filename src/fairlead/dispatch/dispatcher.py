@@ -167,7 +167,9 @@ class Dispatcher:
         waiter.waited_s, waiter.grant = seat.waited_s, seat.grant
         if seat.has_begun:
             self.scheduler.first_delta(waiter.ticket)
-        self.scheduler.restore(waiter.ticket, seat.node_id, charged=self.estimator.cost(waiter))
+        seats = 1 if seat.grant is None else seat.grant.seats
+        charged = self.estimator.cost(waiter)
+        self.scheduler.restore(waiter.ticket, seat.node_id, seats=seats, charged=charged)
         self.estimator.granted(waiter)
         self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
 
@@ -258,14 +260,15 @@ class Dispatcher:
     # Effects of the scheduler ------------------------------------------------------------------------
 
     def grant(self, ticket: Ticket) -> None:
-        """Give the job its seat, with a number of its own."""
+        """Give the job its seats, with a number of its own."""
         waiter = self._waiters[ticket]
         now = self.estimator.granted(waiter)
         if waiter.waited_s is None:
             waiter.waited_s = now - waiter.arrived_at
             self.estimator.waited(ticket, waiter.waited_s)
-        waiter.grant = self.next_grant
-        self.next_grant = Grant(waiter.grant.epoch, waiter.grant.number + 1)
+        epoch, number = self.next_grant.epoch, self.next_grant.number
+        waiter.grant = Grant(epoch, number, ticket.seats)
+        self.next_grant = Grant(epoch, number + 1)
         waiter.granted()
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:
@@ -294,7 +297,7 @@ class Dispatcher:
         most_s = min(self._queue.max_estimated_wait_s or inf, job.wait_limit_s or inf)
         if most_s == inf:
             return None
-        estimate = self.estimator.for_newcomer(job.model, job.tenant, job.priority)
+        estimate = self.estimator.for_newcomer(job.model, job.tenant, job.priority, job.seats)
         wait_s = estimate.estimated_wait_s
         if wait_s <= most_s:
             return None

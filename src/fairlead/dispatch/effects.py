@@ -65,7 +65,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True):
 
 
 class NodeCounts(msgspec.Struct, frozen=True):
-    """The scheduler's view of a node that is up: the jobs that it runs, and whether it gets no more."""
+    """The scheduler's view of a node that is up: the seats that jobs hold, and whether it gets no more."""
 
     busy: int
     draining: bool

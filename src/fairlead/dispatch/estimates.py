@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from random import Random
 
 import msgspec
@@ -51,12 +51,12 @@ class MeanEstimate:
         return _mean(self._service_s)
 
     def wait_s(self, *, ahead: int, seats: int, running_s: Sequence[float]) -> int:
-        """Return whole seconds until a job with `ahead` jobs before it gets a seat.
+        """Return whole seconds until a job that needs one seat, behind `ahead` others, gets it.
 
-        `running_s`: how long each running job has held its seat, the longest first. Example: three jobs
-        ahead, 10 s each, one seat: 30. Never less than the remaining time of the running job that holds the
-        seat for this one. Before any job has finished, the age of the oldest running job replaces the mean:
-        service takes at least that long.
+        A job that needs k seats counts as k jobs. `running_s`: for each seat that is taken, how long its job
+        has held it, the longest first. Example: three jobs ahead, 10 s each, one seat: 30. Never less than
+        the remaining time of the running job that holds the seat for this one. Before any job has finished,
+        the age of the oldest running job replaces the mean: service takes at least that long.
         """
         service_s = self.mean_service_s if self._service_s else max(running_s, default=0.0)
         queued_s = service_s * ahead / max(seats, 1)
@@ -74,10 +74,15 @@ class MeanEstimate:
 
 
 class JobSize(msgspec.Struct, frozen=True):
-    """What determines how long a job holds its seat. `output_tokens`: predicted, of its longest sequence."""
+    """What determines how long a job holds its seats, and how many.
+
+    `output_tokens`: predicted, of the sequences that run one after another in one of its `seats`; in general
+    that is one sequence.
+    """
 
     prompt_tokens: int
     output_tokens: float
+    seats: int = 1
 
 
 class RunningJob(msgspec.Struct, frozen=True):
@@ -129,42 +134,52 @@ class QuantileEstimate:
         self._rates.add(size, service_s)
 
     def predict(
-        self, *, ahead: Sequence[JobSize], running: Sequence[RunningJob], seats: int
+        self, *, ahead: Sequence[JobSize], running: Sequence[RunningJob], seats: int, needed: int = 1
     ) -> QuantilePrediction:
         """Predict the wait of a job behind all of `ahead`, which leave in that order.
 
-        Takes time in proportion to the seats, and to the jobs ahead × log seats.
+        `running` has an entry for each seat that is taken. The job needs `needed` seats. Takes time in
+        proportion to the seats, and to those of the jobs ahead × log seats.
         """
         seats = max(seats, 1)
-        position = len(ahead) + 1
+        each = [min(job.seats, seats) for job in ahead] + [min(needed, seats)]
+        position = sum(each)
         seats_free = max(seats - len(running), 0)
-        if len(ahead) < seats_free:
+        if position <= seats_free:
             return QuantilePrediction(0.0, 0.0, None, 0)
         # After a node went down, more jobs may run than there are seats: the first ones to end free no seat.
         free_after_s = [0.0] * seats_free + self._remaining_s(running)[-seats:]
         heapify(free_after_s)
         oldest_s = max((job.running_s for job in running), default=0.0)
         # The correction must not estimate a seat before a running job gives it back.
-        wait_s = p90_s = sorted(free_after_s)[min(len(ahead), seats - 1)]
-        for index in range(position):
+        wait_s = p90_s = sorted(free_after_s)[min(position, seats) - 1]
+        index = 0  # the number of the seat, in the order in which they are given
+        for number, taken in enumerate(each):
+            for _ in range(taken - 1):  # a job begins when its last seat is free
+                heappop(free_after_s)
             work_s = free_after_s[0]
-            rounds = _rounds(index, seats)
+            first, index = _rounds(index, seats), index + taken
+            rounds = _rounds(index - 1, seats)
             # The correction changes with the number of rounds. So that no prediction falls with the position,
             # it includes that of the last position before each change.
-            if index >= seats_free and (index + 1 == position or _rounds(index + 1, seats) != rounds):
+            if index > seats_free and (index == position or _rounds(index, seats) != first):
                 wait_s = max(wait_s, self._errors.corrected(rounds, work_s, 0.5))
                 p90_s = max(p90_s, wait_s, self._errors.corrected(rounds, work_s, 0.9))
-            if index + 1 < position:
-                heapreplace(free_after_s, work_s + self._rates.service_s(ahead[index], unknown_s=oldest_s))
+            if index < position:
+                ends_s = work_s + self._rates.service_s(ahead[number], unknown_s=oldest_s)
+                heapreplace(free_after_s, ends_s)
+                for _ in range(taken - 1):
+                    heappush(free_after_s, ends_s)
         return QuantilePrediction(wait_s, p90_s, work_s, rounds)
 
-    def predict_from(self, waits: ModelWaits, index: int) -> QuantilePrediction:
+    def predict_from(self, waits: ModelWaits, index: int, needed: int = 1) -> QuantilePrediction:
         """Predict the wait of a job with `index` others before it in a surveyed queue; see `predict`.
 
         Takes the same time however many jobs there are, because the survey has added up their work.
         """
         seats = waits.seats
         ahead, service_s = waits.ahead_of(index)
+        ahead += needed - 1
         if ahead < seats.seats_free:
             return QuantilePrediction(0.0, 0.0, None, 0)
         rounds = _rounds(ahead, seats.seats)

@@ -12,6 +12,9 @@ Bytes = Annotated[int, Meta(ge=0, le=2**40)]
 Sequences = Annotated[int, Meta(ge=1, le=2**20)]
 TokensOfOne = Annotated[int, Meta(ge=0, le=2**31)]
 
+MOST_SEATS = 1024
+"""The most seats that one job takes. It bounds the number of kinds of jobs (`JobKind`)."""
+
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """A job as the scheduler sees it: ids and numbers, which may be sent to another process.
@@ -48,6 +51,15 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     body_bytes: Bytes | None = None
     must_be_relayed: bool = False
     needs_own_node: bool = False
+
+    @property
+    def seats(self) -> int:
+        """How many seats it takes on a node that has as many: one for each sequence.
+
+        A list of texts to embed or score takes one seat. The engine gets its texts a few at a time, so others
+        wait for those few only. If the list took all seats, others would wait for the whole list.
+        """
+        return 1 if self.is_embedding else min(self.sequences, MOST_SEATS)
 
     @property
     def needs_local_node(self) -> bool:

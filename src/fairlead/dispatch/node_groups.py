@@ -9,18 +9,26 @@ from collections.abc import Callable
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState, Score
 
-# A number of kinds that the queue can tell apart; more share numbers, and are told apart one by one.
+# The queue filters by a 64-bit mask. Kinds that share a bit are checked in Python.
 KINDS = 64
+# The last bits are for jobs that take several seats, so that many numbers of sequences crowd out no others.
+WIDE_KINDS = 16
+WIDE = (1 << KINDS) - (1 << KINDS - WIDE_KINDS)
 
 
 class JobKind:
-    """Jobs that the same nodes can run: those of `groups`. `job` is one of them."""
+    """Jobs that the same nodes can run, those of `groups`, and that take equally many `seats`.
 
-    __slots__ = ("groups", "job", "number")
+    `job` is one of them. `shares_number`: other kinds have the same number.
+    """
+
+    __slots__ = ("groups", "job", "number", "seats", "shares_number")
 
     def __init__(self, job: JobSpec, number: int) -> None:
         self.job = job
+        self.seats = job.seats
         self.number = number
+        self.shares_number = False
         self.groups: dict[NodeGroup, None] = {}
 
 
@@ -60,6 +68,12 @@ class NodeGroup:
     def accepts(self, job: JobSpec) -> bool:
         """Return whether the nodes can run such a job at all."""
         return next(iter(self.nodes)).accepts(job)
+
+    def has_seats(self, seats: int) -> bool:
+        """Return whether a node has free seats for a job that takes so many, or all of its own."""
+        if seats == 1:
+            return bool(self.free)
+        return any(node.free >= node.seats_for(seats) for node in self.free)
 
     def update(self, node: NodeState) -> None:
         """Note that the node has another score, or that it has no free seat."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from random import Random
 
 from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.node_groups import KINDS, JobKind, NodeGroup
+from fairlead.dispatch.node_groups import KINDS, WIDE_KINDS, JobKind, NodeGroup
 from fairlead.dispatch.node_state import NodeState, Score
 from fairlead.dispatch.prefixes import RecentPrefixes, shares
 from fairlead.dispatch.ticket import Ticket
@@ -23,10 +23,11 @@ COMPARED_HOLDERS = 16
 
 
 class NodePool(dict[str, NodeState]):
-    """The `NodeState` of each node that is up, by the node's id. Only this class writes a ticket's `node`.
+    """The `NodeState` of each node that is up, by the node's id.
 
-    A node that comes up again gets a new state, and jobs of the old one release seats that are not counted
-    any more.
+    Only this class writes a ticket's `node` and `seats`. A node that comes up again gets a new state, and
+    jobs of the old one release seats that are not counted any more. `held`: the nodes with free seats that
+    are kept for jobs that need more of them.
     """
 
     def __init__(self, random: Random) -> None:
@@ -35,7 +36,9 @@ class NodePool(dict[str, NodeState]):
         self._closed: set[str] = set()
         self._expected: dict[str, NodeState] = {}  # not up yet, with seats of jobs that were restored
         self._grants = 0
-        self._kinds: dict[tuple[str, bool, bool, bool], JobKind] = {}
+        self._kinds: dict[tuple[str, bool, bool, bool, int], JobKind] = {}
+        self._with_number: list[list[JobKind]] = [[] for _ in range(KINDS)]
+        self._wide_kinds = 0  # how many kinds take several seats
         self._last_job: JobSpec | None = None
         self._last_kind: JobKind
         self._groups: dict[tuple[frozenset[str], bool, bool], NodeGroup] = {}
@@ -46,6 +49,7 @@ class NodePool(dict[str, NodeState]):
         self._changed: dict[NodeState, None] = {}
         self._with_free_seat: dict[NodeGroup, None] = {}
         self._leaving: dict[NodeState, None] = {}
+        self.held: list[NodeState] = []
 
     # Nodes -------------------------------------------------------------------------------------------
 
@@ -110,17 +114,33 @@ class NodePool(dict[str, NodeState]):
         """Return the kind of a job, which determines the nodes that can run it."""
         if job is self._last_job:  # each event asks several times
             return self._last_kind
-        key = (job.model, job.body_bytes is None, job.must_be_relayed, job.needs_own_node)
+        key = (job.model, job.body_bytes is None, job.must_be_relayed, job.needs_own_node, job.seats)
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = JobKind(job, len(self._kinds) % KINDS)
-            for group in self._groups.values():
-                _match(kind, group)
+            kind = self._kinds[key] = self._new_kind(job)
         self._last_job, self._last_kind = job, kind
         return kind
 
+    def _new_kind(self, job: JobSpec) -> JobKind:
+        if job.seats == 1:
+            number = (len(self._kinds) - self._wide_kinds) % (KINDS - WIDE_KINDS)
+        else:
+            number = KINDS - WIDE_KINDS + self._wide_kinds % WIDE_KINDS
+            self._wide_kinds += 1
+        kind = JobKind(job, number)
+        sharing = self._with_number[number]
+        sharing.append(kind)
+        for each in sharing if len(sharing) > 1 else ():
+            each.shares_number = True
+        for group in self._groups.values():
+            _match(kind, group)
+        return kind
+
     def kinds_with_free_seat(self) -> int:
-        """Return a bit for the number of each kind of job that a node with a free seat can run."""
+        """Return a bit for the number of each kind of job that a node with a free seat can run.
+
+        The node may have too few of them for a job that takes several.
+        """
         if self._changed:
             self._update()
         kinds = 0
@@ -146,16 +166,17 @@ class NodePool(dict[str, NodeState]):
         """Return whether a job that arrived now would find a seat."""
         if self._changed:
             self._update()
-        for group in self.kind(job).groups:  # noqa: SIM110  # faster, and asked for each job
-            if group.free:
+        kind = self.kind(job)
+        for group in kind.groups:  # noqa: SIM110  # faster, and asked for each job
+            if group.free and (kind.seats == 1 or group.has_seats(kind.seats)):
                 return True
         return False
 
-    def has_seat_with(self, model: str) -> bool:
-        """Return whether a node with the model has a free seat."""
+    def has_seats_with(self, model: str, seats: int) -> bool:
+        """Return whether a node with the model has so many free seats, or all of its own."""
         if self._changed:
             self._update()
-        return any(model in group.models for group in self._with_free_seat)
+        return any(model in group.models and group.has_seats(seats) for group in self._with_free_seat)
 
     def local(self) -> list[NodeState]:
         """Return the nodes with models that swaps load and evict."""
@@ -182,13 +203,14 @@ class NodePool(dict[str, NodeState]):
         return failed
 
     def fits(self, ticket: Ticket) -> bool | None:
-        """Return whether the job fits now: None without a free seat, False without cache memory."""
+        """Return whether the job fits now: None without free seats, False without cache memory."""
         if self._changed:
             self._update()
-        fits, avoided = None, self.avoided(ticket)
-        for group in self.kind(ticket.job).groups:
+        kind = self.kind(ticket.job)
+        seats, fits, avoided = kind.seats, None, self.avoided(ticket)
+        for group in kind.groups:
             for node in group.free:
-                if node is not avoided:
+                if node is not avoided and (seats == 1 or node.free >= node.seats_for(seats)):
                     fits = node.has_cache_for(ticket.tokens)
                     if fits:
                         return True
@@ -210,28 +232,61 @@ class NodePool(dict[str, NodeState]):
 
     # Seats -------------------------------------------------------------------------------------------
 
-    def assign(self, ticket: Ticket) -> None:
-        """Give a job that fits the best seat that it can have, at `ticket.node`."""
-        node = ticket.node = self._best(ticket)
-        node.acquire(ticket.tokens)
-        self._grants += 1
-        node.used = self._grants
+    def has_free(self, ticket: Ticket) -> bool:
+        """Return whether a node that may run the job has free seats, however few."""
+        avoided = self.avoided(ticket)
+        return any(node is not avoided for group in self.kind(ticket.job).groups for node in group.free)
 
-    def restore(self, ticket: Ticket, node_id: str) -> None:
-        """Count the seat that a job holds already, at `ticket.node`, which may come up later."""
+    def waits_for_node_of(self, ticket: Ticket, other: Ticket) -> bool:
+        """Return whether the job could run on the node of the other one."""
+        return other.node is not None and self._group_of.get(other.node) in self.kind(ticket.job).groups
+
+    def hold_back(self, ticket: Ticket) -> None:
+        """Keep the free seats of one node for a job that needs more than are free on any.
+
+        It is the node where the fewest are missing. Jobs on all other nodes go on.
+        """
+        if self._changed:
+            self._update()
+        kind, avoided = self.kind(ticket.job), self.avoided(ticket)
+        free = [node for group in kind.groups for node in group.free if node is not avoided]
+        if free:
+            # By the id, so that the same node is kept after the next event, unless another is nearer.
+            held = min(free, key=lambda node: (node.seats_for(kind.seats) - node.free, node.id))
+            held.is_held = True
+            self.held.append(held)
+
+    def end_holds(self) -> None:
+        """Keep no seats for any job."""
+        for node in self.held:
+            node.is_held = False
+        self.held.clear()
+
+    def assign(self, ticket: Ticket) -> None:
+        """Give a job that fits the best seats that it can have, at `ticket.node`."""
+        node = ticket.node = self._best(ticket)
+        self._acquire(ticket, node, node.seats_for(ticket.job.seats))
+
+    def restore(self, ticket: Ticket, node_id: str, seats: int) -> None:
+        """Count the seats that a job holds already, at `ticket.node`, which may come up later."""
         node = self.get(node_id) or self._expected.get(node_id)
         if node is None:
             node = self._expected[node_id] = NodeState(node_id, frozenset(), NodeLimits(0, max_model_len=0))
         ticket.node = node
-        node.acquire(ticket.tokens)
+        self._acquire(ticket, node, seats)
+
+    def _acquire(self, ticket: Ticket, node: NodeState, seats: int) -> None:
+        ticket.seats = seats
+        node.acquire(ticket.tokens, seats)
         self._grants += 1
         node.used = self._grants
 
     def release(self, ticket: Ticket) -> NodeState:
-        """Free a job's seat; return its node."""
+        """Free a job's seats; return its node."""
         node, ticket.node = ticket.node, None
         assert node is not None
-        node.release(ticket.tokens)
+        node.release(ticket.tokens, ticket.seats)
+        ticket.seats = 0
         if not node.busy and self._expected.get(node.id) is node:
             del self._expected[node.id]
         return node
@@ -243,16 +298,18 @@ class NodePool(dict[str, NodeState]):
         if self._changed:
             self._update()
         job, avoided = ticket.job, self.avoided(ticket)
-        groups = self.kind(job).groups
+        kind = self.kind(job)
+        groups, seats = kind.groups, kind.seats
         free = [node for group in groups for node in group.free] if len(self._with_free_seat) == 1 else []
         if len(free) == 1:  # so it is on a busy fleet
             self._prefixes.add(free[0], job.prefixes, free[0].cache_owner(job))
             return free[0]
 
         def suits(node: NodeState) -> bool:
-            return node is not avoided and node.has_cache_for(ticket.tokens)
+            has_seats = seats == 1 or node.free >= node.seats_for(seats)
+            return has_seats and node is not avoided and node.has_cache_for(ticket.tokens)
 
-        all_suit = avoided is None and not any(group.limits_cache for group in groups)
+        all_suit = seats == 1 and avoided is None and not any(group.limits_cache for group in groups)
         found = [best for group in groups if group.free and (best := group.best(None if all_suit else suits))]
         least, nodes = found[0] if len(found) == 1 else _lowest(found)
         if job.prefixes:

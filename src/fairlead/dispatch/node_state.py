@@ -10,10 +10,11 @@ Score = tuple[bool, float]
 class NodeState:
     """The scheduler's record of one node that is up. A node that comes up again gets a new one.
 
-    `busy` seats and `tokens` of its cache are counted from the jobs that were granted seats there. A report
-    would be outdated when it arrives. `draining`: no jobs for now, because another model needs the room;
-    `leaving`: no jobs ever again. `is_full`: it rejected a job, so for a while it has no free seats, whatever
-    the count. `used` orders nodes by their latest grant; 0: none yet.
+    Its `jobs`, their `busy` seats and the `tokens` of its cache are counted from the jobs that were granted
+    seats there. A report would be outdated when it arrives. `draining`: no jobs for now, because another
+    model needs the room; `leaving`: no jobs ever again. `is_full`: it rejected a job, so for a while it has
+    no free seats, whatever the count. `is_held`: its free seats are kept for a job that needs more of them.
+    `used` orders nodes by their latest grant; 0: none yet.
 
     A change is noted in `changed`, which belongs to the `NodePool` while the node is up.
     """
@@ -21,11 +22,13 @@ class NodeState:
     __slots__ = (
         "_draining",
         "_is_full",
+        "_is_held",
         "_leaving",
         "_limits",
         "busy",
         "changed",
         "id",
+        "jobs",
         "models",
         "tokens",
         "used",
@@ -35,6 +38,7 @@ class NodeState:
         self.changed: dict[NodeState, None] = {}
         self.id = node_id
         self.models = models
+        self.jobs = 0
         self.busy = 0
         self.tokens = 0
         self.used = 0
@@ -42,6 +46,7 @@ class NodeState:
         self._draining = False
         self._leaving = False
         self._is_full = False
+        self._is_held = False
 
     @property
     def limits(self) -> NodeLimits:
@@ -84,9 +89,25 @@ class NodeState:
         self.changed[self] = None
 
     @property
+    def is_held(self) -> bool:
+        """Whether its free seats are kept for a job that needs more of them."""
+        return self._is_held
+
+    @is_held.setter
+    def is_held(self, is_held: bool) -> None:
+        self._is_held = is_held
+        self.changed[self] = None
+
+    @property
     def free(self) -> int:
         """Free seats; below 0 if the limit has fallen below `busy`."""
-        return 0 if self._draining or self._leaving or self._is_full else self._limits.seats - self.busy
+        if self._draining or self._leaving or self._is_full or self._is_held:
+            return 0
+        return self._limits.seats - self.busy
+
+    def seats_for(self, seats: int) -> int:
+        """Return how many seats a job takes here that takes `seats` on a node that has as many."""
+        return min(seats, self._limits.seats)
 
     @property
     def is_closed(self) -> bool:
@@ -121,16 +142,19 @@ class NodeState:
         limit = self.limits.cache_tokens
         return None if limit is None else limit - self.tokens
 
-    def acquire(self, tokens: int) -> None:
-        """Take a seat, and cache for that many tokens."""
-        self.busy += 1
+    def acquire(self, tokens: int, seats: int = 1) -> None:
+        """Take seats for a job, and cache for that many tokens."""
+        self.jobs += 1
+        self.busy += seats
         self.tokens += tokens
         self.changed[self] = None
 
-    def release(self, tokens: int) -> None:
-        """Free a seat and its cache."""
-        assert self.busy > 0
-        self.busy -= 1
+    def release(self, tokens: int, seats: int = 1) -> None:
+        """Free a job's seats and its cache."""
+        assert self.jobs > 0
+        assert self.busy >= seats
+        self.jobs -= 1
+        self.busy -= seats
         self.tokens -= tokens
         self.changed[self] = None
 

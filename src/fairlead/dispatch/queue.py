@@ -10,7 +10,7 @@ from typing import Literal
 
 from fairlead._cext.fairqueue import FairQueue
 from fairlead.dispatch.job_spec import JobSpec
-from fairlead.dispatch.node_groups import KINDS
+from fairlead.dispatch.node_groups import KINDS, WIDE
 from fairlead.dispatch.queued_bytes import QueuedBytes
 from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import Ticket
@@ -79,6 +79,11 @@ class Queue:
         """A bit for each number of a kind of which jobs wait."""
         return self._kinds
 
+    @property
+    def has_wide_jobs(self) -> bool:
+        """Whether jobs wait that take several seats."""
+        return bool(self._kinds & WIDE)
+
     def pop(self, fits: Callable[[Ticket], bool | None], kinds: int | None = None) -> Ticket | None:
         """Remove and charge the first job of these kinds in fair order that fits; None if none does.
 
@@ -95,7 +100,7 @@ class Queue:
     def pop_many(self, max_count: int, tokens: int | None) -> list[Ticket]:
         """Remove and charge up to `max_count` jobs in fair order, of `tokens` together at most; None: any.
 
-        Equals that many calls of `pop`, for jobs that need only a seat and cache memory, in one call of the
+        Equals that many calls of `pop`, for jobs that need only one seat and cache memory, in one call of the
         kernel.
         """
         handles = self._kernel.pop_many(max_count, UNBOUNDED_TOKENS if tokens is None else tokens)

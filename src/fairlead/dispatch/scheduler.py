@@ -31,8 +31,9 @@ class Scheduler:
 
     `loadable` are the models that a swap can load, as `policy` allows; with `rejects_loading` no job waits
     for a load. `waiting_bytes` bounds the queued requests for remote nodes (`QueuedBytes`). Guarantees: a job
-    with a free seat never counts against the queue; while a seat is free, no job that fits it waits; a model
-    with work in flight is never evicted; every ticket ends once.
+    with free seats never counts against the queue; while seats are free, no job that fits them waits, unless
+    they are kept for one that needs more; a model with work in flight is never evicted; every ticket ends
+    once.
     """
 
     def __init__(
@@ -74,13 +75,13 @@ class Scheduler:
         self._tickets.enqueue(ticket)
         self._pump()
 
-    def restore(self, ticket: Ticket, node_id: str, *, charged: float = 0.0) -> None:
-        """Give a new job the seat that it holds already, from an earlier scheduler, which has charged for it.
+    def restore(self, ticket: Ticket, node_id: str, *, seats: int = 1, charged: float = 0.0) -> None:
+        """Give a new job the seats that it holds already, from an earlier scheduler that has charged for it.
 
-        The node may be down; the seat is counted when it comes up. The charge is part of the tenant's counter
-        (`restore_counters`), and at least the job's expected cost.
+        The node may be down; its seats are counted when it comes up. The charge is part of the tenant's
+        counter (`restore_counters`), and at least the job's expected cost.
         """
-        self._tickets.restore(ticket, node_id, charged=charged)
+        self._tickets.restore(ticket, node_id, seats=seats, charged=charged)
 
     def restore_counters(self, excess: Mapping[str, float]) -> None:
         """Raise the counters of tenants above that of a new tenant, as an earlier scheduler reported them."""
@@ -276,13 +277,19 @@ class Scheduler:
         """Return all waiting jobs in the order in which they leave, and where newcomers would be."""
         return self._queue.order()
 
-    def has_free_seat(self, model: str) -> bool:
-        """Return whether a node with the model has a free seat."""
-        return self._nodes.has_seat_with(model)
+    def has_free_seat(self, model: str, seats: int = 1) -> bool:
+        """Return whether a node with the model has free seats for a job that takes so many."""
+        return self._nodes.has_seats_with(model, seats)
 
-    def jobs_ahead_of_newcomer(self, model: str, tenant: str, priority: int) -> list[JobSpec] | None:
-        """Return the jobs that would leave before one that arrived now; None if a seat is free for it."""
-        if self._nodes.has_seat_with(model):
+    def has_wide_jobs(self) -> bool:
+        """Return whether a job waits that takes several seats."""
+        return self._queue.has_wide_jobs
+
+    def jobs_ahead_of_newcomer(
+        self, model: str, tenant: str, priority: int, seats: int = 1
+    ) -> list[JobSpec] | None:
+        """Return the jobs that would leave before one that arrived now; None if its seats are free."""
+        if self._nodes.has_seats_with(model, seats):
             return None
         return self._queue.ahead_of_newcomer(tenant, priority)
 
@@ -304,7 +311,7 @@ class Scheduler:
         nodes = self._nodes.values()
         return SchedulerStatistics(
             waiting=len(self._queue),
-            running=sum(node.busy for node in nodes),
+            running=sum(node.jobs for node in nodes),
             capacity=self._queue.capacity,
             seats=sum(node.limits.seats for node in nodes),
         )

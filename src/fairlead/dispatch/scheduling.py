@@ -29,8 +29,8 @@ class JobEvents(Protocol):
     def submit(self, ticket: Ticket, *, too_long: QueueFull | None = None) -> None:
         """Grant, queue or refuse a new job now. With `too_long`, refuse it with that rather than queue it."""
 
-    def restore(self, ticket: Ticket, node_id: str, *, charged: float = 0.0) -> None:
-        """Give a new job the seat that it holds already, without an effect. The node may come up later.
+    def restore(self, ticket: Ticket, node_id: str, *, seats: int = 1, charged: float = 0.0) -> None:
+        """Give a new job the seats that it holds already, without an effect. The node may come up later.
 
         An earlier scheduler has charged this much for it, which is in the tenant's counter.
         """
@@ -147,11 +147,16 @@ class SchedulerQueries(Protocol):
     def queue_order(self) -> QueueOrder:
         """Return all waiting jobs in the order in which they leave, and where newcomers would be."""
 
-    def has_free_seat(self, model: str) -> bool:
-        """Return whether a node with the model has a free seat."""
+    def has_free_seat(self, model: str, seats: int = 1) -> bool:
+        """Return whether a node with the model has free seats for a job that takes so many."""
 
-    def jobs_ahead_of_newcomer(self, model: str, tenant: str, priority: int) -> list[JobSpec] | None:
-        """Return the jobs that would leave before one that arrived now; None if a seat is free for it."""
+    def has_wide_jobs(self) -> bool:
+        """Return whether a job waits that takes several seats."""
+
+    def jobs_ahead_of_newcomer(
+        self, model: str, tenant: str, priority: int, seats: int = 1
+    ) -> list[JobSpec] | None:
+        """Return the jobs that would leave before one that arrived now; None if its seats are free."""
 
     def must_load(self, job: JobSpec) -> bool:
         """Return whether the job's model would have to be loaded for it."""

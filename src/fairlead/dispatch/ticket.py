@@ -36,13 +36,14 @@ TRANSITIONS: dict[TicketState, tuple[TicketState, ...]] = {
 
 
 class Ticket:
-    """A job in the scheduler. Only the scheduler writes to it: `handle` and `charged` in its queue, `node` in
-    its node pool.
+    """A job in the scheduler. Only the scheduler writes to it: `handle` and `charged` in its queue, `node`
+    and `seats` in its node pool.
 
     `cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` the expected use
     of a node's KV cache. `kind` is the number of its `JobKind`. `attempts` counts grants. `has_begun`: its
     first delta has arrived. `late` is the error of its deadline, once that has passed. `failed_at`: where it
-    failed last.
+    failed last. `seats`: how many it holds at `node`. `overtaken`: how many jobs behind it were granted seats
+    that it waits for, while it was the first of its kind and did not fit.
     """
 
     __slots__ = (
@@ -57,6 +58,8 @@ class Ticket:
         "kind",
         "late",
         "node",
+        "overtaken",
+        "seats",
         "starved",
         "tokens",
     )
@@ -69,6 +72,8 @@ class Ticket:
         self.handle = -1
         self.node: NodeState | None = None
         self.failed_at: NodeState | None = None
+        self.seats = 0
+        self.overtaken = 0
         self.attempts = 0
         self.charged = 0.0
         self.has_begun = False

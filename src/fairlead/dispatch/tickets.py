@@ -10,6 +10,7 @@ from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
+from fairlead.dispatch.turn import LacksSeats, Turn
 from fairlead.errors import Displaced, FairleadError, QueueFull
 
 
@@ -50,17 +51,20 @@ class Tickets:
             self._queue.push(ticket)
         self._swaps.job_queued(ticket.job)
 
-    def restore(self, ticket: Ticket, node_id: str, *, charged: float) -> None:
-        """Give a new job the seat that it holds already; its tenant was charged this much for it."""
+    def restore(self, ticket: Ticket, node_id: str, *, seats: int, charged: float) -> None:
+        """Give a new job the seats that it holds already; its tenant was charged this much for it."""
         ticket.become(TicketState.GRANTED)
         ticket.attempts += 1
-        self._nodes.restore(ticket, node_id)
+        self._nodes.restore(ticket, node_id, seats)
         ticket.charged = max(ticket.cost, charged)
 
     def grant_seats(self) -> None:
         """Grant free seats to waiting jobs that fit them, in fair order."""
+        if self._nodes.held:
+            self._nodes.end_holds()
         while (kinds := self._queue.kinds) and (kinds := kinds & self._nodes.kinds_with_free_seat()):
-            tickets = self._next(kinds)
+            turn = Turn(self._nodes, kinds) if self._queue.has_wide_jobs else None
+            tickets = self._next(kinds) if turn is None else self._next_in_turn(turn)
             if not tickets:
                 break
             for ticket in tickets:
@@ -68,7 +72,12 @@ class Tickets:
                 self._nodes.assign(ticket)
                 ticket.become(TicketState.GRANTED)
                 ticket.attempts += 1
+                ticket.overtaken = 0
+                if turn is not None:
+                    turn.count(ticket)
                 self._effects.grant(ticket)
+            if self._nodes.held:
+                self._nodes.end_holds()
 
     def requeue(self, ticket: Ticket) -> NodeState:
         """Queue a job again that must leave its seat, unless its deadline has passed; return its node."""
@@ -123,6 +132,17 @@ class Tickets:
             return self._queue.pop_many(node.free, node.tokens_left)
         ticket = self._queue.pop(self._nodes.fits, kinds)
         return [] if ticket is None else [ticket]
+
+    def _next_in_turn(self, turn: Turn) -> list[Ticket]:
+        """Do as `_next`, and pass over jobs that need more seats than are free."""
+        while turn.kinds:
+            try:
+                ticket = self._queue.pop(turn.fits, turn.kinds)
+            except LacksSeats as lacking:
+                turn.pass_over(lacking.ticket)
+            else:
+                return [] if ticket is None else [ticket]
+        return []
 
     def _dequeue(self, ticket: Ticket) -> None:
         self._queue.remove(ticket)

@@ -27,7 +27,7 @@ from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
 from fairlead.dispatch.scheduling import SchedulerQueries
 from fairlead.dispatch.ticket import Ticket
-from fairlead.dispatch.wait_survey import ModelWaits, SurveyedSeat, WaitSurvey, sampled
+from fairlead.dispatch.wait_survey import ModelWaits, SurveyedJob, SurveyedSeat, WaitSurvey, sampled
 from fairlead.dispatch.waiter import Waiter
 from fairlead.errors import FairleadError, QueueFull, QueueTimeout
 
@@ -68,8 +68,8 @@ class WaitEstimator:
         self._running: dict[Ticket, tuple[float, Waiter]] = {}  # grant time, waiter; the oldest first
         self._refusal_estimates: dict[str, tuple[float, WaitEstimate]] = {}  # by model: when made, and what
         self._survey: WaitSurvey | None = None
-        # Of the survey, by model and place in its sample.
-        self._predicted: dict[tuple[str, int], QuantilePrediction] = {}
+        # Of the survey, by model, place in its sample, and number of seats.
+        self._predicted: dict[tuple[str, int, int], QuantilePrediction] = {}
 
     # Jobs ---------------------------------------------------------------------------------------------
 
@@ -103,14 +103,15 @@ class WaitEstimator:
         self._predictions.pop(waiter.ticket, None)
         if (entry := self._running.pop(waiter.ticket, None)) is None:
             return
-        job, service_s = waiter.ticket.job, trio.current_time() - entry[0]
+        ticket, service_s = waiter.ticket, trio.current_time() - entry[0]
+        job = ticket.job
         self.mean.finished(service_s)
         generated = waiter.generated()
         longest = generated // job.sequences
         if generated:
             self._lengths.observe(job.tenant, job.model, longest)
         if self._quantile is not None:
-            self._quantile.finished(JobSize(job.prompt_tokens, longest), service_s)
+            self._quantile.finished(_size(job, longest, ticket.seats), service_s)
 
     def cost(self, waiter: Waiter) -> float:
         """Return what a job has cost until now; 0 before its first delta."""
@@ -129,29 +130,31 @@ class WaitEstimator:
         if (survey := self._surveyed()) is not None:
             job = ticket.job
             if not is_arriving:
-                return self._estimate_from(survey, job.model, survey.index_of(ticket))
+                return self._estimate_from(survey, job.model, survey.index_of(ticket), job.seats)
             index = survey.index_of_newcomer(job.tenant, job.priority)
             survey.queued(job)
             # Errors of waits at the same time are much alike, so a few are learned from.
             is_learned = survey.arrivals % (survey.size // EXACT_JOBS + 1) == 0
-            return self._estimate_from(survey, job.model, index, arriving=ticket if is_learned else None)
+            arriving = ticket if is_learned else None
+            return self._estimate_from(survey, job.model, index, job.seats, arriving=arriving)
+        model, seats = ticket.job.model, ticket.job.seats
         arriving = ticket if is_arriving else None
         if self._quantile is None:
             jobs_ahead = partial(self._scheduler.jobs_ahead, ticket)
             return self._estimate(
-                ticket.job.model, self._scheduler.position(ticket), jobs_ahead, arriving=arriving
+                model, self._scheduler.position(ticket), jobs_ahead, seats, arriving=arriving
             )
         listed = self._scheduler.jobs_ahead(ticket)  # a prediction needs them all, so they are looked up once
-        return self._estimate(ticket.job.model, len(listed), lambda: listed, arriving=arriving)
+        return self._estimate(model, len(listed), lambda: listed, seats, arriving=arriving)
 
-    def for_newcomer(self, model: str, tenant: str, priority: int) -> WaitEstimate:
-        """Return the estimate for a job of this tenant and class if it arrived now."""
-        if self._scheduler.has_free_seat(model):
+    def for_newcomer(self, model: str, tenant: str, priority: int, seats: int = 1) -> WaitEstimate:
+        """Return the estimate for a job of this tenant and class, with so many seats, if it arrived now."""
+        if self._scheduler.has_free_seat(model, seats):
             return WaitEstimate(0, 0, None if self._quantile is None else 0)
         if (survey := self._surveyed()) is not None:
-            return self._estimate_from(survey, model, survey.index_of_newcomer(tenant, priority))
-        ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority) or []
-        return self._estimate(model, len(ahead), lambda: ahead)
+            return self._estimate_from(survey, model, survey.index_of_newcomer(tenant, priority), seats)
+        ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority, seats) or []
+        return self._estimate(model, len(ahead), lambda: ahead, seats)
 
     def behind_all(self, model: str) -> Backlog:
         """Return how many jobs wait for the model, and the estimated wait of one that came after all of them.
@@ -200,33 +203,47 @@ class WaitEstimator:
         model: str,
         ahead: int,
         jobs_ahead: Callable[[], Sequence[JobSpec]],
+        seats: int = 1,
         *,
         arriving: Ticket | None = None,
     ) -> WaitEstimate:
-        """Return the estimate for a job behind `ahead` others, some of which wait for other seats.
+        """Return the estimate for a job that takes `seats` seats. A wait is at least one second.
 
-        `jobs_ahead` is called only if the number of jobs is not enough. A wait is at least one second. The
-        prediction is kept with the `arriving` ticket, to be compared with its actual wait.
+        model: the name of its model.
+        ahead: how many jobs leave before it, some of which wait for other seats.
+        jobs_ahead: returns these jobs; called only if their number is not enough.
+        seats: how many it takes on a node that has as many.
+        arriving: the ticket with which a prediction is kept, to be compared with the actual wait.
         """
         now = trio.current_time()
         awaited = AwaitedSeats(model, self._scheduler.nodes())
         position = ahead + 1
+        needed = awaited.of(seats)
         if not awaited.are_awaited_by_all:
             competing = [job for job in jobs_ahead() if awaited.are_awaited_by(job.model)]
             ahead, jobs_ahead = len(competing), lambda: competing
         running = [
-            entry
+            (ticket.seats, *entry)
             for ticket, entry in self._running.items()
             if ticket.node is not None and awaited.include(ticket.node.id)
         ]
         if self._quantile is None:
-            running_s = [now - since for since, _ in running]
-            wait_s = self.mean.wait_s(ahead=ahead, seats=awaited.seats, running_s=running_s)
+            if self._scheduler.has_wide_jobs():
+                ahead = sum(awaited.of(job.seats) for job in jobs_ahead())
+            running_s = [now - since for held, since, _ in running for _ in range(held)]
+            wait_s = self.mean.wait_s(ahead=ahead + needed - 1, seats=awaited.seats, running_s=running_s)
             return WaitEstimate(position, max(1, wait_s))
         prediction = self._quantile.predict(
-            ahead=[JobSize(job.prompt_tokens, self._output_tokens(job)) for job in jobs_ahead()],
-            running=[self._running_job(waiter, now - since) for since, waiter in running],
+            ahead=[
+                _size(job, self._output_tokens(job), min(job.seats, awaited.most)) for job in jobs_ahead()
+            ],
+            running=[
+                seat
+                for held, since, waiter in running
+                for seat in [self._running_job(waiter, now - since)] * held
+            ],
             seats=awaited.seats,
+            needed=needed,
         )
         if arriving is not None:
             self._predictions[arriving] = prediction
@@ -235,18 +252,21 @@ class WaitEstimator:
         )
 
     def _estimate_from(
-        self, survey: WaitSurvey, model: str, index: int, *, arriving: Ticket | None = None
+        self, survey: WaitSurvey, model: str, index: int, seats: int = 1, *, arriving: Ticket | None = None
     ) -> WaitEstimate:
         """Return the estimate for a job with `index` others before it; see `_estimate`."""
         waits = survey.waits(model)
+        awaited = waits.awaited
+        needed = 1 if seats == 1 else awaited.of(seats)
         if self._quantile is None:
             ahead, _ = waits.ahead_of(index)
-            wait_s = self.mean.wait_s(ahead=ahead, seats=waits.seats_awaited, running_s=waits.running_s)
+            ahead += needed - 1
+            wait_s = self.mean.wait_s(ahead=ahead, seats=awaited.seats, running_s=waits.running_s)
             return WaitEstimate(index + 1, max(1, wait_s))
-        place = waits.place(index)
-        prediction = self._predicted.get((model, place))
+        key = model, waits.place(index), needed
+        prediction = self._predicted.get(key)
         if prediction is None:
-            prediction = self._predicted[model, place] = self._quantile.predict_from(waits, index)
+            prediction = self._predicted[key] = self._quantile.predict_from(waits, index, needed)
         if arriving is not None:
             self._predictions[arriving] = prediction
         wait_s, p90_s = math.ceil(prediction.wait_s), math.ceil(prediction.p90_s)
@@ -272,19 +292,26 @@ class WaitEstimator:
         """Return a survey of the queue and the seats as they are now."""
         now, order = trio.current_time(), self._scheduler.queue_order()
         tickets, step = sampled(order.tickets)
-        models = [ticket.job.model for ticket in tickets]
-        services_s = [self._service_s(ticket.job) for ticket in tickets]
-        taken = [
-            SurveyedSeat(ticket.node.id, now - since, self._remaining_s(waiter, now - since))
+        jobs = [ticket.job for ticket in tickets]
+        nodes = self._scheduler.nodes()
+        most = {
+            model: AwaitedSeats(model, nodes).most for model in {job.model for job in jobs if job.seats > 1}
+        }
+        waiting = [
+            SurveyedJob(job.model, job.seats, self._service_s(job, min(job.seats, most.get(job.model, 1))))
+            for job in jobs
+        ]
+        running = [
+            (ticket.seats, SurveyedSeat(ticket.node.id, now - since, self._remaining_s(waiter, now - since)))
             for ticket, (since, waiter) in self._running.items()
             if ticket.node is not None
         ]
+        taken = [seat for held, seat in running for _ in range(held)]
 
         def waits_for(model: str) -> ModelWaits:
-            awaited = AwaitedSeats(model, self._scheduler.nodes())
-            return ModelWaits(awaited, taken, models, services_s, step)
+            return ModelWaits(AwaitedSeats(model, self._scheduler.nodes()), taken, waiting, step)
 
-        return WaitSurvey(now, order, len(taken), waits_for)
+        return WaitSurvey(now, order, len(running), waits_for)
 
     def _remaining_s(self, waiter: Waiter, running_s: float) -> float:
         """Return how long a running job will probably hold its seat; 0 if it is not predicted."""
@@ -292,20 +319,29 @@ class WaitEstimator:
             return 0.0
         return self._quantile.remaining_s(self._running_job(waiter, running_s))
 
-    def _service_s(self, job: JobSpec) -> float:
-        """Return how long a waiting job will probably hold its seat; 0 if it is not predicted."""
+    def _service_s(self, job: JobSpec, seats: int) -> float:
+        """Return how long a waiting job will probably hold so many seats; 0 if it is not predicted."""
         if self._quantile is None:
             return 0.0
         oldest_s = trio.current_time() - next(iter(self._running.values()))[0] if self._running else 0.0
-        return self._quantile.service_s(
-            JobSize(job.prompt_tokens, self._output_tokens(job)), unknown_s=oldest_s
-        )
+        return self._quantile.service_s(_size(job, self._output_tokens(job), seats), unknown_s=oldest_s)
 
     def _output_tokens(self, job: JobSpec, so_far: int = 0) -> float:
         """Return the predicted output tokens of each of the job's sequences."""
         return self._lengths.predict(job.tenant, job.model, so_far=so_far, max_tokens=job.max_tokens)
 
     def _running_job(self, waiter: Waiter, running_s: float) -> RunningJob:
-        job = waiter.ticket.job
+        job, seats = waiter.ticket.job, waiter.ticket.seats
         so_far = waiter.generated() // job.sequences
-        return RunningJob(JobSize(job.prompt_tokens, self._output_tokens(job, so_far)), running_s, so_far)
+        size = _size(job, self._output_tokens(job, so_far), seats)
+        return RunningJob(size, running_s, so_far * _in_turn(job, seats))
+
+
+def _in_turn(job: JobSpec, seats: int) -> int:
+    """Return how many of a job's sequences run one after another in each of its seats."""
+    return 1 if job.is_embedding else -(-job.sequences // max(seats, 1))
+
+
+def _size(job: JobSpec, output_tokens: float, seats: int) -> JobSize:
+    """Return the size of a job with that many output tokens in each of its sequences."""
+    return JobSize(job.prompt_tokens, output_tokens * _in_turn(job, seats), seats)

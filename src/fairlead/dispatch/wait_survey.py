@@ -66,8 +66,16 @@ class SeatWaits:
         return max(level_s - service_s / ahead / 2, self._free_after_s[0])
 
 
+class SurveyedJob(NamedTuple):
+    """What is known of a waiting job: how many seats it takes, and for how long it probably holds them."""
+
+    model: str
+    seats: int
+    service_s: float
+
+
 class SurveyedSeat(NamedTuple):
-    """A running job: its node, for how long it has run, and for how much longer it probably will."""
+    """A seat of a running job: its node, how long the job has run, and how much longer it probably will."""
 
     node_id: str
     running_s: float
@@ -77,25 +85,24 @@ class SurveyedSeat(NamedTuple):
 class ModelWaits:
     """What a job for one model waits for, by its place in the queue as a whole.
 
-    The `models` and `services_s` are of waiting jobs, in the order in which they leave, of which each
-    stands for `step`.
+    `waiting` are jobs in the order in which they leave, of which each stands for `step`.
     """
 
     def __init__(
         self,
         awaited: AwaitedSeats,
         taken: Sequence[SurveyedSeat],
-        models: Sequence[str],
-        services_s: Sequence[float],
+        waiting: Sequence[SurveyedJob],
         step: int,
     ) -> None:
+        self.awaited = awaited
         own = [seat for seat in taken if awaited.include(seat.node_id)]
         self.running_s = [seat.running_s for seat in own]  # the longest first
-        self.seats_awaited = awaited.seats
         self.seats = SeatWaits([seat.remaining_s for seat in own], awaited.seats)
         self._step = step
-        competing = {model: step * awaited.are_awaited_by(model) for model in set(models)}
-        each = [competing[model] for model in models]
+        competing = {model: step * awaited.are_awaited_by(model) for model in {job.model for job in waiting}}
+        each = [competing[job.model] * (1 if job.seats == 1 else awaited.of(job.seats)) for job in waiting]
+        services_s = [job.service_s for job in waiting]
         self._counts = list(accumulate(each, initial=0))
         self._services_s = list(accumulate(map(mul, each, services_s), initial=0.0))
         # By rounds of the seats: the longest wait before, and the longest 90 % bound.
@@ -106,12 +113,12 @@ class ModelWaits:
         return min(index // self._step, len(self._counts) - 1)
 
     def ahead_of(self, index: int) -> tuple[int, float]:
-        """Return how many of the first `index` jobs of the queue compete, and their time in seats in all."""
+        """Return how many seats the first `index` jobs of the queue take, and their time in seats in all."""
         at = self.place(index)
         return self._counts[at], self._services_s[at]
 
     def index_of(self, ahead: int) -> int:
-        """Return a place in the queue with that many competing jobs before it, or its end."""
+        """Return a place in the queue with so many seats competed for before it, or its end."""
         return self._step * min(bisect_right(self._counts, ahead), len(self._counts) - 1)
 
 
