@@ -32,12 +32,14 @@ class FakeNode:
 class Ledger:
     """Wraps a fair queue. `charged` is what each tenant has been charged, less its refunds.
 
-    `before`: the entries that would have left before the one that was popped last.
+    `before`: the entries that were tried, in order, before the one that was popped last, also in calls that
+    `fits` ended with an exception. `tried`: those since the last entry that was popped.
     """
 
     def __init__(self, line: FairQueue) -> None:
         self.charged: defaultdict[str | int, float] = defaultdict(float)
         self.before: list[int] = []
+        self.tried: dict[int, None] = {}
         self._line = line
         self._unpaid: set[int] = set()  # handles that were not popped, and so not charged, yet
 
@@ -55,11 +57,16 @@ class Ledger:
 
         def fits_and_records(handle: int) -> bool | None:
             tried[:] = [(handle, self._line.entry(handle))]
+            self.tried[handle] = None
             return fits(handle)
 
-        order = self._line.ahead(None)
-        handle = self._line.pop(fits_and_records, kinds=kinds)
-        self.before = order[: order.index(handle)]
+        try:
+            handle = self._line.pop(fits_and_records, kinds=kinds)
+        except IndexError:
+            self.tried.clear()
+            raise
+        self.before = [other for other in self.tried if other != handle]
+        self.tried.clear()
         ((last, entry),) = tried
         assert last == handle
         if handle in self._unpaid:

@@ -84,6 +84,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             loadable=frozenset("xy"),
         )
         self.ledger = self.subject._queue._kernel = Ledger(self.subject._queue._kernel)
+        self.grant_seats = self.subject._tickets.grant_seats
+        self.subject._tickets.grant_seats = self.grant_seats_from_the_first_job
         self.costs: Counter[str] = Counter()  # per tenant, of its jobs that have ended
         self.order: dict[Ticket, int] = {}  # order of arrival; returned jobs come first
         self.nodes = {
@@ -108,6 +110,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def tickets(self, *states: TicketState) -> list[Ticket]:
         return [ticket for ticket in self.order if ticket.state in states]
+
+    def grant_seats_from_the_first_job(self) -> None:
+        self.ledger.tried.clear()
+        self.grant_seats()
 
     def seats_of(self, job: JobSpec, node: NodeState) -> int:
         """Return how many seats the job takes there: one for each sequence, or all."""
