@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cext import fair_queue_oracle
 from cext.fair_queue_oracle import FairQueueOracle
 from fairlead._cext.fairqueue import FairQueue, QueueFullError
 
@@ -279,3 +280,18 @@ def test_class_earns_no_credit_while_it_is_empty(new_queue):
     queue.discard(low)
     low = queue.push("l", priority=1)
     assert len(queue.ahead(low)) == 4
+
+
+@both
+def test_class_that_could_not_leave_for_long_takes_at_most_four_pops_at_once(new_queue):
+    queue = new_queue(capacity=200, min_share=0.1)
+    names = push_all(queue, "h" * 120, priority=0) | push_all(queue, "l" * 20, priority=1, kind=1)
+    for _ in range(100):
+        queue.pop(kinds=1 << 0)
+    assert "".join(names[queue.pop()] for _ in range(12)) == "llll" + "h" * 7 + "l"
+
+
+def test_credit_that_grows_without_bound_is_detected(monkeypatch):
+    monkeypatch.setattr(fair_queue_oracle, "CREDIT_AT_MOST", float("inf"))
+    with pytest.raises(AssertionError):
+        test_class_that_could_not_leave_for_long_takes_at_most_four_pops_at_once(FairQueueOracle)

@@ -67,6 +67,13 @@ def test_tenants_own_answers_are_used_once_there_are_enough():
     assert lengths.predict("C", "m", max_tokens=1000) == 100.0
 
 
+def test_tenants_first_answers_are_too_few_to_predict_the_next():
+    lengths = predictor(*[100] * 50, tenant="B")
+    for _ in range(19):
+        lengths.observe("A", "m", 10)
+        assert lengths.predict("A", "m", max_tokens=1000) == 100.0
+
+
 def test_each_model_has_its_own_predictions():
     lengths = predictor(10)
     lengths.observe("A", "other", 99)

@@ -109,6 +109,21 @@ async def test_refusal_that_has_an_estimate_keeps_it_and_its_position():
     assert (predicted.estimated_wait_s, predicted.queue_position) == (40, 9)
 
 
+async def test_refusals_share_an_estimate_for_a_moment_only(autojump_clock):
+    subject, to = estimator()
+    await run_one_job(subject, to)
+    begin(to, submit_job(subject, to, long_job()))
+
+    def refused_s() -> int | None:
+        return subject.add_retry_time(QueueFull("full"), "m").estimated_wait_s
+
+    waits = []
+    for _ in range(5):
+        waits.append(refused_s())
+        await trio.sleep(2.0)
+    assert waits == [10, 8, 6, 4, 2]
+
+
 @pytest.fixture(params=["mean", "quantile"])
 def estimate(request: pytest.FixtureRequest) -> str:
     return request.param

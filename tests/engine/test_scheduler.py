@@ -3,9 +3,11 @@
 from array import array
 
 import numpy as np
+import pytest
 
 from fairlead._cext.inputbatch import InputBatch, SequenceState
 from fairlead.engine.memory import Memory
+from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 
@@ -15,6 +17,7 @@ class FixedPrediction:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
+        self.preemptions = 0
 
     def remaining(self, keys, outputs, limits):
         return np.minimum(self.tokens, limits)
@@ -23,7 +26,7 @@ class FixedPrediction:
         pass
 
     def on_preemption(self):
-        pass
+        self.preemptions += 1
 
 
 class SchedulerDriver:
@@ -382,3 +385,58 @@ def test_prompts_that_together_hold_all_window_blocks_do_not_deadlock():
         steps += 1
         assert steps < 300
     assert {SequenceStatus.COMPLETED} == {sequence.state for sequence in sequences}
+
+
+def test_newest_sequence_of_the_lowest_class_gives_way():
+    driver = SchedulerDriver(blocks=6)
+    high = driver.submit(1, prompt_length=7, max_tokens=30, priority=0)
+    low = [driver.submit(key, prompt_length=7, max_tokens=30, priority=2) for key in (2, 3)]
+    newest = driver.submit(4, prompt_length=1, max_tokens=1, priority=0)
+    driver.step()
+    assert newest.state is SequenceStatus.COMPLETED
+    while not driver.scheduler.preemptions:
+        driver.step()
+    assert [sequence.preemptions for sequence in (high, *low)] == [0, 0, 1]
+
+
+def test_admission_learns_of_each_preemption():
+    driver = SchedulerDriver(blocks=6)
+    for key in range(3):
+        driver.submit(key, prompt_length=7, max_tokens=12)
+    while driver.scheduler.running or driver.scheduler.pending:
+        driver.step()
+    assert driver.scheduler.preemptions > 0
+    assert driver.scheduler.admission.predictor.preemptions == driver.scheduler.preemptions
+
+
+def highest_class_gives_way(self: RunningSequences) -> Sequence | None:
+    newest = (reversed(self._by_class[priority].values()) for priority in sorted(self._by_class))
+    return next((sequence for of_class in newest for sequence in of_class if not sequence.is_pinned()), None)
+
+
+def preempts_without_a_report(self: StepScheduler, victim: Sequence) -> None:
+    predictor, self.admission.predictor = self.admission.predictor, FixedPrediction(0)
+    _preempt(self, victim)
+    self.admission.predictor = predictor
+
+
+_preempt = StepScheduler._preempt
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant", "case"),
+    [
+        (
+            RunningSequences,
+            "newest_of_the_lowest_class",
+            highest_class_gives_way,
+            test_newest_sequence_of_the_lowest_class_gives_way,
+        ),
+        (StepScheduler, "_preempt", preempts_without_a_report, test_admission_learns_of_each_preemption),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_mistake_in_preempting_is_detected(monkeypatch, owner, name, mutant, case):
+    monkeypatch.setattr(owner, name, mutant)
+    with pytest.raises(AssertionError):
+        case()

@@ -92,6 +92,16 @@ def test_loaded_targets_are_filled_before_another_is_used():
     assert choices[-1] == "a"
 
 
+def test_targets_with_equally_many_jobs_take_turns():
+    selection = Selection()
+    targets = [local(name, "ready") for name in "abc"]
+    choices = []
+    for _ in range(9):
+        choices.append(chosen("spillover", *targets, selection=selection))
+        selection.give_back("s", choices[-1])
+    assert Counter(choices) == Counter("abc" * 3)
+
+
 def test_ended_job_frees_capacity_of_its_target():
     selection = Selection()
     targets = [local("a"), local("b")]
@@ -262,6 +272,11 @@ def spill_in_reverse(self: Selection, selector: str, limit: int, targets: list[T
     return _spill_over(self, selector, limit, targets[::-1])
 
 
+def take_no_turns(self: Selection, selector: str, limit: int, targets: list[Target]) -> Target:
+    self._turn = 0
+    return _spill_over(self, selector, limit, targets)
+
+
 _spill_over = Selection._spill_over
 
 
@@ -283,3 +298,9 @@ def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name,
     monkeypatch.setattr(owner, name, mutant)
     with pytest.raises((AssertionError, ExceptionGroup)):
         run_state_machine_as_test(SelectionMachine, settings=MUTANT_SETTINGS)
+
+
+def test_separate_test_catches_a_turn_that_stands_still(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Selection, "_spill_over", take_no_turns)
+    with pytest.raises(AssertionError):
+        test_targets_with_equally_many_jobs_take_turns()
