@@ -47,6 +47,7 @@ def left_in_dispatcher(found) -> dict[str, int]:
     return {
         "waiting": statistics.waiting,
         "running": statistics.running,
+        "busy seats": sum(node.busy for node in dispatcher.scheduler.nodes()),
         "alarms": alarms - 1 - len(dispatcher._full),  # one is for charging
         "waiters": len(dispatcher._waiters) + len(dispatcher._by_id),
         "running estimates": len(dispatcher.estimator._running),

@@ -77,7 +77,7 @@ class EngineConnection:
 
 
 class Engine:
-    """A node that dies and is started again. `problems` gets each moment with more jobs than seats."""
+    """A node that dies and is started again. `problems` gets each moment with too many seats taken."""
 
     def __init__(self, nursery, node_id, seats, on_step, problems, is_current):
         self.node_id = node_id
@@ -147,7 +147,7 @@ class Engine:
         sequence.is_counted = self._is_current(self, sequence.grant)
         self.accepted[sequence] = None
         counted = [other for other in self.accepted if other.is_counted]
-        if len(counted) > self.seats:
+        if sum(other.grant.seats for other in counted) > self.seats:
             grants = [(other.job.name, other.grant) for other in counted]
             self._problems.append(f"seat given twice: {self.process.name} runs {grants}")
         self._nursery.start_soon(self._generate, sequence)

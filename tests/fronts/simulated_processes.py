@@ -150,9 +150,8 @@ class Front:
             try:
                 charge = await self.quotas.admit(KEY, prompt_tokens=1)
                 try:
-                    async with self.client.seat(
-                        spec(job.tenant, job.name, owner="o", stream=job.stream, priority=job.priority)
-                    ) as seat:
+                    options = {"stream": job.stream, "priority": job.priority, "sequences": job.sequences}
+                    async with self.client.seat(spec(job.tenant, job.name, owner="o", **options)) as seat:
                         await self._generate(job, seat)
                     charge.charge_answer(job.tokens, 0.0)
                 finally:

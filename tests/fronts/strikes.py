@@ -40,7 +40,10 @@ DELAYING = ("stop front", "deafen front", "block front", "delay front", "stop di
 
 
 class JobPlan(NamedTuple):
-    """One job: when it arrives and where, how long it takes, and how often its node rejects it at first."""
+    """One job: when it arrives and where, how long it takes, and how often its node rejects it at first.
+
+    `sequences`: how many seats it takes where there are as many.
+    """
 
     name: str
     front: int
@@ -54,6 +57,7 @@ class JobPlan(NamedTuple):
     priority: int
     tokens: int
     is_cancelled: bool
+    sequences: int = 1
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,9 @@ def draw_plan(seed: int, *, is_busy: bool = False, is_long: bool = False) -> Pla
     )
     few, more = [{"x": 1}, {"x": 1, "y": 1}], [{"x": 2}, {"x": 1, "y": 2}]
     seats = random.choice(few if is_busy else few + more)
+    if not is_busy:
+        wide = Random(~seed)  # so that all else is as without jobs of several sequences
+        jobs = tuple(job._replace(sequences=wide.choice([1, 1, 1, 2, 3])) for job in jobs)
     has_lease, checks_term = random.choice([(False, True), (True, True), (True, False)])
     return Plan(seed, fronts, seats, has_lease, checks_term, random.choice([0.0, 0.05, 1.0]), jobs)
 

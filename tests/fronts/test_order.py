@@ -14,7 +14,7 @@ from fairlead.errors import FairleadError
 from fairlead.fronts import wire
 from fronts.system import MODEL, System, limits, settle, spec
 
-NODES = {"x": 1, "y": 2}
+NODES = {"x": 1, "y": 3}
 SCHEDULES = 60
 SCHEDULES_OF_A_NIGHT = 10_000
 KINDS = ("submit", "submit", "submit", "end", "end", "begin", "requeue", "node", "charge", "time")
@@ -29,6 +29,7 @@ def schedule(random):
             random.choice([0, 1, 1]),
             random.random() < 0.5,
             random.randrange(1, 300),
+            random.choice([1, 1, 2, 5]),
         )
         events.append((random.choice(KINDS), random.randrange(1000), job))
     return random.randint(1, 4), events
@@ -43,7 +44,7 @@ def queue(random):
 
 
 class Recorded:
-    """A dispatcher's grants in their order: number of the job, node."""
+    """A dispatcher's grants in their order: number of the job, node, number of seats."""
 
     def __init__(self, dispatcher):
         self.granted = []
@@ -51,7 +52,7 @@ class Recorded:
         dispatcher.grant = self
 
     def __call__(self, ticket):
-        self.granted.append((ticket.job.request_id, ticket.node.id))
+        self.granted.append((ticket.job.request_id, ticket.node.id, ticket.seats))
         self._grant(ticket)
 
 
@@ -189,11 +190,16 @@ async def play(kind, config, fronts, events):
         await trio.sleep(0.5)
         dispatcher, recorded = system.dispatcher, Recorded(system.dispatcher)
         up = set(NODES)
-        for event, number, (tenant, priority, stream, tokens) in events:
+        for event, number, (tenant, priority, stream, tokens, sequences) in events:
             job = number % len(system.jobs) if system.jobs else None
             state = None if job is None else system.state(job)
             if event == "submit":
-                options = {"priority": priority, "stream": stream, "prompt_tokens": tokens}
+                options = {
+                    "priority": priority,
+                    "stream": stream,
+                    "prompt_tokens": tokens,
+                    "sequences": sequences,
+                }
                 system.submit(spec(tenant, f"{len(system.jobs)}", max_tokens=50, **options), number)
             elif event == "node":
                 node = sorted(NODES)[number % 2]

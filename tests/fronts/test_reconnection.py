@@ -13,7 +13,7 @@ from fairlead.fronts.questions import MAX_ORDERS, FrontQuestions
 from fairlead.fronts.server import AWAY_S, GRACE_S
 from fairlead.grant import Grant
 from fronts.scripted import scripted_dispatcher, scripted_front
-from fronts.system import System, settle, spec
+from fronts.system import System, limits, settle, spec
 
 QUEUE = QueueConfig(capacity=100, timeout_s=60.0)
 OLD = Grant(0, 7)
@@ -254,3 +254,26 @@ async def test_seat_at_an_unknown_node_is_forgotten_with_its_job(autojump_clock,
         declared = wire.DeclareJob(number, spec(request_id=f"{number}"), 0.0, held(f"gone-{number}"))
         await front.send(declared, wire.EndJob(number, 0))
     assert system.dispatcher.scheduler._nodes._expected == {}
+
+
+async def test_job_of_several_sequences_keeps_all_its_seats_under_the_next_dispatcher(
+    autojump_clock, nursery
+):
+    system = System(nursery, {"x": 4})
+    await started(system)
+    front, wide = await scripted_front(system, "a"), spec(sequences=3)
+    await front.send(wire.SubmitJob(1, wide))
+    (granted,) = front.of(wire.SeatGranted)
+    assert granted.grant == Grant(1, 1, seats=3)
+    system.kill_dispatcher()
+    await started(system, expected=("a",))
+    again = await scripted_front(system, "a")
+    seat = HeldSeat("x", granted.grant, 0.0, has_begun=False)
+    await again.send(wire.DeclareJob(1, wide, 1.0, seat), wire.Declared())
+    await settle()
+    scheduler = system.dispatcher.scheduler
+    assert scheduler.node_counts("x").busy == 3
+    scheduler.seats_changed("x", frozenset({"m"}), limits(2))  # it keeps what it holds
+    assert scheduler.node_counts("x").busy == 3
+    await again.send(wire.EndJob(1, 5))
+    assert scheduler.node_counts("x").busy == 0
