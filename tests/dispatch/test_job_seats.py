@@ -123,6 +123,43 @@ def test_seats_are_kept_on_one_node_only():
     assert [node.is_held for node in subject.nodes()] == [False] * 3
 
 
+def test_seats_are_kept_where_the_fewest_are_missing():
+    subject, _ = scheduler(capacity=1000)
+    for name in ("a", "b", "c"):
+        subject.node_up(*FakeNode(name), limits(4))
+    smalls = submit(subject, *[job("S") for _ in range(12)])
+    (wide,) = submit(subject, job("W", n=4))
+    wide.overtaken = 8
+    for node, gone in (("a", 1), ("b", 3), ("c", 2)):
+        for ticket in [ticket for ticket in smalls if ticket.node and ticket.node.id == node][:gone]:
+            subject.finished(ticket, cost=1.0)
+    assert [node.is_held for node in subject.nodes()] == [False, True, False]
+
+
+def test_seats_are_kept_only_where_the_job_can_run():
+    subject, _ = scheduler(capacity=1000)
+    subject.node_up(*FakeNode("another", "n"), limits(1))
+    subject.node_up(*FakeNode("node"), limits(2))
+    submit(subject, job("S"))
+    (wide,) = submit(subject, job("W", n=2))
+    wide.overtaken = 8
+    (other,) = submit(subject, job("S", model="n"))
+    assert other.state is TicketState.GRANTED
+    assert [node.is_held for node in subject.nodes()] == [False, True]
+
+
+def test_jobs_on_nodes_that_cannot_run_it_do_not_overtake():
+    subject, _ = scheduler(capacity=1000)
+    subject.node_up(*FakeNode("another", "n"), limits(1))
+    subject.node_up(*FakeNode("node"), limits(2))
+    submit(subject, job("S"))
+    (wide,) = submit(subject, job("W", n=2))
+    submit(subject, job("S", model="n"))
+    assert wide.overtaken == 0
+    submit(subject, job("S"))
+    assert wide.overtaken == 1
+
+
 def test_seats_that_are_kept_are_free_again_when_the_job_leaves():
     subject, _ = with_node(4, capacity=1000)
     first = submit(subject, *[job("S") for _ in range(4)])

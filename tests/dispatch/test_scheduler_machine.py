@@ -6,6 +6,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from dispatch import test_job_seats as job_seats
 from dispatch import test_scheduler_swaps as swaps
 from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
 from fairlead._cext.fairqueue import FairQueue
@@ -286,12 +287,8 @@ DETECTED_LATE = {removes_busy_nodes, evicts_a_busy_model, ignores_a_deadline_tha
         (NodeState, "seats_for", needs_seats_that_the_node_does_not_have),
         (NodePool, "fits", fits_if_any_seat_is_free),
         (NodePool, "hold_back", never_keeps_seats),
-        (NodePool, "hold_back", keeps_the_seats_of_every_node),
-        (NodePool, "hold_back", keeps_seats_of_a_node_that_cannot_run_the_job),
-        (NodePool, "hold_back", keeps_seats_where_the_most_are_missing),
         (NodePool, "end_holds", keeps_seats_for_ever),
         (NodePool, "waits_for_node_of", counts_no_job_that_overtakes),
-        (NodePool, "waits_for_node_of", counts_jobs_on_other_nodes),
         (Turn, "pass_over", looks_no_further_than_a_job_that_lacks_seats),
         (Tickets, "_next_in_turn", grants_them_as_if_they_took_one_seat),
         # Rarely found: the machine needs more than a thousand examples.
@@ -306,9 +303,50 @@ def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name,
         run_state_machine_as_test(SchedulerMachine, settings=settings(HUNT, stateful_step_count=steps))
 
 
-def test_separate_test_catches_what_the_machine_reaches_too_rarely(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Scheduler, "drain", keeps_evicting_when_it_drains)
-    case = swaps.test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown
+@pytest.mark.parametrize(
+    ("owner", "name", "mutant", "case"),
+    [
+        (
+            Scheduler,
+            "drain",
+            keeps_evicting_when_it_drains,
+            swaps.test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown,
+        ),
+        (
+            NodePool,
+            "hold_back",
+            keeps_the_seats_of_every_node,
+            job_seats.test_seats_are_kept_on_one_node_only,
+        ),
+        (
+            NodePool,
+            "hold_back",
+            keeps_seats_of_a_node_that_cannot_run_the_job,
+            job_seats.test_seats_are_kept_only_where_the_job_can_run,
+        ),
+        (
+            NodePool,
+            "hold_back",
+            keeps_seats_where_the_most_are_missing,
+            job_seats.test_seats_are_kept_where_the_fewest_are_missing,
+        ),
+        (
+            NodePool,
+            "waits_for_node_of",
+            counts_jobs_on_other_nodes,
+            job_seats.test_jobs_on_nodes_that_cannot_run_it_do_not_overtake,
+        ),
+        (
+            Turn,
+            "pass_over",
+            passes_over_kinds_with_the_same_number,
+            job_seats.test_many_numbers_of_sequences_are_told_apart,
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_separate_test_catches_what_the_machine_reaches_too_rarely(monkeypatch, owner, name, mutant, case):
+    monkeypatch.setattr(owner, name, mutant)
     with pytest.raises(AssertionError):
         case()
 

@@ -283,3 +283,23 @@ def test_request_for_a_commands_server_waits_for_it_though_a_remote_server_has_t
     assert effects.swaps == [("x", frozenset())]
     up(subject, "x")
     assert effects.granted == [ordinary, passed]
+
+
+@pytest.mark.parametrize("is_evicted", [True, False])
+def test_job_runs_again_where_it_failed_once_the_only_other_node_is_gone(is_evicted):
+    subject, _ = swapping()
+    up(subject, "x")
+    subject.node_up(*FakeNode("far", "x"), remote_limits(1))
+    (failed,) = submit(subject, job(model="x", relay=Relay("/v1/completions", b"{}")))
+    assert failed.node is not None
+    if failed.node.id != "far":
+        subject.requeued(failed)
+    subject.requeued(failed)
+    assert (failed.failed_at.id, failed.node.id) == ("far", "node of x")
+    if is_evicted:
+        subject.request_load(LoadRequest("y"))
+    else:
+        subject.unload("x")
+    subject.rejected_by_node(failed)
+    assert failed.node is not None
+    assert failed.node.id == "far"

@@ -321,9 +321,11 @@ class Scheduler:
     def _pump(self) -> None:
         """Grant free seats in fair order, remove idle nodes that are leaving, and start swaps."""
         self._tickets.grant_seats()
+        nodes = len(self._nodes)
         self._remove_leaving_nodes()
-        # Nodes that need not drain for a starving job any more have seats again.
-        if self._swaps.start():
+        # Nodes that need not drain for a starving job any more have seats again. And a job that failed on one
+        # node may have another seat there, once the only other node is gone.
+        if self._swaps.start() or len(self._nodes) < nodes:
             self._tickets.grant_seats()
 
     def _remove_leaving_nodes(self) -> None:
