@@ -19,7 +19,7 @@ from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.tickets import Tickets
-from fairlead.dispatch.turn import Turn
+from fairlead.dispatch.seat_search import SeatSearch
 
 TestRoundRobin = SchedulerMachine.TestCase
 TestRoundRobin.settings = SETTINGS
@@ -221,22 +221,22 @@ def counts_jobs_on_other_nodes(self: NodePool, ticket: Ticket, other: Ticket) ->
     return True
 
 
-def looks_no_further_than_a_job_that_lacks_seats(self: Turn, ticket: Ticket) -> None:
+def looks_no_further_than_a_job_that_lacks_seats(self: SeatSearch, ticket: Ticket) -> None:
     _pass_over(self, ticket)
     self.kinds = 0
 
 
-def passes_over_kinds_with_the_same_number(self: Turn, ticket: Ticket) -> None:
+def passes_over_kinds_with_the_same_number(self: SeatSearch, ticket: Ticket) -> None:
     _pass_over(self, ticket)
     self.kinds &= ~(1 << ticket.kind)
 
 
-def grants_them_as_if_they_took_one_seat(self: Tickets, turn: Turn) -> list[Ticket]:
-    return self._next(turn.kinds)
+def grants_them_as_if_they_took_one_seat(self: Tickets, search: SeatSearch) -> list[Ticket]:
+    return self._next(search.kinds)
 
 
 _acquire = NodePool._acquire
-_pass_over = Turn.pass_over
+_pass_over = SeatSearch.pass_over
 _update = NodePool._update
 _kind = NodePool.kind
 _remove_leaving_nodes = Scheduler._remove_leaving_nodes
@@ -289,8 +289,8 @@ DETECTED_LATE = {removes_busy_nodes, evicts_a_busy_model, ignores_a_deadline_tha
         (NodePool, "hold_back", never_keeps_seats),
         (NodePool, "end_holds", keeps_seats_for_ever),
         (NodePool, "waits_for_node_of", counts_no_job_that_overtakes),
-        (Turn, "pass_over", looks_no_further_than_a_job_that_lacks_seats),
-        (Tickets, "_next_in_turn", grants_them_as_if_they_took_one_seat),
+        (SeatSearch, "pass_over", looks_no_further_than_a_job_that_lacks_seats),
+        (Tickets, "_search", grants_them_as_if_they_took_one_seat),
         # Rarely found: the machine needs more than a thousand examples.
         pytest.param(Scheduler, "expired", expires_although_it_was_used, marks=pytest.mark.nightly),
     ],
@@ -337,7 +337,7 @@ def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name,
             job_seats.test_jobs_on_nodes_that_cannot_run_it_do_not_overtake,
         ),
         (
-            Turn,
+            SeatSearch,
             "pass_over",
             passes_over_kinds_with_the_same_number,
             job_seats.test_many_numbers_of_sequences_are_told_apart,

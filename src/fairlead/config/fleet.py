@@ -32,7 +32,9 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     api_key: str | None = None
     """The API key that is sent to it."""
     seats: AtLeastOne = 1
-    """Maximum number of jobs that it runs at a time. With 1, a Fairlead server runs as many as it reports."""
+    """Maximum number of sequences that it runs at a time; a job of n takes n seats, or all. With 1, a
+    Fairlead server runs as many as it reports.
+    """
     models: tuple[str, ...] | None = None
     """The models it is used for, by their names in requests. Default: the list that it reports."""
     model_names: dict[str, str] = {}

@@ -232,7 +232,7 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
     send_loading_state: bool | None = None
     """Overrides the server's setting of the same name for this model."""
     concurrency_limit: AtLeastOne = 10
-    """Maximum number of concurrent requests: its seats."""
+    """Maximum number of concurrent requests: its seats. A request for n answers takes n of them, or all."""
     use_model_name: str | None = None
     """The server's name for the model. Default: the name here."""
     filters: FiltersConfig = FiltersConfig()

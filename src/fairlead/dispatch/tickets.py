@@ -10,7 +10,7 @@ from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
-from fairlead.dispatch.turn import LacksSeats, Turn
+from fairlead.dispatch.seat_search import LacksSeats, SeatSearch
 from fairlead.errors import Displaced, FairleadError, QueueFull
 
 
@@ -63,8 +63,8 @@ class Tickets:
         if self._nodes.held:
             self._nodes.end_holds()
         while (kinds := self._queue.kinds) and (kinds := kinds & self._nodes.kinds_with_free_seat()):
-            turn = Turn(self._nodes, kinds) if self._queue.has_wide_jobs else None
-            tickets = self._next(kinds) if turn is None else self._next_in_turn(turn)
+            search = SeatSearch(self._nodes, kinds) if self._queue.has_wide_jobs else None
+            tickets = self._next(kinds) if search is None else self._search(search)
             if not tickets:
                 break
             for ticket in tickets:
@@ -73,8 +73,8 @@ class Tickets:
                 ticket.become(TicketState.GRANTED)
                 ticket.attempts += 1
                 ticket.overtaken = 0
-                if turn is not None:
-                    turn.count(ticket)
+                if search is not None:
+                    search.count(ticket)
                 self._effects.grant(ticket)
             if self._nodes.held:
                 self._nodes.end_holds()
@@ -133,13 +133,13 @@ class Tickets:
         ticket = self._queue.pop(self._nodes.fits, kinds)
         return [] if ticket is None else [ticket]
 
-    def _next_in_turn(self, turn: Turn) -> list[Ticket]:
+    def _search(self, search: SeatSearch) -> list[Ticket]:
         """Do as `_next`, and pass over jobs that need more seats than are free."""
-        while turn.kinds:
+        while search.kinds:
             try:
-                ticket = self._queue.pop(turn.fits, turn.kinds)
+                ticket = self._queue.pop(search.fits, search.kinds)
             except LacksSeats as lacking:
-                turn.pass_over(lacking.ticket)
+                search.pass_over(lacking.ticket)
             else:
                 return [] if ticket is None else [ticket]
         return []

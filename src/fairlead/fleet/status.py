@@ -77,7 +77,7 @@ class ReplicaCounts(msgspec.Struct, frozen=True, kw_only=True):
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is known now. `node` is the node that has it, or would; of several remote ones, the first.
 
-    `seats` and `busy` are our own count of jobs; a model that is not ready has no seats. `sequences` are
+    `busy` are the seats that our own jobs hold; a model that is not ready has no seats. `sequences` are
     counted by the node (of a command or a remote model, its jobs), as are those of them that are `waiting`
     for a slot. `memory_bytes` is what its processes take (0 if there are none, or if it is unknown). A failed
     model has a `problem`; the next job loads it again. `output` has the last lines that a command has

@@ -118,8 +118,8 @@ ENGINES: tuple[Row[EngineStatus], ...] = (
 
 NODES: tuple[Row[NodeStatus], ...] = (
     Gauge("fairlead_node_up", "1 if it accepts jobs.", lambda n: n.state == "up"),
-    Gauge("fairlead_node_seats", "Jobs that it runs at once.", lambda n: n.seats),
-    Gauge("fairlead_node_busy_seats", "Jobs that it runs.", lambda n: n.busy),
+    Gauge("fairlead_node_seats", "Sequences that it runs at once.", lambda n: n.seats),
+    Gauge("fairlead_node_busy_seats", "Seats that jobs hold.", lambda n: n.busy),
     Counter("fairlead_node_ups", "How often it came up.", lambda n: n.ups),
     Counter("fairlead_node_downs", "How often it went down.", lambda n: n.downs),
 )

@@ -18,7 +18,7 @@ from fairlead.dispatch.ticket import Ticket
 BYPASS = 8
 
 
-class Turn:
+class SeatSearch:
     """One look at the queue. `kinds` has a bit for each kind of job that may still fit.
 
     `passed`: the jobs that were passed over, the first of each kind.
