@@ -16,10 +16,10 @@ from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.scheduler import Scheduler
+from fairlead.dispatch.seat_search import SeatSearch
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.tickets import Tickets
-from fairlead.dispatch.seat_search import SeatSearch
 
 TestRoundRobin = SchedulerMachine.TestCase
 TestRoundRobin.settings = SETTINGS
@@ -161,8 +161,8 @@ def keeps_evicting_when_it_drains(self: Scheduler) -> None:
     del self._pump
 
 
-def takes_one_seat_for_all_sequences(self: NodePool, ticket: Ticket, node: NodeState, seats: int) -> None:
-    _acquire(self, ticket, node, 1)
+def takes_one_seat_for_all_sequences(self: NodeState, tokens: int, seats: int = 1) -> None:
+    _acquire(self, tokens, 1)
 
 
 def gives_back_one_seat(self: NodePool, ticket: Ticket) -> NodeState:
@@ -235,7 +235,7 @@ def grants_them_as_if_they_took_one_seat(self: Tickets, search: SeatSearch) -> l
     return self._next(search.kinds)
 
 
-_acquire = NodePool._acquire
+_acquire = NodeState.acquire
 _pass_over = SeatSearch.pass_over
 _update = NodePool._update
 _kind = NodePool.kind
@@ -281,7 +281,7 @@ DETECTED_LATE = {removes_busy_nodes, evicts_a_busy_model, ignores_a_deadline_tha
         (Swaps, "stopping", omits_stopping_models),
         (Swaps, "_only_if_free", evicts_for_a_request_that_must_not_evict),
         (Swaps, "end_load_request", never_ends_a_load_request),
-        (NodePool, "_acquire", takes_one_seat_for_all_sequences),
+        (NodeState, "acquire", takes_one_seat_for_all_sequences),
         (NodePool, "release", gives_back_one_seat),
         (NodePool, "release", gives_back_as_many_seats_as_it_would_take_now),
         (NodeState, "seats_for", needs_seats_that_the_node_does_not_have),

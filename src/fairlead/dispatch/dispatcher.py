@@ -266,9 +266,9 @@ class Dispatcher:
         if waiter.waited_s is None:
             waiter.waited_s = now - waiter.arrived_at
             self.estimator.waited(ticket, waiter.waited_s)
-        epoch, number = self.next_grant.epoch, self.next_grant.number
-        waiter.grant = Grant(epoch, number, ticket.seats)
-        self.next_grant = Grant(epoch, number + 1)
+        grant = self.next_grant
+        self.next_grant = Grant(grant.epoch, grant.number + 1)
+        waiter.grant = grant if ticket.seats == 1 else Grant(grant.epoch, grant.number, ticket.seats)
         waiter.granted()
 
     def refuse(self, ticket: Ticket, error: FairleadError) -> None:

@@ -114,7 +114,8 @@ class NodePool(dict[str, NodeState]):
         """Return the kind of a job, which determines the nodes that can run it."""
         if job is self._last_job:  # each event asks several times
             return self._last_kind
-        key = (job.model, job.body_bytes is None, job.must_be_relayed, job.needs_own_node, job.seats)
+        seats = 1 if job.sequences == 1 else job.seats  # mostly 1, and asked for each job
+        key = (job.model, job.body_bytes is None, job.must_be_relayed, job.needs_own_node, seats)
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = self._new_kind(job)
@@ -265,18 +266,18 @@ class NodePool(dict[str, NodeState]):
     def assign(self, ticket: Ticket) -> None:
         """Give a job that fits the best seats that it can have, at `ticket.node`."""
         node = ticket.node = self._best(ticket)
-        self._acquire(ticket, node, node.seats_for(ticket.job.seats))
+        job = ticket.job
+        ticket.seats = seats = 1 if job.sequences == 1 else node.seats_for(job.seats)
+        node.acquire(ticket.tokens, seats)
+        self._grants += 1
+        node.used = self._grants
 
     def restore(self, ticket: Ticket, node_id: str, seats: int) -> None:
         """Count the seats that a job holds already, at `ticket.node`, which may come up later."""
         node = self.get(node_id) or self._expected.get(node_id)
         if node is None:
             node = self._expected[node_id] = NodeState(node_id, frozenset(), NodeLimits(0, max_model_len=0))
-        ticket.node = node
-        self._acquire(ticket, node, seats)
-
-    def _acquire(self, ticket: Ticket, node: NodeState, seats: int) -> None:
-        ticket.seats = seats
+        ticket.node, ticket.seats = node, seats
         node.acquire(ticket.tokens, seats)
         self._grants += 1
         node.used = self._grants

@@ -21,6 +21,7 @@ class NodeState:
 
     __slots__ = (
         "_draining",
+        "_has_no_seats",
         "_is_full",
         "_is_held",
         "_leaving",
@@ -47,6 +48,7 @@ class NodeState:
         self._leaving = False
         self._is_full = False
         self._is_held = False
+        self._has_no_seats = False
 
     @property
     def limits(self) -> NodeLimits:
@@ -66,7 +68,7 @@ class NodeState:
     @draining.setter
     def draining(self, draining: bool) -> None:
         self._draining = draining
-        self.changed[self] = None
+        self._update()
 
     @property
     def leaving(self) -> bool:
@@ -76,7 +78,7 @@ class NodeState:
     @leaving.setter
     def leaving(self, leaving: bool) -> None:
         self._leaving = leaving
-        self.changed[self] = None
+        self._update()
 
     @property
     def is_full(self) -> bool:
@@ -86,7 +88,7 @@ class NodeState:
     @is_full.setter
     def is_full(self, is_full: bool) -> None:
         self._is_full = is_full
-        self.changed[self] = None
+        self._update()
 
     @property
     def is_held(self) -> bool:
@@ -96,14 +98,16 @@ class NodeState:
     @is_held.setter
     def is_held(self, is_held: bool) -> None:
         self._is_held = is_held
-        self.changed[self] = None
+        self._update()
 
     @property
     def free(self) -> int:
         """Free seats; below 0 if the limit has fallen below `busy`."""
-        if self._draining or self._leaving or self._is_full or self._is_held:
-            return 0
-        return self._limits.seats - self.busy
+        return 0 if self._has_no_seats else self._limits.seats - self.busy
+
+    def _update(self) -> None:
+        self._has_no_seats = self._draining or self._leaving or self._is_full or self._is_held
+        self.changed[self] = None
 
     def seats_for(self, seats: int) -> int:
         """Return how many seats a job takes here that takes `seats` on a node that has as many."""

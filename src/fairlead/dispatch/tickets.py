@@ -5,12 +5,13 @@ Pure. Does not decide when: the scheduler calls a method for each event.
 
 from fairlead.dispatch.effects import Effects
 from fairlead.dispatch.job_spec import JobSpec
+from fairlead.dispatch.node_groups import WIDE
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.queue import Queue
+from fairlead.dispatch.seat_search import LacksSeats, SeatSearch
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import Ticket, TicketState
-from fairlead.dispatch.seat_search import LacksSeats, SeatSearch
 from fairlead.errors import Displaced, FairleadError, QueueFull
 
 
@@ -62,8 +63,8 @@ class Tickets:
         """Grant free seats to waiting jobs that fit them, in fair order."""
         if self._nodes.held:
             self._nodes.end_holds()
-        while (kinds := self._queue.kinds) and (kinds := kinds & self._nodes.kinds_with_free_seat()):
-            search = SeatSearch(self._nodes, kinds) if self._queue.has_wide_jobs else None
+        while (waiting := self._queue.kinds) and (kinds := waiting & self._nodes.kinds_with_free_seat()):
+            search = SeatSearch(self._nodes, kinds) if waiting & WIDE else None
             tickets = self._next(kinds) if search is None else self._search(search)
             if not tickets:
                 break
