@@ -11,6 +11,7 @@ from fairlead.config import (
     Config,
     ConfigError,
     FiltersConfig,
+    FlowControlConfig,
     GroupConfig,
     GroupSwap,
     HealthConfig,
@@ -191,6 +192,26 @@ def test_filters_have_the_names_of_llama_swap():
         .replace('"stripParams":[],"setParams":{},', "")
         == '{"setParamsByID":{"a":{"b":1}}}'
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, False),
+        ({"host": "::1"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"allowed_hosts": ("chat.example",)}, True),  # a proxy forwards requests
+        ({"api_keys": (ApiKey("a"),)}, False),
+        ({"host": "0.0.0.0", "api_keys": (ApiKey("a"),)}, False),
+        ({"api_keys": (ApiKey("a"), ApiKey("b"))}, True),
+        ({"api_keys": (ApiKey("a", user="ana"), ApiKey("b", user="ana"))}, False),
+        ({"api_keys": (ApiKey("a", user="ana"), ApiKey("b"))}, True),
+        ({"api_keys": (ApiKey("a", trusted=True),)}, True),
+        ({"flow_control": FlowControlConfig(trusted_addresses=("10.0.0.1",))}, True),
+    ],
+)
+def test_settings_tell_whether_there_are_several_tenants(settings, expected):
+    assert Config(models=MODELS, **settings).has_several_tenants is expected
 
 
 def test_queue_holds_100_jobs_for_60_s_by_default():

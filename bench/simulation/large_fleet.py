@@ -204,6 +204,7 @@ class LargeFleet:
             model = self._names[bisect(self._models, random.random() * self._models[-1])]
             prompt, tokens = random.randint(50, 2000), random.randint(10, 400)
             begins = random.randrange(PROMPTS) if random.random() < 1 / 3 else -number
+            of_tenant = hash((begins, tenant))  # tenants share no prefixes
             spec = JobSpec(
                 request_id=f"request-{number}",
                 tenant=tenant,
@@ -214,7 +215,7 @@ class LargeFleet:
                 longest_prompt=prompt,
                 prompt_cache_tokens=prompt,
                 max_tokens=1000,
-                prefixes=(begins, begins + 10**9)[: (prompt >= 64) + (prompt >= 256)],
+                prefixes=(of_tenant, of_tenant + 1)[: (prompt >= 64) + (prompt >= 256)],
                 body_bytes=4 * prompt,
             )
             service_s = 2 * MEAN_SERVICE_S * (0.1 * prompt / 1025 + 0.9 * tokens / 205) / 2
@@ -311,7 +312,6 @@ class LargeFleet:
             load=load,
             evictable=False,
             needs_relay=True,
-            isolates_tenants=True,
         )
 
     def _node_up(self, name: str) -> None:

@@ -131,6 +131,8 @@ class Job(msgspec.Struct, frozen=True):
 
     `embed`: the result for each prompt is its vector, not a continuation.
 
+    `cache_owner`: it uses only cached prefixes of jobs with the same one; empty: those that tenants share.
+
     `parts`: the text is divided into parts; None: all of it is content. `grammar_field`: the field of
     the request from which the grammar of `sampling` was made, for errors.
 
@@ -159,6 +161,7 @@ class Job(msgspec.Struct, frozen=True):
     client: str | None = None
     parts: AnswerParts | None = None
     grammar_field: str = ""
+    cache_owner: str = ""
 
     @property
     def needs_own_node(self) -> bool:

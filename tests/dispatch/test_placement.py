@@ -25,15 +25,12 @@ JOBS = st.builds(
     needs_own_node=st.booleans(),
 )
 LIMITS = st.builds(
-    lambda local, seats, load, isolates, cache: replace(
-        limits(seats, cache_tokens=cache) if local else remote_limits(seats),
-        load=load,
-        isolates_tenants=isolates,
+    lambda local, seats, load, cache: replace(
+        limits(seats, cache_tokens=cache) if local else remote_limits(seats), load=load
     ),
     st.booleans(),
     st.integers(0, 3),
     st.sampled_from([None, 0.0, 0.5, 1.0]),
-    st.booleans(),
     st.sampled_from([None, 10]),
 )
 NODES = st.sampled_from("abcdef")
@@ -53,10 +50,10 @@ EVENTS = st.lists(
 
 
 class Plain:
-    """All nodes, each looked at for each job. `prompts`: the prefixes that each has had, by cache owner."""
+    """All nodes, each looked at for each job. `prompts`: the prefixes that each has had."""
 
     def __init__(self) -> None:
-        self.prompts: dict[NodeState, set[tuple[int, str]]] = {}
+        self.prompts: dict[NodeState, set[int]] = {}
 
     def accepting(self, pool: NodePool, ticket: Ticket) -> list[NodeState]:
         accepting = [node for node in pool.values() if node.accepts(ticket.job)]
@@ -78,13 +75,12 @@ class Plain:
 
     def share(self, node: NodeState, job: JobSpec) -> float:
         for index in reversed(range(len(job.prefixes))):
-            if (job.prefixes[index], node.cache_owner(job)) in self.prompts.get(node, ()):
+            if job.prefixes[index] in self.prompts.get(node, ()):
                 return LENGTHS[index] / LENGTHS[len(job.prefixes) - 1]
         return 0.0
 
     def remember(self, node: NodeState, job: JobSpec) -> None:
-        owner = node.cache_owner(job)
-        self.prompts.setdefault(node, set()).update((prefix, owner) for prefix in job.prefixes)
+        self.prompts.setdefault(node, set()).update(job.prefixes)
 
 
 @given(events=EVENTS, compared=st.sampled_from([0, 1, 16]), seed=st.integers(0, 9))

@@ -15,8 +15,8 @@ from fairlead.job import Job, Relay, Sampling
 from fairlead.nodes.limits import NodeLimits
 
 
-def job_with(tokens, tenant="A") -> JobSpec:
-    return JobSpec(request_id="r", tenant=tenant, model="m", prefixes=prefix_hashes(list(tokens)))
+def job_with(tokens, owner="") -> JobSpec:
+    return JobSpec(request_id="r", tenant="A", model="m", prefixes=prefix_hashes(list(tokens), owner))
 
 
 @pytest.mark.parametrize(("length", "hashes"), [(0, 0), (63, 0), (64, 1), (255, 1), (256, 2), (5000, 3)])
@@ -28,10 +28,17 @@ def test_prompt_has_a_hash_for_each_length_that_it_reaches(length, hashes):
 @pytest.mark.parametrize("prompts", [(), ([1] * 70, [2] * 500)])
 def test_job_is_hashed_by_its_first_prompt_or_else_by_the_request_that_is_relayed(prompts):
     relay = Relay("/v1/completions", b"x" * 5000)
-    request = Job("r", "A", "m", prompts, Sampling(max_tokens=1), relay=relay)
     first = prompts[0] if prompts else relay.body
-    assert spec_of(request, with_prefixes=True).prefixes == prefix_hashes(first)
-    assert spec_of(request).prefixes == ()
+    for owner in ("", "A", "B"):
+        request = Job("r", "A", "m", prompts, Sampling(max_tokens=1), relay=relay, cache_owner=owner)
+        assert spec_of(request, with_prefixes=True).prefixes == prefix_hashes(first, owner)
+        assert spec_of(request).prefixes == ()
+
+
+@pytest.mark.parametrize("prompt", [range(2000), b"x" * 8000])
+def test_owners_share_no_hash_of_a_prompt(prompt):
+    hashes = [prefix_hashes(prompt, owner) for owner in ("", "A", "B", "\ud800")]
+    assert len(set().union(*hashes)) == 4 * len(LENGTHS)
 
 
 def test_prompts_share_hashes_as_far_as_they_are_equal():
@@ -67,26 +74,25 @@ def test_prefix_has_the_nodes_that_are_up_and_have_had_it():
     remembered = RecentPrefixes()
     for node in "abc":
         remembered.add(node, (1, 2))
-    remembered.add("a", (1,), "tenant")
     remembered.remove("b")
     remembered.remove("never used")
-    assert (remembered.holders(1), remembered.holders(1, "tenant")) == (("a", "c"), ("a",))
+    assert remembered.holders(1) == ("a", "c")
     for node in "ac":
         remembered.remove(node)
     assert not remembered._holders
     assert not remembered._seen
 
 
-def pool_with(*nodes: tuple[int, bool], isolates: bool = False, seed: int = 0) -> NodePool:
-    """Return a pool of nodes: the number of jobs of each, and whether it has had tenant A's prompt."""
+def pool_with(*nodes: tuple[int, bool], owner: str = "", seed: int = 0) -> NodePool:
+    """Return a pool of nodes: the number of jobs of each, and whether it has had the owner's prompt."""
     pool = NodePool(Random(seed))
     for number, (busy, has_had) in enumerate(nodes):
-        limits = NodeLimits(seats=10, max_model_len=9, isolates_tenants=isolates)
+        limits = NodeLimits(seats=10, max_model_len=9)
         node = pool.add(*FakeNode(str(number)), limits)
         for _ in range(busy):
             node.acquire(0)
         if has_had:
-            pool._prefixes.add(node, prefix_hashes(range(100)), node.cache_owner(job_with(())))
+            pool._prefixes.add(node, prefix_hashes(range(100), owner))
     return pool
 
 
@@ -111,9 +117,9 @@ def test_prompt_returns_to_its_node_while_that_costs_little(nodes, chosen):
 
 
 def test_where_tenants_are_isolated_the_prompt_of_another_tenant_does_not_count():
-    new = job_with(range(100), tenant="B")
-    for isolates in (False, True):
-        assert chosen_by(pool_with((3, False), (4, True), isolates=isolates), new) == (not isolates)
+    new = job_with(range(100), owner="B")
+    for owner in ("A", "B"):
+        assert chosen_by(pool_with((3, False), (4, True), owner=owner), new) == (owner == "B")
 
 
 def test_scheduler_stores_which_node_had_which_prompt():

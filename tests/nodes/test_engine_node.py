@@ -50,10 +50,10 @@ def model() -> TextModel:
 
 @asynccontextmanager
 async def running(
-    model: TextModel, reports: Reports, options: str = "", *, isolate_tenants: bool = False, **limits: object
+    model: TextModel, reports: Reports, options: str = "", **limits: object
 ) -> AsyncIterator[EngineNode]:
     spec = WorkerSpec(path=f"fake:{options}", **limits)
-    node = EngineNode(model, spec, reports, isolate_tenants=isolate_tenants, command=FAKE_CHILD)
+    node = EngineNode(model, spec, reports, command=FAKE_CHILD)
     async with trio.open_nursery() as nursery:
         with trio.fail_after(60):
             await nursery.start(node.run)
@@ -163,7 +163,7 @@ async def test_priority_and_timeout_of_a_job_reach_each_of_its_sequences(model: 
     assert (unbatched["priority"], unbatched["timeout_s"]) == (1, None)
 
 
-async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkeypatch):
+async def test_each_owner_of_cached_prefixes_has_a_salt_of_its_own(model: TextModel, monkeypatch):
     salts = []
     submit = SequenceClient.submit
 
@@ -172,13 +172,13 @@ async def test_isolated_tenants_have_salts_of_their_own(model: TextModel, monkey
         return submit(worker, *arguments, salt=salt, **options)
 
     monkeypatch.setattr(SequenceClient, "submit", spy)
-    async with running(model, Reports(), isolate_tenants=True) as node:
-        for tenant in ("A", "B", "A", "x" * 10_000, "\ud800"):
-            async with generate_deltas(node, job(1, tenant=tenant)) as deltas:
+    async with running(model, Reports()) as node:
+        for owner in ("A", "B", "A", "x" * 10_000, "\ud800", ""):
+            async with generate_deltas(node, job(1, cache_owner=owner)) as deltas:
                 await whole(deltas)
     assert salts[0] == salts[2]
-    assert len(set(salts)) == 4
-    assert set(map(len, salts)) == {16}
+    assert len(set(salts)) == 5
+    assert list(map(len, salts)) == [16] * 5 + [0]
 
 
 async def test_prompt_over_the_limit_is_refused_and_output_is_cut_at_its_limit(model: TextModel):

@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
@@ -199,6 +200,26 @@ async def test_server_speaks_the_configured_dialects_unless_it_is_a_fairlead(sea
         await generated(node, translated_job())
         assert server.jobs[0].path == path
         nursery.cancel_scope.cancel()
+
+
+async def test_only_a_fairlead_gets_the_tenant_of_a_job_under_a_name_that_does_not_reveal_it():
+    received = {}
+    for seats in (8, None):  # a Fairlead, and another server
+        listener = RecordingListener()
+        async with stub() as server, trio.open_nursery() as nursery:
+            server.seats = seats
+            node = probed_node(server, listener, names={"m": "m"}, dialects=("openai",))
+            nursery.start_soon(node.run)
+            await listener.until("up")
+            for tenant in ("ana", "ben", "ana", "\u00fc \ud800"):
+                await generated(node, msgspec.structs.replace(relayed_job(), tenant=tenant))
+            received[seats] = [job.headers.get("x-openwebui-user-id") for job in server.jobs]
+            nursery.cancel_scope.cancel()
+    ana, ben, again, last = received[8]
+    assert ana == again
+    assert len({ana, ben, last}) == 3
+    assert all(len(name) == 32 and name.isalnum() for name in (ana, ben, last))
+    assert received[None] == [None] * 4
 
 
 async def test_unreachable_server_is_never_up():

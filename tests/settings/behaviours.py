@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import trio
 
+from settings.cache_settings import BLOCK
 from settings.documents import Document, file_with
 from settings.prompts import random_text
 from settings.queue_settings import LONG_TOKENS, RELAY_NODE
@@ -226,3 +227,80 @@ async def removed_model_finishes_its_jobs_and_is_unloaded(server: Served) -> Non
     assert (await job.done()).status == 200
     await trio.sleep(1)
     assert "m" not in await server.states()
+
+
+# Tenants share no cached prefixes -----------------------------------------------------------------------
+
+_SAID = "turn seat queue node line " * 20
+_CHAT = {"messages": [{"role": "user", "content": _SAID}], "max_tokens": 2}
+# Every route by which a prompt reaches the cache, and where its answer says how much of it was there.
+_PROMPTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": ("/v1/chat/completions", _CHAT, "usage.prompt_tokens_details.cached_tokens"),
+    "several answers": (
+        "/v1/chat/completions",
+        _CHAT | {"n": 2},
+        "usage.prompt_tokens_details.cached_tokens",
+    ),
+    "stream": ("/v1/chat/completions", _CHAT | {"stream": True}, ""),
+    "text": (
+        "/v1/completions",
+        {"prompt": _SAID, "max_tokens": 2},
+        "usage.prompt_tokens_details.cached_tokens",
+    ),
+    "tokens": ("/v1/completions", {"prompt": [[7] * 64, [8] * 64], "max_tokens": 2}, ""),
+    "response": (
+        "/v1/responses",
+        {"input": _SAID, "max_output_tokens": 2},
+        "usage.input_tokens_details.cached_tokens",
+    ),
+    "message": ("/v1/messages", _CHAT, "usage.cache_read_input_tokens"),
+    "Ollama's chat": ("/api/chat", {"messages": _CHAT["messages"], "options": {"num_predict": 2}}, ""),
+    "Ollama's text": ("/api/generate", {"prompt": _SAID, "options": {"num_predict": 2}}, ""),
+}
+
+
+async def cached(server: Served, name: str, key: str, *, user: str = "") -> int:
+    """Send a prompt; return how many of its tokens were in the cache, which its answer says, too."""
+    path, body, field = _PROMPTS[name]
+    before = server.engine.statistics.prefix_hits
+    headers = {"X-OpenWebUI-User-Id": user} if user else {}
+    answer = await server.fetch(path, {"model": "m", **body}, key=key, headers=headers)
+    assert answer.status == 200, answer
+    hits = server.engine.statistics.prefix_hits - before
+    if field:
+        said = answer.document
+        for member in field.split("."):
+            said = said[member]
+        assert (said > 0) == (hits > 0), (name, said, hits)
+    return hits
+
+
+@behaviour({"apiKeys": [{"key": "a"}, {"key": "b"}]})
+async def no_route_tells_a_tenant_of_another_ones_prompt(server: Served) -> None:
+    for name in _PROMPTS:
+        own = await cached(server, name, "a")  # of its other requests, or the first one of a pair
+        assert await cached(server, name, "b") == own, name
+        assert await cached(server, name, "a") >= BLOCK, name
+
+
+@behaviour({"apiKeys": [{"key": "portal", "trusted": True}]})
+async def users_of_a_trusted_key_are_isolated(server: Served) -> None:
+    for user in ("ana", "bob"):
+        assert await cached(server, "text", "portal", user=user) == 0
+    assert await cached(server, "text", "portal", user="ana") >= BLOCK
+
+
+@behaviour({"apiKeys": [{"key": "a"}]})
+async def second_key_isolates_the_tenants_at_once(server: Served) -> None:
+    assert [await cached(server, "text", "a") >= BLOCK for _ in range(2)] == [False, True]
+    process = server.processes_of("fairlead.worker.main")
+    await server.reload(file_with({"apiKeys": [{"key": "a"}, {"key": "b"}]}))
+    assert await cached(server, "text", "b") == 0
+    assert server.processes_of("fairlead.worker.main") == process, "the model was not loaded again"
+
+
+@behaviour({"host": "127.0.0.1"})
+async def one_persons_server_shares_all_prefixes(server: Served) -> None:
+    await server.complete(_SAID, user="ana").done()
+    await server.complete(_SAID, user="bob").done()
+    assert server.engine.statistics.prefix_hits >= BLOCK

@@ -22,12 +22,11 @@ async def hits(server: Served, prompt: str, user: str) -> int:
     return server.engine.statistics.prefix_hits - before
 
 
-@setting("models.ENGINE.kvCache.isolateTenants", cache(isolateTenants=True))
-async def prompt_is_not_answered_faster_because_of_another_tenant(server: Served) -> None:
+@setting("models.ENGINE.kvCache.isolateTenants", cache(isolateTenants=False))
+async def tenants_may_share_the_cache(server: Served) -> None:
     prompt = random_text(80)
     assert await hits(server, prompt, "A") == 0
-    assert await hits(server, prompt, "B") == 0
-    assert await hits(server, prompt, "A") >= 2 * BLOCK
+    assert await hits(server, prompt, "B") >= 2 * BLOCK
 
 
 @setting("models.ENGINE.kvCache.maxEntries", cache(maxEntries=64))

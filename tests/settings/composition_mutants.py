@@ -7,6 +7,7 @@ _LOADED = "fairlead.nodes.loaded_engine"
 _SCHEDULER = "fairlead.dispatch.schedulers:default_scheduler"
 _POLICIES = "fairlead.swap.policies"
 _DISPATCHER = "fairlead.dispatch.dispatcher:Dispatcher"
+_ROUTES = "no_route_tells_a_tenant_of_another_ones_prompt"
 _CACHE = "models.ENGINE.kvCache"
 _PLACEMENT = "fairlead.dispatch.node_state"
 _SCORE = f"{_PLACEMENT}:NodeState.score.fget"
@@ -15,7 +16,11 @@ _NODES = "fairlead.dispatch.node_pool:NodePool"
 COMPOSITION = (
     # Settings that an audit could disconnect without a failing test.
     Mutant(
-        f"{_LOADED}:LoadedEngine.__init__", "= isolate_tenants", "= False", "play", f"{_CACHE}.isolateTenants"
+        "fairlead.fleet.catalog:ModelCatalog.isolates_tenants",
+        'isolate == "auto"',
+        "True",
+        "play",
+        f"{_CACHE}.isolateTenants",
     ),
     Mutant(_SCHEDULER, "min_share=queue.min_share,", "", "play", "queue.minShare"),
     Mutant(_SCHEDULER, "tenant_weights=queue.tenant_weights,", "", "play", "queue.tenantWeights"),
@@ -55,6 +60,27 @@ COMPOSITION = (
         "False",
         "play",
         f"{_CACHE}.evictionPolicy",
+    ),
+    # The isolation of tenants, dropped for one kind of job, or decided for all time.
+    *(
+        Mutant(function, old, new, "behaviour", scenario)
+        for function, old, new, scenario in (
+            (
+                "fairlead.api.job_service:JobService.job",
+                "cache_owner=tenant if",
+                'cache_owner="" if',
+                _ROUTES,
+            ),
+            (f"{_LOADED}:_salt", "if not job.cache_owner:", "if not job.stream:", _ROUTES),
+            (f"{_LOADED}:_salt", "if not job.cache_owner:", "if job.n > 1:", _ROUTES),
+            (f"{_LOADED}:_salt", "if not job.cache_owner:", 'if job.path.endswith("messages"):', _ROUTES),
+            (
+                "fairlead.fleet.catalog:ModelCatalog.apply",
+                "self.config = config",
+                "",
+                "second_key_isolates_the_tenants_at_once",
+            ),
+        )
     ),
     # Other settings.
     Mutant(f"{_NODE}:worker_spec", "watchdog_s=model.watchdog_s,", "", "play", "models.ENGINE.watchdog"),
@@ -142,7 +168,7 @@ PLACEMENT = (
     ),
     Mutant(
         f"{_NODES}._best",
-        "self._prefixes.add(node, job.prefixes, node.cache_owner(job))",
+        "self._prefixes.add(node, job.prefixes)",
         "pass",
         "behaviour",
         "job_goes_to_the_node_that_has_its_prefix_cached",

@@ -36,6 +36,7 @@ from fairlead.errors import (
     NoNode,
 )
 from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamResponse
+from fairlead.http.headers import USER_HEADER
 from fairlead.http.response_parser import ResponseHead
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay
 from fairlead.upstream_events import EVENTS, UpstreamReader
@@ -99,13 +100,14 @@ async def relay(
     dialects: Container[str] | None = None,
     filters: FiltersConfig | None = None,
     answer_bytes: int = ANSWER_BYTES,
+    user: str | None = None,
 ) -> None:
     """Send the request and put its whole answer into the sink.
 
     `dialects` are those that the server speaks; None: all. `answer_bytes` bounds a response that is not
-    streamed, and one event of a stream. Raises `NodeFull` if the server is full, `NodeRefused` if the request
-    is at fault, `RelayFailed` if the server is, and `UpstreamFailed` if the connection is; the last two also
-    in the middle of the answer.
+    streamed, and one event of a stream. `user` names the job's tenant, for a server that trusts this one.
+    Raises `NodeFull` if the server is full, `NodeRefused` if the request is at fault, `RelayFailed` if the
+    server is, and `UpstreamFailed` if the connection is; the last two also in the middle of the answer.
     """
     if request.passthrough is not None:
         await pass_through(upstream, job, request, request.passthrough, sink)
@@ -116,6 +118,8 @@ async def relay(
     body = rewritten(target.body, model, filters)
     # The server logs and traces it under the client's ids, too.
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
+    if user is not None:
+        headers[USER_HEADER] = user
     stream_type = _stream_type(target)
     kind = stream_type if request.stream else JSON
     async with upstream.exchange("POST", target.path, body, accept=kind, headers=headers) as response:

@@ -111,9 +111,10 @@ class JobService:
             raise Draining("the server is shutting down", retry_after_s=DRAINING_RETRY_S)
         if not self.services.fleet.offers(model):
             raise NoNode(f"all nodes that have the model {quoted(model)} are drained")
+        tenant = self.tenant(request, user=fields.user, safety_identifier=fields.safety_identifier)
         return Job(
             id=f"{prefix}{'' if prefix.endswith('_') else '-'}{token_hex(16)}",
-            tenant=self.tenant(request, user=fields.user, safety_identifier=fields.safety_identifier),
+            tenant=tenant,
             model=model,
             prompts=tuple(map(packed, prompts)),
             sampling=sampling,
@@ -133,6 +134,7 @@ class JobService:
             client=request.address,
             parts=parts,
             grammar_field=grammar_field,
+            cache_owner=tenant if self.services.fleet.catalog.isolates_tenants(model) else "",
         )
 
     # Running its job ---------------------------------------------------------------------------------

@@ -37,7 +37,9 @@ class ReplicaActor:
     def start(self) -> dict[str, str]:
         """Start the node; return its `url` and `key` once it is ready, or the `reason` why it has ended."""
         key = secrets.token_urlsafe(32)
-        settings = self._config | {"host": self._machine, "port": 0, "apiKeys": [key], "logJson": True}
+        # Trusted: the server names the tenant of each job, and tenants share no cached prefixes.
+        keys = [{"key": key, "trusted": True}]
+        settings = self._config | {"host": self._machine, "port": 0, "apiKeys": keys, "logJson": True}
         with tempfile.TemporaryFile() as file:  # without a name, so that nothing is left of it
             file.write(json.dumps(settings).encode())
             file.flush()

@@ -31,6 +31,7 @@ MOST_DIALECTS: Dialects = ("openai", "responses", "messages")
 ALL_DIALECTS: Dialects = (*MOST_DIALECTS, "ollama")
 SpecialTokens = Literal["text", "parse"]
 ConfiguredFormat = Annotated[str | dict[str, Any] | None, Meta(extra={"choices": formats.NAMES})]
+Isolation = Annotated[bool | Literal["auto"], Meta(extra={"choices": ("auto",)})]
 MOST_RANKS = 64
 ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
@@ -51,8 +52,10 @@ class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
     """How often that is checked, also while idle. While idle, free memory on a CPU is released, too."""
     eviction_policy: Literal["lru", "fifo"] = "lru"
     """Which cached request is evicted first: the least recently used (lru) or the oldest (fifo)."""
-    isolate_tenants: bool = False
-    """Whether tenants share no cached prefixes, so that response times do not reveal others' prompts."""
+    isolate_tenants: Isolation = "auto"
+    """Whether tenants share no cached prefixes, so that neither `cached_tokens` nor response times reveal
+    others' prompts. auto: if there can be several tenants, because of several keys, a trusted key, trusted
+    addresses, or other machines that may send requests without a key."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag_field="kind"):

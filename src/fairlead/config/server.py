@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, read_key
+from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, is_loopback, read_key
 from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.lease import LeaseConfig
@@ -214,6 +214,19 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     def __post_init__(self) -> None:
         """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
         refuse_faults(self)
+
+    @property
+    def has_several_tenants(self) -> bool:
+        """Whether requests may come from several tenants, as far as the settings tell.
+
+        A single key that is not trusted is one tenant. Without keys, a server that only its own machine can
+        reach is taken for one person's, unless requests come through a proxy, with another name of it.
+        """
+        if self.flow_control.trusted_addresses or any(key.trusted for key in self.api_keys):
+            return True
+        if not self.api_keys:
+            return bool(self.allowed_hosts) or not is_loopback(self.host)
+        return len({key.user or key.key for key in self.api_keys}) > 1
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of settings that contradict each other."""

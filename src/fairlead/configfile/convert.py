@@ -7,7 +7,7 @@ fault and does not report in which entry of a mapping it was.
 import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -122,16 +122,14 @@ class Conversion:
             return raw
         if kind is str and isinstance(raw, int | float):
             raw = self._written(raw, path)
-        if kind is bool and isinstance(raw, str):
+        if bool in shape.kinds and isinstance(raw, str):
             raw = _TRUTHS.get(raw.lower(), raw)
         try:
             return msgspec.convert(raw, kind, strict=True, dec_hook=_path)
         except msgspec.ValidationError:
             if get_origin(kind) is Literal:
                 return self._fault(path, f"must be one of {', '.join(shape.choices)}")
-            expected = " or ".join(
-                _WORDS.get(get_origin(one) or one, "something else") for one in shape.kinds
-            )
+            expected = " or ".join(map(_word, shape.kinds))
             return self._fault(path, f"must be {expected}, not {_WORDS.get(type(raw), 'that')}")
 
     def _written(self, raw: float, path: KeyPath) -> str:
@@ -149,6 +147,13 @@ class Conversion:
     def _fault(self, path: KeyPath, message: str) -> Any:
         self.faults.append(Fault(path, message))
         return _WRONG
+
+
+def _word(kind: Any) -> str:
+    """Return how an error names the values of a kind."""
+    if get_origin(kind) is Literal:
+        return " or ".join(get_args(kind))
+    return _WORDS.get(get_origin(kind) or kind, "something else")
 
 
 def _path(kind: type, raw: object) -> object:

@@ -303,7 +303,7 @@ class NodePool(dict[str, NodeState]):
         groups, seats = kind.groups, kind.seats
         free = [node for group in groups for node in group.free] if len(self._with_free_seat) == 1 else []
         if len(free) == 1:  # so it is on a busy fleet
-            self._prefixes.add(free[0], job.prefixes, free[0].cache_owner(job))
+            self._prefixes.add(free[0], job.prefixes)
             return free[0]
 
         def suits(node: NodeState) -> bool:
@@ -317,7 +317,7 @@ class NodePool(dict[str, NodeState]):
             least, nodes = self._with_bonus(job, groups, suits, least, nodes)
         node = nodes[0] if len(nodes) == 1 else self._random.choice(nodes)
         # Needed even if only one node is free: what it gets now counts in later choices.
-        self._prefixes.add(node, job.prefixes, node.cache_owner(job))
+        self._prefixes.add(node, job.prefixes)
         return node
 
     def _with_bonus(
@@ -330,7 +330,7 @@ class NodePool(dict[str, NodeState]):
     ) -> tuple[Score, list[NodeState]]:
         """Return the nodes with the lowest score: of these, or that have had a prefix of the prompt."""
         for prefix, share in shares(job.prefixes):
-            for node in self._holders(job, prefix, groups, suits):
+            for node in self._holders(prefix, groups, suits):
                 is_busy, score = node.score
                 with_bonus = is_busy, score - CACHE_BONUS * share
                 if with_bonus < least:
@@ -340,27 +340,15 @@ class NodePool(dict[str, NodeState]):
         return least, nodes
 
     def _holders(
-        self, job: JobSpec, prefix: int, groups: Collection[NodeGroup], suits: Callable[[NodeState], bool]
+        self, prefix: int, groups: Collection[NodeGroup], suits: Callable[[NodeState], bool]
     ) -> list[NodeState]:
-        """Return the nodes with the prefix that may be best for the job."""
+        """Return the nodes with the prefix that may be best for a job."""
         holders: tuple[NodeState, ...] = self._prefixes.holders(prefix)
-        of_tenant: tuple[NodeState, ...] = self._prefixes.holders(prefix, job.tenant)
-        found = []
-        for holding, owner in ((holders, ""), (of_tenant, job.tenant)):
-            if len(holding) > COMPARED_HOLDERS:
-                held = set(holding)
-                best = [group.best(lambda node: node in held and suits(node)) for group in groups]  # noqa: B023
-                found += [node for each in best if each for node in each[1] if node.cache_owner(job) == owner]
-            else:
-                found += [
-                    node
-                    for node in holding
-                    if node.free > 0
-                    and node.cache_owner(job) == owner
-                    and self._group_of[node] in groups
-                    and suits(node)
-                ]
-        return found
+        if len(holders) > COMPARED_HOLDERS:
+            held = set(holders)
+            best = [group.best(lambda node: node in held and suits(node)) for group in groups]
+            return [node for each in best if each for node in each[1]]
+        return [node for node in holders if node.free > 0 and self._group_of[node] in groups and suits(node)]
 
     # Groups ------------------------------------------------------------------------------------------
 

@@ -161,7 +161,3 @@ class NodeState:
         self.busy -= seats
         self.tokens -= tokens
         self.changed[self] = None
-
-    def cache_owner(self, job: JobSpec) -> str:
-        """Return the tenant whose cached prefixes a job may use there; "": those of all."""
-        return job.tenant if self._limits.isolates_tenants else ""

@@ -18,15 +18,16 @@ KEPT = 3 * 1024
 Prefixes = tuple[int, ...]
 
 
-def prefix_hashes(prompt: Sequence[int] | bytes) -> Prefixes:
+def prefix_hashes(prompt: Sequence[int] | bytes, owner: str = "") -> Prefixes:
     """Return hashes of the prefixes of a prompt, the shortest first; equal in all processes.
 
     `prompt` has token ids, or is a request body, of which four bytes count as a token. The hashes are
     chained: each continues the one before. A long prompt costs no more than one of the greatest length.
+    Those of different owners differ, because owners share no cached prefixes.
     """
     bytes_per_unit = BYTES_PER_TOKEN if isinstance(prompt, bytes) else 1
     hashes: list[int] = []
-    begin, earlier = 0, 0
+    begin, earlier = 0, _hash(owner.encode(errors="surrogatepass"), 0) if owner else 0
     for length in LENGTHS:
         end = length * bytes_per_unit
         if len(prompt) < end:
@@ -41,54 +42,48 @@ def prefix_hashes(prompt: Sequence[int] | bytes) -> Prefixes:
 class RecentPrefixes:
     """The prefixes of each node's latest prompts, and the nodes that have had a prefix.
 
-    A `holder` is a node. `tenant` separates tenants that must not share a cache.
+    A `holder` is a node.
     """
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, OrderedDict[int, None]] = {}
         self._holders: dict[int, tuple[Any, ...]] = {}
 
-    def add(self, holder: Hashable, prefixes: Prefixes, tenant: str = "") -> None:
+    def add(self, holder: Hashable, prefixes: Prefixes) -> None:
         """Remember a prompt's prefixes. The node's least recently used ones are forgotten."""
         if not prefixes:
             return
         seen = self._seen.setdefault(holder, OrderedDict())
         for prefix in prefixes:
-            key = _key(prefix, tenant)
-            if key in seen:
-                seen.move_to_end(key)
+            if prefix in seen:
+                seen.move_to_end(prefix)
             else:
-                seen[key] = None
-                self._holders[key] = (*self._holders.get(key, ()), holder)
+                seen[prefix] = None
+                self._holders[prefix] = (*self._holders.get(prefix, ()), holder)
         while len(seen) > KEPT:
             self._forget(holder, seen.popitem(last=False)[0])
 
     def remove(self, holder: Hashable) -> None:
         """Forget a node."""
-        for key in self._seen.pop(holder, ()):
-            self._forget(holder, key)
+        for prefix in self._seen.pop(holder, ()):
+            self._forget(holder, prefix)
 
-    def holders(self, prefix: int, tenant: str = "") -> tuple[Any, ...]:
+    def holders(self, prefix: int) -> tuple[Any, ...]:
         """Return the nodes that may have the prefix in their cache."""
-        return self._holders.get(_key(prefix, tenant), ())
+        return self._holders.get(prefix, ())
 
-    def _forget(self, holder: Hashable, key: int) -> None:
-        left = tuple(other for other in self._holders[key] if other != holder)
+    def _forget(self, holder: Hashable, prefix: int) -> None:
+        left = tuple(other for other in self._holders[prefix] if other != holder)
         if left:
-            self._holders[key] = left
+            self._holders[prefix] = left
         else:
-            del self._holders[key]
+            del self._holders[prefix]
 
 
 def shares(prefixes: Prefixes) -> Iterator[tuple[int, float]]:
     """Yield each prefix, the longest first, and what part of the hashed prompt it is."""
     for index in reversed(range(len(prefixes))):
         yield prefixes[index], LENGTHS[index] / LENGTHS[len(prefixes) - 1]
-
-
-def _key(prefix: int, tenant: str) -> int:
-    """Return one number for both, because millions are kept."""
-    return hash((prefix, tenant)) if tenant else prefix
 
 
 def _hash(piece: bytes, earlier: int) -> int:

@@ -48,6 +48,14 @@ class ModelCatalog:
             if name not in self.models or not has_text(self.models[name]):
                 del self.texts[name]
 
+    def isolates_tenants(self, model: str) -> bool:
+        """Return whether tenants share no cached prefixes of a model; False if it is not configured here."""
+        config = self.models.get(model)
+        if not isinstance(config, ModelConfig):
+            return False
+        isolate = config.kv_cache.isolate_tenants
+        return self.config.has_several_tenants if isolate == "auto" else isolate
+
     def sends_loading_state(self, model: str) -> bool:
         """Return whether streamed chats for a configured model report the progress of its load."""
         config = self.models.get(model)

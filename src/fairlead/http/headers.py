@@ -6,6 +6,9 @@ from time import time
 from typing import Protocol, overload
 from wsgiref.handlers import format_date_time
 
+# In which a client with a trusted key names its user: Open WebUI, and a Fairlead that relays jobs to a node.
+USER_HEADER = "X-OpenWebUI-User-Id"
+
 
 class Headers(Protocol):
     """The headers of a request."""

@@ -33,14 +33,11 @@ class AttachedEngine:
         report: NodeReport,
         *,
         front: str,
-        isolate_tenants: bool = False,
     ) -> None:
         assert spec.listen is not None, "the engine serves fronts"
         self.id = f"engine:{model.name}"
         self.models = frozenset({model.name})
-        self._engine = LoadedEngine(
-            model, spec, lambda limits: report(self, limits), isolate_tenants=isolate_tenants
-        )
+        self._engine = LoadedEngine(model, spec, lambda limits: report(self, limits))
         self._attachment = Attachment(
             spec.listen, front=front, on_ready=self._came_up, on_end=self._engine.went_down
         )

@@ -46,7 +46,6 @@ def worker_spec(model: ModelConfig) -> WorkerSpec:
 class EngineNode:
     """One run of a model's child process. Each restart needs a new `EngineNode`.
 
-    `isolate_tenants`: tenants share no cached prefixes, so that response times do not reveal prompts.
     `command` starts the child; tests replace it. `on_line` is called with each line that the child prints.
     """
 
@@ -56,7 +55,6 @@ class EngineNode:
         spec: WorkerSpec,
         report: NodeReport,
         *,
-        isolate_tenants: bool = False,
         on_progress: Callable[[float, str], None] = lambda _fraction, _stage: None,
         on_line: Callable[[str], None] = lambda _line: None,
         command: Sequence[str] = COMMAND,
@@ -65,9 +63,7 @@ class EngineNode:
         self.models = frozenset({model.name})
         self._model = model
         self._spec = spec
-        self._engine = LoadedEngine(
-            model, spec, lambda limits: report(self, limits), isolate_tenants=isolate_tenants
-        )
+        self._engine = LoadedEngine(model, spec, lambda limits: report(self, limits))
         self._on_progress = on_progress
         self._on_line = on_line
         self._command = command

@@ -10,8 +10,7 @@ class NodeLimits(msgspec.Struct, frozen=True):
 
     `load` is the load that a remote node reports, 0 or more, because it may have other clients; None if it
     reports none. `evictable`: it is local, and can be stopped to make room for another model. `needs_relay`:
-    it takes requests only as clients write them, in `Job.relay`. `isolates_tenants`: the cached prefixes of
-    one tenant are not used for others.
+    it takes requests only as clients write them, in `Job.relay`.
     """
 
     seats: int
@@ -20,4 +19,3 @@ class NodeLimits(msgspec.Struct, frozen=True):
     load: float | None = None
     evictable: bool = True
     needs_relay: bool = False
-    isolates_tenants: bool = False

@@ -33,23 +33,17 @@ logger = structlog.get_logger("fairlead.node")
 class LoadedEngine:
     """Runs jobs on the engine with `model`, between `came_up` and `went_down`, which call `report`.
 
-    `spec` has the limits. `isolate_tenants`: tenants share no cached prefixes.
+    `spec` has the limits.
     """
 
     def __init__(
-        self,
-        model: TextModel,
-        spec: WorkerSpec,
-        report: Callable[[NodeLimits | None], None],
-        *,
-        isolate_tenants: bool,
+        self, model: TextModel, spec: WorkerSpec, report: Callable[[NodeLimits | None], None]
     ) -> None:
         self.ready: Ready | None = None
         self._sequences: SequenceClient | None = None
         self._model = model
         self._spec = spec
         self._report = report
-        self._isolate_tenants = isolate_tenants
 
     @property
     def gpu(self) -> GpuUse | None:
@@ -60,7 +54,7 @@ class LoadedEngine:
         """Report the limits of the engine, which takes `sequences` from now on."""
         self.ready, self._sequences = ready, sequences
         logger.info("model loaded", model=self._model.name, **msgspec.structs.asdict(ready))
-        self._report(limits_of(ready, isolates_tenants=self._isolate_tenants))
+        self._report(limits_of(ready))
 
     def went_down(self) -> None:
         """Report that the engine takes no more jobs, unless that was reported."""
@@ -92,7 +86,7 @@ class LoadedEngine:
                 into.fail(error)
 
         if job.embed:
-            with embedding(sequences, into, job, failed, salt=self._salt(job), grant=grant):
+            with embedding(sequences, into, job, failed, salt=_salt(job), grant=grant):
                 yield
             return
         choices = [
@@ -106,7 +100,7 @@ class LoadedEngine:
                     index,
                     max_output_tokens=self._spec.max_output_tokens,
                     timeout_s=timeout_s if timeout_s < math.inf else None,
-                    salt=self._salt(job),
+                    salt=_salt(job),
                     grant=grant,
                 )
             yield
@@ -123,7 +117,7 @@ class LoadedEngine:
             raise NodeFailed(f"{self._model.name} is not running")
         assert job.sampling.grammar is not None
         preparation = _Preparation()
-        key = self._sequences.prepare(job.sampling.grammar, preparation, salt=self._salt(job))
+        key = self._sequences.prepare(job.sampling.grammar, preparation, salt=_salt(job))
         try:
             await preparation.ended.wait()
         finally:
@@ -148,13 +142,6 @@ class LoadedEngine:
         longest = max(map(len, job.prompts))
         if limit is not None and longest > limit:
             raise ContextLengthExceeded.of_input(limit, f"this one has {longest}", param="prompt")
-
-    def _salt(self, job: Job) -> bytes:
-        """Return the salt of its cached prefixes: empty if all tenants share them, else one per tenant."""
-        if not self._isolate_tenants:
-            return b""
-        # A hash: its length does not depend on the tenant's name.
-        return hashlib.blake2b(job.tenant.encode(errors="surrogatepass"), digest_size=16).digest()
 
     def _parsing(self, parts: AnswerParts | None) -> dict[str, Any]:
         """Return the arguments of `ChoiceText` that divide the text into its parts."""
@@ -195,13 +182,12 @@ class _Preparation:
         self.ended.set()
 
 
-def limits_of(ready: Ready, *, isolates_tenants: bool) -> NodeLimits:
+def limits_of(ready: Ready) -> NodeLimits:
     """Return the limits of a loaded engine."""
     return NodeLimits(
         seats=ready.slots,
         max_model_len=ready.max_model_len,
         cache_tokens=ready.blocks_total * ready.block_size,
-        isolates_tenants=isolates_tenants,
     )
 
 
@@ -245,6 +231,14 @@ def engine_status(ready: Ready | None, counts: EngineStatistics) -> ProcessStatu
             keeps_prefixes=not ready.embeds,
         ),
     )
+
+
+def _salt(job: Job) -> bytes:
+    """Return the salt of its cached prefixes: empty if all tenants share them, else one per owner."""
+    if not job.cache_owner:
+        return b""
+    # A hash: its length does not depend on the owner's name.
+    return hashlib.blake2b(job.cache_owner.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _ratio(part: float, total: float) -> float:

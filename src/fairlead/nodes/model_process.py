@@ -100,7 +100,6 @@ def _make_engine(options: ProcessOptions) -> EngineNode:
         options.text,
         worker_spec(msgspec.structs.replace(config, path=options.text.path)),
         options.report,
-        isolate_tenants=config.kv_cache.isolate_tenants,
         on_progress=options.on_progress,
         on_line=options.on_line,
         command=options.engine_command,

@@ -4,6 +4,7 @@ It is probed, and gets no work while its circuit breaker is open. Its running jo
 by its own connection or limit, or with all others when probes find the server dead.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -191,7 +192,10 @@ class RemoteNode:
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
             with sink.scope:
-                await self._relay_job(job, request, sink, model=model, dialects=self.dialects)
+                dialects = self.dialects
+                # Another Fairlead keeps tenants apart only if it is told of them.
+                user = alias_of(job.tenant) if dialects is None else None
+                await self._relay_job(job, request, sink, model=model, dialects=dialects, user=user)
                 self._count_request(succeeded=True)
         except LocalShortage as error:
             sink.fail(error)  # not a failure of the node
@@ -307,6 +311,11 @@ class RemoteNode:
                 self._fail(NodeFailed(f"{self.id} is down: {reason}"))
             else:
                 self._close()
+
+
+def alias_of(tenant: str) -> str:
+    """Return the name of a tenant for other servers: valid in a header, and without the user's name."""
+    return hashlib.blake2b(tenant.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def remote_node(

@@ -13,7 +13,7 @@ from math import inf
 import trio
 
 from fairlead.answer.sink import Sink
-from fairlead.config import CommandConfig, ModelConfig, NodeConfig
+from fairlead.config import CommandConfig, NodeConfig
 from fairlead.errors import NodeFailed, NodeFull
 from fairlead.fleet.catalog import ModelCatalog
 from fairlead.grant import Grant
@@ -138,12 +138,8 @@ class FrontNodes:
         return node
 
     def _attach(self, model: str, spec: WorkerSpec) -> "EngineHandle":
-        config = self._catalog.models.get(model)
-        isolates = isinstance(config, ModelConfig) and config.kv_cache.isolate_tenants
         handle = EngineHandle(spec)
-        handle.engine = AttachedEngine(
-            self._catalog.texts[model], spec, handle.report, front=self._name, isolate_tenants=isolates
-        )
+        handle.engine = AttachedEngine(self._catalog.texts[model], spec, handle.report, front=self._name)
         self._nursery.start_soon(contain, f"connection to {model}", handle.run)
         return handle
 

@@ -214,6 +214,4 @@ class SupervisedProcess:
         if up.limits is not None:
             return up.limits
         assert up.ready is not None
-        config = self._options.config
-        assert isinstance(config, ModelConfig)
-        return limits_of(up.ready, isolates_tenants=config.kv_cache.isolate_tenants)
+        return limits_of(up.ready)

@@ -21,11 +21,10 @@ from hmac import compare_digest
 
 from fairlead.config import ApiKey, QueueConfig
 from fairlead.errors import Forbidden, InvalidApiKey, InvalidRequest, quoted
-from fairlead.http.headers import Headers
+from fairlead.http.headers import USER_HEADER, Headers
 
 # Tenants are kept in the queue and written to the log: longer names become hashes.
 MAX_TENANT_LENGTH = 128
-USER_HEADER = "X-OpenWebUI-User-Id"
 NETWORK_CACHE_SIZE = 1024
 
 _WHOLE_NUMBER = re.compile(r"[-+]?[0-9]{1,10}", re.ASCII)
