@@ -1,6 +1,7 @@
 """Cancellation by request id, request ids, and estimates of the queue."""
 
 import json
+from functools import partial
 from urllib.parse import quote
 
 import pytest
@@ -113,6 +114,21 @@ async def test_cancelling_a_job_of_another_key_gets_the_same_404_as_an_unknown_i
     assert other_key.body == unknown.body.replace(b"none", b"mine")
     assert (without_key.status, own.status) == (401, 200)
     assert [reply.status for reply in replies] == [499]
+
+
+async def test_job_of_another_user_of_a_trusted_key_cannot_be_cancelled(client_with, chat, autojump_clock):
+    portal = ApiKey("portal", trusted=True)
+    client = client_with(portal)
+    client.gateway.wait_s = 10.0
+
+    def named(user: str) -> dict[str, str]:
+        return bearer(portal, **{"X-OpenWebUI-User-Id": user, "X-Request-Id": "mine"})
+
+    async with trio.open_nursery() as clients:
+        clients.start_soon(partial(client.post, CHAT, chat(), headers=named("ana")))
+        await trio.testing.wait_all_tasks_blocked()
+        for headers, status in ((named("bob"), 404), (bearer(portal), 404), (named("ana"), 200)):
+            assert (await client.post("/v1/requests/mine/cancel", b"", headers=headers)).status == status
 
 
 async def test_job_that_is_over_cannot_be_cancelled(client, chat):

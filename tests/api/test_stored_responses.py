@@ -119,6 +119,54 @@ async def test_response_of_another_key_is_not_found(shared):
     assert (await shared.get(path)).status == 401
 
 
+PORTAL, OTHER = ApiKey(key="portal", trusted=True), ApiKey(key="other", trusted=True)
+
+
+def named(user: str = "", key: str = "portal", header: str = "X-OpenWebUI-User-Id") -> dict[str, str]:
+    """Return the headers of a request of the key that names this user."""
+    return {"Authorization": f"Bearer {key}", **({header: user} if user else {})}
+
+
+FAIRNESS = "x-llm-d-inference-fairness-id"
+# Not the user `ana` of the key `portal`: another one, none, and those of another key or gateway's header.
+OTHERS = [named("ben"), named(), named("ana", "other"), named("ben", header=FAIRNESS)]
+
+
+@pytest.mark.parametrize("headers", OTHERS)
+@pytest.mark.parametrize("by_body", [False, True])
+async def test_response_of_another_user_of_a_trusted_key_is_not_found(client_with, headers, by_body):
+    client = client_with(PORTAL, OTHER)
+    own = {"headers": named(), "user": "ana"} if by_body else {"headers": named("ana")}
+    answer = await created(client, **own)
+    path = f"{PATH}/{answer['id']}"
+    for method, of in [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")]:
+        reply = await client.send(method, path + of, b"", headers=headers)
+        assert (reply.status, reply.error["code"]) == (404, "not_found"), (method, of)
+    continued = body_of(previous_response_id=answer["id"])
+    reply = await client.post(PATH, continued, headers=headers)
+    assert (reply.status, reply.error["code"]) == (400, "previous_response_not_found")
+    for header in ("X-OpenWebUI-User-Id", FAIRNESS):  # two names of the same user
+        assert (await client.get(path, headers=named("ana", header=header))).json == answer
+    for fields in ({"user": "ana"}, {"safety_identifier": "ana"}):
+        assert (await client.post(PATH, continued | fields, headers=named())).status == 200
+    assert (await client.post(PATH, continued, headers=named("ana"))).status == 200
+    assert (await client.send("DELETE", path, b"", headers=named("ana"))).status == 200
+
+
+async def test_user_whom_a_key_names_without_being_trusted_does_not_count(shared):
+    answer = await created(shared, headers=ANA | {"X-OpenWebUI-User-Id": "x"}, user="y")
+    assert (await shared.get(f"{PATH}/{answer['id']}", headers=ANA)).json == answer
+    assert (await shared.get(f"{PATH}/{answer['id']}", headers=BEN)).status == 404
+
+
+async def test_response_of_a_very_long_name_is_its_users(client_with):
+    client = client_with(PORTAL)
+    answer = await created(client, headers=named("x" * 5000))
+    path = f"{PATH}/{answer['id']}"
+    assert (await client.get(path, headers=named("x" * 5001))).status == 404
+    assert (await client.get(path, headers=named("x" * 5000))).status == 200
+
+
 async def test_response_of_a_waiting_client_cannot_be_cancelled(client):
     answer = await created(client)
     reply = await client.post(f"{PATH}/{answer['id']}/cancel", b"")

@@ -33,7 +33,7 @@ from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestT
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
-from fairlead.tenancy.access import flag_of, gateway_priority_of, owner_of, priority_of, tenant_of
+from fairlead.tenancy.access import flag_of, gateway_priority_of, priority_of, requester_of, tenant_of
 from fairlead.tenancy.key_quotas import JobCharge, LocalQuotas
 
 Parsed = TypeVar("Parsed")
@@ -76,6 +76,12 @@ class JobService:
             user=user,
             safety_identifier=safety_identifier,
             fairness_id=request.flow.fairness_id,
+        )
+
+    def owner(self, request: Request) -> str:
+        """Return who may read, continue and cancel what the request makes (see `requester_of`)."""
+        return requester_of(
+            request.api_key, request.headers, user=request.user, fairness_id=request.flow.fairness_id
         )
 
     def priority(self, request: Request, named: str | int | None = None) -> int:
@@ -122,7 +128,7 @@ class JobService:
             stop=stop,
             stream=stream,
             request_id=request.request_id,
-            owner=owner_of(request.api_key),
+            owner=self.owner(request),
             priority=self.priority(request, fields.priority),
             no_queue=flag_of(request.headers, "X-No-Queue"),
             wait_limit_s=request.flow.wait_limit_s,

@@ -3,7 +3,6 @@
 from fairlead.api.job_service import JobService
 from fairlead.api.request import Request, Response, json_response
 from fairlead.errors import NotFound, quoted
-from fairlead.tenancy.access import owner_of
 
 
 class QueueRoutes:
@@ -25,8 +24,8 @@ class QueueRoutes:
         return json_response(await self._services.estimate(model, tenant, priority))
 
     async def cancel(self, request: Request) -> Response:
-        """End a queued or running job of the same key. Other keys' jobs are reported as not found."""
+        """End a queued or running job of the same key and user. Those of others are reported as not found."""
         request_id = request.path_parameters["request_id"]
-        if not await self._services.gateway.cancel(request_id, owner_of(request.api_key)):
+        if not await self._services.gateway.cancel(request_id, self._jobs.owner(request)):
             raise NotFound(f"no request {quoted(request_id)} of yours is waiting or running")
         return json_response({"id": request_id, "object": "request", "status": "cancelled"})

@@ -59,7 +59,7 @@ _GENERATION = group(
     _post(
         path="/v1/requests/{request_id}/cancel",
         view=QueueRoutes.cancel,
-        summary="Cancel a waiting or running request of the same key, by its X-Request-Id.",
+        summary="Cancel a waiting or running request of the same key and user, by its X-Request-Id.",
         answer=shapes.CancelledRequest,
         errors=(404,),
     ),

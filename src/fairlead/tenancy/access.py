@@ -10,6 +10,9 @@ The queue is fair between tenants. The tenant of a request is, in this order:
 3. the key's user, or a hash of the key if it has none;
 4. with no keys configured, the user that any request names: `user/alice`;
 5. the client's address, `address/192.0.2.7`.
+
+Kept responses and running jobs belong to a key, and of a trusted one to the user that it names
+(`requester_of`). A request without a body names its user in a header.
 """
 
 import ipaddress
@@ -83,6 +86,24 @@ def tenant_of(
         identity = identity_of(api_key)
         return _bounded(f"{identity}/{named}" if api_key.trusted and named else identity)
     return _bounded(f"user/{named}" if named else f"address/{_network(address)}")
+
+
+def requester_of(
+    api_key: ApiKey | None,
+    headers: Headers,
+    *,
+    user: str | None = None,
+    fairness_id: str | None = None,
+) -> str:
+    """Return who may read, continue and cancel what a request makes; "" without a key: all clients.
+
+    It is the key, and of a trusted key or gateway the user that it names: `user` is the body's, `fairness_id`
+    is as for `tenant_of`. Without a key, anybody may send any name, which proves nothing.
+    """
+    named = fairness_id
+    if named is None and api_key is not None and api_key.trusted:
+        named = headers.get(USER_HEADER) or user
+    return _bounded(f"{owner_of(api_key)}/{named}") if named else owner_of(api_key)
 
 
 def identity_of(api_key: ApiKey) -> str:

@@ -30,7 +30,6 @@ from fairlead.api.sse import HEADERS
 from fairlead.errors import NotFound, quoted
 from fairlead.job import Job
 from fairlead.telemetry.metrics import KeptResponses
-from fairlead.tenancy.access import owner_of
 
 MAX_LISTED = 100
 _USUALLY_LISTED = 20
@@ -56,6 +55,7 @@ class ResponseRoutes:
     async def create(self, request: Request) -> Response:
         """Respond as `GenerationPipeline.respond` does, and keep the response."""
         body, envelope = await self._jobs.take(request, ResponsesDialect.read_envelope)
+        request.user = envelope.user or envelope.safety_identifier  # who may continue a response
         if not self._writes(self._jobs.models.find(request, envelope.model)):
             dialect = ResponsesDialect()
             job, relayed = await self._pipeline.prepare(request, dialect, body, envelope)
@@ -95,7 +95,7 @@ class ResponseRoutes:
         turns = turns_before(
             self.store,
             envelope.previous_response_id,
-            owner_of(request.api_key),
+            self._jobs.owner(request),
             trio.current_time(),
             max_bytes=self._services.config.limits.body_bytes,
         )
@@ -229,9 +229,9 @@ class ResponseRoutes:
         return KeptResponses(len(self.store), self.store.size)
 
     def _find(self, request: Request) -> StoredResponse:
-        """Return the response in the path. Those of other keys are reported as not found."""
+        """Return the response in the path. Those of other keys and users are reported as not found."""
         response_id = request.path_parameters["response_id"]
-        found = self.store.find(response_id, owner_of(request.api_key), trio.current_time())
+        found = self.store.find(response_id, self._jobs.owner(request), trio.current_time())
         if found is None:
             hint = "" if self._is_on else "; the setting responses.store is off"
             raise NotFound(f"no response {quoted(response_id)} of yours is kept here{hint}")
