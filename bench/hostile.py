@@ -5,7 +5,11 @@ because a real attacker uses the processor of another machine. A canary requests
 again, before, during and after the attack. The exit status is 1 if an answer is wrong, a text of the canary
 differs, or the log contains a traceback.
 
+Then one tenant attacks the others, as `hostile_client/neighbours.py` describes, each time on a new server.
+The exit status is 1 also if a neighbour notices more than is acceptable.
+
     python bench/hostile.py [--requests 100000] [--connections 10000] [--json bench/results/hostile.json]
+    python bench/hostile.py --only all [--storm-s 300]    # only the attacks of tenants, or these by name
     python bench/hostile.py --replay request:4711 --url http://127.0.0.1:8000
 """
 
@@ -13,76 +17,29 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from fairlead.config import demonstration_model
+from fairlead.descriptors import raise_limit
 from hostile_client.attack import Address, Attack, Findings
+from hostile_client.neighbours import ATTACKS, run_attack
+from hostile_client.server import Server, serving
 from hostile_client.target import Canary, grammar_of
 
 MODEL = "fairlead-demo"
 SPARE = "spare"
-READY = re.compile(r"ready: http://([\w.]+):(\d+)")
-OUR_BUGS = re.compile(r"Traceback|unexpected error|request failed")
 ATTACKER = "127.0.0.2" if sys.platform == "linux" else None  # requests of different addresses take turns
-LIMITS = {"bodyTimeout": "2s"}  # some requests announce a longer body than they send
-
-
-@dataclass
-class Server:
-    """A running server, and the lines of its log that report a fault of its own."""
-
-    address: Address
-    pid: int
-    bugs: list[str] = field(default_factory=list)
-
-    def memory_mb(self) -> float:
-        """Return the resident memory of the server's own process."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-@contextmanager
-def serving() -> Iterator[Server]:
-    """Start a server with two models, and end it afterwards."""
-    model = {"path": str(demonstration_model())}
-    settings = {"models": {MODEL: model | {"preload": True}, SPARE: model}, "limits": LIMITS}
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "fairlead.yaml"
-        file.write_text(json.dumps(settings))
-        log = Path(folder) / "log"
-        command = [sys.executable, "-m", "fairlead", "serve", "--port", "0", "--config", str(file)]
-        with log.open("wb") as written:
-            process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT)
-        try:
-            server = Server(_address(process, log), process.pid)
-            yield server
-        finally:
-            process.terminate()
-            process.wait()
-        # The log has a line for each refusal. Reading it during the measurement would delay the canary.
-        with log.open(encoding="utf-8", errors="replace") as lines:
-            server.bugs += [line for line in lines if OUR_BUGS.search(line)]
-
-
-def _address(process: subprocess.Popen[bytes], log: Path) -> Address:
-    """Wait until the server is ready; return its address."""
-    while not (found := READY.search(log.read_text(errors="replace"))):
-        if process.poll() is not None:
-            sys.exit("the server has not started")
-        time.sleep(0.05)
-    return found[1], int(found[2])
+DEMO = {"path": str(demonstration_model())}
+SETTINGS = {
+    "models": {MODEL: DEMO | {"preload": True}, SPARE: DEMO},
+    "limits": {"bodyTimeout": "2s"},  # some requests announce a longer body than they send
+}
 
 
 async def attack(address: Address, options: argparse.Namespace) -> Findings:
@@ -167,6 +124,10 @@ def main() -> int:
     parser.add_argument(
         "--alone-s", type=float, default=30.0, help="seconds of the canary before and after the attack"
     )
+    parser.add_argument(
+        "--only", nargs="+", choices=("all", *ATTACKS), help="only these attacks of one tenant on others"
+    )
+    parser.add_argument("--storm-s", type=float, default=30.0, help="seconds of the storm of schemas")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--url", help="URL of a running server, for --replay")
     parser.add_argument("--replay", help="request:SEED or connection:SEED: send only this one")
@@ -182,15 +143,25 @@ def main() -> int:
         findings = trio.run(attack, (host, int(port)), options)
         print(json.dumps(findings.shown()))
         return 0
-    with serving() as server:
-        result = trio.run(measure, server, options)
-    result["log"] = server.bugs[:20]
-    result["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    raise_limit()
+    result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    is_bad = False
+    if not options.only:
+        with serving(SETTINGS) as server:
+            result |= trio.run(measure, server, options)
+        result["log"] = server.bugs[:20]
+        canaries = result["canary_alone"]["faults"] + result["canary_beside"]["faults"]
+        is_bad = bool(result["faults"] or server.bugs or canaries or result["canary_texts"] != 1)
+    names = ATTACKS if not options.only or "all" in options.only else options.only
+    result["attacks"] = {}
+    for name in names:
+        figures = result["attacks"][name] = trio.run(run_attack, name, options.storm_s)
+        print(f"{name}: {'ok' if figures['ok'] else 'NOT ok'}", file=sys.stderr, flush=True)
+        is_bad |= not figures["ok"]
     print(json.dumps(result, indent=1))
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    canaries = result["canary_alone"]["faults"] + result["canary_beside"]["faults"]
-    return int(bool(result["faults"] or server.bugs or canaries or result["canary_texts"] != 1))
+    return int(is_bad)
 
 
 if __name__ == "__main__":

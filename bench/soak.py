@@ -3,7 +3,10 @@
     python bench/soak.py [--minutes 60] [--seed 0] [--json bench/results/soak.json] [--plot soak.png]
 
 The server has two engine models, an embedding model, a command and two remote nodes. Fair and greedy tenants
-use every route that generates. Other clients disconnect, cancel, read slowly and send invalid bodies.
+use every route that generates. Other clients disconnect, cancel, read slowly and send invalid bodies. Some
+attack the others: with hostile schemas, jobs of 64 answers, answers that they do not read, and orders to the
+fleet; and some look for others' prompts and responses.
+
 Meanwhile processes are killed and stopped, the configuration is reloaded and models are unloaded. After a
 warm-up, memory, descriptors, threads and tasks must not grow (`soaking/report.py` has the bounds), every
 request must have an expected outcome, and a greedy answer must not change. At the end all counts must be as

@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from fairlead.config import demonstration_model
+from fairlead.config import ApiKey, demonstration_model
 from soaking.exchange import Client
 from soaking.vectors import save_vectors
 
@@ -192,7 +192,10 @@ class Deployment:
         settings: dict[str, Any] = {
             "port": 0,
             "startPort": self._talker_port,
-            "apiKeys": [{"key": f"sk-{name}", "user": name, "trusted": name == "portal"} for name in TENANTS],
+            "apiKeys": [
+                {"key": f"sk-{name}", "user": name, "trusted": name == "portal"} | _role(name)
+                for name in TENANTS
+            ],
             "queue": {"capacity": 60, "timeout": "30s"},
             "limits": {"stall": "5s", "bodyTimeout": "5s", "headerTimeout": "5s", "idleTimeout": "20s"},
             "healthCheck": {"interval": "2s", "timeout": "2s"},
@@ -229,6 +232,11 @@ class Deployment:
         draft.touch(0o600)
         draft.write_text(json.dumps(settings))
         draft.replace(self._config)
+
+
+def _role(tenant: str) -> dict[str, str]:
+    """Return the setting that lets only `admin` unload models, in versions that have it."""
+    return {"role": "admin"} if tenant == "admin" and "role" in ApiKey.__struct_fields__ else {}
 
 
 def _free_port() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from hostile_client.schemas import hostile_schema
 from soaking.deployment import SWAPPING, Deployment
 from soaking.exchange import Answer, Client
 
@@ -29,6 +30,16 @@ OF_HARM = frozenset({"engine_failed", "node_failed", "load_failed", "no_node", "
 
 DIALECTS = ("/v1/chat/completions", "/v1/completions")
 RELAYED = (*DIALECTS, "/v1/messages", "/v1/responses")
+_CHAT = [{"role": "user", "content": "hi"}]
+# Orders that a tenant's key must not give; harmless to the soak if it may, which is a problem.
+_ORDERS: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
+    ("POST", "/nodes", {"id": "mine", "url": "http://127.0.0.1:9", "models": ["mine"]}),
+    ("DELETE", "/nodes/mine", None),
+    ("POST", "/nodes/mine/drain", {}),
+    ("POST", "/models/unload", {"model": "mine"}),
+    ("POST", "/models/load", {"model": "mine"}),
+    ("GET", "/models/steady/logs", None),
+)
 WORDS = ("fair", "queue", "seat", "slot", "block", "turn", "wait", "node", "model", "token", "plan", "count")
 
 
@@ -85,6 +96,12 @@ class Tenants:
             (self._tokenize, "ana", 0.3, 1),
             (self._read_status, "admin", 0.5, 1),
             (self._abuse, "hostile", 0.3, 1),
+            (self._bomb, "hostile", 2.0, 1),
+            (self._request_many_answers, "greedy", 5.0, 1),
+            (self._look_for_prompts, "bob", 1.0, 1),
+            (self._look_for_responses, "portal", 1.0, 1),
+            (self._steer_the_fleet, "hostile", 2.0, 1),
+            (self._leave_unread, "slow", 5.0, 1),
             (self._read_slowly, "slow", 1.0, 1),
             (self._watch_canary, "canary", CANARY_S, 1),
         ]
@@ -177,6 +194,82 @@ class Tenants:
         if answer.status >= 500 or (answer.status == 0 and answer.ending == "cut"):
             self._report.problem(f"hostile body to {path}: {answer.status} {answer.code} {answer.ending}")
 
+    # What a tenant might do to others; what is measured in detail by `bench/hostile.py`.
+
+    async def _bomb(self, chance: random.Random, client: Client) -> None:
+        form = {
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": hostile_schema(chance.getrandbits(60))},
+        }
+        body = {"model": "steady", "messages": _CHAT, "max_tokens": 20, "response_format": form}
+        with trio.move_on_after(HANGS_S) as hanging:
+            answer = await client.ask("POST", "/v1/chat/completions", body)
+            self._report.outcomes[f"bomb {answer.status}"] += 1
+            if answer.status >= 500 or answer.ending == "cut":
+                self._report.problem(f"bomb: {answer.status} {answer.code} {answer.ending}")
+        if hanging.cancelled_caught:
+            self._report.problem(f"a schema had no answer after {HANGS_S:g} s: {json.dumps(form)[:300]}")
+
+    async def _request_many_answers(self, chance: random.Random, client: Client) -> None:
+        body = {"prompt": _text(chance), "n": 64, "max_tokens": 20}
+        await self._send(client, "/v1/completions", "steady", body)
+
+    async def _look_for_prompts(self, chance: random.Random, client: Client) -> None:
+        """Send a prompt as ana, then as bob: his answer must not tell that she has sent it."""
+        said = f"{chance.getrandbits(60)} {_text(chance, 60)}"
+        body = {"messages": [{"role": "user", "content": said}], "max_tokens": 1}
+        first = self._deployment.client("ana")
+        for sender in (first, client):
+            answer = await self._send(sender, "/v1/chat/completions", "steady", body)
+            details = (
+                json.loads(answer.body)["usage"]["prompt_tokens_details"] if answer.status == 200 else None
+            )
+            if (
+                details and details["cached_tokens"] >= 16
+            ):  # less is of the template, and of bob's own prompts
+                self._report.problem(
+                    f"{details['cached_tokens']} tokens of another tenant's prompt were cached"
+                )
+        first.close()
+
+    async def _look_for_responses(self, chance: random.Random, client: Client) -> None:
+        """Keep a response of one user, and request it as another one of the same trusted key."""
+        body = {"input": _text(chance), "max_output_tokens": 2, "user": "person 1"}
+        answer = await self._send(client, "/v1/responses", "steady", body)
+        if answer.status == 200 and not answer.code:
+            path = f"/v1/responses/{json.loads(answer.body)['id']}"
+            for method in ("GET", "DELETE"):
+                answer = await client.ask(method, path)
+                if answer.status != 404:
+                    self._report.problem(f"{method} of another user's response was answered {answer.status}")
+
+    async def _steer_the_fleet(self, chance: random.Random, client: Client) -> None:
+        method, path, body = chance.choice(_ORDERS)
+        answer = await client.ask(method, path, body)
+        self._report.outcomes[f"order {answer.status}"] += 1
+        if answer.status != 403:
+            self._report.problem(f"{method} {path} of a tenant was answered {answer.status}")
+
+    async def _leave_unread(self, chance: random.Random, client: Client) -> None:
+        """Keep a large response, and request it from many connections that do not read it."""
+        body = {
+            "input": _text(chance),
+            "max_output_tokens": 200,
+            "ignore_eos": True,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 20,
+        }
+        answer = await self._send(client, "/v1/responses", "steady", body)
+        if answer.status != 200 or answer.code:
+            return
+        path = f"/v1/responses/{json.loads(answer.body)['id']}"
+        async with trio.open_nursery() as nursery:
+            for _ in range(30):
+                reader = self._deployment.client("slow", pause_s=60.0)
+                nursery.start_soon(_ask_and_close, reader, path)
+            await trio.sleep(3)
+            nursery.cancel_scope.cancel()
+
     async def _read_slowly(self, chance: random.Random, client: Client) -> None:
         client.pause_s = chance.choice(
             (0.3, 1.0, 8.0)
@@ -265,6 +358,13 @@ class Tenants:
     def _current_model(self) -> str:
         """Return the model that currently gets most requests for swapped models."""
         return SWAPPING[int((time.monotonic() - self._deployment.began_s) / SWAP_PERIOD_S) % len(SWAPPING)]
+
+
+async def _ask_and_close(client: Client, path: str) -> None:
+    try:
+        await client.ask("GET", path)
+    finally:
+        client.close()
 
 
 def _text(chance: random.Random, words: int = 30) -> str:
