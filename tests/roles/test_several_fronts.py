@@ -217,3 +217,19 @@ async def test_limits_and_counts_are_those_of_all_fronts():
                 fairlead_generated_tokens_total=12 * 3,
                 fairlead_requests_refused_total=refused,
             )
+
+
+async def test_tenants_share_no_cached_prefix_whichever_front_they_reach():
+    keys = ApiKey("sk-ana", user="ana"), ApiKey("sk-portal", user="portal", trusted=True)
+    said = completion(2, prompt="turn seat queue node line " * 20)
+    async with running(2, *keys) as server:
+        found = {}
+        for key, user in (("sk-ana", ""), ("sk-portal", "ben"), ("sk-portal", "eva"), ("sk-portal", "")):
+            usages = [
+                (await server.post(COMPLETION, said, key, **{"X-OpenWebUI-User-Id": user})).json()["usage"]
+                for _ in range(6)  # through both fronts, but for once in 32
+            ]
+            found[key, user] = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    for first, *others in found.values():
+        assert first == 0
+        assert min(others) >= 16

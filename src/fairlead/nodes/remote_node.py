@@ -47,7 +47,8 @@ class RemoteNode:
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
     `relay`, and so are `dialects`, but a Fairlead speaks all. `evictable` is as in `NodeLimits`,
     `own_instance` as in `ServerProbe`. `on_request` is called after each request with whether the connection
-    lasted until the answer was complete, or was an error of any status.
+    lasted until the answer was complete, or was an error of any status. A Fairlead gets tenants under hashes
+    with `alias_key`, its API key.
 
     `was_probed` is set after the first probe, whatever its result.
     """
@@ -67,6 +68,7 @@ class RemoteNode:
         evictable: bool = False,
         own_instance: str | None = None,
         on_request: Callable[[bool], None] = lambda _succeeded: None,
+        alias_key: str | None = None,
     ) -> None:
         self.id = node_id
         self._set_models(frozenset(names or ()))
@@ -78,6 +80,7 @@ class RemoteNode:
         self._seats = seats
         self._dialects = dialects
         self._relay_job = partial(relay, upstream, filters=filters, answer_bytes=answer_bytes)
+        self._alias_key = alias_key or ""
         self._health = None if health is None else HealthCheck(health)
         self._server = ServerProbe(
             node_id, upstream, requests_models=names is None, own_instance=own_instance
@@ -194,7 +197,7 @@ class RemoteNode:
             with sink.scope:
                 dialects = self.dialects
                 # Another Fairlead keeps tenants apart only if it is told of them.
-                user = alias_of(job.tenant) if dialects is None else None
+                user = _alias_of(job.tenant, self._alias_key) if dialects is None else None
                 await self._relay_job(job, request, sink, model=model, dialects=dialects, user=user)
                 self._count_request(succeeded=True)
         except LocalShortage as error:
@@ -313,11 +316,6 @@ class RemoteNode:
                 self._close()
 
 
-def alias_of(tenant: str) -> str:
-    """Return the name of a tenant for other servers: valid in a header, and without the user's name."""
-    return hashlib.blake2b(tenant.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-
-
 def remote_node(
     config: NodeConfig, report: NodeReport, health: HealthConfig, own_instance: str | None = None
 ) -> RemoteNode:
@@ -344,9 +342,16 @@ def remote_node(
         dialects=config.dialects,
         health=health,
         own_instance=own_instance,
+        alias_key=config.api_key,
     )
 
 
 def upstream_timeouts(config: TimeoutsConfig) -> UpstreamTimeouts:
     """Return the timeouts, with infinity for those that are not limited."""
     return UpstreamTimeouts(**{name: limit_s or math.inf for name, limit_s in asdict(config).items()})
+
+
+def _alias_of(tenant: str, key: str) -> str:
+    """Return a name of a tenant for another server, which is valid in a header and does not reveal it."""
+    encoded = tenant.encode(errors="surrogatepass")
+    return hashlib.blake2b(encoded, key=hashlib.sha256(key.encode()).digest(), digest_size=16).hexdigest()

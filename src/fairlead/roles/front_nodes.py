@@ -126,6 +126,7 @@ class FrontNodes:
             filters=config.filters,
             answer_bytes=config.answer_bytes,
             dialects=dialects,
+            alias_key=config.api_key,
             on_request=_RequestReports(partial(self._on_request, config.id)),
         )
 
