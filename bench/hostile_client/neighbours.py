@@ -1,8 +1,8 @@
 """Attacks of one tenant on the others: for each, what a neighbour notices, and whether that is acceptable.
 
-Every attack has a server of its own, with a key for the attacker `eve`, one for her neighbour `ana`, and a
-trusted key `portal`. It is bounded in time, and returns its figures with `ok`. A neighbour streams texts, and
-requests an answer of a small schema, again and again.
+Every attack has a server of its own, with keys for the attacker `eve`, her neighbour `ana` and one of a lower
+class, and a trusted one. It is bounded in time, and returns its figures with `ok`. A neighbour streams texts,
+and requests an answer of a small schema, again and again.
 """
 
 import json
@@ -40,7 +40,8 @@ def settings(folder: Path, node_port: int) -> dict[str, Any]:
     """Return the settings of a team's server with a node. Models are made in `folder`."""
     keys = [
         {"key": "sk-ana", "user": "ana"},
-        {"key": "sk-eve", "user": "eve", "priority": "low"},
+        {"key": "sk-eve", "user": "eve"},
+        {"key": "sk-batch", "user": "batch", "priority": "low"},
         {"key": "sk-portal", "user": "portal", "trusted": True},
     ]
     model = {"path": str(demonstration_model()), "preload": True, "slots": 8, "threads": 1}
@@ -207,23 +208,27 @@ async def schema_storm(server: Server, seconds: float = 30.0, clients: int = 8) 
 
 
 async def long_texts(server: Server) -> Figures:
-    """Eight clients at once with a long maxLength get a whole answer, or all a refusal before it."""
+    """Eight clients at once with a long maxLength get what one gets alone: an answer, or a refusal."""
     answers: Counter[str] = Counter()
+    lengths = (1500, 5000)
 
-    async def send(length: int) -> None:
-        answer = await ask(server, "eve", "/v1/chat/completions", shaped(long_text(length), 200))
-        answers[f"{length}: {answer.status} {answer.code} {answer.ending}"] += 1
+    async def send(length: int, who: str = "at once") -> None:
+        answer = await ask(server, "eve", "/v1/chat/completions", shaped(long_text(length), 900))
+        answers[f"{length} {who}: {answer.status} {answer.code} {answer.ending}"] += 1
 
     async def all_at_once() -> None:
-        for length in (1500, 5000):
+        for length in lengths:
             async with trio.open_nursery() as nursery:
                 for _ in range(8):
                     nursery.start_soon(send, length)
 
+    for length in lengths:
+        await send(length, "alone")
+    expected = {text.replace("alone", "at once"): 8 for text in answers}
     figures = await beside(server, all_at_once, 2 * ASK_S)
-    is_whole = answers.total() == 16 and all(count == 8 for count in answers.values())
+    is_same = expected.items() <= answers.items()
     has_answers = all(text.partition(": ")[2][:4] in ("200 ", "400 ") for text in answers)
-    return {"ok": is_whole and has_answers and unharmed(figures), "answers": dict(answers), **figures}
+    return {"ok": is_same and has_answers and unharmed(figures), "answers": dict(answers), **figures}
 
 
 # Attacks on other tenants' prompts, answers and rights ---------------------------------------------------
@@ -290,9 +295,9 @@ async def fleet_control(server: Server) -> Figures:
         running = {"prompt": "a", "max_tokens": 800, "ignore_eos": True}
         nursery.start_soon(partial(ask, server, "ana", "/v1/completions", running, request_id="of-ana"))
         await trio.sleep(0.5)
-        cancelled = await ask(server, "eve", "/v1/requests/of-ana/cancel", {})
+        cancelled = await ask(server, "batch", "/v1/requests/of-ana/cancel", {})
         for what, (method, path, body) in attempts.items():
-            answer = await ask(server, "eve", path, body, method=method)
+            answer = await ask(server, "batch", path, body, method=method)
             got[what] = answer.status
         nursery.cancel_scope.cancel()
     got["cancel another key's job"] = cancelled.status
@@ -460,24 +465,30 @@ async def failing_requests(server: Server) -> Figures:
     return {"ok": whole == len(answers) == 4, "whole": whole, "refused": dict(refused)}
 
 
-async def many_answers(server: Server, jobs: int = 4) -> Figures:
+async def many_answers(server: Server, jobs: int = 3) -> Figures:
     """Jobs of 64 answers of one tenant delay another one's by no more than one of them takes alone."""
-    body = {"prompt": "a", "n": 64, "max_tokens": 100, "ignore_eos": True}
+    body = {"prompt": "a", "n": 64, "max_tokens": 300, "ignore_eos": True}
     began = time.monotonic()
     alone = await ask(server, "eve", "/v1/completions", body)
     took_s = time.monotonic() - began
     if alone.status != 200:
         return {"ok": False, "refused": f"{alone.status} {alone.code} {alone.ending}"}
 
+    answers: Counter[str] = Counter()
+
     async def send() -> None:
+        answer = await ask(server, "eve", "/v1/completions", body)
+        answers[f"{answer.status} {answer.code} {answer.ending}"] += 1
+
+    async def send_all() -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(jobs):
-                nursery.start_soon(partial(ask, server, "eve", "/v1/completions", body))
+                nursery.start_soon(send)
 
-    figures = await beside(server, send, ASK_S + 5)
+    figures = await beside(server, send_all, ASK_S + 5)
     worst_ms = figures["beside"]["first_worst_ms"]
     is_fair = worst_ms is not None and worst_ms <= 1500 * took_s + 1000 and unharmed(figures)
-    return {"ok": is_fair, "one_job_alone_s": round(took_s, 1), **figures}
+    return {"ok": is_fair, "one_job_alone_s": round(took_s, 1), "answers": dict(answers), **figures}
 
 
 def _ms(values: list[float], percent: int) -> float | None:

@@ -58,8 +58,9 @@ def nested(depth: int) -> Schema:
 
 
 def long_text(length: int) -> Schema:
-    """Return a text with a maximum length."""
-    return {"type": "object", "properties": {"a": {"type": "string", "maxLength": length}}, "required": ["a"]}
+    """Return a text with a maximum length, at least half of which has to be written."""
+    text = {"type": "string", "minLength": length // 2, "maxLength": length}
+    return {"type": "object", "properties": {"a": text}, "required": ["a"]}
 
 
 BOMBS: dict[str, Schema] = {
