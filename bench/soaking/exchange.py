@@ -40,6 +40,8 @@ class Answer:
                 error = json.loads(line.removeprefix(b"data: "))["error"]
             except (ValueError, KeyError, TypeError):
                 continue
+            if error is None:  # as in a response object
+                return ""
             return str(error.get("code") or error.get("type") if isinstance(error, dict) else error)
         return ""
 

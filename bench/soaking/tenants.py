@@ -250,7 +250,7 @@ class Tenants:
         if answer.status != 403:
             self._report.problem(f"{method} {path} of a tenant was answered {answer.status}")
 
-    async def _leave_unread(self, chance: random.Random, client: Client) -> None:
+    async def _leave_unread(self, chance: random.Random, _client: Client) -> None:
         """Keep a large response, and request it from many connections that do not read it."""
         body = {
             "input": _text(chance),
@@ -259,7 +259,9 @@ class Tenants:
             "include": ["message.output_text.logprobs"],
             "top_logprobs": 20,
         }
-        answer = await self._send(client, "/v1/responses", "steady", body)
+        quick = self._deployment.client("slow")
+        answer = await self._send(quick, "/v1/responses", "steady", body)
+        quick.close()
         if answer.status != 200 or answer.code:
             return
         path = f"/v1/responses/{json.loads(answer.body)['id']}"
