@@ -339,7 +339,9 @@ def test_raylet_is_dead_when_the_head_says_so_or_does_not_know_it(last):
 READY = """
 import json, os, sys
 settings = json.load(open(sys.argv[1]))
-url = f"http://{settings['host']}:{settings['apiKeys'][0]['key']}"
+(key,) = settings["apiKeys"]
+assert key["trusted"], "the server names the tenant of each job"
+url = f"http://{settings['host']}:{key['key']}"
 print("warming up")
 print(json.dumps({"event": "ready", "url": url}), flush=True)
 sys.stdin.read()

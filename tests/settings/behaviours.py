@@ -1,6 +1,8 @@
 """Scenarios that depend on no single setting: where jobs are placed, and what a reload does not change."""
 
+import json
 from collections.abc import Callable
+from random import Random
 from typing import Any, NamedTuple
 
 import trio
@@ -232,6 +234,7 @@ async def removed_model_finishes_its_jobs_and_is_unloaded(server: Served) -> Non
 # Tenants share no cached prefixes -----------------------------------------------------------------------
 
 _SAID = "turn seat queue node line " * 20
+_BEGINNINGS = ("seat " * 40, "seat " * 40 + "line " * 40, "turn " * 60)
 _CHAT = {"messages": [{"role": "user", "content": _SAID}], "max_tokens": 2}
 # Every route by which a prompt reaches the cache, and where its answer says how much of it was there.
 _PROMPTS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -259,19 +262,26 @@ _PROMPTS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-async def cached(server: Served, name: str, key: str, *, user: str = "") -> int:
-    """Send a prompt; return how many of its tokens were in the cache, which its answer says, too."""
+async def found_in_answer(server: Served, name: str, key: str, user: str = "", beginning: str = "") -> int:
+    """Send a prompt; return how many of its tokens were in the cache, by its answer, or 0."""
     path, body, field = _PROMPTS[name]
-    before = server.engine.statistics.prefix_hits
+    if beginning:
+        body = json.loads(json.dumps(body).replace(_SAID, beginning + _SAID))
     headers = {"X-OpenWebUI-User-Id": user} if user else {}
     answer = await server.fetch(path, {"model": "m", **body}, key=key, headers=headers)
     assert answer.status == 200, answer
+    found = answer.document if field else 0
+    for member in field.split(".") if field else ():
+        found = found[member]
+    return int(found)
+
+
+async def cached(server: Served, name: str, key: str, *, user: str = "") -> int:
+    """Send a prompt; return how many of its tokens the engine has found, as its answer must say."""
+    before = server.engine.statistics.prefix_hits
+    found = await found_in_answer(server, name, key, user)
     hits = server.engine.statistics.prefix_hits - before
-    if field:
-        said = answer.document
-        for member in field.split("."):
-            said = said[member]
-        assert (said > 0) == (hits > 0), (name, said, hits)
+    assert not _PROMPTS[name][2] or (found > 0) == (hits > 0), (name, found, hits)
     return hits
 
 
@@ -288,6 +298,34 @@ async def users_of_a_trusted_key_are_isolated(server: Served) -> None:
     for user in ("ana", "bob"):
         assert await cached(server, "text", "portal", user=user) == 0
     assert await cached(server, "text", "portal", user="ana") >= BLOCK
+
+
+@behaviour({"apiKeys": [{"key": key, "trusted": True} for key in "ab"], "models": {"m": {"slots": 4}}})
+async def what_a_tenant_finds_is_what_it_would_find_alone(server: Served) -> None:
+    """Tenants send prompts that begin alike, at the same time; then unused ones send the same, one by one."""
+    random = Random(1)
+    routes = [name for name, (_, _, field) in _PROMPTS.items() if field]
+    sent = {
+        (key, user): [(random.choice(routes), random.choice(_BEGINNINGS)) for _ in range(6)]
+        for key in "ab"
+        for user in ("ana", "bob")
+    }
+    found: dict[tuple[str, str], list[int]] = {sender: [] for sender in sent}
+
+    async def send(sender: tuple[str, str], key: str, user: str) -> None:
+        for name, beginning in sent[sender]:
+            await trio.sleep(random.random())
+            found[sender].append(await found_in_answer(server, name, key, user, beginning))
+
+    async with trio.open_nursery() as nursery:
+        for key, user in sent:
+            nursery.start_soon(send, (key, user), key, user)
+    together = dict(found)
+    found = {sender: [] for sender in sent}
+    for key, user in sent:
+        await send((key, user), key, f"new {user}")
+    assert together == found
+    assert any(map(any, found.values()))
 
 
 @behaviour({"apiKeys": [{"key": "a"}]})

@@ -71,6 +71,12 @@ COMPOSITION = (
                 'cache_owner="" if',
                 _ROUTES,
             ),
+            (
+                "fairlead.api.job_service:JobService.job",
+                "cache_owner=tenant if",
+                "cache_owner=request.api_key.key if",
+                "what_a_tenant_finds_is_what_it_would_find_alone",
+            ),
             (f"{_LOADED}:_salt", "if not job.cache_owner:", "if not job.stream:", _ROUTES),
             (f"{_LOADED}:_salt", "if not job.cache_owner:", "if job.n > 1:", _ROUTES),
             (f"{_LOADED}:_salt", "if not job.cache_owner:", 'if job.path.endswith("messages"):', _ROUTES),
