@@ -223,3 +223,19 @@ async def test_pulled_metrics_do_not_change_while_they_are_formatted(sources):
         if sample.name == "fairlead_tenant_jobs_total"
     ]
     assert ended == [4]
+
+
+@pytest.mark.parametrize("tenant", [None, "ana", "nobody"])
+async def test_scope_of_one_tenant_has_all_models_and_no_other_tenant(sources, tenant):
+    for name in ("ana", "ana/bob", "anaconda", "carl"):
+        sources.gateway.metrics.add(timeline(tenant=name))
+    text = generate_latest(pulled(sources, Scope(tenant=tenant), tenant_names="plain")).decode()
+    families = list(text_string_to_metric_families(text))
+    labels = [sample.labels for family in families for sample in family.samples]
+    shown = {label["tenant"] for label in labels if "tenant" in label}
+    visible = {"ana": {"ana", "ana/bob"}, "nobody": set()}
+    if tenant is None:
+        assert {"ana", "ana/bob", "anaconda", "carl"} <= shown
+    else:
+        assert shown == visible[tenant]
+    assert {"m", "far"} <= {label.get("model") for label in labels}

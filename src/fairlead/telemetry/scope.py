@@ -19,10 +19,10 @@ Value = TypeVar("Value")
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """`models`: canonical names, None for all. `tenant`: the key's own; those of its users begin with it."""
+    """What is visible. `models`: canonical names. `tenant`: the key's own, with its users. None: all."""
 
     models: frozenset[str] | None = None
-    tenant: str = ""
+    tenant: str | None = None
 
     def of_models(self, models: Iterable[ModelStatus]) -> tuple[ModelStatus, ...]:
         """Return the visible models."""
@@ -45,14 +45,14 @@ class Scope(msgspec.Struct, frozen=True):
 
     def of_jobs(self, jobs: JobStatistics) -> JobStatistics:
         """Return the counts of the visible models and tenants."""
-        if self.models is None:
-            return jobs
-        return JobStatistics(
-            {name: counts for name, counts in jobs.models.items() if name in self.models},
-            self._of_tenants(jobs.tenants),
-        )
+        models = {
+            name: counts for name, counts in jobs.models.items() if self.models is None or name in self.models
+        }
+        return JobStatistics(models, self._of_tenants(jobs.tenants))
 
     def _of_tenants(self, tenants: Mapping[str, Value]) -> dict[str, Value]:
+        if self.tenant is None:
+            return dict(tenants)
         users = f"{self.tenant}/"
         return {
             name: value for name, value in tenants.items() if name == self.tenant or name.startswith(users)
