@@ -28,7 +28,7 @@ import httpx
 import trio
 
 from fairlead.config import demonstration_model
-from hostile import READY
+from hostile_client.server import READY
 from machine import machine
 
 MODEL = "fairlead-demo"

@@ -23,8 +23,9 @@ import trio
 
 from fairlead.config import demonstration_model
 from hostile_client.failing_node import failing_node
-from hostile_client.schemas import BOMBS, Schema, hostile_schema, long_text
+from hostile_client.schemas import BOMBS, Schema, long_text
 from hostile_client.server import Server, serving
+from schema_storm import hostile
 from soaking.exchange import Answer, Client
 
 Figures = dict[str, Any]
@@ -192,7 +193,7 @@ async def schema_storm(server: Server, seconds: float = 30.0, clients: int = 8) 
 
     async def send() -> None:
         while True:
-            answer = await ask(server, "eve", "/v1/chat/completions", shaped(hostile_schema(next(seeds))))
+            answer = await ask(server, "eve", "/v1/chat/completions", shaped(hostile(next(seeds))))
             answers[f"{answer.status} {answer.code} {answer.ending}"] += 1
 
     async def storm() -> None:

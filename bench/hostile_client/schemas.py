@@ -1,7 +1,5 @@
 """JSON Schemas that are small to send and may be expensive to compile or to follow."""
 
-from collections.abc import Callable
-from random import Random
 from typing import Any
 
 Schema = dict[str, Any]
@@ -72,23 +70,3 @@ BOMBS: dict[str, Schema] = {
     "shared definitions": shared(20),
     "nesting": nested(60),
 }
-
-_KINDS: tuple[Callable[[Random], Schema], ...] = (
-    lambda random: {
-        "allOf": [
-            {"type": "integer", "multipleOf": random.randrange(2, 10**4)} for _ in range(random.randint(2, 5))
-        ]
-    },
-    lambda random: alternations(random.randint(2, 10)),
-    lambda random: repetitions(random.randint(1, 4), random.choice((5, 50, 1000))),
-    lambda random: choices(random.choice((100, 2000, 10_000))),
-    lambda random: shared(random.randint(3, 25)),
-    lambda random: nested(random.randint(5, 100)),
-    lambda random: long_text(random.choice((500, 1500, 5000, 10**6))),
-)
-
-
-def hostile_schema(seed: int) -> Schema:
-    """Return the schema of a seed; no two are the same, so that nothing is compiled before."""
-    random = Random(seed)
-    return random.choice(_KINDS)(random) | {"title": str(seed)}

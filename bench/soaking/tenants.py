@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from hostile_client.schemas import hostile_schema
+from schema_storm import hostile
 from soaking.deployment import SWAPPING, Deployment
 from soaking.exchange import Answer, Client
 
@@ -199,7 +199,7 @@ class Tenants:
     async def _bomb(self, chance: random.Random, client: Client) -> None:
         form = {
             "type": "json_schema",
-            "json_schema": {"name": "a", "schema": hostile_schema(chance.getrandbits(60))},
+            "json_schema": {"name": "a", "schema": hostile(chance.getrandbits(60))},
         }
         body = {"model": "steady", "messages": _CHAT, "max_tokens": 20, "response_format": form}
         with trio.move_on_after(HANGS_S) as hanging:
