@@ -205,7 +205,8 @@ class Tenants:
         with trio.move_on_after(HANGS_S) as hanging:
             answer = await client.ask("POST", "/v1/chat/completions", body)
             self._report.outcomes[f"bomb {answer.status}"] += 1
-            if answer.status >= 500 or answer.ending == "cut":
+            is_too_busy = answer.code == "engine_failed" and answer.ending == "whole"  # to try the grammar
+            if (answer.status >= 500 and not is_too_busy) or answer.ending == "cut":
                 self._report.problem(f"bomb: {answer.status} {answer.code} {answer.ending}")
         if hanging.cancelled_caught:
             self._report.problem(f"a schema had no answer after {HANGS_S:g} s: {json.dumps(form)[:300]}")
