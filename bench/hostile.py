@@ -20,6 +20,7 @@ import platform
 import statistics
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fairlead.config import demonstration_model
 from fairlead.descriptors import raise_limit
 from hostile_client.attack import Address, Attack, Findings
 from hostile_client.neighbours import ATTACKS, run_attack
-from hostile_client.server import Server, serving
+from hostile_client.server import Server, serving_with
 from hostile_client.target import Canary, grammar_of
 
 MODEL = "fairlead-demo"
@@ -40,6 +41,11 @@ SETTINGS = {
     "models": {MODEL: DEMO | {"preload": True}, SPARE: DEMO},
     "limits": {"bodyTimeout": "2s"},  # some requests announce a longer body than they send
 }
+
+
+def serving(**more: Any) -> AbstractContextManager[Server]:
+    """Start a server with two models and `more` settings, and end it after the block."""
+    return serving_with(SETTINGS | more)
 
 
 async def attack(address: Address, options: argparse.Namespace) -> Findings:
@@ -147,7 +153,7 @@ def main() -> int:
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     is_bad = False
     if not options.only:
-        with serving(SETTINGS) as server:
+        with serving() as server:
             result |= trio.run(measure, server, options)
         result["log"] = server.bugs[:20]
         canaries = result["canary_alone"]["faults"] + result["canary_beside"]["faults"]

@@ -24,7 +24,7 @@ import trio
 from fairlead.config import demonstration_model
 from hostile_client.failing_node import failing_node
 from hostile_client.schemas import BOMBS, Schema, long_text
-from hostile_client.server import Server, serving
+from hostile_client.server import Server, serving_with
 from schema_storm import hostile
 from soaking.exchange import Answer, Client
 
@@ -531,7 +531,7 @@ async def run_attack(name: str, storm_s: float) -> Figures:
             # In threads, because the node must answer the server's probes meanwhile.
             with ExitStack() as stack:
                 server = await trio.to_thread.run_sync(
-                    stack.enter_context, serving(settings(Path(folder), port))
+                    stack.enter_context, serving_with(settings(Path(folder), port))
                 )
                 figures = await attack(server)
                 await trio.to_thread.run_sync(stack.pop_all().close)

@@ -58,7 +58,7 @@ class Server:
 
 
 @contextmanager
-def serving(settings: Mapping[str, Any]) -> Iterator[Server]:
+def serving_with(settings: Mapping[str, Any]) -> Iterator[Server]:
     """Start a server with these settings, and end it afterwards. Exits if it does not start."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "fairlead.yaml"
