@@ -1,8 +1,5 @@
 """The cluster of a server that is one process, which owns the launcher too."""
 
-import shutil
-import tempfile
-
 import trio
 
 from fairlead.cluster.controller import ClusterController
@@ -10,16 +7,14 @@ from fairlead.cluster.launcher_process import keep_launcher
 from fairlead.config import ClusterConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.fleet.fleet import Fleet
+from fairlead.process.socket_folder import socket_folder
 from fairlead.supervision import keep_running
 
 
 async def run_cluster(cluster: ClusterConfig, fleet: Fleet, dispatcher: Dispatcher) -> None:
     """Keep the replicas, with a launcher of this process, until cancelled. Waits until the fleet runs."""
     await fleet.has_adopted.wait()
-    directory = tempfile.mkdtemp(prefix="fairlead-")  # only this user can enter it
-    try:
+    with socket_folder() as directory:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_running, "cluster launcher", keep_launcher, cluster, directory)
             await ClusterController(cluster, fleet, dispatcher, directory).run()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
