@@ -124,9 +124,16 @@ MUTANTS = {
         [("submit to engine|first", "handled|sent", "kill dispatcher 1")],
     ),
     "follows_a_lower_epoch": ProtocolMutant(
-        f"{_CLIENT}:DispatchClient._handle",
-        "if epoch >= self.epoch:",
-        "if True:",
+        f"{_CLIENT}:DispatchClient._welcome",
+        "if epoch < self.epoch or (epoch == self.epoch and run != self.run_id):",
+        "if False:",
+        [("granted|first", "handled", "stop dispatcher 2.5"), ("welcome", "handled", "cut dispatcher 1")],
+        CARELESS,
+    ),
+    "raises_its_epoch_although_it_was_replaced": ProtocolMutant(
+        f"{_SERVER}._learn_epoch",
+        "if not self._raise_epoch(seen + 1):",
+        "if False:",
         [("granted|first", "handled", "stop dispatcher 2.5"), ("welcome", "handled", "cut dispatcher 1")],
         CARELESS,
     ),
@@ -186,7 +193,7 @@ MUTANTS = {
     ),
     "adds_counts_twice": ProtocolMutant(
         f"{_COUNTS}:CountsView._restore",
-        "if self._client.epoch != self._epoch:",
+        "if self._client.run_id != self._run_id:",
         "if True:",
         [("over", "handled", "kill front 1"), ("answered", "handled", "cut dispatcher 1")],
     ),

@@ -53,8 +53,9 @@ class System:
         """Whether there is a dispatcher, which may not take connections yet."""
         return self.scope is not None and not self.scope.cancel_called
 
-    def start_dispatcher(self, *, expected=()):
-        self.epoch += 1
+    def start_dispatcher(self, *, expected=(), epoch=None, term=None):
+        """Start one with the next epoch, or with this one; with a `term` it may raise it."""
+        self.epoch = self.epoch + 1 if epoch is None else epoch
         self.dispatcher = Dispatcher(self.queue, random=Random(0), epoch=self.epoch)
         self._record_grants(self.dispatcher)
         self.quotas = SharedQuotas()
@@ -63,6 +64,7 @@ class System:
             self.dispatcher,
             epoch=self.epoch,
             expected=expected,
+            raise_epoch=(lambda _epoch: False) if term is None else term.raise_epoch,
             questions={
                 "statistics": lambda _front: self.dispatcher.statistics().running,
                 **self.quotas.questions,

@@ -315,7 +315,7 @@ async def test_dispatcher_that_does_not_lead_is_not_tried_first_again(autojump_c
         async def replaced():
             ours, theirs = trio.testing.memory_stream_pair()
             tries.append(theirs)
-            await theirs.send_all(encode_frame(wire.Welcome(0)))
+            await theirs.send_all(encode_frame(wire.Welcome(0)) + encode_frame(wire.Standby()))
             return ours
 
         async def leading():
@@ -323,7 +323,7 @@ async def test_dispatcher_that_does_not_lead_is_not_tried_first_again(autojump_c
             return await system._connect(number)
 
         front = DispatchClient([replaced, leading], system.queue)
-        front.epoch = 1
+        front.epoch, front.run_id = 1, system.fronts[0].run_id
         front.scopes, front.streams = [], []
         system.fronts[number] = front
         nursery.start_soon(front.run)

@@ -237,3 +237,27 @@ def test_leader_whose_clock_jumps_ahead_ends_its_term_and_standby_does_not_take_
     leader.jumped_s += 100 * DURATION_S
     assert contest.leaders() == []
     contest.heal()
+
+
+def test_raised_epoch_of_a_leader_is_written_with_its_next_renewal_and_exceeded_by_the_next_leader():
+    contest = Contest()
+    contest.heal()
+    (leading,) = [each for each in contest.machines if each.contender.term in contest.leaders()]
+    (term,) = contest.leaders()
+    high = term.epoch + 10**9
+    assert term.raise_epoch(high)
+    leading.contender.failed()  # it reads the record, which has the earlier epoch
+    contest.run(24, {0, 1, 2})
+    assert contest.leaders() == [term]
+    assert (term.epoch, contest.record.epoch) == (high, high)
+    leading.start()
+    contest.heal()
+    (successor,) = contest.leaders()
+    assert successor.epoch > high
+    assert not term.raise_epoch(high + 1)
+
+
+def test_epoch_is_never_lowered():
+    term = Term(5)
+    assert term.raise_epoch(3)
+    assert term.epoch == 5

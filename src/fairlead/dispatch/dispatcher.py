@@ -121,6 +121,10 @@ class Dispatcher:
         self._full: dict[str, Alarm] = {}  # full nodes, each with the alarm that ends this
         self._closing: dict[str, trio.Event] = {}  # closed nodes that still have jobs
 
+    def raise_epoch(self, epoch: int) -> None:
+        """Use a higher epoch for the next grants."""
+        self.next_grant = Grant(max(epoch, self.next_grant.epoch), self.next_grant.number)
+
     async def run(self) -> None:
         """Run the timer and charge for generated tokens, until cancelled. A failing alarm stops no other."""
         self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_regularly)

@@ -1,12 +1,14 @@
 """A front's side: seats of a dispatcher in another process, with the interface of `Dispatcher.seat`.
 
 The front's jobs outlive the connection. While no dispatcher answers, jobs that run go on, and others wait;
-all are declared on the next connection. A dispatcher with a lower epoch than one seen before is refused.
+all are declared on the next connection. A dispatcher with a lower epoch than one seen before is not accepted,
+unless it raises its epoch: it gets the one that was seen.
 """
 
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -24,9 +26,15 @@ from fairlead.fronts import wire
 from fairlead.grant import Grant
 from fairlead.link.connection import FrameLink
 from fairlead.link.handshake import HandshakeFailed
+from fairlead.link.limited_log import LimitedLog
+from fairlead.supervision import contain
 
 RETRY_S = 0.1
-USELESS_S = 1.0
+# A dispatcher that refuses the handshake, does not lead, or was connected for less than `USEFUL_S`, is tried
+# again after a pause that grows.
+USEFUL_S = 1.0
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
 NO_ANSWER = "the dispatcher does not answer"
 # The dispatcher ends a wait at its deadline; if it does not answer, the front does, a little later.
@@ -86,8 +94,12 @@ class DispatchClient:
 
     def __init__(self, connects: list[Connect], queue: QueueConfig) -> None:
         self.epoch = 0
+        self.run_id = ""  # of the dispatcher with this epoch
         self.on_connect: list[Callable[[], None]] = []
         self._connects = connects
+        self._pauses = {connect: _Pause() for connect in connects}
+        self._no_dispatcher = LimitedLog("no dispatcher")
+        self._refused = LimitedLog("dispatcher not accepted: its epoch is not higher than one seen before")
         self._queue = queue
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _OpenJob] = {}
@@ -106,10 +118,15 @@ class DispatchClient:
 
     async def run(self) -> None:
         """Keep connected until cancelled."""
-        useless: Connect | None = None  # connects to a dispatcher that has just proved not to lead
         while True:
-            connect, stream = await self._connect(useless)
-            useless = None if await self._use(stream) else connect
+            connect, stream = await self._connect()
+            began_at = trio.current_time()
+            has_led = await self._use(stream)
+            # A message that either side cannot handle ends the connection, and may be sent again on the next.
+            if has_led and trio.current_time() - began_at >= USEFUL_S:
+                self._pauses[connect].end()
+            else:
+                self._pauses[connect].begin()
             await trio.sleep(RETRY_S)
 
     @asynccontextmanager
@@ -193,17 +210,13 @@ class DispatchClient:
 
     # The connection ----------------------------------------------------------------------------------
 
-    async def _connect(self, useless: Connect | None) -> tuple[Connect, trio.abc.Stream]:
-        """Return the first connection to any dispatcher. All are tried at once, because one may hang.
-
-        The `useless` one is tried a little later, so that another can be first.
-        """
+    async def _connect(self) -> tuple[Connect, trio.abc.Stream]:
+        """Return the first connection to any dispatcher. All are tried at once, because one may hang."""
         found: list[tuple[Connect, trio.abc.Stream]] = []
         try:
             async with trio.open_nursery() as nursery:
                 for connect in self._connects:
-                    pause_s = USELESS_S if connect is useless else 0.0
-                    nursery.start_soon(self._connect_to, connect, pause_s, found, nursery.cancel_scope)
+                    nursery.start_soon(self._connect_to, connect, found, nursery.cancel_scope)
         except BaseException:
             await _close(found)
             raise
@@ -211,22 +224,19 @@ class DispatchClient:
         return found[0]
 
     async def _connect_to(
-        self,
-        connect: Connect,
-        pause_s: float,
-        found: list[tuple[Connect, trio.abc.Stream]],
-        scope: trio.CancelScope,
+        self, connect: Connect, found: list[tuple[Connect, trio.abc.Stream]], scope: trio.CancelScope
     ) -> None:
-        logged = ""  # a reason that was logged is not logged again
-        await trio.sleep(pause_s)
+        pause = self._pauses[connect]
         while True:
+            await trio.sleep_until(pause.ends_at)
             try:
                 found.append((connect, await connect()))
-            except (OSError, HandshakeFailed) as error:
-                if str(error) != logged:
-                    logged = str(error)
-                    logger.info("no dispatcher", reason=logged)
+            except OSError as error:  # it does not run: nothing is lost by asking again soon
+                self._no_dispatcher.report(str(error))
                 await trio.sleep(RETRY_S)
+            except HandshakeFailed as error:
+                self._no_dispatcher.report(str(error))
+                pause.begin()
             else:
                 scope.cancel()
                 return
@@ -237,7 +247,9 @@ class DispatchClient:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._report_progress, link)
-                await link.run(lambda message: self._handle(link, message))
+                # A message that fails ends the connection: the front, its clients and jobs stay.
+                handle = partial(self._handle, link)
+                await contain("messages of the dispatcher", link.run, handle)
                 nursery.cancel_scope.cancel()
         finally:
             has_led = self._link is link
@@ -250,17 +262,20 @@ class DispatchClient:
         return has_led
 
     async def _report_progress(self, link: FrameLink[wire.ToFront]) -> None:
-        while True:
+        """Report regularly. End the connection to a dispatcher that was not accepted in time."""
+        last = trio.current_time() + wire.SILENCE_S
+        while self._link is link or trio.current_time() < last:
             running = (job for job in self._jobs.values() if job.seat is not None and job.seat.has_begun)
             link.send(wire.Progress({job.number: job.generated() for job in running}))
             await trio.sleep(wire.HEARTBEAT_S)
+        link.close()
 
     def _handle(self, link: FrameLink[wire.ToFront], message: wire.ToFront) -> None:
+        if self._link is not link and not isinstance(message, wire.Welcome | wire.Standby):
+            return  # of a dispatcher that is not accepted yet
         match message:
-            case wire.Welcome(epoch) if epoch >= self.epoch:
-                self.epoch = epoch
-                self._link = link
-                self._declare(link)
+            case wire.Welcome(epoch, run):
+                self._welcome(link, epoch, run)
             case wire.Heartbeat(counters):
                 if counters is not None:
                     self._counters.update(counters)
@@ -269,12 +284,24 @@ class DispatchClient:
                     asked.answer = value
                     asked.error = None if error is None else error.error()
                     asked.event.set()
-            case wire.Welcome() | wire.Standby():  # one that was replaced, or that does not lead
+            case wire.Standby():  # one that was replaced, or that does not lead
                 link.close()
             case _:
                 # A job that has ended meanwhile is absent; its `EndJob` is on the way to the dispatcher.
                 if (job := self._jobs.get(message.number)) is not None:
                     job.receive(message)
+
+    def _welcome(self, link: FrameLink[wire.ToFront], epoch: int, run: str) -> None:
+        """Accept a dispatcher, and higher epochs that it takes later; or tell it which one it must exceed."""
+        run = run or str(epoch)
+        if epoch < self.epoch or (epoch == self.epoch and run != self.run_id):
+            self._refused.report("it may have started with an earlier clock", epoch=epoch, seen=self.epoch)
+            link.send(wire.EpochSeen(self.epoch))
+            return
+        is_new = self._link is not link
+        self.epoch, self.run_id, self._link = epoch, run, link
+        if is_new:
+            self._declare(link)
 
     def _declare(self, link: FrameLink[wire.ToFront]) -> None:
         now = trio.current_time()
@@ -291,6 +318,23 @@ class DispatchClient:
 async def _close(found: list[tuple[Connect, trio.abc.Stream]]) -> None:
     for _, stream in found:
         await trio.aclose_forcefully(stream)
+
+
+class _Pause:
+    """The pause before a dispatcher that was of no use is tried again; it doubles until one was of use."""
+
+    def __init__(self) -> None:
+        self.ends_at = -inf
+        self._next_s = FIRST_PAUSE_S
+
+    def begin(self) -> None:
+        """Begin a pause: it counts from now."""
+        self.ends_at = trio.current_time() + self._next_s
+        self._next_s = min(2 * self._next_s, LONGEST_PAUSE_S)
+
+    def end(self) -> None:
+        """End it, and begin with the shortest one the next time."""
+        self.ends_at, self._next_s = -inf, FIRST_PAUSE_S
 
 
 class _Question:

@@ -5,8 +5,12 @@ dispatcher grants nothing before the fronts have declared their jobs, or `GRACE_
 of them connected. Seats that are held are restored first; then waiting jobs are submitted in the order in
 which they arrived. `GRACE_S` counts from the first connection, because fronts notice late, but at about the
 same time, that the earlier dispatcher hangs.
+
+A dispatcher whose epoch comes from a clock, or from a store that may have lost it, takes a higher one when a
+front has seen it: the clock may have been set back. Otherwise only the one that was replaced would be told.
 """
 
+import secrets
 from collections.abc import Callable, Collection
 from functools import partial
 from types import MappingProxyType
@@ -22,6 +26,7 @@ from fairlead.fronts import wire
 from fairlead.fronts.front import Front, FrontJob
 from fairlead.fronts.questions import FrontQuestions, Orders, Questions
 from fairlead.link.connection import FrameLink
+from fairlead.link.limited_log import LimitedLog
 from fairlead.supervision import contain
 
 AWAY_S = 10.0
@@ -36,7 +41,8 @@ class FrontServer:
 
     `expected`: the names of the fronts that declare their jobs in the grace time; None: unknown. `questions`
     and `orders` as for `FrontQuestions`. `on_front_ended` is called with the name of a front that has ended.
-    `may_send` as for `FrameLink`: whether this dispatcher leads.
+    `may_send` as for `FrameLink`: whether this dispatcher leads. `raise_epoch` is called with a higher epoch,
+    and returns whether this dispatcher takes it.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class FrontServer:
         orders: Orders = MappingProxyType({}),
         expected: Collection[str] | None = (),
         may_send: Callable[[], bool] = lambda: True,
+        raise_epoch: Callable[[int], bool] = lambda _epoch: False,
         on_front_ended: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._dispatcher = dispatcher
@@ -55,6 +62,9 @@ class FrontServer:
         self._questions = FrontQuestions(questions, orders)
         self._nursery: trio.Nursery | None = None
         self._may_send = may_send
+        self._raise_epoch = raise_epoch
+        self._run_id = secrets.token_hex(8)
+        self._refused = LimitedLog("front refused: it has seen another dispatcher with this or a later epoch")
         self._on_front_ended = on_front_ended
         self._fronts: dict[str, Front] = {}
         self._served: set[str] = set()
@@ -117,7 +127,7 @@ class FrontServer:
         front.connections += 1
         front.undeclared, front.has_counters = set(front.jobs), False
         self._has_front.set()
-        link.send(wire.Welcome(self._epoch))
+        link.send(wire.Welcome(self._epoch, self._run_id))
         logger.info("front connected", front=name, jobs=len(front.jobs))
         try:
             await contain("messages of a front", link.run, partial(self._handle, front))
@@ -165,6 +175,8 @@ class FrontServer:
                     if (job := front.jobs.get(number)) is not None:
                         job.tokens = count
                         self._served.add(job.ticket.job.tenant)
+            case wire.EpochSeen(epoch):
+                self._learn_epoch(front, epoch)
             case wire.Ask():
                 assert self._nursery is not None, "connections are served while `run` runs"
                 self._questions.answer(front, message, self._nursery)
@@ -186,6 +198,21 @@ class FrontServer:
             case _:
                 reason = f"{type(message).__name__} does not fit job {message.number}"
                 front.refuse(reason)
+
+    def _learn_epoch(self, front: Front, seen: int) -> None:
+        """Take a higher epoch than a front has seen, and tell all fronts, or refuse this one."""
+        if seen < self._epoch:  # it was raised meanwhile
+            front.send(wire.Welcome(self._epoch, self._run_id))
+            return
+        if not self._raise_epoch(seen + 1):
+            self._refused.report("this one has been replaced", front=front.name, epoch=self._epoch, seen=seen)
+            front.send(wire.Standby())
+            return
+        logger.warning("epoch raised", front=front.name, epoch=self._epoch, seen=seen, now=seen + 1)
+        self._epoch = seen + 1
+        self._dispatcher.raise_epoch(self._epoch)
+        for each in self._fronts.values():
+            each.send(wire.Welcome(self._epoch, self._run_id))
 
     # Jobs --------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ SILENCE_S = 3.0
 """After this time without a message, the peer counts as gone."""
 
 TokenCount = Annotated[int, Meta(ge=0, le=2**40)]
+Epoch = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
@@ -135,19 +136,30 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     arguments: tuple[Any, ...] = ()
 
 
-ToDispatcher = SubmitJob | DeclareJob | Declared | BeginJob | RequeueJob | EndJob | Progress | Ask
+class EpochSeen(msgspec.Struct, frozen=True, array_like=True, tag="seen"):
+    """The answer to a `Welcome` that is not accepted: the front has seen this epoch of another dispatcher."""
+
+    epoch: Epoch
+
+
+ToDispatcher = SubmitJob | DeclareJob | Declared | BeginJob | RequeueJob | EndJob | Progress | Ask | EpochSeen
 
 # Dispatcher → front --------------------------------------------------------------------------------
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
-    """The first message. A front accepts no dispatcher with a lower `epoch` than one seen before."""
+    """The first message. A front accepts no dispatcher with a lower `epoch` than one seen before.
 
-    epoch: int
+    `run` is unique to this run of a dispatcher: another one with the same epoch is not accepted either. The
+    message is sent again when the epoch is raised.
+    """
+
+    epoch: Epoch
+    run: str = ""
 
 
 class Standby(msgspec.Struct, frozen=True, array_like=True, tag="standby"):
-    """The first message of a dispatcher that does not lead."""
+    """The dispatcher does not lead, or may not raise its epoch."""
 
 
 class JobQueued(msgspec.Struct, frozen=True, array_like=True, tag="queued"):

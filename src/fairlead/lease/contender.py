@@ -115,7 +115,8 @@ class Contender:
         self._highest = max(self._highest, record.epoch if record else 0)
         if self.term is None:
             return True
-        is_ours = record is not None and (record.holder, record.epoch) == (self._holder, self.term.epoch)
+        # The record has a lower epoch than the term if that was raised since the last write.
+        is_ours = record is not None and record.holder == self._holder and 0 < record.epoch <= self.term.epoch
         if not is_ours:
             self.may_hold = False
             self.lose()

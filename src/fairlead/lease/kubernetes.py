@@ -52,7 +52,7 @@ class KubernetesStore:
             **(before.get("spec") or {}),
             "holderIdentity": write.holder,
             "leaseDurationSeconds": max(1, math.ceil(write.duration_s)),
-            "leaseTransitions": write.epoch,
+            "leaseTransitions": min(write.epoch, _MOST_TRANSITIONS),
             "renewTime": now,
         }
         if write.previous is None or write.previous.epoch != write.epoch:

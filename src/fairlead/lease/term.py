@@ -16,8 +16,8 @@ def running_time_s() -> float:
 class Term:
     """One term of a leader. Check `is_valid()` synchronously before each act that only the leader may do.
 
-    `epoch` is greater than that of every earlier term. `valid_until_s` is on the clock `now_s`. A term whose
-    time has passed cannot be extended.
+    `epoch` is greater than that of every earlier term, as far as the lease knows. `valid_until_s` is on the
+    clock `now_s`. A term whose time has passed cannot be extended.
     """
 
     def __init__(
@@ -40,6 +40,13 @@ class Term:
         """Move the end to a later time."""
         if self.is_valid():
             self._valid_until_s = max(self._valid_until_s, valid_until_s)
+
+    def raise_epoch(self, epoch: int) -> bool:
+        """Use this epoch if it is higher. Return False if this process does not lead any more."""
+        if not self.is_valid():
+            return False
+        self.epoch = max(self.epoch, epoch)
+        return True
 
     def end(self) -> None:
         """End the term now."""

@@ -21,6 +21,7 @@ from fairlead.gc_tuning import freeze
 from fairlead.link.address import LinkAddress, listen
 from fairlead.link.handshake import HandshakeFailed
 from fairlead.link.handshakes import PendingHandshakes
+from fairlead.link.limited_log import LimitedLog
 from fairlead.roles import control
 from fairlead.roles.child import SupervisorLink
 from fairlead.roles.fleet_state import encoded, state_of
@@ -51,6 +52,7 @@ class DispatcherRole:
     """The parts of the dispatcher's process: fleet ⊃ dispatcher ⊃ the connections of fronts.
 
     It listens at the `address`, with `tls` if there is a context, as long as it `may_send`: while it leads.
+    `raise_epoch` as for `FrontServer`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class DispatcherRole:
         address: LinkAddress | None = None,
         tls: SSLContext | None = None,
         may_send: Callable[[], bool] = lambda: True,
+        raise_epoch: Callable[[int], bool] = lambda _epoch: False,
     ) -> None:
         config = control.unpack(start.config)
         self._address = address or LinkAddress(path=f"{start.directory}/{SOCKET}")
@@ -92,6 +95,7 @@ class DispatcherRole:
             epoch=start.epoch,
             expected=start.expected,
             may_send=may_send,
+            raise_epoch=raise_epoch,
             questions={
                 "state": self._state,
                 "waiting": lambda _front, request_id: self._dispatcher.estimate_of(request_id),
@@ -112,6 +116,7 @@ class DispatcherRole:
                 "drain_node": self._fleet.drain_node,
             },
         )
+        self._refused = LimitedLog("front refused")
         self._handshakes = PendingHandshakes(name="dispatcher", key=start.key)
         self._nursery: trio.Nursery | None = None
 
@@ -157,7 +162,7 @@ class DispatcherRole:
             try:
                 name = await self._handshakes.authenticate(stream)
             except HandshakeFailed as error:
-                logger.warning("front refused", reason=str(error))
+                self._refused.report(str(error))
                 return
             await self._server.serve(stream, name)
 

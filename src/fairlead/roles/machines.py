@@ -61,7 +61,8 @@ async def dispatch(
     _refuse_models(config)
     refuse_without_ray(config)
     key, tls = _key(settings), _server_tls(settings)
-    # Without a lease there is one dispatcher: each run of it has a higher epoch than those before.
+    # Without a lease there is one dispatcher. Each run of it should have a higher epoch than those before; if
+    # the clock was set back, the epoch is raised when a front reports the one that it has seen.
     lease = make_lease(config.lease, os.environ, epoch=int(time.time()))
     link = NoSupervisor()
     async with trio.open_nursery() as nursery:
@@ -69,7 +70,9 @@ async def dispatch(
         term = await nursery.start(lease.hold)
         start = control.RunDispatcher(control.pack(config), "", key, epoch=term.epoch, expected=None)
         address = LinkAddress.parse(settings.listen)
-        role = DispatcherRole(link, start, address=address, tls=tls, may_send=term.is_valid)
+        role = DispatcherRole(
+            link, start, address=address, tls=tls, may_send=term.is_valid, raise_epoch=term.raise_epoch
+        )
         nursery.start_soon(role.run)
         await link.ready.wait()
         logger.info("leading", epoch=term.epoch, address=settings.listen)
@@ -82,7 +85,7 @@ async def serve_front(
     *,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve HTTP until drained. Calls `started()` with the URL when it has a dispatcher.
+    """Serve HTTP until drained. Calls `started()` with the URL when it listens, perhaps before a dispatcher.
 
     Raises `ConfigError` or `OSError` if it cannot start.
     """

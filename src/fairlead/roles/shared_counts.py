@@ -73,7 +73,7 @@ class CountsView:
         self.own: Callable[[], FrontCounts] = FrontCounts
         self._client = client
         self._totals = FrontTotals()
-        self._epoch = 0  # of the dispatcher that has sent them
+        self._run_id = ""  # of the dispatcher that has sent them
         client.on_connect.append(self._restore)
 
     def totals(self) -> FrontCounts:
@@ -87,9 +87,9 @@ class CountsView:
         except NoNode:
             return
         self._totals = msgspec.convert(answer, FrontTotals)
-        self._epoch = self._client.epoch
+        self._run_id = self._client.run_id
 
     def _restore(self) -> None:
-        """Give the counts to a new dispatcher; the one that has sent them has them."""
-        if self._client.epoch != self._epoch:
+        """Send the counts to a new dispatcher, unless they came from it."""
+        if self._client.run_id != self._run_id:
             self._client.tell("restore_counts", self._totals.ended)
