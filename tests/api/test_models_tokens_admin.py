@@ -3,6 +3,7 @@
 from importlib.metadata import version
 
 import pytest
+import trio
 from openai.types import Model
 
 from fairlead.config import ApiKey
@@ -145,6 +146,11 @@ async def test_server_with_a_stuck_model_is_unhealthy_and_names_it(client_with):
     assert reply.status == 503
     assert reply.json["status"] == "stuck"
     assert reply.json["models"] == {"small": "it made no progress for 30 s"}
+
+
+async def test_health_waits_for_no_other_process(client_with):
+    with trio.fail_after(10):
+        assert (await client_with(refresh=trio.sleep_forever).get("/health")).status == 200
 
 
 async def test_loaded_server_is_ready(client):

@@ -3,10 +3,11 @@
 from typing import get_args
 
 import pytest
+import trio
 
 from fairlead.config import HealthConfig
-from fairlead.errors import LoadFailed
-from fairlead.fleet.instance import FIRST_BACKOFF_S, HEALTHY_AFTER_S, LONGEST_BACKOFF_S, Restarts
+from fairlead.errors import LoadFailed, NodeFailed
+from fairlead.fleet.instance import FIRST_BACKOFF_S, HEALTHY_AFTER_S, LONGEST_BACKOFF_S, Instance, Restarts
 from fairlead.fleet.managed_model import TRANSITIONS, ManagedModel
 from fairlead.nodes.node import ModelState
 from fleet.running_fleet import running_fleet, sleeper
@@ -82,6 +83,22 @@ def test_pauses_between_restarts_double_until_an_instance_stays_up():
     assert restarts.next_backoff_s() == LONGEST_BACKOFF_S
     restarts.ran(HEALTHY_AFTER_S + 1)
     assert restarts.next_backoff_s() == FIRST_BACKOFF_S
+
+
+@pytest.mark.parametrize(
+    ("ready_s", "pause_s"), [(HEALTHY_AFTER_S + 1, FIRST_BACKOFF_S), (HEALTHY_AFTER_S - 1, LONGEST_BACKOFF_S)]
+)
+async def test_pause_before_the_restart_of_a_model_depends_on_how_long_it_was_ready(
+    mock_clock, ready_s, pause_s
+):
+    model, instance = model_in("ready"), Instance()
+    for _ in range(9):
+        model.restarts.next_backoff_s()
+    instance.was_ready, instance.ready_at = True, trio.current_time()
+    mock_clock.jump(ready_s)
+    model._failed(instance, NodeFailed("its process ended"))
+    assert model.restarts.is_due
+    assert model.restarts.next_backoff_s() == pause_s
 
 
 def test_model_is_missing_while_its_restart_is_due_and_its_room_is_free():

@@ -176,6 +176,15 @@ async def test_front_that_dies_takes_only_its_own_clients(server):
     await until(lambda: len(server.supervisor.ready_fronts) == 2)
 
 
+async def test_no_connection_is_refused_while_all_fronts_are_away(server):
+    for number in (0, 1):
+        server.kill_front(number)
+    for _ in range(20):
+        assert (await server.get("/health"))["status"] == "ok"
+    await until(lambda: len(server.supervisor.ready_fronts) == 2)
+    assert (await server.post(COMPLETION, completion(1))).status_code == 200
+
+
 @pytest.mark.slow
 async def test_engine_that_dies_is_replaced_and_streams_go_on(server):
     await server.post(COMPLETION, completion(1))

@@ -13,8 +13,10 @@ class Admin:
         self._services = services
 
     async def health(self, _request: Request) -> Response:
-        """Report whether the process responds and no model is stuck in a step. Loading is healthy."""
-        await self._services.refresh()
+        """Report whether the process responds and no model is stuck in a step. Loading is healthy.
+
+        It waits for no other process: what probes it would end this one for the silence of that.
+        """
         instance = self._services.fleet.instance
         if problems := self._services.problems():
             return json_response({"status": "stuck", "models": dict(problems), "instance": instance}, 503)

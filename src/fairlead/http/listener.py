@@ -11,9 +11,9 @@ lifespan, but not its accept loop, timers and logs.
 
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Literal
+from typing import Any
 
 import structlog
 import trio
@@ -36,7 +36,6 @@ ACCEPTS_PER_TURN = 32
 STARTS_PER_TURN = 4
 REFUSALS = 64  # clients over the limit that get a response at a time; the others are just closed
 OUT_OF_DESCRIPTORS_S = 0.1
-Sharing = Literal["no", "listens", "reserves"]
 
 PORTS_TRIED = 16  # a port that is free on one address of the host may be taken on the next
 
@@ -48,6 +47,7 @@ SEND_BUFFER_BYTES = 256 * 1024
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 Address = tuple[str, int]
+Wait = Callable[[socket.socket], Awaitable[None]]
 
 # Apps may return from their lifespan at once.
 _without_lifespan = suppress(trio.ClosedResourceError, trio.BrokenResourceError)
@@ -60,11 +60,11 @@ class CannotListen(OSError):
         return self.strerror or super().__str__()
 
 
-def bind(host: str, port: int, *, sharing: Sharing = "no") -> list[socket.socket]:
+def bind(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
     """Return listening sockets, one for each address of `host`. Port 0 picks a free one.
 
-    `sharing`: several processes of this user may listen on the same port (SO_REUSEPORT), each of which gets
-    a part of the connections; or the port is only reserved for them, by sockets that do not listen.
+    With `is_shared`, other sockets of this user may be bound to the same port (SO_REUSEPORT), and these do
+    not listen yet: of those that do, each gets a part of the connections.
     Raises `ConfigError` if there is no such host, and `CannotListen` if the address cannot be bound.
     """
     name = host.removeprefix("[").removesuffix("]")
@@ -75,7 +75,7 @@ def bind(host: str, port: int, *, sharing: Sharing = "no") -> list[socket.socket
     tries = 1 if port else PORTS_TRIED
     while True:
         try:
-            return _listen_on_all(host, port, found, sharing)
+            return _listen_on_all(host, port, found, is_shared=is_shared)
         except OSError as error:
             tries -= 1
             if not tries or error.errno != errno.EADDRINUSE:
@@ -88,11 +88,13 @@ async def serve_http(
     *,
     limits: Limits,
     shutdown: trio.Event,
+    wait: Wait = trio.lowlevel.wait_readable,
     task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an ASGI app on listening sockets until `shutdown` is set and all is drained. Closes the sockets.
 
-    Reports the bound addresses once the app has started. Raises what the app's startup raises.
+    `wait` returns when a socket may have a connection to accept. Reports the bound addresses once the app has
+    started. Raises what the app's startup raises.
     """
     config = _hypercorn_config(limits)
     state: dict[str, Any] = {}
@@ -105,7 +107,7 @@ async def serve_http(
         with _without_lifespan:
             await lifespan.wait_for_startup()
         shared = Shared(app, config, WorkerContext(None), {**state, "limits": limits}, limits)
-        await Listener(shared).run(sockets, shutdown, task_status)
+        await Listener(shared, wait).run(sockets, shutdown, task_status)
         with _without_lifespan:
             await lifespan.wait_for_shutdown()
         nursery.cancel_scope.cancel()
@@ -114,8 +116,9 @@ async def serve_http(
 class Listener:
     """The owner of all connections: accepts, refuses and drains them."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, wait: Wait = trio.lowlevel.wait_readable) -> None:
         self._shared = shared
+        self._wait = wait
         self._connections: set[ServerConnection] = set()
         self._arrivals = AcceptQueue()
         self._refusals = 0
@@ -169,7 +172,7 @@ class Listener:
             if self._arrivals:
                 await trio.lowlevel.checkpoint()
             else:
-                await trio.lowlevel.wait_readable(listening)
+                await self._wait(listening)
             try:
                 for _ in range(ACCEPTS_PER_TURN):
                     sock, client = listening.accept()
@@ -222,13 +225,13 @@ class Listener:
             sock.close()
 
 
-def _listen_on_all(host: str, port: int, found: Sequence[Any], sharing: Sharing) -> list[socket.socket]:
+def _listen_on_all(host: str, port: int, found: Sequence[Any], *, is_shared: bool) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     failure: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):
         chosen = sockets[0].getsockname()[1] if sockets else port
         try:
-            sockets.append(_listen(family, (address[0], chosen, *address[2:]), sharing))
+            sockets.append(_listen(family, (address[0], chosen, *address[2:]), is_shared=is_shared))
         except OSError as error:
             failure = CannotListen(error.errno, _explain(host, chosen, error))
             if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:  # for example without IPv6
@@ -251,11 +254,11 @@ def _explain(host: str, port: int, error: OSError) -> str:
     )
 
 
-def _listen(family: int, address: tuple[Any, ...], sharing: Sharing) -> socket.socket:
+def _listen(family: int, address: tuple[Any, ...], *, is_shared: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if sharing != "no":
+        if is_shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -267,7 +270,7 @@ def _listen(family: int, address: tuple[Any, ...], sharing: Sharing) -> socket.s
             if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         sock.bind(address)
-        if sharing != "reserves":
+        if not is_shared:
             sock.listen(BACKLOG)
         sock.setblocking(False)
     except BaseException:

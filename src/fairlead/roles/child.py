@@ -108,8 +108,8 @@ async def _run(connection: socket.socket, roles: dict[type, Play]) -> None:
     link = SupervisorLink(trio.SocketStream(trio.socket.from_stdlib_socket(connection)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_run_link, link, nursery.cancel_scope)
-        nursery.start_soon(_report_life, link)
         start = await link.start()
+        nursery.start_soon(_report_life, link)  # nobody reads what a process says that only waits
         assert isinstance(start, control.RunDispatcher | control.RunFront)
         config = control.unpack(start.config)
         logs.configure(json=config.log_json, level=config.log_level)

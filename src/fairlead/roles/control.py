@@ -93,12 +93,23 @@ class RunDispatcher(msgspec.Struct, frozen=True, tag="dispatcher"):
 
 
 class RunFront(msgspec.Struct, frozen=True, tag="front"):
-    """Be a front of this `name`, which no other has had; the dispatcher listens in the `directory`."""
+    """Be a front of this `name`, which no other has had; the dispatcher listens in the `directory`.
+
+    `descriptors` are those of the sockets for HTTP of each front, by number, and `number` is its own.
+    """
 
     config: bytes
     directory: str
     key: bytes
     name: str
+    number: int = 0
+    descriptors: tuple[tuple[int, ...], ...] = ()
+
+
+class StandIn(msgspec.Struct, frozen=True, tag="stand in"):
+    """Accept the connections of the fronts with these numbers, and of no others: they are not ready."""
+
+    absent: tuple[int, ...]
 
 
 class Reload(msgspec.Struct, frozen=True, tag="reload"):
@@ -160,6 +171,7 @@ class ProcessEnded(msgspec.Struct, frozen=True, tag="ended"):
 ToChildRole = (
     RunDispatcher
     | RunFront
+    | StandIn
     | Reload
     | Stopping
     | Drain

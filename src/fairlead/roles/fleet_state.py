@@ -61,6 +61,24 @@ class FleetState(msgspec.Struct, frozen=True, kw_only=True):
     commands: dict[str, CommandConfig]
     usage: dict[str, QuotaUsage] = {}
 
+    @classmethod
+    def empty(cls) -> "FleetState":
+        """Return the state before a dispatcher has answered: nothing is there."""
+        queue = dict.fromkeys((field.name for field in msgspec.structs.fields(DispatchStatistics)), 0)
+        return cls(
+            instance="",
+            knows_nodes=False,
+            is_ready=False,
+            problems={},
+            models=(),
+            nodes=(),
+            queue=msgspec.convert(queue, DispatchStatistics),
+            local={},
+            remote=(),
+            engines={},
+            commands={},
+        )
+
 
 def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesses) -> FleetState:
     """Return the state now."""

@@ -24,8 +24,8 @@ logger = structlog.get_logger("fairlead.fronts")
 class FleetView:
     """The `FleetAccess` of a front. `run` and `refresh` bring it up to date.
 
-    `on_change` is called with each new state. Nothing may be queried before the first one, when `has_state`
-    is set.
+    `on_change` is called with each new state. Before the first one, when `has_state` is set, there are no
+    models and no nodes, and the fleet is not ready.
     """
 
     def __init__(self, config: Config, client: DispatchClient, read: Reader) -> None:
@@ -33,9 +33,9 @@ class FleetView:
         self.has_state = trio.Event()
         self.on_change: Callable[[FleetState], None] = lambda _state: None
         self._client = client
-        self._current: FleetState | None = None
+        self._state = FleetState.empty()
         self._outputs: dict[str, ProcessOutput] = {}
-        self._queue: dict[str, Any] = {}
+        self._queue: dict[str, Any] = msgspec.to_builtins(self._state.queue)
 
     async def prepare(self) -> None:
         """Read what a front must know of every model. Raises `LoadFailed`."""
@@ -61,9 +61,9 @@ class FleetView:
             await self._read_output(state)
         except NoNode:
             return
-        if self._current is not None and not state.knows_nodes:
+        if self.has_state.is_set() and not state.knows_nodes:
             return  # models of nodes that a new dispatcher has not probed yet are served all the same
-        self._current = state
+        self._state = state
         self._queue = msgspec.to_builtins(state.queue)
         self.on_change(state)
         self.has_state.set()
@@ -178,11 +178,6 @@ class FleetView:
         await self._order("drain_node", node_id)
 
     # Helpers -----------------------------------------------------------------------------------------
-
-    @property
-    def _state(self) -> FleetState:
-        assert self._current is not None, "a front serves once it has the state"
-        return self._current
 
     def _is_remote(self, model: str) -> bool:
         return any(model in node.models for node in self._state.remote)

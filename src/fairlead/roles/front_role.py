@@ -1,9 +1,11 @@
 """A front as a process of its own: HTTP, keys, text, and the connections to engines and other servers."""
 
+import socket
 from collections.abc import Sequence
 from functools import partial
 from math import ceil
 from ssl import SSLContext
+from typing import Any
 
 import msgspec
 import structlog
@@ -14,11 +16,13 @@ from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.config import Config
 from fairlead.descriptors import limits_within_descriptors
+from fairlead.errors import NoNode
 from fairlead.fleet.model_reading import read_model
-from fairlead.fronts.client import DispatchClient
+from fairlead.fronts.client import ANSWER_TIMEOUT_S, NO_ANSWER, DispatchClient
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
 from fairlead.http.listener import bind, serve_http
+from fairlead.http.shared_sockets import SharedSockets
 from fairlead.link.address import LinkAddress, connect
 from fairlead.link.handshake import shake_hands
 from fairlead.request_timeline import RequestTimeline
@@ -34,6 +38,8 @@ from fairlead.telemetry.request_log import RequestLog, open_request_log
 from fairlead.tenancy.shared_quotas import RemoteQuotas
 
 COUNTS_INTERVAL_S = 1.0
+# Paths that are served although no dispatcher has answered yet.
+PROBES = frozenset({"/health", "/ready", "/version"})
 
 logger = structlog.get_logger("fairlead.fronts")
 
@@ -118,28 +124,45 @@ class FrontRole:
             )
             app = Application(self._services(view, gateway))
             self._counts.own = app.counts
-            self._link.serve(partial(self._handle, view, app, nursery))
+            sockets = self._open_sockets()
+            self._link.serve(partial(self._handle, view, app, sockets, nursery))
             nursery.start_soon(keep_running, "request log", self._request_log.run)
             nursery.start_soon(self._client.run)
             nursery.start_soon(keep_running, "state of the fleet", view.run)
             nursery.start_soon(keep_running, "counts", self._report_counts)
-            with trio.CancelScope() as starting:
-                nursery.start_soon(self._stop_starting, starting)
-                await view.has_state.wait()
-            if starting.cancelled_caught:
-                nursery.cancel_scope.cancel()
-                return
             freeze()
-            sockets = bind(config.host, config.port, sharing="listens" if config.fronts > 1 else "no")
-            self.address = sockets[0].getsockname()[:2]
+            sockets.listen()
+            self.address = sockets.all[0].getsockname()[:2]
             self._link.send(control.RoleReady())
-            await serve_http(app, sockets, limits=limits_within_descriptors(config), shutdown=self._draining)
+            await serve_http(
+                partial(self._serve, view, app),
+                sockets.all,
+                limits=limits_within_descriptors(config),
+                shutdown=self._draining,
+                wait=sockets.wait_for_connection,
+            )
             nursery.cancel_scope.cancel()
 
-    async def _stop_starting(self, starting: trio.CancelScope) -> None:
-        """Do not wait for a dispatcher any more once the front is to end."""
-        await self._draining.wait()
-        starting.cancel()
+    def _open_sockets(self) -> SharedSockets:
+        """Return the sockets of the supervisor, or else sockets of this front alone."""
+        start = self._start
+        if not start.descriptors:
+            return SharedSockets([bind(self._config.host, self._config.port)], 0)
+        inherited = [[socket.socket(fileno=each) for each in some] for some in start.descriptors]
+        for sock in (sock for sockets in inherited for sock in sockets):
+            sock.set_inheritable(False)
+        return SharedSockets(inherited, start.number)
+
+    async def _serve(self, view: FleetView, app: Application, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request. All but probes wait until a dispatcher has answered, but not for ever."""
+        if scope["type"] == "http" and not view.has_state.is_set() and scope["path"] not in PROBES:
+            wait_s = self._config.queue.timeout_s if scope["method"] == "POST" else ANSWER_TIMEOUT_S
+            with trio.move_on_after(wait_s):
+                await view.has_state.wait()
+            if not view.has_state.is_set():
+                await app.generation_routes.refuse(NoNode(NO_ANSWER), scope, receive, send)
+                return
+        await app(scope, receive, send)
 
     async def _report_counts(self) -> None:
         while True:
@@ -174,9 +197,16 @@ class FrontRole:
         )
 
     def _handle(
-        self, view: FleetView, app: Application, nursery: trio.Nursery, message: control.ToChildRole
+        self,
+        view: FleetView,
+        app: Application,
+        sockets: SharedSockets,
+        nursery: trio.Nursery,
+        message: control.ToChildRole,
     ) -> None:
         match message:
+            case control.StandIn(absent):
+                sockets.stand_in(absent)
             case control.Stopping():
                 self._is_stopping = True
             case control.Drain():

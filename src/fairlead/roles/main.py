@@ -1,5 +1,6 @@
 """The program of the supervisor's children: `python -m fairlead.roles.main NAME FD`."""
 
+import importlib
 import sys
 
 import msgspec
@@ -21,4 +22,10 @@ async def _be_front(link: child.SupervisorLink, start: msgspec.Struct) -> None:
 
 
 if __name__ == "__main__":
+    # It may be started before it is needed: the imports are then done when the first message arrives.
+    importlib.import_module(
+        "fairlead.roles.dispatcher_role"
+        if sys.argv[1].startswith("dispatcher")
+        else "fairlead.roles.front_role"
+    )
     sys.exit(child.main({control.RunDispatcher: _be_dispatcher, control.RunFront: _be_front}))

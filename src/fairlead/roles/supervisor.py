@@ -2,13 +2,13 @@
 
 It starts the dispatcher, the fronts and the models' processes, starts again what ends, and takes everything
 down with itself: each child ends with its connection to this process. Models' processes are its own children,
-so that they and the answers that they generate outlive a dispatcher.
+so that they and the answers that they generate outlive a dispatcher. It has the sockets on which fronts
+listen, so that connections outlive a front as long as it has not accepted them.
 """
 
 import secrets
-import shutil
-import tempfile
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -22,18 +22,17 @@ from fairlead.cluster.launcher_process import keep_launcher, refuse_without_ray
 from fairlead.config import Config, ConfigError
 from fairlead.descriptors import raise_limit
 from fairlead.errors import FairleadError, LoadFailed
-from fairlead.fleet.instance import Restarts
 from fairlead.fleet.reload import ConfigSource, watch_config
 from fairlead.http.listener import bind
+from fairlead.process.socket_folder import socket_folder
 from fairlead.roles import control
 from fairlead.roles.child_process import ChildProcess
 from fairlead.roles.owned_processes import OwnedProcesses
+from fairlead.roles.restarts import CrashPauses, SharedPauses, TrustedConfig
 from fairlead.supervision import contain, keep_running
 from fairlead.telemetry import logs
 
 KEY_BYTES = 32
-# A dispatcher that has run for this long is started again at once.
-STEADY_S = 10.0
 
 logger = structlog.get_logger("fairlead.supervisor")
 
@@ -71,12 +70,12 @@ async def supervise(
     """
     refuse_without_ray(config)
     with ExitStack() as resources:
-        port = _reserve(resources, config)
-        directory = tempfile.mkdtemp(prefix="fairlead-")  # only this user can enter it
-        resources.callback(shutil.rmtree, directory, ignore_errors=True)
+        sockets = _reserve(resources, config)
+        port: int = sockets[0][0].getsockname()[1]
+        directory = resources.enter_context(socket_folder())
         async with trio.open_nursery() as nursery:
             fixed = replace(config, port=port)
-            supervisor = Supervisor(fixed, directory, announcer, nursery)
+            supervisor = Supervisor(fixed, directory, sockets, announcer, nursery)
             delay_s = config.limits.drain_delay_s
             nursery.start_soon(watch_signals, supervisor.drain, announcer, supervisor.stop, delay_s)
             if source is not None:
@@ -87,16 +86,31 @@ async def supervise(
 
 
 class Supervisor:
-    """All processes of one server. `config` has the port that the fronts share."""
+    """All processes of one server.
+
+    `config` has the port that the fronts share. `sockets` are bound to it: those of each front, by number.
+    """
 
     def __init__(
-        self, config: Config, directory: str, announcer: ServerObserver, nursery: trio.Nursery
+        self,
+        config: Config,
+        directory: str,
+        sockets: Sequence[Sequence[socket.socket]],
+        announcer: ServerObserver,
+        nursery: trio.Nursery,
     ) -> None:
         self.url = url_of(config.host, config.port)
         self.dispatcher: ChildProcess | None = None
         self.fronts: dict[int, ChildProcess] = {}
         self.epoch = 0
         self._config = config
+        self._dispatcher_config = TrustedConfig(control.pack(config))
+        self._front_config = TrustedConfig(control.pack(config))
+        self._front_pauses = SharedPauses(config.fronts)
+        self._sockets = sockets
+        self._descriptors = tuple(tuple(sock.fileno() for sock in some) for some in sockets)
+        self._front_runs = 0
+        self._next_front = self._make_front()
         self.directory = directory
         self._announcer = announcer
         self._nursery = nursery
@@ -105,7 +119,7 @@ class Supervisor:
         self.ready_fronts: set[int] = set()
         self._loaded: tuple[str, ...] | None = None
         self._is_draining = False
-        self._drained = trio.Event()
+        self._first_dispatcher_ready = trio.Event()
         self._has_started = False
         self._failure: BaseException | None = None
         self._scope = trio.CancelScope()
@@ -127,10 +141,14 @@ class Supervisor:
                     if (cluster := self._config.cluster) is not None:
                         launch = partial(keep_launcher, cluster, self.directory)
                         children.start_soon(keep_running, "cluster launcher", launch)
-                    async with trio.open_nursery() as fronts:
-                        for number in range(self._config.fronts):
-                            fronts.start_soon(self._keep_front, number)
-                    children.cancel_scope.cancel()
+                    self._children = children
+                    try:
+                        async with trio.open_nursery() as fronts:
+                            for number in range(self._config.fronts):
+                                fronts.start_soon(self._keep_front, number)
+                        children.cancel_scope.cancel()
+                    finally:
+                        await self._next_front.discard()
             self._processes.end_all()
         if self._failure is not None:
             raise self._failure
@@ -143,6 +161,10 @@ class Supervisor:
     def drain(self) -> None:
         """Take no more jobs, and end when those that run have ended."""
         self._is_draining = True
+        # Fronts have descriptors of their own, and close them when they do not listen any more.
+        for sock in (sock for sockets in self._sockets for sock in sockets):
+            sock.close()
+        self._next_front.kill()
         self._send_to_dispatcher(control.Drain())
         for front in self.fronts.values():
             front.send(control.Drain())
@@ -153,6 +175,8 @@ class Supervisor:
         """Apply another configuration in all processes."""
         self._config = replace(config, port=port)
         message = control.Reload(control.pack(self._config))
+        self._dispatcher_config.change(message.config)
+        self._front_config.change(message.config)
         self._send_to_dispatcher(message)
         for front in self.fronts.values():
             front.send(message)
@@ -160,40 +184,83 @@ class Supervisor:
     # Children ----------------------------------------------------------------------------------------
 
     async def _keep_dispatcher(self) -> None:
-        restarts = Restarts()
+        pauses, prepared = CrashPauses(), self._make_dispatcher(1)
         while True:
             self.epoch += 1
             began_at = trio.current_time()
             first = control.RunDispatcher(
-                config=control.pack(self._config),
+                config=self._dispatcher_config.next(),
                 directory=self.directory,
                 key=self._key,
                 epoch=self.epoch,
                 expected=tuple(self.fronts[number].name for number in self.ready_fronts),
                 running=self.processes.begin_epoch(self.epoch),
             )
-            self.dispatcher = ChildProcess(f"dispatcher {self.epoch}", self._handle_dispatcher)
-            await contain("dispatcher", self.dispatcher.run, first)
-            if trio.current_time() - began_at < STEADY_S:
-                await trio.sleep(restarts.next_backoff_s())
-            else:
-                restarts = Restarts()
+            self.dispatcher = prepared
+            prepared = self._make_dispatcher(self.epoch + 1)
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(contain, "next dispatcher", self._prepare, prepared)
+                    await contain("dispatcher", self.dispatcher.run, first)
+                    nursery.cancel_scope.cancel()
+                if self.dispatcher.was_ready:
+                    self._dispatcher_config.became_ready(first.config)
+                else:
+                    self._dispatcher_config.was_not_ready(first.config)
+                await trio.sleep(pauses.after(trio.current_time() - began_at))
+            except BaseException:
+                await prepared.discard()
+                raise
+
+    def _make_dispatcher(self, epoch: int) -> ChildProcess:
+        dispatcher = ChildProcess(f"dispatcher {epoch}")
+        dispatcher.handle = self._handle_dispatcher
+        return dispatcher
+
+    async def _prepare(self, child: ChildProcess) -> None:
+        """Start the next dispatcher's process, which then waits until it is needed.
+
+        While there is no dispatcher jobs wait, and importing its modules would take most of that time. At the
+        start of the server, all others are started first.
+        """
+        await self._first_dispatcher_ready.wait()
+        await child.prepare()
 
     async def _keep_front(self, number: int) -> None:
-        restarts, runs = Restarts(), 0
+        pauses = CrashPauses()
         while not self._is_draining:
-            runs += 1
-            name = f"front {number}.{runs}"
             began_at = trio.current_time()
-            first = control.RunFront(control.pack(self._config), self.directory, self._key, name)
-            self.fronts[number] = ChildProcess(name, partial(self._handle_front, number))
-            await contain(name, self.fronts[number].run, first)
+            front = self.fronts[number] = self._take_front()
+            config = self._front_config.next()
+            front.handle = partial(self._handle_front, number, config)
+            first = control.RunFront(config, self.directory, self._key, front.name, number, self._descriptors)
+            await contain(front.name, front.run, first)
             del self.fronts[number]
             self.ready_fronts.discard(number)
-            self._send_to_dispatcher(control.FrontEnded(name))
-            restarts.ran(trio.current_time() - began_at)
+            self._stand_in()
+            self._send_to_dispatcher(control.FrontEnded(front.name))
+            if not front.was_ready:
+                self._front_config.was_not_ready(config)
+            ran_s = trio.current_time() - began_at
             if not self._is_draining:
-                await trio.sleep(restarts.next_backoff_s())
+                await self._front_pauses.wait(pauses.after(ran_s), ran_s)
+
+    def _make_front(self) -> ChildProcess:
+        self._front_runs += 1
+        return ChildProcess(f"front {self._front_runs}", descriptors=sum(self._descriptors, ()))
+
+    def _take_front(self) -> ChildProcess:
+        """Return a front that is not used yet, and start the process of the next one once the server runs."""
+        front, self._next_front = self._next_front, self._make_front()
+        if self._has_started and not self._is_draining:
+            self._children.start_soon(contain, "next front", self._next_front.prepare)
+        return front
+
+    def _stand_in(self) -> None:
+        """Let the fronts that are there accept the connections of the others."""
+        absent = tuple(set(range(self._config.fronts)) - self.ready_fronts)
+        for number in self.ready_fronts:
+            self.fronts[number].send(control.StandIn(absent))
 
     def _send_to_dispatcher(self, message: control.ToChildRole) -> None:
         if self.dispatcher is not None:
@@ -216,20 +283,23 @@ class Supervisor:
                 self._start_if_ready()
             case control.RoleReady():
                 logger.info("dispatcher ready", epoch=self.epoch)
+                self._first_dispatcher_ready.set()
                 if self._is_draining:
                     self._send_to_dispatcher(control.Drain())
             case control.CannotStart():
-                self._cannot_start(message)
+                self._cannot_start(self.dispatcher, message)
 
-    def _handle_front(self, number: int, message: control.ToSupervisor) -> None:
+    def _handle_front(self, number: int, config: bytes, message: control.ToSupervisor) -> None:
         match message:
             case control.RoleReady():
+                self._front_config.became_ready(config)
                 self.ready_fronts.add(number)
+                self._stand_in()
                 self._start_if_ready()
                 if self._is_draining:
                     self.fronts[number].send(control.Drain())
             case control.CannotStart():
-                self._cannot_start(message)
+                self._cannot_start(self.fronts[number], message)
 
     def _start_if_ready(self) -> None:
         is_ready = self._loaded is not None and len(self.ready_fronts) == self._config.fronts
@@ -237,22 +307,31 @@ class Supervisor:
             self._has_started = True
             announce(self._announcer.ready, self.url, self._loaded)
             self._started()
+            # From now on, processes wait to take the places of a dispatcher and a front that end.
+            self._children.start_soon(contain, "next front", self._next_front.prepare)
 
-    def _cannot_start(self, message: control.CannotStart) -> None:
+    def _cannot_start(self, child: ChildProcess | None, message: control.CannotStart) -> None:
+        """End the server if it has not started; later, only this process, so that it is started again."""
         if self._has_started:
-            logger.error("process cannot start", reason=message.reason)
+            assert child is not None
+            logger.error("process cannot start", process=child.name, reason=message.reason)
+            child.end()
             return
         kind = ConfigError if message.is_bad_config else LoadFailed
         self._failure = self._failure or kind(message.reason)
         self._scope.cancel()
 
 
-def _reserve(resources: ExitStack, config: Config) -> int:
-    """Reserve the port for the fronts; return it. Raises `CannotListen` if another program has it."""
+def _reserve(resources: ExitStack, config: Config) -> list[list[socket.socket]]:
+    """Return sockets for each front, all bound to one port. They do not listen yet.
+
+    Raises `CannotListen` if another program has the port.
+    """
     exclusive = bind(config.host, config.port)
     port: int = exclusive[0].getsockname()[1]
     for sock in exclusive:
         sock.close()
-    for sock in bind(config.host, port, sharing="reserves"):
+    found = [bind(config.host, port, is_shared=True) for _ in range(config.fronts)]
+    for sock in (sock for sockets in found for sock in sockets):
         resources.enter_context(sock)
-    return port
+    return found
