@@ -4,7 +4,7 @@
 
 A supervisor runs two fronts, the dispatcher, and the demonstration model with 8 seats. In each round, so many
 streams are under way or wait, and the dispatcher gets a signal: SIGKILL, or SIGSTOP, which the supervisor
-notices after 5 s. The time ends with the first stream that must have been granted by the next dispatcher: as
+notices after 1 s. The time ends with the first stream that must have been granted by the next dispatcher: as
 many as there are seats may have been granted by the one before. Each stream must have the whole text.
 """
 
@@ -94,7 +94,7 @@ async def measure(rounds: int, streams: int) -> dict[str, object]:
             await alone.stream()
             for _ in range(rounds):
                 for how, seconds in found.items():
-                    await trio.sleep(11)  # one that has run for so long is started again at once
+                    await trio.sleep(6)  # one that has run for so long is started again at once
                     this = Round(client)
                     seconds.append(await this.run(supervisor, streams, signal.Signals[how]))
                     changed += sum(text != alone.texts[0] for text in this.texts)

@@ -1,4 +1,4 @@
-"""A front whose dispatcher does not answer: it listens, and says so."""
+"""A front whose dispatcher does not answer, or has an earlier clock, as on different machines."""
 
 from contextlib import asynccontextmanager
 from functools import partial
@@ -52,6 +52,19 @@ async def unused_address():
         yield f"tcp://127.0.0.1:{sock.getsockname()[1]}"
 
 
+@asynccontextmanager
+async def dispatcher(settings, address, node):
+    """Run a dispatcher with one node; return the epoch with which it has started."""
+    config = Config(
+        models=(),
+        dispatcher=DispatcherConfig(listen=address, **settings),
+        nodes=(NodeConfig(id="n", url=node),),
+    )
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(partial(machines.dispatch, config, Announced()))
+        nursery.cancel_scope.cancel()
+
+
 async def test_front_without_a_dispatcher_answers_probes_at_once_and_refuses_jobs_in_the_end(settings):
     async with unused_address() as address, front(settings, address, timeout_s=1.0) as client:
         with trio.fail_after(5):
@@ -75,15 +88,25 @@ async def test_job_that_arrives_before_the_dispatcher_is_served_when_there_is_on
         nursery.start_soon(use)
         await trio.sleep(0.2)
         assert answers == []
-        config = Config(
-            models=(),
-            dispatcher=DispatcherConfig(listen=address, **settings),
-            nodes=(NodeConfig(id="n", url=server.url),),
-        )
-        async with trio.open_nursery() as dispatching:
-            await dispatching.start(partial(machines.dispatch, config, Announced()))
+        async with dispatcher(settings, address, server.url):
             with trio.fail_after(20):
                 while not answers:  # noqa: ASYNC110  there is no event for it
                     await trio.sleep(0.05)
             assert answers[0].status_code == 200
-            dispatching.cancel_scope.cancel()
+
+
+async def test_dispatcher_that_starts_again_with_an_earlier_clock_serves_the_same_front(
+    settings, monkeypatch
+):
+    async with unused_address() as address:
+        pass
+    async with stub() as server, front(settings, address) as client:
+        epochs = []
+        for offset_s in (0, -3600, 0, -3600):
+            monkeypatch.setattr(machines.time, "time", lambda offset_s=offset_s: 1.8e9 + offset_s)
+            async with dispatcher(settings, address, server.url) as epoch:
+                epochs.append(epoch)
+                with trio.fail_after(20):
+                    job = await client.post("/v1/completions", json={"model": "m", "prompt": "a"})
+                assert job.status_code == 200
+        assert epochs == [1.8e9, 1.8e9 - 3600] * 2
