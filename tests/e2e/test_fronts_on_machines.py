@@ -137,7 +137,7 @@ def test_fronts_share_a_dispatcher_over_tls_and_need_its_key(over_tls):
         real_server("--config", file, kind="front") as one,
         real_server("--config", file, kind="front") as two,
     ):
-        until(lambda: two.http.get("/v1/models").json()["data"])
+        until(lambda: two.http.get("/v1/models").json().get("data"))
         until(lambda: complete(one, 20))
         assert complete(one, 20) == complete(two, 20)
         added = two.http.post("/nodes", json={"id": "n2", "url": "http://127.0.0.1:9"})
@@ -154,7 +154,7 @@ def test_stopped_front_is_not_ready_while_it_takes_requests(over_tls):
     folder, _, there = over_tls
     file = configuration(folder, "stopped", port=0, dispatcher=there, limits={"drainDelay": "5s"})
     with real_server("--config", str(file), kind="front") as front:
-        until(lambda: front.http.get("/v1/models").json()["data"])
+        until(lambda: front.http.get("/v1/models").json().get("data"))
         assert front.http.get("/ready").status_code == 200
         front.process.send_signal(signal.SIGTERM)
         until(lambda: front.http.get("/ready").status_code == 503)
@@ -181,7 +181,7 @@ class Machines:
                 self._running.append(StartedDispatcher(file))
                 self._running[0].wait_until_leading()
         for front in self.fronts:
-            until(lambda front=front: front.http.get("/v1/models").json()["data"])
+            until(lambda front=front: front.http.get("/v1/models").json().get("data"))
         return self._running
 
     def retire(self, dispatcher):

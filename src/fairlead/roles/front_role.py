@@ -151,6 +151,7 @@ class FrontRole:
         inherited = [[socket.socket(fileno=each) for each in some] for some in start.descriptors]
         for sock in (sock for sockets in inherited for sock in sockets):
             sock.set_inheritable(False)
+            sock.setblocking(False)
         return SharedSockets(inherited, start.number)
 
     async def _serve(self, view: FleetView, app: Application, scope: Any, receive: Any, send: Any) -> None:
