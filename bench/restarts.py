@@ -109,8 +109,8 @@ class Server:
                 if int(status.read_text().rpartition(")")[2].split()[1]) != self._process.pid:
                     continue
                 words = (status.parent / "cmdline").read_bytes().decode().split("\0")
-                name = "worker" if "fairlead.worker.main" in words else words[-3]
-                if name.startswith(role):
+                name = "worker" if "fairlead.worker.main" in words else "".join(words[-3:-2])
+                if name.startswith(role):  # the name of one that has just ended is empty
                     found.append(int(status.parent.name))
         found = sorted(pid for pid in found if pid != self.steady_pid)
         return found[: {"front": FRONTS, "dispatcher": 1}.get(role)]
@@ -274,18 +274,21 @@ async def measure(minutes: float, seed: int, slowness: float, folder: Path) -> d
     """Run the server, the load and the strikes; return the result."""
     server, report = Server(folder), Report()
     load_before = os.getloadavg()[0]
-    await server.start()
-    clients = Clients(server, report)
-    began_s = time.monotonic()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(clients.run)
-        async with trio.open_nursery() as striking:
-            striking.start_soon(strike, server, report, seed, slowness, began_s)
-            await trio.sleep(60 * minutes)
-            striking.cancel_scope.cancel()
-        clients.is_over = True
-        nursery.cancel_scope.deadline = trio.current_time() + PROBE_TIMEOUT_S
-    status = await trio.to_thread.run_sync(server.stop)
+    status: int | None = None
+    try:
+        await server.start()
+        clients = Clients(server, report)
+        began_s = time.monotonic()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(clients.run)
+            async with trio.open_nursery() as striking:
+                striking.start_soon(strike, server, report, seed, slowness, began_s)
+                await trio.sleep(60 * minutes)
+                striking.cancel_scope.cancel()
+            clients.is_over = True
+            nursery.cancel_scope.deadline = trio.current_time() + PROBE_TIMEOUT_S
+    finally:
+        status = server.stop()
     waits = {
         kind: {
             "jobs": len(found),
