@@ -76,6 +76,32 @@ async def test_front_without_a_dispatcher_answers_probes_at_once_and_refuses_job
         assert (await client.get("/v1/models")).status_code == 503
 
 
+async def test_front_that_is_drained_before_it_had_a_dispatcher_refuses_what_waits_and_ends(settings):
+    async with unused_address() as address:
+        config = Config(models=(), port=0, dispatcher=DispatcherConfig(addresses=(address,), **settings))
+        links = []
+
+        class Link(machines.NoSupervisor):
+            def __init__(self):
+                super().__init__()
+                links.append(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(machines, "NoSupervisor", Link)
+            with trio.fail_after(20):
+                async with trio.open_nursery() as nursery:
+                    url = await nursery.start(partial(machines.serve_front, config, Announced()))
+                    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+
+                        async def drain():
+                            await trio.sleep(0.3)
+                            links[0].drain()
+
+                        nursery.start_soon(drain)
+                        job = await client.post("/v1/completions", json={"model": "m", "prompt": "a"})
+                        assert job.status_code == 503
+
+
 async def test_job_that_arrives_before_the_dispatcher_is_served_when_there_is_one(settings):
     async with unused_address() as address:
         pass

@@ -150,6 +150,7 @@ class ChildProcess:
             if silent_s > longest_s or stopped_s >= STOPPED_S:
                 logger.error("process is stuck", process=self.name, silent_s=silent_s, stopped_s=stopped_s)
                 process.kill()
+                return
 
     async def _reap(self) -> None:
         """Wait for the end of the process, and kill it if it takes too long."""

@@ -95,6 +95,7 @@ class FrontRole:
         self.address: tuple[str, int] = ("", 0)
         self._draining = trio.Event()
         self._is_stopping = False
+        self._waiting: set[trio.CancelScope] = set()  # requests that came before a dispatcher
         self._tls = tls
         addresses = addresses or (LinkAddress(path=f"{start.directory}/{SOCKET}"),)
         self._client = DispatchClient([partial(self._connect, at) for at in addresses], config.queue)
@@ -155,11 +156,18 @@ class FrontRole:
         return SharedSockets(inherited, start.number)
 
     async def _serve(self, view: FleetView, app: Application, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request. All but probes wait until a dispatcher has answered, but not for ever."""
+        """Serve a request. All but probes wait until a dispatcher has answered, but not for ever.
+
+        A connection whose client leaves meanwhile counts until then.
+        """
         if scope["type"] == "http" and not view.has_state.is_set() and scope["path"] not in PROBES:
             wait_s = self._config.queue.timeout_s if scope["method"] == "POST" else ANSWER_TIMEOUT_S
-            with trio.move_on_after(wait_s):
-                await view.has_state.wait()
+            with trio.move_on_after(0 if self._draining.is_set() else wait_s) as waiting:
+                self._waiting.add(waiting)
+                try:
+                    await view.has_state.wait()
+                finally:
+                    self._waiting.remove(waiting)
             if not view.has_state.is_set():
                 await app.generation_routes.refuse(NoNode(NO_ANSWER), scope, receive, send)
                 return
@@ -212,6 +220,8 @@ class FrontRole:
                 self._is_stopping = True
             case control.Drain():
                 self._draining.set()
+                for waiting in self._waiting:
+                    waiting.cancel()
             case control.Reload(packed):
                 nursery.start_soon(
                     contain, "reload", self._reload, view, app, of_one_front(control.unpack(packed))
