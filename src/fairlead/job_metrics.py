@@ -118,10 +118,15 @@ class JobStatistics(msgspec.Struct, frozen=True):
 
 
 class FrontCounts(msgspec.Struct, frozen=True):
-    """What a front has counted: its jobs, and by error code the requests refused before they became jobs."""
+    """What a front has counted.
+
+    `refusals`: requests refused before they became jobs, by error code. `dropped_answers`: those dropped
+    because their clients did not read them, by tenant.
+    """
 
     jobs: JobStatistics = JobStatistics({}, {})
     refusals: dict[str, int] = {}
+    dropped_answers: dict[str, int] = {}
 
 
 def merged(parts: Iterable[FrontCounts], *, labels_at_most: int = LABELS_AT_MOST) -> FrontCounts:
@@ -129,11 +134,13 @@ def merged(parts: Iterable[FrontCounts], *, labels_at_most: int = LABELS_AT_MOST
     models: dict[str, ModelCounts] = {}
     tenants: dict[str, TenantCounts] = {}
     refusals: Counter[str] = Counter()
+    dropped: dict[str, int] = {}
     for part in parts:
         refusals.update(part.refusals)
         _add_all(models, part.jobs.models, labels_at_most)
         _add_all(tenants, part.jobs.tenants, labels_at_most)
-    return FrontCounts(JobStatistics(models, tenants), dict(refusals))
+        _add_all(dropped, part.dropped_answers, labels_at_most)
+    return FrontCounts(JobStatistics(models, tenants), dict(refusals), dropped)
 
 
 def _add_all(sums: dict[str, Any], parts: Mapping[str, Any], labels_at_most: int) -> None:

@@ -20,7 +20,7 @@ amounts = st.sampled_from([0, 1, 2, 3, 5, 8, TOTAL + 1])
 
 
 class SharesMachine(RuleBasedStateMachine):
-    """`account` is the model: the name, amount and `kept` of each holding, the oldest first."""
+    """`account` is the model: the name, amount and `kept` of each holding. The last is revoked first."""
 
     new_shares = Shares
     holdings = Bundle("holdings")
@@ -65,6 +65,19 @@ class SharesMachine(RuleBasedStateMachine):
                     if name != holding.name and self.has_kept(before, name)
                 )
                 assert kept_above or holding not in revoked
+
+    @rule(holding=holdings, amount=amounts)
+    def shrink(self, holding, amount):
+        held = self.account[holding][1] if holding in self.account else 0
+        if holding in self.account:
+            self.account[holding][1] -= min(amount, held)
+        self.shares.shrink(holding, min(amount, held))
+
+    @rule(holding=holdings)
+    def spare(self, holding):
+        self.shares.spare(holding)
+        if holding in self.account and not self.account[holding][2]:
+            self.account = {holding: self.account.pop(holding), **self.account}
 
     @rule(holding=holdings)
     def keep(self, holding):

@@ -60,6 +60,24 @@ def test_holding_is_released_once():
     assert (shares.taken, shares.holders, shares.grow(account, 5)) == (0, 0, [])
 
 
+def test_holding_that_shrank_leaves_room_for_others():
+    shares = Shares(10)
+    first = holding(shares, "a", 8)
+    shares.shrink(first, 6)
+    second = holding(shares, "b", 8)
+    assert (first.gone, second.gone, shares.taken) == (False, False, 10)
+
+
+def test_spared_holding_is_the_last_that_its_holder_loses():
+    shares = Shares(10)
+    old, middle, new = (holding(shares, "a", 3) for _ in range(3))
+    shares.spare(new)
+    other = holding(shares, "b", 1)
+    assert shares.grow(other, 1) == [middle]
+    assert shares.grow(other, 3) == [old]
+    assert not new.gone
+
+
 TestShares = SharesMachine.TestCase
 TestShares.settings = MACHINE_SETTINGS
 
@@ -104,6 +122,41 @@ class ForgetsToGiveBack(Shares):
             self.taken = taken
 
 
+class ShrinksTotalOnly(Shares):
+    """Releases a part of the total, but not of its holder's amount."""
+
+    def shrink(self, holding, amount):
+        held = self._holders.get(holding.name)
+        super().shrink(holding, amount)
+        if held is not None and not holding.gone:
+            held.amount += amount
+
+
+class SparesNothing(Shares):
+    """Does not change which holding is revoked first."""
+
+    def spare(self, holding):
+        """Change nothing."""
+
+
+class SparesAsNewest(Shares):
+    """Makes a spared holding the newest."""
+
+    def spare(self, holding):
+        if not (holding.gone or holding.kept):
+            self._holders[holding.name].revocable.move_to_end(holding)
+
+
+class TakesFromSmallest(Shares):
+    """Revokes from the smallest holder, if the largest is above its share."""
+
+    def _last_of_largest(self):
+        if super()._last_of_largest() is None:
+            return None
+        losing = [holder for holder in self._holders.values() if holder.revocable]
+        return next(reversed(min(losing, key=lambda holder: holder.amount).revocable))
+
+
 class IgnoresShares(Shares):
     """Revokes from the largest holder with a revocable holding, even if it is within its share."""
 
@@ -114,7 +167,19 @@ class IgnoresShares(Shares):
 
 
 @pytest.mark.parametrize(
-    "mutant", [TakesFirst, TakesFromGrowing, TakesFromSmall, TakesKept, ForgetsToGiveBack, IgnoresShares]
+    "mutant",
+    [
+        TakesFirst,
+        TakesFromGrowing,
+        TakesFromSmall,
+        TakesFromSmallest,
+        TakesKept,
+        ForgetsToGiveBack,
+        IgnoresShares,
+        ShrinksTotalOnly,
+        SparesNothing,
+        SparesAsNewest,
+    ],
 )
 def test_machine_catches_a_mutant(mutant):
     class Machine(SharesMachine):

@@ -1,8 +1,8 @@
 """The channel for a job's answer: written synchronously, once a step; read at the client's pace.
 
 Unread deltas are merged, choice by choice, so a client slower than the model gets fewer, larger deltas, and
-the channel never holds more than one job's answer. Writing cannot block, so one slow client never delays a
-step.
+the channel never holds more than one job's answer. What waits there for a client is counted in `unread`.
+Writing cannot block, so one slow client never delays a step.
 
 A waiting reader may register `on_delta`, a function that is called with each delta when it is put. If it
 accepts the delta, the reader is not woken. This makes a token cheap: waking a task costs more than sending a
@@ -18,6 +18,7 @@ import trio
 
 from fairlead.answer.sink import Backpressure
 from fairlead.errors import FairleadError
+from fairlead.http.unread import UnreadBytes
 from fairlead.job import Delta, FinishReason
 
 # Bounds for relayed events: those not read yet, and those kept in order to recognize a repetition.
@@ -25,6 +26,12 @@ UNREAD_BYTES = 8 * 1024 * 1024
 KEPT_BYTES = 16 * 1024 * 1024
 # Memory that a delta takes besides its bytes; an event may be only two bytes long.
 DELTA_BYTES = 400
+TOKEN_BYTES = 40
+# A token's log-probability, and each alternative: a tuple with a number.
+LOGPROB_BYTES = 150
+ALTERNATIVE_BYTES = 90
+# Less is not counted as unread: most deltas are taken at once.
+COUNTED_AT_ONCE = 16 * 1024
 
 OnDelta = Callable[[list[Delta]], bool]
 
@@ -34,13 +41,16 @@ class Deltas:
 
     `tokens` counts the tokens put so far for all choices, read or not. `finish_reasons` are those of the
     choices that have ended. `translated_from` is the dialect that pieces of the answer were translated from.
-    `keeps`: what was put stays available as `kept`.
+    `keeps`: what was put stays available as `kept`. Once a reader sends the answer as it arrives, it sets
+    `unread`, which counts what it has not taken; an answer that is read at its end is not counted.
     """
 
     def __init__(self, choices: int, *, keeps: bool = False) -> None:
         self.tokens = 0
         self.finish_reasons: list[FinishReason] = []
         self.translated_from: str | None = None
+        self.unread: UnreadBytes | None = None
+        self._counted = self._uncounted = 0
         self._choices = choices
         self._open_choices = choices
         self._waiting: dict[int, Delta] = {}
@@ -81,19 +91,15 @@ class Deltas:
                 self._kept.append(delta)
             return
         self._unread_bytes += relayed_bytes
-        earlier = self._waiting.get(delta.index)
-        if earlier is None:
-            self._waiting[delta.index] = delta
-            if self._kept is not None:
-                self._kept.append(delta)
-        else:
-            earlier.merge(delta)  # `_kept` has the same object
+        self._hold(delta)
         if delta.finish_reason is not None:
             self.finish_reasons.append(delta.finish_reason)
             self._open_choices -= 1
             if not self._open_choices:
                 self._ended.set()
         self._wake()
+        if self._uncounted >= COUNTED_AT_ONCE:
+            self._count()  # last: it may end this answer
 
     def backpressure(self) -> Backpressure | None:
         """See `Sink`. The channel is full while more than `UNREAD_BYTES` of relayed events are unread."""
@@ -132,6 +138,7 @@ class Deltas:
         self.translated_from = None
         self._open_choices = self._choices
         self._waiting.clear()
+        self._uncount()
         self._unread_bytes = self._kept_bytes = 0
         if self._kept is not None:
             self._kept.clear()
@@ -176,6 +183,7 @@ class Deltas:
         self._sealed.clear()
         self._waiting.clear()
         self._was_read = True
+        self._uncount()
         self._unread_bytes = 0
         if self._read is not None:
             self._read.set()
@@ -187,15 +195,50 @@ class Deltas:
         if not self._ended.is_set():
             await self._ended.wait()
 
+    def _hold(self, delta: Delta) -> None:
+        """Keep a delta for the reader, merged with an earlier one of its choice."""
+        if self.unread is not None:
+            self._uncounted += size_of(delta)
+        earlier = self._waiting.get(delta.index)
+        if earlier is None:
+            self._waiting[delta.index] = delta
+            if self._kept is not None:
+                self._kept.append(delta)
+        else:
+            earlier.merge(delta)  # `_kept` has the same object
+
     def _bound_kept(self, relayed_bytes: int) -> None:
         """Count these bytes. Above `KEPT_BYTES` nothing is kept, so no other node can repeat the answer."""
         self._kept_bytes += relayed_bytes
         if self._kept_bytes > KEPT_BYTES:
             self._kept = None
 
+    def _count(self) -> None:
+        counted, self._uncounted = self._uncounted, 0
+        self._counted += counted
+        if self.unread is not None:
+            self.unread.add(counted)
+
+    def _uncount(self) -> None:
+        self._uncounted = 0
+        if self.unread is not None and self._counted:
+            counted, self._counted = self._counted, 0
+            self.unread.remove(counted)
+
     def _wake(self) -> None:
         self._first.set()
         self._changed.set()
+
+
+def size_of(delta: Delta) -> int:
+    """Estimate the memory of a delta."""
+    size = DELTA_BYTES + _text_length(delta) + TOKEN_BYTES * len(delta.token_ids) + len(delta.vector)
+    if delta.raw:
+        size += sum(map(len, delta.raw)) + DELTA_BYTES * len(delta.raw)
+    for logprobs in (delta.logprobs, delta.prompt_logprobs):
+        if logprobs:
+            size += LOGPROB_BYTES * len(logprobs) + ALTERNATIVE_BYTES * sum(len(one.top) for one in logprobs)
+    return size
 
 
 def _text_length(delta: Delta) -> int:

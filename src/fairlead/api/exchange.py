@@ -21,6 +21,7 @@ from werkzeug.wrappers import Response as WerkzeugResponse
 from fairlead.api.request import CutStream, Response
 from fairlead.api.request_body import IncomingBody
 from fairlead.api.shares import Shares
+from fairlead.api.unread import UnreadAnswer
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
 
@@ -30,13 +31,14 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 class FairleadRequest(TrioRequest):  # type: ignore[misc]  # quart_trio has no types
     """A request, with its body and the nursery of all work for it.
 
-    The body counts against `body_memory`, for the `tenant`.
+    The body counts against `body_memory`, for the `tenant`. `unread` counts what of the response waits.
     """
 
     nursery: trio.Nursery
     incoming: IncomingBody
     body_memory: Shares | None = None
     tenant: str = ""
+    unread: UnreadAnswer | None = None
 
 
 class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has no types
@@ -65,6 +67,8 @@ class Exchange(TrioASGIHTTPConnection):  # type: ignore[misc]  # quart_trio has 
                 failure = unwrap(group)
             finally:
                 incoming.leave()
+                if request.unread is not None:
+                    request.unread.leave()
             if failure is not None and not self._answering:
                 await self._send_response(send, await self._error_page(request, failure))
             elif failure is not None and not isinstance(failure, CutStream):

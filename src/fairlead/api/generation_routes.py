@@ -15,17 +15,21 @@ import trio
 
 from fairlead.api.errors import ErrorFormats, error_response, public_error
 from fairlead.api.exchange import unwrap
+from fairlead.api.offload import tenant_so_far
 from fairlead.api.request import CutStream, Request, Response, View
 from fairlead.api.request_auth import RequestAuth
 from fairlead.api.request_body import IncomingBody
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream
+from fairlead.api.unread import UnreadAnswers
 from fairlead.config import Limits
-from fairlead.tenancy.access import tenant_of
 
 
 class GenerationRoutes:
-    """An ASGI app for POST to a few exact paths. Bodies count against `body_memory`."""
+    """An ASGI app for POST to a few exact paths.
+
+    Bodies count against `body_memory`, responses that wait for their clients against `unread`.
+    """
 
     def __init__(
         self,
@@ -33,11 +37,13 @@ class GenerationRoutes:
         views: Mapping[str, View],
         body_memory: Shares | None = None,
         error_formats: ErrorFormats | None = None,
+        unread: UnreadAnswers | None = None,
     ) -> None:
         self._auth = auth
         self._error_formats = error_formats or ErrorFormats(())
         self._views = views
         self._body_memory = body_memory or Shares(Limits().bodies_bytes)
+        self._unread = unread or UnreadAnswers(Limits().answers_bytes)
 
     def serves(self, scope: Any) -> bool:
         """Return whether a request is for one of the paths. Quart handles other methods of their paths."""
@@ -56,7 +62,9 @@ class GenerationRoutes:
         await self._run(fail, scope, receive, send)
 
     async def _run(self, view: View, scope: Any, receive: Any, send: Any) -> None:
-        exchange = _Exchange(self._auth, self._error_formats, self._body_memory, scope, receive, send)
+        exchange = _Exchange(
+            self._auth, self._error_formats, self._body_memory, self._unread, scope, receive, send
+        )
         try:
             await exchange.run(view)
         finally:
@@ -71,6 +79,7 @@ class _Exchange:
         auth: RequestAuth,
         error_formats: ErrorFormats,
         body_memory: Shares,
+        unread: UnreadAnswers,
         scope: Any,
         receive: Any,
         send: Any,
@@ -83,6 +92,7 @@ class _Exchange:
         self._limits = scope.get("state", {}).get("limits") or Limits()
         self._direct = scope.get("extensions", {}).get("fairlead")
         self._request = Request(scope, self._read)
+        self._unread = unread.of(self._request, self._direct)
         self._incoming: IncomingBody | None = None
         self._has_begun = False
 
@@ -114,6 +124,7 @@ class _Exchange:
 
     def dispose(self) -> None:
         """Break the reference cycle of request and exchange, which only the garbage collector would free."""
+        self._unread.leave()
         del self._request
 
     async def _respond(self, view: View) -> Response:
@@ -163,12 +174,4 @@ class _Exchange:
             self._receive, request.headers, self._limits, request.nursery, cancels=self._direct is not None
         )
         request.leave_body = self._incoming.leave
-        tenant = tenant_of(
-            request.api_key,
-            request.headers,
-            request.address,
-            user=None,
-            safety_identifier=None,
-            fairness_id=request.flow.fairness_id,
-        )
-        return await self._incoming.read(self._body_memory, tenant)
+        return await self._incoming.read(self._body_memory, tenant_so_far(request))

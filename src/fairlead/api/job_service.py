@@ -28,11 +28,13 @@ from fairlead.api.request_auth import MAX_REQUEST_ID_LENGTH
 from fairlead.api.services import Services
 from fairlead.api.shares import Shares
 from fairlead.api.sse import EventStream, stream_response
+from fairlead.api.unread import UnreadAnswers
 from fairlead.config import Limits
 from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestTimeout, quoted
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
+from fairlead.telemetry.tenants import TenantNames
 from fairlead.tenancy.access import flag_of, gateway_priority_of, priority_of, requester_of, tenant_of
 from fairlead.tenancy.key_quotas import JobCharge, LocalQuotas
 
@@ -51,6 +53,7 @@ class JobService:
         self.models = ModelAccess(services)
         self.offload = Offload(services.config, self.quotas)
         self.body_memory = Shares(services.config.limits.bodies_bytes)
+        self.unread = UnreadAnswers(services.config.limits.answers_bytes, TenantNames(services.config).shown)
         self._in_flight: set[str] = set()
 
     # Reading a request -------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ class JobService:
         with trio.move_on_after(LOADING_DELAY_S if loading else keep_alive_s or float("inf")):
             await pending.get()
         waiting = partial(self.services.gateway.waiting, job.request_id)
-        body = EventStream(pending, dialect, writer, waiting, loading)
+        body = EventStream(pending, dialect, writer, waiting, loading, unread=request.unread)
         if pending.is_available:
             return stream_response(body, answer_headers(await pending.get()))
         now = await waiting()

@@ -8,6 +8,7 @@ from prometheus_client.exposition import choose_encoder
 from fairlead.api.request import Request, Response
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
+from fairlead.api.unread import UnreadAnswers
 from fairlead.telemetry.metrics import KeptResponses, ServerMetrics
 from fairlead.telemetry.snapshot import Overview
 from fairlead.telemetry.tenants import TenantNames
@@ -21,10 +22,13 @@ class Metrics:
         services: Services,
         overview: Overview,
         responses: Callable[[], KeptResponses],
+        unread: UnreadAnswers,
     ) -> None:
         tenants = TenantNames(services.config)
         self._services = services
-        self._metrics = ServerMetrics(overview, tenants=tenants, responses=responses)
+        self._metrics = ServerMetrics(
+            overview, tenants=tenants, responses=responses, unread_bytes=lambda: unread.bytes_waiting
+        )
         self._threads = trio.CapacityLimiter(1)
 
     async def metrics(self, request: Request) -> Response:

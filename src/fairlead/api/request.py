@@ -12,6 +12,7 @@ import trio
 
 from fairlead.config import ApiKey
 from fairlead.http.headers import FirstHeaders
+from fairlead.http.unread import UnreadBytes
 from fairlead.tenancy.flow_control import NO_HINTS
 
 NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
@@ -25,6 +26,7 @@ class Request:
     `scope` is ASGI's. `read` returns the whole body, once, or raises as `IncomingBody.read` does.
     `leave_body` is called when the request no longer needs it. `address` is the client's. `path_parameters`
     are the variable parts of the path. `RequestAuth.enter` sets `request_id`, `api_key` and `flow`.
+    `unread` counts what of the response waits for the client; None: nothing does.
     `body_bytes` is 0 until the body was read. `user` is the user that the body names, once it was parsed.
     `is_job`: from here on the gateway accounts for the request. `is_open_to_pages`: pages of other servers
     may read the response, where `cors` allows any.
@@ -32,7 +34,8 @@ class Request:
 
     __slots__ = (
         *("address", "api_key", "body_bytes", "headers", "is_job", "is_open_to_pages", "leave_body"),
-        *("flow", "method", "nursery", "path", "path_parameters", "read", "request_id", "scope", "user"),
+        *("flow", "method", "nursery", "path", "path_parameters", "read", "request_id", "scope", "unread"),
+        "user",
     )
 
     nursery: trio.Nursery
@@ -52,6 +55,7 @@ class Request:
         self.flow = NO_HINTS
         self.body_bytes = 0
         self.user: str | None = None
+        self.unread: UnreadBytes | None = None
         self.is_job = False
         self.is_open_to_pages = False
 

@@ -141,7 +141,11 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
                 assert (route.method, route.permission) == ("POST", Permission.KEY)
                 direct[route.path] = view
         self.generation_routes = GenerationRoutes(
-            self._auth, direct if self._bypasses_quart else {}, self._jobs.body_memory, self._error_formats
+            self._auth,
+            direct if self._bypasses_quart else {},
+            self._jobs.body_memory,
+            self._error_formats,
+            self._jobs.unread,
         )
 
         @self.while_serving  # type: ignore[untyped-decorator]  # quart_trio has no types
@@ -160,6 +164,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         request.nursery = current.nursery
         request.leave_body = current.incoming.leave
         request.path_parameters = match.parameters
+        current.unread = self._jobs.unread.of(request, current.scope.get("extensions", {}).get("fairlead"))
         permission, is_preflight = Permission.KEY, False
         if match.rule is not None:
             permission = self._permissions.get(match.rule.endpoint, Permission.KEY)

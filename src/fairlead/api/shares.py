@@ -3,9 +3,11 @@
 A holder's share is the total divided by the number of holders. A holder may have more as long as no other
 needs it. When the holdings exceed the total, the largest holder's newest holding is revoked, and so on until
 the rest fits. A holder within its share loses nothing because of another, with one exception. A holding that
-is `kept` is not revoked, even if its holder exceeds its share.
+is `kept` is not revoked, even if its holder exceeds its share. `spare` makes a holding the last that its
+holder loses.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +28,11 @@ class Holding:
 
 @dataclass(slots=True)
 class _Holder:
-    """All holdings of one name. The keys of `revocable` are those not kept, the oldest first."""
+    """All holdings of one name. The keys of `revocable` are those not kept; the last is revoked first."""
 
     amount: int = 0
     holdings: int = 0
-    revocable: dict[Holding, None] = field(default_factory=dict)
+    revocable: OrderedDict[Holding, None] = field(default_factory=OrderedDict)
 
 
 class Shares:
@@ -71,6 +73,19 @@ class Shares:
             self.leave(last)
             revoked.append(last)
         return revoked
+
+    def shrink(self, holding: Holding, amount: int) -> None:
+        """Release a part of a holding, if it is not gone."""
+        if not holding.gone:
+            assert 0 <= amount <= holding.amount
+            holding.amount -= amount
+            self._holders[holding.name].amount -= amount
+            self.taken -= amount
+
+    def spare(self, holding: Holding) -> None:
+        """Revoke this holding after all others of its holder, until one of these is spared."""
+        if not (holding.gone or holding.kept):
+            self._holders[holding.name].revocable.move_to_end(holding, last=False)
 
     def keep(self, holding: Holding) -> None:
         """Make a holding irrevocable."""

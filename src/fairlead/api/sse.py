@@ -14,6 +14,7 @@ from fairlead.api.pending import PendingAnswer
 from fairlead.api.request import NO_SNIFFING, CutStream, Response
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.http.asgi import Direct
+from fairlead.http.unread import UnreadBytes
 from fairlead.job import Delta
 
 HEADERS = {
@@ -37,6 +38,8 @@ class EventStream:
     While there is no answer yet, `waiting_events`, by default the dialect's, report the job's wait. The first
     is sent at once, so that a proxy has something to forward, and the next ones every `interval_s`.
 
+    Deltas that have not been taken count in `unread`, if given.
+
     After the first byte the status cannot change. So an error becomes an event, and then `CutStream` ends the
     connection, because a clean end would look like a complete answer.
     """
@@ -48,6 +51,8 @@ class EventStream:
         writer: StreamWriter,
         waiting: Callable[[], Awaitable[WaitEstimate | None]],
         waiting_events: WaitingEvents | None = None,
+        *,
+        unread: UnreadBytes | None = None,
     ) -> None:
         self.direct: Direct | None = None
         self._pending = pending
@@ -55,6 +60,7 @@ class EventStream:
         self._writer = writer
         self._waiting = waiting
         self._waiting_events = waiting_events or dialect.waiting_events
+        self._unread = unread
         self._has_waiting_events = False
         self._next_event_at = -float("inf")
         self._ended = False
@@ -93,6 +99,7 @@ class EventStream:
 
     async def _next(self) -> bytes:
         deltas = (await self._pending.get()).deltas
+        deltas.unread = self._unread
         on_delta = self._send_directly if self.direct is not None else None
         while taken := await deltas.take(on_delta):
             if is_large(taken):

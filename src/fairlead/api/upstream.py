@@ -112,6 +112,7 @@ class UpstreamRoute:
     async def _answer(self, request: Request, job: Job) -> Response:
         _, pending = await self._jobs.start(request, job)
         answer = await pending.get()
+        answer.deltas.unread = request.unread
         (first,) = await answer.deltas.take()
         head = decode_head(first.raw.pop(0))
         headers = {**head.headers, **answer_headers(answer), **NO_SNIFFING}

@@ -33,7 +33,7 @@ class Views:
     def __init__(
         self, services: Services, routes: Sequence[Route], jobs: JobService, auth: RequestAuth, cors: Cors
     ) -> None:
-        self._gateway, self._auth = services.gateway, auth
+        self._gateway, self._auth, self._unread = services.gateway, auth, jobs.unread
         self._pipeline = GenerationPipeline(jobs)
         overview = Overview(
             services.fleet,
@@ -51,7 +51,7 @@ class Views:
             QueueRoutes(jobs),
             FleetRoutes(jobs),
             Admin(services),
-            Metrics(services, overview, self.responses.totals),
+            Metrics(services, overview, self.responses.totals, jobs.unread),
             OpenApi(routes),
             OllamaRoutes(jobs, self._pipeline, auth),
             Dashboard(),
@@ -60,7 +60,9 @@ class Views:
 
     def counts(self) -> FrontCounts:
         """Return what this process has counted, including the tokens of running jobs so far."""
-        return FrontCounts(self._gateway.statistics(), dict(self._auth.refusals()))
+        return FrontCounts(
+            self._gateway.statistics(), dict(self._auth.refusals()), dict(self._unread.dropped())
+        )
 
     def of(self, route: Route) -> View:
         """Return the view of a route."""

@@ -86,6 +86,11 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """Maximum size in bytes of all bodies in memory, of all clients. When it is exceeded, the newest
     request of the tenant with the most is refused with 429.
     """
+    answers_bytes: AtLeastOne = 256 * 1024 * 1024
+    """Maximum size in bytes of all answers that wait for their clients to read them. When it is exceeded,
+    the tenant with the most loses the answers whose clients have not read for the longest time: their
+    connections are closed.
+    """
     header_bytes: AtLeastOne = 64 * 1024
     """Maximum size of a request's headers, in bytes."""
     headers: AtLeastOne = 100

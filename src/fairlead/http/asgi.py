@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import trio
 from hypercorn.protocol.http_stream import HTTPStream
 
+from fairlead.http.unread import UnreadBytes
+
 # Unread data at which parsing for an app stops. A message costs more than the bytes in it, which matters
 # when a client sends its body in chunks of one byte.
 UNREAD_BYTES = 64 * 1024
@@ -68,7 +70,12 @@ class RequestBodyChannel:
 
 
 class Direct(Protocol):
-    """ASGI's `send` without waiting: the extension `fairlead` of a request's scope."""
+    """The extension `fairlead` of a request's scope: ASGI's `send` without waiting, and the connection's end.
+
+    `unread` counts the bytes of the response that the kernel does not take; None: nothing counts them.
+    """
+
+    unread: UnreadBytes | None
 
     @property
     def writable(self) -> bool:
@@ -77,10 +84,15 @@ class Direct(Protocol):
     def send_now(self, data: bytes) -> None:
         """Send a piece, which must not be empty. The next ordinary `send` raises if this failed."""
 
+    def abort(self) -> None:
+        """Close the connection at once, and drop what is unsent."""
+
 
 class Stream(HTTPStream):  # type: ignore[misc]  # hypercorn's types are not followed
     """One request's ASGI state. Sending to a client that has disconnected raises."""
 
+    unread: UnreadBytes | None = None
+    abort: Callable[[], None]
     _sends = 0
     _can_send: Callable[[], bool] | None = None
     _send_piece: Callable[[bytes], None]

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import trio
@@ -37,6 +37,13 @@ LINGER_S = 2.0
 PROBE_INTERVAL_S = 1.0
 
 
+class _Unsent(NamedTuple):
+    """Data that are partly unsent: `left` is a view of the rest."""
+
+    data: bytes
+    left: memoryview
+
+
 class ServerConnection:
     """The server side of one accepted, non-blocking TCP socket, which it closes at its end."""
 
@@ -44,7 +51,7 @@ class ServerConnection:
         self._socket = sock
         self._stall_s = shared.limits.stall_s
         self._writing = trio.Lock()
-        self._unsent = b""  # the rest of a `_write_now`, for `_write_slowly` to send
+        self._unsent: _Unsent | None = None  # the rest of a `_write_now`, for `_write_slowly` to send
         self._ahead = 0
         self._new = True  # the first request has usually arrived already: read without waiting
         self._ended = False
@@ -68,6 +75,7 @@ class ServerConnection:
                     send=self._on_event,
                     writable=self._writable,
                     write_now=self._write_now,
+                    abort=self.abort,
                 )
                 self._start_soon = nursery.start_soon
                 if not self._ended:
@@ -176,7 +184,16 @@ class ServerConnection:
                 raise ClientDisconnected from None
             if sent == len(data):
                 return
-        await self._write_slowly(data[sent:])
+        self._count(len(data))
+        await self._write_slowly(_Unsent(data, memoryview(data)[sent:]))
+
+    def _count(self, size: int) -> None:
+        """Count bytes that wait for the client, which have their memory until all are sent.
+
+        This may abort any connection.
+        """
+        if self._protocol is not None and (unread := self._protocol.unread) is not None:
+            unread.add(size)
 
     def _all_sent(self) -> bool:
         """Return whether the kernel has taken all earlier data, and no other task is writing."""
@@ -196,18 +213,31 @@ class ServerConnection:
             self._end()
             return
         if sent < len(data):
-            self._unsent = data[sent:]
-            self._start_soon(self._write_slowly, b"")
+            self._unsent = _Unsent(data, memoryview(data)[sent:])
+            self._count(len(data))
+            self._start_soon(self._write_slowly)
 
-    async def _write_slowly(self, data: bytes) -> None:
-        """Write as the client reads. Each time the kernel takes more, the limit `stall_s` begins anew."""
+    async def _write_slowly(self, unsent: _Unsent | None = None) -> None:
+        """Write as the client reads. Each time the kernel takes more, the limit `stall_s` begins anew.
+
+        What waits was counted by `_count`.
+        """
+        unread = None if self._protocol is None else self._protocol.unread
         try:
             async with self._writing:
-                left, self._unsent = memoryview(self._unsent + data), b""
-                while left:
-                    with trio.fail_after(self._stall_s):
-                        await trio.lowlevel.wait_writable(self._socket)
-                    left = left[self._socket.send(left) :]
+                earlier, self._unsent = self._unsent, None
+                for part in (earlier, unsent):
+                    if part is None:
+                        continue
+                    left = part.left
+                    while left:
+                        with trio.fail_after(self._stall_s):
+                            await trio.lowlevel.wait_writable(self._socket)
+                        left = left[self._socket.send(left) :]
+                        if unread is not None:
+                            unread.progress()
+                    if unread is not None:
+                        unread.remove(len(part.data))
         except trio.TooSlowError:
             logger.warning("connection dropped", client=self._client, reason="the client does not read")
             self.abort()

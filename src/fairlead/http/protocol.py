@@ -31,10 +31,13 @@ from fairlead.http.asgi import ClientDisconnected, RequestBodyChannel, Stream
 from fairlead.http.framing import StrictConnection
 from fairlead.http.headers import http_date
 from fairlead.http.refusals import log_refusal, malformed, objection, path_of, refusal, with_host_of_target
+from fairlead.http.unread import UnreadBytes
 
 logger = structlog.get_logger("fairlead.http")
 
 PIPELINED_BYTES = 64 * 1024
+# Larger bodies are written apart from their heads and frames. Joining them would copy a body for each client.
+JOINED_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         send: Callable[[Any], Awaitable[None]],
         writable: Callable[[], bool],
         write_now: Callable[[bytes], None],
+        abort: Callable[[], None],
     ) -> None:
         super().__init__(
             shared.app,
@@ -85,10 +89,12 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self._wake = wake
         self._writable = writable
         self._write_now = write_now
+        self._abort = abort
         self._body_channel = RequestBodyChannel(self._resume)
         self._begun = False  # a part of the next request's head has arrived
         self._paused = False  # the whole request has arrived, and more data after it
         self._pending_head = b""  # the head of a response, until it is sent with the body
+        self._is_chunked = False
         self.ended = False
         self.deadline = trio.current_time() + shared.limits.header_timeout_s
 
@@ -96,6 +102,11 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
     def idle(self) -> bool:
         """Whether no request is being answered."""
         return self.stream is None
+
+    @property
+    def unread(self) -> UnreadBytes | None:
+        """What counts the bytes of the current response that wait for the client."""
+        return None if self.stream is None else self.stream.unread
 
     @property
     def blocked(self) -> bool:
@@ -193,6 +204,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
             self.stream_send,
             STREAM_ID,
         )
+        self.stream.abort = self._abort
         await self.stream.handle(
             Request(
                 stream_id=STREAM_ID,
@@ -246,7 +258,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         """Send a part of the response. A head with a known length is held, to be sent with its body."""
         kind = type(event)
         if kind is Body:
-            await self._send_now(self.connection.send(h11.Data(data=event.data)))
+            await self._send_body(event.data)
         elif kind is EndBody:
             await self._send_now(self.connection.send(h11.EndOfMessage()))
         elif kind is StreamClosed:
@@ -259,6 +271,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         if self.context.terminated.is_set() or self.connection.their_state is h11.SEND_BODY:
             headers.append((b"connection", b"close"))  # no next request: we stop, or a body is unread
         head = self.connection.send(h11.Response(headers=headers, status_code=response.status_code))
+        self._is_chunked = False
         if any(name == b"content-length" for name, _ in response.headers):
             self._pending_head = head
             return
@@ -266,7 +279,19 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         assert self.stream is not None
         scope = self.stream.scope
         if scope["http_version"] == "1.1" and not suppress_body(scope["method"], response.status_code):
+            self._is_chunked = True
             self.stream.open_direct(self._writable, self._send_chunk)
+
+    async def _send_body(self, data: bytes) -> None:
+        """Send a piece of the body. A large one is not copied: all its readers share its bytes."""
+        if len(data) <= JOINED_BYTES:
+            await self._send_now(self.connection.send(h11.Data(data=data)))
+        elif self._is_chunked:  # without h11, as in `_send_chunk`
+            for part in (b"%x\r\n" % len(data), data, b"\r\n"):
+                await self.send(RawData(part))
+        else:
+            await self._send_now(b"")
+            await self.send(RawData(self.connection.send(h11.Data(data=data))))
 
     def _send_chunk(self, data: bytes) -> None:
         """Write a chunk without h11, which keeps no state for chunks, at a third of the cost."""

@@ -142,13 +142,22 @@ DROPPED: Row[float] = Counter(
 REFUSED: Row[float] = Counter(
     "fairlead_requests_refused", "Requests refused before they became jobs, by error code.", identity
 )
+UNREAD: Row[float] = Gauge(
+    "fairlead_unread_answers_bytes", "Memory of answers that wait for their clients to read them.", identity
+)
+UNREAD_DROPPED: Row[float] = Counter(
+    "fairlead_unread_answers_dropped", "Answers dropped because their clients did not read them.", identity
+)
 OUTCOMES: Row[float] = Counter(
     "fairlead_jobs", "Finished jobs: success, client_left, or the error's code.", identity
 )
 
 
 class ServerMetrics:
-    """Collects all metrics. `responses` returns the kept ones."""
+    """Collects all metrics. `responses` returns the kept ones, `unread_bytes` the memory of unread answers.
+
+    Both are those of this process.
+    """
 
     def __init__(
         self,
@@ -156,10 +165,12 @@ class ServerMetrics:
         *,
         tenants: TenantNames,
         responses: Callable[[], KeptResponses] = KeptResponses,
+        unread_bytes: Callable[[], int] = int,
     ) -> None:
         self._overview = overview
         self._tenants = tenants
         self._responses = responses
+        self._unread_bytes = unread_bytes
 
     def pull(self, scope: Scope) -> "CollectedMetrics":
         """Return the current values that `scope` allows."""
@@ -167,7 +178,14 @@ class ServerMetrics:
         jobs = scope.of_jobs(counts.jobs)
         now = scope.of_snapshot(self._overview.snapshot())
         return CollectedMetrics(
-            now, jobs, counts.refusals, self._tenants, self._responses(), lines_dropped=lines_dropped()
+            now,
+            jobs,
+            counts.refusals,
+            self._tenants,
+            self._responses(),
+            unread_bytes=self._unread_bytes(),
+            dropped_answers=scope.of_tenants(counts.dropped_answers),
+            lines_dropped=lines_dropped(),
         )
 
 
@@ -182,6 +200,8 @@ class CollectedMetrics(Collector):
         tenants: TenantNames,
         responses: KeptResponses,
         *,
+        unread_bytes: int,
+        dropped_answers: Mapping[str, int],
         lines_dropped: int,
     ) -> None:
         self._now = now
@@ -189,6 +209,8 @@ class CollectedMetrics(Collector):
         self._refusals = refusals
         self._tenants = tenants
         self._responses = responses
+        self._unread_bytes = unread_bytes
+        self._dropped_answers = dropped_answers
         self._lines_dropped = lines_dropped
         self._process = ProcessCollector(registry=None)
 
@@ -199,6 +221,9 @@ class CollectedMetrics(Collector):
         yield BUILD.family(("version",), [((VERSION,), 1.0)])
         yield from families(SERVER, (), [((), now)])
         yield from families(RESPONSES, (), [((), self._responses)])
+        yield UNREAD.family((), [((), self._unread_bytes)])
+        dropped = [((self._shown(name),), number) for name, number in self._dropped_answers.items()]
+        yield UNREAD_DROPPED.family(("tenant",), dropped)
         yield DROPPED.family((), [((), self._lines_dropped)])
         yield REFUSED.family(("code",), [((code,), number) for code, number in self._refusals.items()])
         yield from _jobs(jobs.models)

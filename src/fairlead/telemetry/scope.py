@@ -48,9 +48,10 @@ class Scope(msgspec.Struct, frozen=True):
         models = {
             name: counts for name, counts in jobs.models.items() if self.models is None or name in self.models
         }
-        return JobStatistics(models, self._of_tenants(jobs.tenants))
+        return JobStatistics(models, self.of_tenants(jobs.tenants))
 
-    def _of_tenants(self, tenants: Mapping[str, Value]) -> dict[str, Value]:
+    def of_tenants(self, tenants: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the values of the visible tenants."""
         if self.tenant is None:
             return dict(tenants)
         users = f"{self.tenant}/"

@@ -28,7 +28,9 @@ from fairlead.job import Job
 from fairlead.supervision import FailureBoundary, log_failure
 
 EXPIRE_INTERVAL_S = 10.0
-EVENTS_AT_ONCE = 64  # that a reader gets in one piece
+# That a reader gets in one piece. A larger event is a piece of its own, which all readers share.
+EVENTS_AT_ONCE = 64
+EVENT_BYTES_AT_ONCE = 16 * 1024
 
 _comments = WaitingComments()
 
@@ -201,9 +203,9 @@ class StoredEvents:
     async def __anext__(self) -> bytes:
         response = self._response
         while not response.is_gone:
-            if events := response.events[self._next : self._next + EVENTS_AT_ONCE]:
+            if events := self._next_events(response.events):
                 self._next += len(events)
-                return b"".join(events)
+                return b"".join(events)  # of one event: that event itself
             if response.has_ended or self._run is None:
                 raise StopAsyncIteration
             with trio.move_on_after(_comments.interval_s):
@@ -211,6 +213,16 @@ class StoredEvents:
                 continue
             return _comments.write(await self._waiting(self._run.job.request_id))
         raise CutStream
+
+    def _next_events(self, events: list[bytes]) -> list[bytes]:
+        found: list[bytes] = []
+        size = 0
+        for event in events[self._next : self._next + EVENTS_AT_ONCE]:
+            size += len(event)
+            if found and size > EVENT_BYTES_AT_ONCE:
+                break
+            found.append(event)
+        return found
 
 
 @contextmanager

@@ -1,0 +1,128 @@
+"""The memory of answers that wait for their clients: one budget, of which each tenant has a share.
+
+The bytes of an answer count that the kernel does not take, and the deltas that its stream cannot send yet.
+Bytes that several clients are sent count for each of them. When the budget is used up, the tenant with the
+most loses answers, those first whose clients have not read for the longest time: their connections are
+closed. A tenant within its share loses nothing, and a client that reads loses its answer last.
+
+A single answer may be larger than the budget. It counts as all of it, so it is dropped only when another
+tenant needs memory. Buffers of the kernel do not count.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import structlog
+
+from fairlead.api.offload import tenant_so_far
+from fairlead.api.request import Request
+from fairlead.api.shares import Holding, Shares
+from fairlead.http.asgi import Direct
+from fairlead.job_metrics import LABELS_AT_MOST, OTHER
+
+logger = structlog.get_logger("fairlead.api")
+
+
+class UnreadAnswers:
+    """All answers that wait. `total` is the budget in bytes; `shown` returns a tenant's name for the log."""
+
+    def __init__(self, total: int, shown: Callable[[str], str] = str) -> None:
+        self.shares = Shares(total)
+        self._shown = shown
+        self._dropped: Counter[str] = Counter()
+
+    @property
+    def bytes_waiting(self) -> int:
+        """The bytes that count now."""
+        return self.shares.taken
+
+    def dropped(self) -> Mapping[str, int]:
+        """Return the number of dropped answers, by tenant."""
+        return dict(self._dropped)
+
+    def of(self, request: Request, direct: Direct | None) -> "UnreadAnswer":
+        """Return the count of a request's response, which `request` and `direct` use from here on.
+
+        Without our own listener, what waits in the server's buffers is not known, and a dropped response is
+        left incomplete.
+        """
+        drop = partial(_cancel, request) if direct is None else direct.abort
+        answer = request.unread = UnreadAnswer(self, partial(tenant_so_far, request), drop)
+        if direct is not None:
+            direct.unread = answer
+        return answer
+
+    def grow(self, holding: Holding, amount: int) -> None:
+        """Count this amount more, and drop answers above the budget."""
+        for revoked in self.shares.grow(holding, amount):
+            tenant = revoked.name
+            label = tenant if tenant in self._dropped or len(self._dropped) < LABELS_AT_MOST else OTHER
+            self._dropped[label] += 1
+            answer: UnreadAnswer = revoked.owner
+            logger.warning(
+                "unread answer dropped",
+                tenant=self._shown(tenant),
+                bytes=answer.waiting,
+                reason="the tenant's clients leave more unread than its share of limits.answersBytes",
+            )
+            answer.end()
+
+
+class UnreadAnswer:
+    """The bytes of one answer that wait for its client. Ends with `leave`, or when it is dropped.
+
+    `tenant` is called when the answer first has to wait, since most never do. `drop` closes its connection.
+    """
+
+    __slots__ = ("_answers", "_drop", "_holding", "_tenant", "waiting")
+
+    def __init__(self, answers: UnreadAnswers, tenant: Callable[[], str], drop: Callable[[], None]) -> None:
+        self._answers = answers
+        self._tenant: Callable[[], str] | None = tenant
+        self._drop: Callable[[], None] | None = drop
+        self._holding: Holding | None = None
+        self.waiting = 0
+
+    def add(self, size: int) -> None:
+        """Count bytes that wait from now on. This may drop answers, also this one."""
+        if self._tenant is None or not size:
+            return
+        if self._holding is None:
+            self._holding = self._answers.shares.enter(self._tenant(), owner=self)
+            self._answers.shares.spare(self._holding)  # its client may read: those that do not go first
+        self.waiting += size
+        self._answers.grow(self._holding, self._counted() - self._holding.amount)
+
+    def progress(self) -> None:
+        """Record that the client has read some."""
+        if self._holding is not None:
+            self._answers.shares.spare(self._holding)
+
+    def remove(self, size: int) -> None:
+        """Stop counting bytes that the client has read."""
+        if self._holding is not None and size:
+            self.waiting -= size
+            self._answers.shares.shrink(self._holding, self._holding.amount - self._counted())
+            self._answers.shares.spare(self._holding)
+
+    def leave(self) -> None:
+        """Stop counting: the answer has ended."""
+        if self._holding is not None:
+            self._answers.shares.leave(self._holding)
+            self._holding.owner = None
+        self._holding = self._tenant = self._drop = None  # they refer to the request, which refers to this
+
+    def end(self) -> None:
+        """End the answer, whose memory was revoked."""
+        drop = self._drop
+        self.leave()
+        if drop is not None:
+            drop()
+
+    def _counted(self) -> int:
+        return min(self.waiting, self._answers.shares.total)
+
+
+def _cancel(request: Request) -> None:
+    request.nursery.cancel_scope.cancel()
