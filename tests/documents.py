@@ -192,6 +192,8 @@ def _metrics() -> str:
             *_families((metrics.BUILD,), ("version",)),
             *_families(metrics.SERVER, ()),
             *_families(metrics.RESPONSES, ()),
+            *_families((metrics.UNREAD,), ()),
+            *_families((metrics.UNREAD_DROPPED,), ("tenant",)),
             *_families((metrics.DROPPED,), ()),
             *_families((metrics.REFUSED,), ("code",)),
             *_families((metrics.OUTCOMES,), ("model", "outcome")),

@@ -51,6 +51,13 @@ def test_sums_of_counts_are_those_of_one_process():
     assert different.jobs.tenants["X"] == counts(2, tenant="X").jobs.tenants["X"]
 
 
+def test_dropped_answers_of_all_fronts_are_counted_by_tenant():
+    one = FrontCounts(dropped_answers={"a": 1, "b": 2})
+    two = FrontCounts(dropped_answers={"b": 3, "c": 4})
+    assert merged((one, two)).dropped_answers == {"a": 1, "b": 5, "c": 4}
+    assert merged((one, two), labels_at_most=2).dropped_answers == {"a": 1, "b": 5, "other": 4}
+
+
 def test_models_beyond_the_limit_are_counted_together():
     parts = [counts(1, model=name) for name in "abcd"]
     found = merged(parts, labels_at_most=2).jobs.models

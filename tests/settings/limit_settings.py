@@ -52,6 +52,16 @@ async def bytes_of_all_bodies_are_limited(server: Served) -> None:
     assert [(await job.done()).status for job in jobs] == [200, 200, 429]
 
 
+@setting("limits.answersBytes", limited(answersBytes=20_000))
+async def bytes_of_unread_answers_are_limited(server: Served) -> None:
+    """Two answers fit the budget for one tenant, but not a third."""
+    for _ in range(3):
+        end = server.system.network.open_connection("10.0.4.1", buffer_bytes=SLOW_READER_BUFFER_BYTES)
+        await end.send(request("GET", "/metrics"))
+        await trio.sleep(0.5)
+    await server.until(lambda: any(event["event"] == "unread answer dropped" for event in server.log), 10)
+
+
 @setting("limits.headerBytes", limited(headerBytes=2000))
 async def bytes_of_headers_are_limited(server: Served) -> None:
     assert (await server.fetch("/queue", headers={"X-Long": "x" * 3000})).status == 431

@@ -26,10 +26,12 @@ UNREAD_BYTES = 8 * 1024 * 1024
 KEPT_BYTES = 16 * 1024 * 1024
 # Memory that a delta takes besides its bytes; an event may be only two bytes long.
 DELTA_BYTES = 400
+# Memory of parts of deltas besides their characters, when deltas are merged.
 TOKEN_BYTES = 40
-# A token's log-probability, and each alternative: a tuple with a number.
-LOGPROB_BYTES = 150
-ALTERNATIVE_BYTES = 90
+EVENT_BYTES = 60
+CALL_BYTES = 200
+LOGPROB_BYTES = 200
+ALTERNATIVE_BYTES = 120  # a tuple of a token and its log-probability
 # Less is not counted as unread: most deltas are taken at once.
 COUNTED_AT_ONCE = 16 * 1024
 
@@ -197,9 +199,9 @@ class Deltas:
 
     def _hold(self, delta: Delta) -> None:
         """Keep a delta for the reader, merged with an earlier one of its choice."""
-        if self.unread is not None:
-            self._uncounted += size_of(delta)
         earlier = self._waiting.get(delta.index)
+        if self.unread is not None:
+            self._uncounted += size_of(delta) + (DELTA_BYTES if earlier is None else 0)
         if earlier is None:
             self._waiting[delta.index] = delta
             if self._kept is not None:
@@ -231,10 +233,11 @@ class Deltas:
 
 
 def size_of(delta: Delta) -> int:
-    """Estimate the memory of a delta."""
-    size = DELTA_BYTES + _text_length(delta) + TOKEN_BYTES * len(delta.token_ids) + len(delta.vector)
+    """Estimate the memory of what is in a delta."""
+    size = _text_length(delta) + TOKEN_BYTES * len(delta.token_ids) + len(delta.vector)
+    size += CALL_BYTES * len(delta.calls)
     if delta.raw:
-        size += sum(map(len, delta.raw)) + DELTA_BYTES * len(delta.raw)
+        size += sum(map(len, delta.raw)) + EVENT_BYTES * len(delta.raw)
     for logprobs in (delta.logprobs, delta.prompt_logprobs):
         if logprobs:
             size += LOGPROB_BYTES * len(logprobs) + ALTERNATIVE_BYTES * sum(len(one.top) for one in logprobs)

@@ -19,6 +19,7 @@ from fairlead.api.offload import tenant_so_far
 from fairlead.api.request import Request
 from fairlead.api.shares import Holding, Shares
 from fairlead.http.asgi import Direct
+from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job_metrics import LABELS_AT_MOST, OTHER
 
 logger = structlog.get_logger("fairlead.api")
@@ -48,7 +49,7 @@ class UnreadAnswers:
         left incomplete.
         """
         drop = partial(_cancel, request) if direct is None else direct.abort
-        answer = request.unread = UnreadAnswer(self, partial(tenant_so_far, request), drop)
+        answer = request.unread = UnreadAnswer(self, request, drop)
         if direct is not None:
             direct.unread = answer
         return answer
@@ -60,36 +61,31 @@ class UnreadAnswers:
             label = tenant if tenant in self._dropped or len(self._dropped) < LABELS_AT_MOST else OTHER
             self._dropped[label] += 1
             answer: UnreadAnswer = revoked.owner
-            logger.warning(
-                "unread answer dropped",
-                tenant=self._shown(tenant),
-                bytes=answer.waiting,
-                reason="the tenant's clients leave more unread than its share of limits.answersBytes",
-            )
-            answer.end()
+            answer.drop(self._shown(tenant))
 
 
 class UnreadAnswer:
     """The bytes of one answer that wait for its client. Ends with `leave`, or when it is dropped.
 
-    `tenant` is called when the answer first has to wait, since most never do. `drop` closes its connection.
+    Its tenant is computed when it first has to wait, since most answers never do. `abort` closes its
+    connection.
     """
 
-    __slots__ = ("_answers", "_drop", "_holding", "_tenant", "waiting")
+    __slots__ = ("_abort", "_answers", "_holding", "_request", "waiting")
 
-    def __init__(self, answers: UnreadAnswers, tenant: Callable[[], str], drop: Callable[[], None]) -> None:
+    def __init__(self, answers: UnreadAnswers, request: Request, abort: Callable[[], None]) -> None:
         self._answers = answers
-        self._tenant: Callable[[], str] | None = tenant
-        self._drop: Callable[[], None] | None = drop
+        self._request: Request | None = request
+        self._abort: Callable[[], None] | None = abort
         self._holding: Holding | None = None
         self.waiting = 0
 
     def add(self, size: int) -> None:
         """Count bytes that wait from now on. This may drop answers, also this one."""
-        if self._tenant is None or not size:
+        if self._request is None or not size:
             return
         if self._holding is None:
-            self._holding = self._answers.shares.enter(self._tenant(), owner=self)
+            self._holding = self._answers.shares.enter(tenant_so_far(self._request), owner=self)
             self._answers.shares.spare(self._holding)  # its client may read: those that do not go first
         self.waiting += size
         self._answers.grow(self._holding, self._counted() - self._holding.amount)
@@ -111,14 +107,24 @@ class UnreadAnswer:
         if self._holding is not None:
             self._answers.shares.leave(self._holding)
             self._holding.owner = None
-        self._holding = self._tenant = self._drop = None  # they refer to the request, which refers to this
+        self._holding = self._request = self._abort = None  # the request refers to this: a reference cycle
 
-    def end(self) -> None:
-        """End the answer, whose memory was revoked."""
-        drop = self._drop
+    def drop(self, tenant: str) -> None:
+        """End the answer, whose memory was revoked, and log that. `tenant` is its shown name."""
+        request, abort = self._request, self._abort
+        assert request is not None
+        assert abort is not None
+        logger.warning(
+            "unread answer dropped",
+            request_id=request.request_id,  # not that of the request that needs the memory
+            tenant=tenant,
+            client=request.address,
+            path=request.path[:LOGGED_LENGTH],
+            bytes=self.waiting,
+            reason="the tenant's clients leave more unread than its share of limits.answersBytes",
+        )
         self.leave()
-        if drop is not None:
-            drop()
+        abort()
 
     def _counted(self) -> int:
         return min(self.waiting, self._answers.shares.total)
