@@ -109,7 +109,11 @@ async def serve(
             signals.start_soon(watch_signals, composition.drain, announcer, composition.stop, delay_s)
             async with composition.running(loaded) as app:
                 await serve_http(
-                    app, sockets, limits=limits_within_descriptors(config), shutdown=composition.draining
+                    app,
+                    sockets,
+                    limits=limits_within_descriptors(config),
+                    shutdown=composition.draining,
+                    callers=app.callers,
                 )
             signals.cancel_scope.cancel()
 

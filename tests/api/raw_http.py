@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import trio
 
 from fairlead.config import Limits
+from fairlead.http.callers import Callers
 from fairlead.http.listener import bind, serve_http
 
 # Long: what the tests wait for takes milliseconds, unless the machine is busy or the test fails.
@@ -176,6 +177,7 @@ async def serving(
     limits: Limits | None = None,
     *,
     drained: bool = True,
+    callers: Callers | None = None,
     timeout_s: float = TIMEOUT_S,
 ):
     """Serve `app`. On exit the listener is drained; if it does not end in time, the test fails."""
@@ -184,7 +186,9 @@ async def serving(
 
     async def run(*, task_status):
         sockets = bind("127.0.0.1", 0)
-        serve = partial(serve_http, app, sockets, limits=limits or Limits(), shutdown=shutdown)
+        serve = partial(
+            serve_http, app, sockets, limits=limits or Limits(), shutdown=shutdown, callers=callers
+        )
         await serve(task_status=task_status)
         ended.set()
 

@@ -53,6 +53,17 @@ def test_other_names_are_refused(guard, host):
     assert not is_right(guard, host=host)
 
 
+def test_forwarded_request_proves_nothing_by_a_name_that_the_proxy_may_have_written():
+    guard = OriginPolicy("127.0.0.1", ["models.example"])
+    for host in ("localhost", "127.0.0.1:8000", "app.localhost", "other.example"):
+        with pytest.raises(Forbidden):
+            guard.check(FirstHeaders([(b"host", host.encode())]), strict=True, is_forwarded=True)
+    with pytest.raises(Forbidden):
+        guard.check(FirstHeaders([]), strict=True, is_forwarded=True)
+    guard.check(FirstHeaders([(b"host", b"models.example")]), strict=True, is_forwarded=True)
+    guard.check(FirstHeaders([(b"host", b"127.0.0.1")]), strict=False, is_forwarded=True)
+
+
 def test_configured_host_is_accepted_in_upper_and_lower_case():
     assert is_right(NAMED, host="models.EXAMPLE:8000")
     assert not is_right(LOOPBACK, host="models.example:8000")

@@ -3,6 +3,7 @@
 import socket
 from collections import Counter
 
+import pytest
 import trio
 import trio.testing
 from hypothesis import given
@@ -11,38 +12,53 @@ from hypothesis import strategies as st
 from api.raw_http import get, serving
 from fairlead.http import listener
 from fairlead.http.accept_queue import AcceptedConnection, AcceptQueue, RequestTurns
+from fairlead.http.callers import Caller, Callers
+from fairlead.http.forwarded import TrustedProxies
 
 
 def accepted(address: str, port: int) -> AcceptedConnection:
     return AcceptedConnection(socket.socket(), (address, port))
 
 
-@given(addresses=st.lists(st.sampled_from("abc"), max_size=30))
-def test_addresses_alternate_and_each_keeps_its_order(addresses):
-    queue = AcceptQueue()
-    connections = [accepted(address, port) for port, address in enumerate(addresses)]
-    for each in connections:
-        queue.add(each)
-    assert len(connections) == len(queue)
-    begun = [queue.pop().client for _ in connections]
-    for each in connections:
-        each.sock.close()
-    assert (len(queue), sorted(begun)) == (0, sorted(each.client for each in connections))
-    for address in set(addresses):
-        own = [port for other, port in begun if other == address]
-        assert sorted(own) == own
+def assert_alternate(begun, arrived):
+    """Check that no name had two turns while another one with fewer waited for its first in the meantime."""
     turns: Counter[str] = Counter()
-    for address, _ in begun:
-        turns[address] += 1
-        waiting = [other for other in set(addresses) if turns[other] < addresses.count(other)]
-        assert all(turns[other] >= turns[address] - 1 for other in waiting)
+    for name in begun:
+        turns[name] += 1
+        waiting = [other for other in set(arrived) if turns[other] < arrived.count(other)]
+        assert all(turns[other] >= turns[name] - 1 for other in waiting)
+
+
+callers = st.builds(Caller, st.sampled_from("abc"), st.sampled_from(["", "k", "l"]))
+
+
+@given(arrived=st.lists(callers, max_size=30))
+def test_addresses_alternate_as_do_the_lines_of_each_and_a_line_keeps_its_order(arrived):
+    queue = AcceptQueue()
+    for port, caller in enumerate(arrived):
+        connection = accepted(caller.address, port)
+        connection.sock.close()
+        queue.add(connection, caller)
+    assert len(queue) == len(arrived)
+    ports = [queue.pop().client[1] for _ in arrived]
+    assert (len(queue), sorted(ports)) == (0, list(range(len(arrived))))
+    begun = [arrived[port] for port in ports]
+    assert_alternate([caller.address for caller in begun], [caller.address for caller in arrived])
+    for address in "abc":
+        assert_alternate(
+            [caller.line for caller in begun if caller.address == address],
+            [caller.line for caller in arrived if caller.address == address],
+        )
+    for caller in set(arrived):
+        own = [port for port in ports if arrived[port] == caller]
+        assert sorted(own) == own
 
 
 def test_close_closes_all_queued_connections():
     queue = AcceptQueue()
     waiting = [accepted("a", 1), accepted("b", 2), accepted("a", 3)]
-    for each in waiting:
-        queue.add(each)
+    for each, line in zip(waiting, ["", "", "k"], strict=True):
+        queue.add(each, Caller(each.client[0], line))
     queue.close()
     assert (len(queue), [each.sock.fileno() for each in waiting]) == (0, [-1, -1, -1])
 
@@ -73,6 +89,76 @@ async def test_connection_of_a_new_address_starts_before_older_ones_of_another(m
     assert [address for address in served[:40] if address != "127.0.0.1"] == ["127.0.0.9"]
 
 
+def key_of(_address, headers):
+    return dict(headers).get(b"x-key", b"").decode()
+
+
+async def test_connection_of_another_key_starts_before_older_ones_of_its_address(monkeypatch):
+    monkeypatch.setattr(listener, "STARTS_PER_TURN", 1)
+    served: list[str] = []
+
+    async def app(scope, receive, send):
+        if scope["type"] != "lifespan":
+            served.append(key_of(None, scope["headers"]))
+
+    async with serving(app, callers=Callers(line_of=key_of)) as server:
+        clients = []
+        for key in ["a"] * 60 + ["b"]:
+            client = socket.create_connection(server.address)
+            client.sendall(get("/", f"X-Key: {key}"))
+            clients.append(client)
+        while len(served) < len(clients):
+            await trio.testing.wait_all_tasks_blocked()
+        for client in clients:
+            client.close()
+    assert served.index("b") < 40
+
+
+async def test_request_of_another_line_starts_next():
+    turns = RequestTurns()
+    begun: list[str] = []
+
+    async def request(line: str) -> None:
+        await turns.wait("address", lambda: line)
+        begun.append(line)
+
+    async with trio.open_nursery() as nursery:
+        for line in ["a"] * 6 + ["b", "c", "b"]:
+            nursery.start_soon(request, line)
+            await trio.lowlevel.checkpoint() if line == "b" and not begun else None
+    assert turns.idle
+    assert {"b", "c"} <= set(begun[:5])
+    assert begun.count("a") == 6
+
+
+@pytest.mark.parametrize(
+    ("received", "expected"),
+    [
+        (b"", Caller("10.0.0.1")),
+        (b"GET / HTT", Caller("10.0.0.1")),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nx-KEY:  k \r\n\r\n", Caller("10.0.0.1", "k")),
+        (b"GET / HTTP/1.1\r\nX-Key: k\r\nX-Other: un", Caller("10.0.0.1", "k")),
+        (b"GET / HTTP/1.1\r\nX-Key: incompl", Caller("10.0.0.1")),
+        (b"POST / HTTP/1.1\r\n\r\nX-Key: k\r\n", Caller("10.0.0.1")),
+        (b"GET / HTTP/1.1\r\nX-Forwarded-For: 192.0.2.1\r\nX-Key: k\r\n\r\n", Caller("192.0.2.1", "k")),
+        (b"GET / HTTP/1.1\r\nX-Forwarded-For: unknown\r\n\r\n", Caller("")),
+        (b"\r\n" * 3000, Caller("10.0.0.1")),
+        (b"\0\xff:" * 2000, Caller("10.0.0.1")),
+    ],
+)
+def test_caller_is_found_in_what_has_arrived_which_remains_to_be_read(received, expected):
+    callers = Callers(TrustedProxies(["10.0.0.0/8"]), key_of)
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        other.sendall(received)
+        assert callers.peek(one, "10.0.0.1") == expected
+        if received:
+            assert one.recv(1 << 16) == received
+        other.close()
+        assert callers.peek(one, "10.0.0.1") == Caller("10.0.0.1")
+
+
 async def test_requests_of_one_address_start_in_order_one_per_pass():
     turns = RequestTurns()
     requested, begun = [], []
@@ -94,7 +180,7 @@ async def test_requests_of_one_address_start_in_order_one_per_pass():
 
 
 @given(
-    addresses=st.lists(st.sampled_from("ab"), min_size=1, max_size=8),
+    addresses=st.lists(st.sampled_from(["a", "b", "a k"]), min_size=1, max_size=8),
     cancels=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9)), max_size=6),
 )
 def test_cancelled_request_passes_its_turn_to_the_next(addresses, cancels):
@@ -102,7 +188,8 @@ def test_cancelled_request_passes_its_turn_to_the_next(addresses, cancels):
 
     async def request(turns: RequestTurns, number: int, scope: trio.CancelScope) -> None:
         with scope:
-            await turns.wait(addresses[number])
+            address, _, line = addresses[number].partition(" ")
+            await turns.wait(address, lambda: line)
             begun.append(number)
 
     async def main() -> None:

@@ -36,6 +36,13 @@ async def server_accepts_the_configured_host_name(server: Served) -> None:
     assert answer.status == 200, answer
 
 
+@setting("trustedProxies", {"trustedProxies": ["10.0.7.0/24"]} | {"tenantNames": "plain"})
+async def proxy_names_the_client(server: Served) -> None:
+    forwarded = {"headers": {"X-Forwarded-For": "192.0.2.1"}}
+    assert (await log_entry_of_job(server, host="10.0.8.1", **forwarded))["tenant"] == "address/10.0.8.1"
+    assert (await log_entry_of_job(server, host="10.0.7.1", **forwarded))["tenant"] == "address/192.0.2.1"
+
+
 @setting("cors.origins", {"cors": {"origins": ["https://chat.example"]}})
 async def pages_of_configured_origins_may_use_the_api(server: Served) -> None:
     answer = await server.fetch("/v1/models", headers={"Origin": "https://chat.example"})

@@ -24,6 +24,10 @@ What is checked:
   Containers, services and nginx's `upstream` have names without a dot, or names such as
   `host.docker.internal`.
 
+A proxy on this machine may replace `Host` by a name of the loopback interface. So without API keys, a
+forwarded request (with `X-Forwarded-For` or `Forwarded`) that is checked strictly must have a name in
+`allowedHosts`.
+
 Probes may send any `Host`, so `/health` and `/ready`, which reveal little, are not checked.
 
 `Origin` may be the requested server, or one of `allowedHosts` on the default port of its scheme. Unless
@@ -67,13 +71,20 @@ class OriginPolicy:
         # Parsing a host costs as much as all other checks of a request, and few different hosts occur.
         self._allows_host = lru_cache(HOSTS_REMEMBERED)(self._is_allowed_host)
 
-    def check(self, headers: Headers, *, strict: bool, any_origin: bool = False) -> None:
+    def check(
+        self, headers: Headers, *, strict: bool, any_origin: bool = False, is_forwarded: bool = False
+    ) -> None:
         """Raise `Forbidden` unless `Host` and `Origin`, where present, name this server.
 
-        With `any_origin`, `Origin` is not checked: the page may use the API (see `cors`).
+        With `any_origin`, `Origin` is not checked: the page may use the API (see `cors`). `is_forwarded`: the
+        request comes through a proxy, which may have written `Host`.
         """
         host = headers.get("Host")
-        if host is not None and (len(host) > MAX_HOST_LENGTH or not self._allows_host(host, strict)):
+        if host is None and strict and is_forwarded:
+            host = ""
+        if host is not None and (
+            len(host) > MAX_HOST_LENGTH or not self._allows_host(host, strict, is_forwarded)
+        ):
             message = f"Host: {quoted(host)} is not a name of this server (allowedHosts in its configuration)"
             raise Forbidden(message, param="Host")
         origin = headers.get("Origin")
@@ -89,8 +100,10 @@ class OriginPolicy:
         # On the scheme's default port only: other ports of that machine may be other servers.
         return any(_is_same(origin, name) for name in self._allowed)
 
-    def _is_allowed_host(self, host: str, strict: bool) -> bool:
+    def _is_allowed_host(self, host: str, strict: bool, is_forwarded: bool) -> bool:
         name = _hostname(host)
+        if strict and is_forwarded:
+            return name in self._allowed
         if is_loopback(name) or name.endswith(".localhost") or name in self._names:
             return True
         if _address(name) is not None:

@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from fairlead.config import ApiKey
+from fairlead.http.forwarded import FORWARDED
 from fairlead.http.headers import FirstHeaders
 from fairlead.http.unread import UnreadBytes
 from fairlead.tenancy.flow_control import NO_HINTS
@@ -29,13 +30,14 @@ class Request:
     `unread` counts what of the response waits for the client; None: nothing does.
     `body_bytes` is 0 until the body was read. `user` is the user that the body names, once it was parsed.
     `is_job`: from here on the gateway accounts for the request. `is_open_to_pages`: pages of other servers
-    may read the response, where `cors` allows any.
+    may read the response, where `cors` allows any. `is_forwarded`: it says that it comes through a proxy, so
+    its client may be anywhere, also if `address` is this machine's.
     """
 
     __slots__ = (
         *("address", "api_key", "body_bytes", "headers", "is_job", "is_open_to_pages", "leave_body"),
         *("flow", "method", "nursery", "path", "path_parameters", "read", "request_id", "scope", "unread"),
-        "user",
+        *("is_forwarded", "user"),
     )
 
     nursery: trio.Nursery
@@ -47,6 +49,7 @@ class Request:
         self.path: str = scope["path"]
         self.headers = FirstHeaders(scope["headers"])
         self.address: str | None = client[0] if client else None
+        self.is_forwarded: bool = scope.get(FORWARDED, False)
         self.read = read
         self.leave_body: Callable[[], None] = _nothing
         self.path_parameters: Mapping[str, str] = {}

@@ -17,10 +17,11 @@ from fairlead.api.origin import OriginPolicy
 from fairlead.api.paths import nearest_route
 from fairlead.api.request import Request
 from fairlead.api.route import KEYLESS, OPERATORS, Permission
-from fairlead.errors import FairleadError, Forbidden, NotFound
+from fairlead.errors import FairleadError, Forbidden, InvalidRequest, NotFound
+from fairlead.http.headers import FirstHeaders
 from fairlead.http.refusals import LOGGED_LENGTH
-from fairlead.tenancy.access import Authenticator
-from fairlead.tenancy.flow_control import FlowControl
+from fairlead.tenancy.access import Authenticator, tenant_of
+from fairlead.tenancy.flow_control import NO_HINTS, FlowControl
 from fairlead.tenancy.key_quotas import KeyQuotas
 
 MAX_REQUEST_ID_LENGTH = 128
@@ -76,7 +77,7 @@ class RequestAuth:
                 pairs = request.scope["headers"]
                 request.flow = self._flow_control.hints(request.api_key, request.address, pairs)
         if is_operators:
-            self._origins.check(request.headers, strict=True)
+            self.check_operator(request)
         elif not (permission is Permission.PROBE or self._authenticator.has_keys):
             any_origin = self._cors.allows(request.headers)
             self._origins.check(request.headers, strict=False, any_origin=any_origin)
@@ -84,9 +85,29 @@ class RequestAuth:
         if permission is Permission.ALL_MODELS and is_limited:
             raise Forbidden("this API key is for some models only; nodes are for all")
 
+    def line_of(self, address: str | None, headers: list[tuple[bytes, bytes]]) -> str:
+        """Return the line of a request at its address: a tenant whose name no other client can use, or "".
+
+        That is a known key's, a user of a trusted key, or a tenant that a trusted gateway names. The
+        request is checked in its turn.
+        """
+        api_key = self._authenticator.find(first := FirstHeaders(headers))
+        try:
+            flow = NO_HINTS
+            if self._flow_control is not None:
+                flow = self._flow_control.hints(api_key, address, headers)
+        except InvalidRequest:
+            return ""
+        if api_key is None and flow.fairness_id is None:
+            return ""
+        return tenant_of(
+            api_key, first, address, user=None, safety_identifier=None, fairness_id=flow.fairness_id
+        )
+
     def check_operator(self, request: Request) -> None:
         """Raise `Forbidden` for a request that may not use the routes for operators, by its headers."""
-        self._origins.check(request.headers, strict=True)
+        is_forwarded = request.is_forwarded and not self._authenticator.has_keys
+        self._origins.check(request.headers, strict=True, is_forwarded=is_forwarded)
 
     def refused(self, request: Request, error: FairleadError) -> None:
         """Count and log a request that was refused before it became a job. The gateway accounts for jobs."""

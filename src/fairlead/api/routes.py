@@ -29,6 +29,8 @@ from fairlead.api.route_table import ROUTES, dialects_of
 from fairlead.api.services import Services
 from fairlead.api.views import Views
 from fairlead.config import ApiKey
+from fairlead.http.callers import Callers
+from fairlead.http.forwarded import FORWARDED, TrustedProxies
 from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.flow_control import FlowControl
 
@@ -95,6 +97,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
             id_headers=lambda path: self._error_formats.of(path).request_id_headers,
             flow_control=FlowControl(services.config.flow_control, services.config.queue.classes),
         )
+        self.callers = Callers(TrustedProxies(services.config.trusted_proxies), self._auth.line_of)
         self._permissions: dict[str, Permission] = {}
         views = Views(services, routes, self._jobs, self._auth, self._cors)
         self.counts = views.counts
@@ -111,6 +114,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         if "fairlead" not in (scope.get("extensions") or ()):  # not our own listener
             scope = without_root(scope) if scope.get("root_path") else scope
             scope = {**scope, "state": {**scope.get("state", {}), "limits": self._limits}}
+            scope |= self._client(scope)
         has_path = self._paths.has(scope.get("raw_path"), scope["path"])
         if has_path and self.generation_routes.serves(scope):
             await self.generation_routes(scope, receive, send)
@@ -124,6 +128,14 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
     def create_url_adapter(self, request: Any) -> Any:
         """Return the `Match` that `__call__` has found."""
         return request.scope["match"] if request is not None else super().create_url_adapter(None)
+
+    def _client(self, scope: Any) -> dict[str, Any]:
+        """Return the changes of another server's scope for the client behind trusted proxies."""
+        peer = scope["client"][0] if scope.get("client") else None
+        address, is_forwarded = self.callers.proxies.client(peer, scope["headers"])
+        if address == peer:
+            return {FORWARDED: is_forwarded}
+        return {FORWARDED: is_forwarded, "client": None if address is None else (address, 0)}
 
     def change_keys(self, api_keys: tuple[ApiKey, ...]) -> None:
         """Replace the API keys."""

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -85,6 +85,17 @@ class CorsConfig(msgspec.Struct, frozen=True, rename=spelled):
 def read_key(raw: object) -> object:
     """Return a key as a mapping; a file may also have its text alone."""
     return {"key": raw} if isinstance(raw, str) else raw
+
+
+def faults_of_proxies(entries: Iterable[str]) -> Iterator[Fault]:
+    """Yield faults of `trustedProxies`."""
+    for index, entry in enumerate(entries):
+        try:
+            if entry != "unix":
+                ipaddress.ip_network(entry)
+        except ValueError:
+            message = "must be an address, a network such as 10.0.0.0/8, or unix"
+            yield Fault(("trustedProxies", index), message)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, is_loopback, read_key
+from fairlead.config.access import (
+    ApiKey,
+    CorsConfig,
+    FlowControlConfig,
+    faults_of_proxies,
+    is_loopback,
+    read_key,
+)
 from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.lease import LeaseConfig
@@ -169,6 +176,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """Further host names in requests to it, such as those of a reverse proxy; without a port. Without API
     keys, requests to any other name that a public server could have are refused.
     """
+    trusted_proxies: tuple[str, ...] = ()
+    """Reverse proxies whose `X-Forwarded-For` or `Forwarded` names the client: addresses, networks such as
+    10.0.0.0/8, or unix for a unix socket. Each must append its client's address, and remove the header
+    that it does not append to.
+    """
     cors: CorsConfig = CorsConfig()
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """The port to listen on; 0 picks a free one."""
@@ -242,6 +254,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         for index, name in enumerate(self.allowed_hosts):
             if _HOST_NAME.fullmatch(name) is None:
                 yield Fault(("allowedHosts", index), "must be a name without scheme, port and path")
+        yield from faults_of_proxies(self.trusted_proxies)
         classes = self.queue.classes
         for index, api_key in enumerate(self.api_keys):
             if api_key.priority is not None and api_key.priority not in classes:

@@ -24,6 +24,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from fairlead.config import ConfigError, Limits
 from fairlead.http.accept_queue import AcceptedConnection, AcceptQueue
+from fairlead.http.callers import Caller, Callers
 from fairlead.http.connection import ServerConnection, linger
 from fairlead.http.protocol import Shared
 from fairlead.http.refusals import refusal
@@ -32,7 +33,7 @@ logger = structlog.get_logger("fairlead.http")
 
 BACKLOG = 2048
 # Bounded, so that a burst of new clients does not delay the old ones.
-ACCEPTS_PER_TURN = 32
+ACCEPTS_PER_TURN = 64
 STARTS_PER_TURN = 4
 REFUSALS = 64  # clients over the limit that get a response at a time; the others are just closed
 OUT_OF_DESCRIPTORS_S = 0.1
@@ -88,13 +89,15 @@ async def serve_http(
     *,
     limits: Limits,
     shutdown: trio.Event,
+    callers: Callers | None = None,
     wait: Wait = trio.lowlevel.wait_readable,
     task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an ASGI app on listening sockets until `shutdown` is set and all is drained. Closes the sockets.
 
-    `wait` returns when a socket may have a connection to accept. Reports the bound addresses once the app has
-    started. Raises what the app's startup raises.
+    `callers` finds who sends a request. Without them, each address is one caller. `wait` returns when a socket
+    may have a connection to accept. Reports the bound addresses once the app has started. Raises what the
+    app's startup raises.
     """
     config = _hypercorn_config(limits)
     state: dict[str, Any] = {}
@@ -106,7 +109,8 @@ async def serve_http(
         await nursery.start(lifespan.handle_lifespan)
         with _without_lifespan:
             await lifespan.wait_for_startup()
-        shared = Shared(app, config, WorkerContext(None), {**state, "limits": limits}, limits)
+        context = WorkerContext(None)
+        shared = Shared(app, config, context, {**state, "limits": limits}, limits, callers or Callers())
         await Listener(shared, wait).run(sockets, shutdown, task_status)
         with _without_lifespan:
             await lifespan.wait_for_shutdown()
@@ -192,7 +196,11 @@ class Listener:
     def _admit(self, arrival: AcceptedConnection, connections: trio.Nursery) -> None:
         if len(self._connections) + len(self._arrivals) < self._shared.limits.connections:
             self._full = False
-            self._arrivals.add(arrival)
+            # The first one is started at once, so it need not be known who it is.
+            peer = str(arrival.client[0])
+            is_first = not self._arrivals
+            caller = Caller(peer) if is_first else self._shared.callers.peek(arrival.sock, peer)
+            self._arrivals.add(arrival, caller)
             return
         self._log_once("too many connections", limit=self._shared.limits.connections)
         if self._refusals < REFUSALS:

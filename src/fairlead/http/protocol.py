@@ -13,6 +13,7 @@ still runs. So it is refused, together with that request.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -28,6 +29,8 @@ from hypercorn.utils import suppress_body
 from fairlead.config import Limits
 from fairlead.http.accept_queue import RequestTurns
 from fairlead.http.asgi import ClientDisconnected, RequestBodyChannel, Stream
+from fairlead.http.callers import Callers
+from fairlead.http.forwarded import FORWARDED
 from fairlead.http.framing import StrictConnection
 from fairlead.http.headers import http_date
 from fairlead.http.refusals import log_refusal, malformed, objection, path_of, refusal, with_host_of_target
@@ -49,6 +52,7 @@ class Shared:
     context: Any
     state: dict[str, Any]
     limits: Limits
+    callers: Callers
     turns: RequestTurns = field(default_factory=RequestTurns)
 
 
@@ -85,6 +89,10 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self.connection = StrictConnection(shared.limits.header_bytes)
         self._limits = shared.limits
         self._turns = shared.turns
+        self._callers = shared.callers
+        # Of the current request: the client's address, and whether the request was forwarded.
+        self._address: str | None = client[0]
+        self._is_forwarded = False
         self._start_soon = start_soon
         self._wake = wake
         self._writable = writable
@@ -178,7 +186,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self.ended = True
         if unanswered and status != 500:  # `_run` has logged internal errors
             scope = None if self.stream is None else self.stream.scope
-            log_refusal(status, message, self.client[0], request, scope)
+            log_refusal(status, message, self._address, request, scope)
         await self._close_stream()
         if unanswered:
             await self.send(RawData(refusal(status, message)))
@@ -189,17 +197,21 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         self.deadline = trio.current_time() + self._limits.body_timeout_s + self._limits.stall_s
         path = path_of(request)
         headers = list(request.headers)
+        self._address, self._is_forwarded = self._callers.proxies.client(self.client[0], headers)
         problem = objection(request, headers, self._limits)
         if problem:
             await self.refuse(*problem, request)
             return
+        client = self.client
+        if self._address != client[0]:
+            client = None if self._address is None else (self._address, 0)  # its port is not known
         self.stream = Stream(
             self.app,
             self.config,
             self.context,
             self,
             self.ssl,
-            self.client,
+            client,
             self.server,
             self.stream_send,
             STREAM_ID,
@@ -228,13 +240,15 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         """
         self._body_channel = RequestBodyChannel(self._resume)
         scope["extensions"]["fairlead"] = self.stream
+        scope[FORWARDED] = self._is_forwarded
         self._start_soon(self._run, app, scope, self._body_channel.receive, self.stream)
         return self._body_channel.put
 
     async def _run(self, app: Any, scope: Any, receive: Any, stream: Stream) -> None:
         try:
             # Requests that are cancelled at this moment unwind before this one sees any state.
-            await self._turns.wait(self.client[0])
+            line_of = partial(self._callers.line, self._address, scope["headers"])
+            await self._turns.wait(self._address or "", line_of)
             await app(scope, receive, stream.app_send)
         except* ClientDisconnected:
             pass

@@ -79,7 +79,9 @@ def malformed(error: h11.RemoteProtocolError) -> Objection:
     return error.error_status_hint, str(error).partition(":")[0]  # the client's own bytes follow the colon
 
 
-def log_refusal(status: int, message: str, client: str, request: h11.Request | None, scope: Any) -> None:
+def log_refusal(
+    status: int, message: str, client: str | None, request: h11.Request | None, scope: Any
+) -> None:
     """Log the same line as `RequestAuth.refused` does for other requests.
 
     `request` was refused before an app handled it, or `scope` is the app's. Both are None before a head.

@@ -141,6 +141,7 @@ class FrontRole:
                 sockets.all,
                 limits=limits_within_descriptors(config),
                 shutdown=self._draining,
+                callers=app.callers,
                 wait=sockets.wait_for_connection,
             )
             nursery.cancel_scope.cancel()
