@@ -78,6 +78,16 @@ async def test_request_through_a_proxy_at_the_loopback_interface_is_no_operators
         assert (await server.fetch(named)).status != 403
 
 
+async def test_request_that_another_server_takes_from_a_proxy_is_no_operators(model):
+    client = client_of(model, config=config("10.0.0.1"))
+    headers = {"Host": "localhost"}
+    peer = ("10.0.0.1", 4711)
+    assert (await client.get("/models/small/logs", headers=headers, client=peer)).status != 403
+    for claimed in ("192.0.2.1", "10.0.0.1"):
+        forwarded = {**headers, "X-Forwarded-For": claimed}
+        assert (await client.get("/models/small/logs", headers=forwarded, client=peer)).status == 403
+
+
 async def test_key_of_a_forwarded_request_proves_who_sends_it(model):
     client = client_of(model, ApiKey("k"))
     headers = {"Host": "localhost", "X-Forwarded-For": "192.0.2.1", "Authorization": "Bearer k"}

@@ -114,6 +114,29 @@ async def test_connection_of_another_key_starts_before_older_ones_of_its_address
     assert served.index("b") < 40
 
 
+async def test_request_of_another_key_starts_before_older_ones_on_connections_of_its_address():
+    served: list[str] = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            return
+        served.append(key_of(None, scope["headers"]))
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with serving(app, callers=Callers(line_of=key_of)) as server:
+        clients = [await server.connect() for _ in range(41)]
+        for client in clients:
+            await client.fetch(get())
+        served.clear()
+        for client, key in zip(clients, ["a"] * 40 + ["b"], strict=True):
+            socket.socket.send(client.socket._sock, get("/", f"X-Key: {key}"))  # without a pass of the loop
+        for client in clients:
+            await client.answer()
+    assert served.index("b") < 20
+
+
 async def test_request_of_another_line_starts_next():
     turns = RequestTurns()
     begun: list[str] = []

@@ -30,6 +30,7 @@ FIXED = (
         "lease",
         "cluster",
         "allowed_hosts",
+        "trusted_proxies",
         "cors",
         "queue",
         "limits",
