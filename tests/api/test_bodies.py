@@ -209,6 +209,29 @@ def freed():
     gc.enable()
 
 
+@pytest.mark.parametrize("bypasses_quart", [True, False])
+async def test_application_refuses_the_newest_body_of_the_largest_tenant(model, bypasses_quart):
+    client = client_of(model, bypasses_quart=bypasses_quart)
+    shares = client.app.generation_routes._body_memory
+    shares.total = 10 * KB
+    body = padded(4 * KB)
+
+    def of_user(name):
+        return post(body, CHAT, f"X-OpenWebUI-User-Id: {name}")
+
+    async with serving(client.app) as server:
+        first, newest, small = [await server.connect() for _ in range(3)]
+        for number, (connection, user) in enumerate([(small, "bob"), (first, "ana")], start=1):
+            await connection.send(of_user(user)[:-1])
+            await wait_for_bytes(shares, number * (len(body) - 1))
+        assert shares.holders == 2
+        await newest.send(of_user("ana")[:-1])
+        assert (await newest.answer()).error["code"] == "bodies_full"
+        for connection in (small, first):
+            await connection.send(body[-1:])
+            assert (await connection.answer()).status == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 @pytest.mark.parametrize("bypasses_quart", [True, False])

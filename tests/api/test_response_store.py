@@ -1,6 +1,7 @@
 """The rules of `ResponseStore` by example, a state machine with a model, and mutants that it catches."""
 
 import gc
+import tracemalloc
 
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
@@ -21,6 +22,23 @@ def stored(store, name, *, tenant="a", owner="", size=1000, now_s=0.0):
 
 def names(store, responses):
     return [response.id for response in responses if store.find(response.id, response.owner, 0.0)]
+
+
+@pytest.mark.parametrize(("events", "responses"), [(20_000, 1), (0, 2000)])
+def test_what_counts_is_at_least_the_memory_of_small_events_and_responses(events, responses):
+    store = ResponseStore(1 << 30, 60)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(responses):
+            response = StoredResponse(f"response {number}", f"owner {number}", f"tenant {number}")
+            store.begin(response)
+            store.append(response, (b"%d" % index for index in range(100_000, 100_000 + events)))
+            store.end(response, b"%d" % number, 0.0)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken <= store.size
 
 
 def test_response_is_found_by_its_owner_only():

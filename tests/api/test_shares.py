@@ -52,6 +52,15 @@ def test_kept_holding_is_not_revoked():
     assert shares.grow(newcomer, 1) == [newcomer]
 
 
+def test_small_holder_loses_nothing_for_what_others_keep():
+    shares = Shares(10)
+    shares.keep(holding(shares, "a", 8))
+    small = holding(shares, "b", 2)
+    newcomer = shares.enter("c")
+    assert shares.grow(newcomer, 1) == [newcomer]
+    assert not small.gone
+
+
 def test_holding_is_released_once():
     shares = Shares(10)
     account = holding(shares, "a", 10)
