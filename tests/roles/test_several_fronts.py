@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import socket
+from contextlib import ExitStack
 
+import httpx
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
@@ -153,6 +156,36 @@ async def test_stopped_fronts_are_not_ready_while_they_take_requests_and_answer_
             refused = await server.post(COMPLETION, completion(1))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         await until(lambda: not server.supervisor.fronts)
+
+
+async def test_each_front_drops_unread_answers_of_the_client_that_a_proxy_names(server):
+    """Two fronts have 1.25 MB each, and two of four answers of 1 MB are more than that on one of them."""
+    tool = {"type": "function", "name": "f", "description": "x" * 1_000_000, "parameters": {}}
+    body = {"model": MODEL, "input": "a", "max_output_tokens": 1, "tools": [tool], "tool_choice": "none"}
+    content = json.dumps(body).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\n"
+    request = f"{head}X-Forwarded-For: 192.0.2.1\r\n\r\n".encode() + content
+    url = httpx.URL(server.supervisor.url)
+    with ExitStack() as silent:
+        for _ in range(4):
+            sock = silent.enter_context(trio.socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            await sock.connect((url.host, url.port))
+            await trio.SocketStream(sock).send_all(request)
+        with trio.fail_after(60):
+            while True:
+                async with server.client() as client:
+                    families = text_string_to_metric_families((await client.get("/metrics")).text)
+                dropped = {
+                    found.labels["tenant"]: found.value
+                    for family in families
+                    for found in family.samples
+                    if found.name == "fairlead_unread_answers_dropped_total"
+                }
+                if sum(dropped.values()) >= 2:
+                    break
+                await trio.sleep(0.1)
+    assert dropped.keys() == {"address/192.0.2.1"}
 
 
 async def test_front_that_dies_takes_only_its_own_clients(server):
