@@ -79,6 +79,20 @@ LIMITS = (
         "fairlead.api.shares:Shares.grow", "self.taken > self.total", "False", "play", "limits.bodiesBytes"
     ),
     Mutant(
+        "fairlead.http.connection:ServerConnection._count",
+        "unread.add(size)",
+        "pass",
+        "play",
+        "limits.answersBytes",
+    ),
+    Mutant(
+        "fairlead.http.forwarded:TrustedProxies.client",
+        "not self._is_trusted_peer(peer)",
+        "True",
+        "play",
+        "trustedProxies",
+    ),
+    Mutant(
         "fairlead.http.listener:Listener._admit",
         "< self._shared.limits.connections",
         "< 4096",
