@@ -78,7 +78,8 @@ def _routes(api: Schema) -> str:
     """Return a table of routes for each group of them."""
     rows: dict[str, dict[tuple[str, str], list[str]]] = {}
     for method, path, operation in _operations(api):
-        cells = f"{_escaped(operation['summary'])} | {_body(operation)} | {_answer(operation)}"
+        role = f" Role: {operation['x-role']}." if "x-role" in operation else ""
+        cells = f"{_escaped(operation['summary'])}{role} | {_body(operation)} | {_answer(operation)}"
         errors = ", ".join(sorted(status for status in operation["responses"] if status >= "400"))
         row = (path, f"{cells} | {errors}")  # methods of a path with equal cells share a row
         rows.setdefault(operation["tags"][0], {}).setdefault(row, []).append(method.upper())

@@ -13,6 +13,7 @@ from fairlead.fleet.catalog import ModelCatalog
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 from fairlead.process.output import ProcessOutput
+from fairlead.requester import Requester
 from fairlead.text.model import TextModel
 
 
@@ -20,7 +21,8 @@ from fairlead.text.model import TextModel
 class FakeFleet(Fleet):  # mypy checks the methods
     """Models that are always ready: those of the engine, and `remote` ones, for which jobs are relayed.
 
-    `dialects` are those of all nodes. `calls` has all calls; each raises `refusal` if that is set.
+    `dialects` are those of all nodes. `calls` has all calls, and `requesters` who has requested the
+    operations among them; each raises `refusal` if that is set.
     """
 
     engines: Iterable[str] = ()
@@ -29,6 +31,7 @@ class FakeFleet(Fleet):  # mypy checks the methods
     node_statuses: list[NodeStatus] = field(default_factory=list)
     refusal: FairleadError | None = None
     calls: list[tuple[Any, ...]] = field(default_factory=list)
+    requesters: list[Requester | None] = field(default_factory=list)
     instance: str = "0" * 32
     outputs: dict[str, ProcessOutput] = field(default_factory=dict)
     drained: frozenset[str] = frozenset()
@@ -92,7 +95,8 @@ class FakeFleet(Fleet):  # mypy checks the methods
     def catalog(self) -> "FakeCatalog":  # type: ignore[override]
         return FakeCatalog(self)
 
-    def keep(self, model: str, ttl_s: float) -> None:
+    def keep(self, model: str, ttl_s: float, *, by: Requester | None = None) -> None:
+        self.requesters.append(by)
         self._record("keep", model, ttl_s)
 
     def expires_in_s(self, model: str) -> float:
@@ -101,20 +105,27 @@ class FakeFleet(Fleet):  # mypy checks the methods
     def gpu_bytes(self, model: str) -> int:
         return 0
 
-    async def load(self, model: str) -> None:
+    async def load(self, model: str, *, by: Requester | None = None) -> None:
+        self.requesters.append(by)
         await self._change("load", model)
 
-    async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
+    async def unload(
+        self, model: str, *, force: bool = False, wait: bool = False, by: Requester | None = None
+    ) -> None:
+        self.requesters.append(by)
         await self._change("unload", model, force, *(["wait"] * wait))
 
-    async def add_node(self, config: NodeConfig) -> None:
+    async def add_node(self, config: NodeConfig, *, by: Requester | None = None) -> None:
+        self.requesters.append(by)
         await self._change("add", config)
 
-    async def remove_node(self, node_id: str) -> None:
+    async def remove_node(self, node_id: str, *, by: Requester | None = None) -> None:
+        self.requesters.append(by)
         self._refuse_local(node_id)
         await self._change("remove", node_id)
 
-    async def drain_node(self, node_id: str) -> None:
+    async def drain_node(self, node_id: str, *, by: Requester | None = None) -> None:
+        self.requesters.append(by)
         self._refuse_local(node_id)
         self._record("drain", node_id)
 

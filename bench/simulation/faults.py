@@ -35,6 +35,7 @@ from fairlead.gateway import ATTEMPTS, Gateway
 from fairlead.job import Delta, Job, Relay, Sampling
 from fairlead.nodes.remote_node import RemoteNode, remote_node
 from fairlead.request_timeline import RequestTimeline
+from fairlead.requester import Requester
 from simulation.remote_servers import RemoteServer, words_of
 
 NODES = 3
@@ -211,7 +212,7 @@ class _Round:
 
     async def _cancel(self, request: ClientRequest) -> None:
         await trio.sleep(self._random.uniform(0, 3))
-        await self._gateway.cancel(request.name, owner="")
+        await self._gateway.cancel(request.name, Requester("somebody"))
 
     async def _read(self, request: ClientRequest, deltas: Any) -> str:
         """Read as the routes do: a stream in pieces, any other answer when it is complete."""

@@ -22,7 +22,7 @@ from fairlead.api.errors import ErrorFormats, error_response
 from fairlead.api.route_table import ROUTES, dialects_of
 from fairlead.api.routes import Application
 from fairlead.app import Composition
-from fairlead.config import Config, ConfigError
+from fairlead.config import NO_OPERATOR, Config, ConfigError, lacks_operator
 from fairlead.console.announcer import LogAnnouncer
 from fairlead.console.configuration import source_of
 from fairlead.console.options import File, Flag, Model, ServeOptions
@@ -164,6 +164,8 @@ class AsgiApp:
         config, source = self._read()
         if self._standalone:
             logs.configure(json=config.log_json, level=config.log_level)
+        if lacks_operator(config.api_keys):
+            logger.warning(NO_OPERATOR)
         return config, source
 
     @asynccontextmanager

@@ -97,6 +97,12 @@ class Forbidden(FairleadError):
     code = "forbidden"
 
 
+class InsufficientRole(Forbidden):
+    """The API key is valid, but its role is too low; the message names the role that is needed."""
+
+    code = "insufficient_role"
+
+
 class NotFound(FairleadError):
     """There is no such route or request."""
 

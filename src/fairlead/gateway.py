@@ -33,6 +33,7 @@ from fairlead.job import Job
 from fairlead.job_metrics import JobMetrics, JobStatistics
 from fairlead.nodes.node import GrammarNode, Node
 from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
+from fairlead.requester import Requester
 
 # A node that rejects the job, because it is full or the grant is stale, does not count as an attempt.
 ATTEMPTS = 2
@@ -78,8 +79,10 @@ class SeatSource(Protocol):
     async def waiting(self, request_id: str) -> WaitEstimate | None:
         """Return the current estimate of a waiting job; None if it does not wait (any more)."""
 
-    async def cancel(self, request_id: str, owner: str) -> bool:
-        """End this waiting or running job with `Cancelled`. Return False if the owner has no such job."""
+    async def cancel(
+        self, request_id: str, by: Requester, *, others: frozenset[str] | None = frozenset()
+    ) -> bool:
+        """End this waiting or running job with `Cancelled`; see `Dispatcher.cancel`."""
 
 
 class NodeSource(Protocol):
@@ -181,9 +184,14 @@ class Gateway:
         """Return the position and estimate of a queued job; None if it is not queued."""
         return await self._dispatcher.waiting(request_id)
 
-    async def cancel(self, request_id: str, owner: str) -> bool:
-        """End a queued or running job of this owner with an error. Return False if there is none."""
-        return await self._dispatcher.cancel(request_id, owner)
+    async def cancel(
+        self, request_id: str, by: Requester, *, others: frozenset[str] | None = frozenset()
+    ) -> bool:
+        """End a queued or running job with an error. Return False if there is none that `by` may end.
+
+        `others`: the models for which it may end jobs of other keys; None: all.
+        """
+        return await self._dispatcher.cancel(request_id, by, others=others)
 
 
 class _RunningJob:

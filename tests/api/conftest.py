@@ -27,6 +27,7 @@ from fairlead.errors import Cancelled, FairleadError
 from fairlead.gateway import Answer, Gateway
 from fairlead.job import Delta, Job
 from fairlead.job_metrics import JobStatistics
+from fairlead.requester import Requester
 from fairlead.text.model import TextModel
 from fake_fleet import FakeFleet
 
@@ -132,8 +133,14 @@ class FakeGateway(Gateway):
             del self._scopes[job.request_id]
             self.ended += 1
 
-    async def cancel(self, request_id: str, owner: str) -> bool:
-        found = [job for job in self.jobs if (job.request_id, job.owner) == (request_id, owner)]
+    async def cancel(
+        self, request_id: str, by: Requester, *, others: frozenset[str] | None = frozenset()
+    ) -> bool:
+        found = [
+            job
+            for job in self.jobs
+            if job.request_id == request_id and (job.owner == by.key or others is None or job.model in others)
+        ]
         scope = self._scopes.get(request_id)
         if not found or scope is None:
             return False

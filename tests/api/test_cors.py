@@ -4,7 +4,6 @@ import pytest
 
 from api.conftest import client_of
 from api.raw_http import post, serving
-from fairlead.api.route import OPERATORS
 from fairlead.api.route_table import ROUTES
 from fairlead.config import ApiKey, Config, ConfigError, CorsConfig, Limits, ModelConfig
 
@@ -134,7 +133,7 @@ async def test_star_allows_every_page(client_for, chat):
 async def test_operator_routes_are_closed_to_configured_pages(client_for, origins, keys):
     client = client_for(*origins, api_keys=keys)
     authorized = {"Authorization": "Bearer sk"} if keys else {}
-    for route in (route for route in ROUTES if route.permission in OPERATORS):
+    for route in (route for route in ROUTES if route.permission.is_strict):
         path = route.path.replace("{node_id}", "big").replace("{name}", "small")
         reply = await client.send("OPTIONS", path, b"", headers=FROM_PAGE | PREFLIGHT | authorized)
         assert (reply.status, of_cors(reply)) == (403, set())

@@ -140,7 +140,7 @@ def client_for(model, path, *, keys=()):
         queue_statistics=lambda: msgspec.structs.asdict(totals),
     )
 
-    async def cancel(request_id, _owner):
+    async def cancel(request_id, _by, **_options):
         return request_id == "mine"
 
     client.gateway.cancel = cancel

@@ -8,7 +8,7 @@ import pytest
 from werkzeug.routing import MapAdapter
 
 from fairlead import api
-from fairlead.api.route import KEYLESS, OPERATORS, Permission
+from fairlead.api.route import KEYLESS, Permission
 from fairlead.api.route_table import ROUTES
 
 
@@ -26,7 +26,7 @@ def test_only_probes_and_the_dashboard_need_no_key():
 
 
 def test_routes_that_change_models_or_nodes_are_for_operators():
-    unsafe = {(route.method, route.path) for route in ROUTES if route.permission in OPERATORS}
+    unsafe = {(route.method, route.path) for route in ROUTES if route.permission.is_strict}
     changing = {
         (route.method, route.path)
         for route in ROUTES
@@ -36,9 +36,17 @@ def test_routes_that_change_models_or_nodes_are_for_operators():
     assert changing - unsafe == set()
 
 
-def test_only_keys_for_all_models_may_change_nodes():
-    changing = [route for route in ROUTES if route.path.startswith("/nodes") and route.method != "GET"]
-    assert changing == [route for route in ROUTES if route.permission is Permission.ALL_MODELS]
+def test_only_administrators_add_and_remove_nodes_and_only_operators_drain_them():
+    changing = {
+        (route.method, route.path): route.permission
+        for route in ROUTES
+        if route.path.startswith("/nodes") and route.method != "GET"
+    }
+    assert changing == {
+        ("POST", "/nodes"): Permission.ADMIN,
+        ("DELETE", "/nodes/{node_id}"): Permission.ADMIN,
+        ("POST", "/nodes/{node_id}/drain"): Permission.ALL_MODELS,
+    }
 
 
 def test_every_documented_route_has_a_summary_that_is_a_sentence():

@@ -14,6 +14,7 @@ from fairlead.fronts.server import FrontServer
 from fairlead.job import Job, Sampling
 from fairlead.job_metrics import FrontCounts, JobMetrics
 from fairlead.request_timeline import SUCCESS, RequestTimeline
+from fairlead.roles.dispatcher_role import cancel
 from fairlead.roles.shared_counts import CountsView, SharedCounts
 from fairlead.tenancy.shared_quotas import RemoteQuotas, SharedQuotas
 from fronts.network import Process
@@ -67,7 +68,7 @@ class DispatcherProcess:
             expected=expected,
             may_send=term.is_valid if world.plan.checks_term else lambda: True,
             questions={
-                "cancel": lambda _front, *job: self.dispatcher.stop_job(*job),
+                "cancel": partial(cancel, self.dispatcher),
                 **self.quotas.questions,
                 **self.counts.questions,
             },

@@ -23,6 +23,7 @@ from fairlead.errors import FairleadError
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.gateway import Gateway
 from fairlead.job import Delta
+from fairlead.requester import Requester
 from fairlead.swap.lru import LruPolicy
 from fuzz.crashing_node import CrashingNode, History
 from fuzz.plan import MODEL, OTHER_MODEL, ClientPlan, Plan
@@ -125,7 +126,7 @@ class SimulatedSystem:
 
     def cancel(self, name: str) -> None:
         """Cancel a client's job from outside, by its request id."""
-        if self.dispatcher.stop_job(name, owner=""):
+        if self.dispatcher.stop_job(name, Requester("somebody")):
             self.cancelled_at.setdefault(name, trio.current_time())
 
     def start_swap(self, model: str, evict: frozenset[str]) -> None:

@@ -35,7 +35,7 @@ def state(*remote, knows_nodes=True):
 
 
 def remote(url, dialects=None):
-    return RemoteState(NodeConfig(id="far", url=url), ("m",), dialects, False)
+    return RemoteState(NodeConfig(id="far", url=url), ("m",), dialects, False, True)
 
 
 @pytest.mark.parametrize("change", ["dialects", "gone"])

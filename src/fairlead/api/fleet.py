@@ -1,7 +1,7 @@
 """The operators' views of nodes and models: list, logs, load, unload, add, drain, remove.
 
-Any valid key may use them, for the models which that key may use; without keys, every client may. Nodes are
-for all models, and read the content of jobs: only a key for all models may change them.
+A key needs a role for them, which the route table names, and an operator's key may be for some models only;
+without keys, every client may use them. Nodes read the content of jobs: only an administrator may add any.
 """
 
 import re
@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 import msgspec
+import structlog
 
 from fairlead.api.job_service import JobService
 from fairlead.api.process_logs import ProcessLogs
@@ -20,11 +21,14 @@ from fairlead.config.spelling import dotted, spelled
 from fairlead.errors import FairleadError, InvalidRequest, NotFound, quoted
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.process.output import ProcessOutput
+from fairlead.requester import who
 
 _load_decoder = msgspec.json.Decoder(LoadModelRequest)
 _unload_decoder = msgspec.json.Decoder(UnloadModelRequest)
 _node_decoder = msgspec.json.Decoder(AddNodeRequest)
 _WORD = re.compile(r"\w+")
+
+logger = structlog.get_logger("fairlead.api")
 
 
 class FleetRoutes:
@@ -39,7 +43,7 @@ class FleetRoutes:
         """Load a model; respond when it is ready, with its status."""
         body = await self._jobs.read(request, _load_decoder)
         model = self._find(request, body.model)
-        await self._fleet.load(model)
+        await self._fleet.load(model, by=self._jobs.requester(request))
         await self._jobs.services.refresh()
         return json_response(self._model(model))
 
@@ -50,7 +54,12 @@ class FleetRoutes:
         """
         body = await self._jobs.read(request, _unload_decoder)
         model = self._find(request, body.model)
-        await self._fleet.unload(model, force=bool(body.force), wait=_flag(request, "wait"))
+        await self._fleet.unload(
+            model,
+            force=bool(body.force),
+            wait=_flag(request, "wait"),
+            by=self._jobs.requester(request),
+        )
         await self._jobs.services.refresh()
         return json_response(self._model(model))
 
@@ -60,6 +69,7 @@ class FleetRoutes:
         follows = _flag(request, "follow")
         await self._jobs.services.refresh()
         output = self._fleet.output(model)
+        logger.info("log read", model=model, follows=follows, **who(self._jobs.requester(request)))
         if not follows:
             return self._logs.kept(output)
         return self._logs.follow(request, output, partial(self._is_current, model, output))
@@ -78,20 +88,20 @@ class FleetRoutes:
     async def add_node(self, request: Request) -> Response:
         """Add a remote server as a node, until this server stops; respond after its first probe."""
         body = await self._jobs.read(request, _node_decoder)
-        await self._fleet.add_node(_configuration(body))
+        await self._fleet.add_node(_configuration(body), by=self._jobs.requester(request))
         await self._jobs.services.refresh()
         return json_response(self._node(body.id), 201)
 
     async def remove_node(self, request: Request) -> Response:
         """Remove a node; respond when the jobs it runs are finished."""
         node_id = request.path_parameters["node_id"]
-        await self._fleet.remove_node(node_id)
+        await self._fleet.remove_node(node_id, by=self._jobs.requester(request))
         return json_response({"id": node_id, "object": "node", "deleted": True})
 
     async def drain_node(self, request: Request) -> Response:
         """Give a node no more jobs; respond at once."""
         node_id = request.path_parameters["node_id"]
-        await self._fleet.drain_node(node_id)
+        await self._fleet.drain_node(node_id, by=self._jobs.requester(request))
         await self._jobs.services.refresh()
         return json_response(self._node(node_id))
 

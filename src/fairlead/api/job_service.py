@@ -34,8 +34,16 @@ from fairlead.errors import Cancelled, Draining, FairleadError, NoNode, RequestT
 from fairlead.gateway import Answer
 from fairlead.http.refusals import LOGGED_LENGTH
 from fairlead.job import AnswerParts, Delta, Job, Relay, Sampling
+from fairlead.requester import Requester
 from fairlead.telemetry.tenants import TenantNames
-from fairlead.tenancy.access import flag_of, gateway_priority_of, priority_of, requester_of, tenant_of
+from fairlead.tenancy.access import (
+    flag_of,
+    gateway_priority_of,
+    owner_of,
+    priority_of,
+    requester_of,
+    tenant_of,
+)
 from fairlead.tenancy.key_quotas import JobCharge, LocalQuotas
 
 Parsed = TypeVar("Parsed")
@@ -86,6 +94,11 @@ class JobService:
         return requester_of(
             request.api_key, request.headers, user=request.user, fairness_id=request.flow.fairness_id
         )
+
+    def requester(self, request: Request) -> Requester:
+        """Return who sends the request, for what it ends, and for the log lines about what it changes."""
+        key, owner = owner_of(request.api_key), self.owner(request)
+        return Requester(self.tenant(request), key, request.request_id, owner)
 
     def priority(self, request: Request, named: str | int | None = None) -> int:
         """Return the request's priority class: a trusted gateway's, the header's, or `named`, the body's."""

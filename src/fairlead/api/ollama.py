@@ -1,8 +1,10 @@
 """Ollama's routes: models and their state, and what precedes a request that a model answers.
 
 A request without content loads its model, or with a `keep_alive` of 0 unloads it. Any other `keep_alive`
-replaces the model's `ttl` when the request ends, until the model is unloaded. As with `/models/unload`, any
-key may do that for its models, but no page of another server.
+replaces the model's `ttl` when the request ends, until the model is unloaded. A load is what any request for
+the model causes, so every key may do that. Unloading and another `ttl` concern everybody's requests: as with
+`/models/unload`, only an operator's key may do that, and no page of another server. Many clients send a
+`keep_alive` with every request, so it has no effect for others, and is not refused.
 """
 
 import time
@@ -127,17 +129,17 @@ class OllamaRoutes:
         """Load or unload a model; return which. Jobs that wait for it stay queued."""
         if kept_s == 0:
             self._auth.check_operator(request)
-            await self._fleet.unload(model, wait=True)
+            await self._fleet.unload(model, wait=True, by=self._jobs.requester(request))
             return "unload"
-        await self._fleet.load(model)
+        await self._fleet.load(model, by=self._jobs.requester(request))
         if kept_s is not None and self._may_keep(request):
-            self._fleet.keep(model, kept_s)
+            self._fleet.keep(model, kept_s, by=self._jobs.requester(request))
         return "load"
 
     def _keep(self, request: Request, model: str, kept_s: float) -> None:
         """Apply a `keep_alive` at the end of a request, if it was not refused."""
         if request.is_job and self._may_keep(request):
-            self._fleet.keep(model, kept_s)
+            self._fleet.keep(model, kept_s, by=self._jobs.requester(request))
 
     def _may_keep(self, request: Request) -> bool:
         try:

@@ -6,7 +6,7 @@ from functools import partial
 from fairlead.api import ollama_shapes, shapes
 from fairlead.api.dialects.fields import described
 from fairlead.api.ollama import CHAT, EMBED, EMBEDDINGS, GENERATE, OllamaRoutes, ShowModelRequest
-from fairlead.api.route import Route, dialect_route, group
+from fairlead.api.route import Permission, Route, dialect_route, group
 
 _get = partial(Route, method="GET")
 _post = partial(Route, method="POST")
@@ -22,18 +22,21 @@ OLLAMA_ROUTES = tuple(
         _get(
             path="/api/tags",
             view=OllamaRoutes.tags,
+            permission=Permission.KEY,
             summary="List the models that the key may use.",
             answer=ollama_shapes.OllamaModels,
         ),
         _get(
             path="/api/ps",
             view=OllamaRoutes.ps,
+            permission=Permission.KEY,
             summary="List the loaded models that the key may use.",
             answer=ollama_shapes.OllamaRunningModels,
         ),
         _post(
             path="/api/show",
             view=OllamaRoutes.show,
+            permission=Permission.KEY,
             summary="Describe a model, by its name or an alias.",
             body=described(ShowModelRequest, {"model": "string"}, {"name": "string"}),
             answer=ollama_shapes.OllamaShown,
@@ -42,6 +45,7 @@ OLLAMA_ROUTES = tuple(
         _get(
             path="/api/version",
             view=OllamaRoutes.ollama_version,
+            permission=Permission.KEY,
             summary="Return the version of Ollama that this API follows.",
             answer=shapes.Version,
         ),
@@ -50,6 +54,7 @@ OLLAMA_ROUTES = tuple(
                 method=method,
                 path=f"/api/{path}",
                 view=OllamaRoutes.not_served,
+                permission=Permission.KEY,
                 summary="Not served: the configuration has the models.",
                 answer=ollama_shapes.OllamaError,
                 status=501,

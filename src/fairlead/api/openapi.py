@@ -102,6 +102,8 @@ def _operation(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
         operation["requestBody"] = {"required": True, "content": body}
     if route.permission in KEYLESS:
         operation["security"] = []
+    if route.permission.role != "user":
+        operation["x-role"] = route.permission.role  # that a key needs
     return operation
 
 

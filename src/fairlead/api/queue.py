@@ -1,7 +1,8 @@
-"""The views of the queue: its totals, an estimate, and the cancellation of a client's own job."""
+"""The views of the queue: its totals, an estimate, and the cancellation of a job."""
 
 from fairlead.api.job_service import JobService
 from fairlead.api.request import Request, Response, json_response
+from fairlead.api.scope import scope_of
 from fairlead.errors import NotFound, quoted
 
 
@@ -24,8 +25,15 @@ class QueueRoutes:
         return json_response(await self._services.estimate(model, tenant, priority))
 
     async def cancel(self, request: Request) -> Response:
-        """End a queued or running job of the same key and user. Those of others are reported as not found."""
+        """End a queued or running job of the same key and user; for an operator's key, of anybody.
+
+        A job that the caller may not end is reported as not found. A key for some models ends only jobs for
+        these, besides its own.
+        """
         request_id = request.path_parameters["request_id"]
-        if not await self._services.gateway.cancel(request_id, self._jobs.owner(request)):
+        by, key = self._jobs.requester(request), request.api_key
+        is_operator = key is not None and key.has_role("operator")
+        models = scope_of(self._services, key).models if is_operator else frozenset[str]()
+        if not await self._services.gateway.cancel(request_id, by, others=models):
             raise NotFound(f"no request {quoted(request_id)} of yours is waiting or running")
         return json_response({"id": request_id, "object": "request", "status": "cancelled"})

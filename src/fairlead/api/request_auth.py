@@ -16,11 +16,11 @@ from fairlead.api.dialects.dialect import REQUEST_ID_HEADERS
 from fairlead.api.origin import OriginPolicy
 from fairlead.api.paths import nearest_route
 from fairlead.api.request import Request
-from fairlead.api.route import KEYLESS, OPERATORS, Permission
+from fairlead.api.route import KEYLESS, Permission
 from fairlead.errors import FairleadError, Forbidden, InvalidRequest, NotFound
 from fairlead.http.headers import FirstHeaders
 from fairlead.http.refusals import LOGGED_LENGTH
-from fairlead.tenancy.access import Authenticator, tenant_of
+from fairlead.tenancy.access import Authenticator, check_role, key_id, tenant_of
 from fairlead.tenancy.flow_control import NO_HINTS, FlowControl
 from fairlead.tenancy.key_quotas import KeyQuotas
 
@@ -65,22 +65,24 @@ class RequestAuth:
         """Set the request's id and key, and check that it may use a route with this permission.
 
         A preflight request does not have the key of the request that it announces. Raises `InvalidApiKey`,
-        `Forbidden`, and `InvalidRequest` for a header of flow control.
+        `Forbidden`, `InsufficientRole`, and `InvalidRequest` for a header of flow control.
         """
         request.request_id = _request_id(request.headers.get("X-Request-Id", ""))
-        is_operators = permission in OPERATORS
-        request.is_open_to_pages = not is_operators  # before the checks: a page may read its refusal, too
+        request.is_open_to_pages = (
+            not permission.is_strict
+        )  # before the checks: a page may read its refusal, too
         structlog.contextvars.bind_contextvars(request_id=request.request_id)
         if not is_preflight and permission not in KEYLESS:
             request.api_key = self._authenticator.authenticate(request.headers)
             if self._flow_control is not None:
                 pairs = request.scope["headers"]
                 request.flow = self._flow_control.hints(request.api_key, request.address, pairs)
-        if is_operators:
-            self.check_operator(request)
+        if permission.is_strict:
+            self._check_strictly(request)
         elif not (permission is Permission.PROBE or self._authenticator.has_keys):
             any_origin = self._cors.allows(request.headers)
             self._origins.check(request.headers, strict=False, any_origin=any_origin)
+        check_role(request.api_key, permission.role)
         is_limited = request.api_key is not None and request.api_key.models
         if permission is Permission.ALL_MODELS and is_limited:
             raise Forbidden("this API key is for some models only; nodes are for all")
@@ -105,7 +107,11 @@ class RequestAuth:
         )
 
     def check_operator(self, request: Request) -> None:
-        """Raise `Forbidden` for a request that may not use the routes for operators, by its headers."""
+        """Raise `Forbidden` or `InsufficientRole` for a request that may not use the routes of operators."""
+        self._check_strictly(request)
+        check_role(request.api_key, Permission.OPERATOR.role)
+
+    def _check_strictly(self, request: Request) -> None:
         is_forwarded = request.is_forwarded and not self._authenticator.has_keys
         self._origins.check(request.headers, strict=True, is_forwarded=is_forwarded)
 
@@ -124,6 +130,16 @@ class RequestAuth:
             "path": request.path[:LOGGED_LENGTH],
             "client": request.address,
         }
+        if request.api_key is not None:
+            line["key"] = key_id(request.api_key)
+            line["tenant"] = tenant_of(
+                request.api_key,
+                request.headers,
+                request.address,
+                user=request.user,
+                safety_identifier=None,
+                fairness_id=request.flow.fairness_id,
+            )
         if error.code == NotFound.code and (route := self._nearest_route(request.path)):
             line["nearest_route"] = route
         logger.info("request refused", **line)

@@ -10,6 +10,7 @@ from fairlead.api import shapes
 from fairlead.api.dialects.dialect import RelayDialect
 from fairlead.api.dialects.unserved import Fields
 from fairlead.api.request import Request, Response
+from fairlead.config import Role
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -24,18 +25,36 @@ class Permission(Enum):
     - `PROBE`: no key is needed, and any `Host` and `Origin` are accepted
     - `OPEN`: no key is needed
     - `KEY`: an API key is needed, if any are configured
-    - `OPERATOR`: as `KEY`, but `Host` and `Origin` are checked strictly, and no page of another server may
+    - `STRICT`: as `KEY`, but `Host` and `Origin` are checked strictly, and no page of another server may
+    - `OPERATOR`: as `STRICT`, and a key needs the role operator
     - `ALL_MODELS`: as `OPERATOR`, but no key that is limited to some models
+    - `ADMIN`: as `STRICT`, and a key needs the role admin, which is for all models
     """
 
     PROBE = auto()
     OPEN = auto()
     KEY = auto()
+    STRICT = auto()
     OPERATOR = auto()
     ALL_MODELS = auto()
+    ADMIN = auto()
+
+    @property
+    def role(self) -> Role:
+        """The role that a key needs."""
+        return _ROLES.get(self, "user")
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether `Host` and `Origin` are checked strictly."""
+        return self is Permission.STRICT or self in _ROLES
 
 
-OPERATORS = frozenset({Permission.OPERATOR, Permission.ALL_MODELS})
+_ROLES: dict[Permission, Role] = {
+    Permission.OPERATOR: "operator",
+    Permission.ALL_MODELS: "operator",
+    Permission.ADMIN: "admin",
+}
 KEYLESS = frozenset({Permission.PROBE, Permission.OPEN})
 
 
@@ -58,7 +77,7 @@ class Route:
     path: str
     view: Callable[[Any, Request], Awaitable[Response]] | None = None
     dialect: RelayDialect | None = None
-    permission: Permission = Permission.KEY
+    permission: Permission
     is_direct: bool = False
     is_versionless: bool = False
     tag: str | None = None
@@ -107,6 +126,7 @@ def dialect_route(dialect: RelayDialect, summary: str, *, is_versionless: bool =
         method="POST",
         path=dialect.path,
         dialect=dialect,
+        permission=Permission.KEY,
         is_direct=True,
         is_versionless=is_versionless,
         tag="generate",

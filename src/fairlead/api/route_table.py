@@ -59,7 +59,9 @@ _GENERATION = group(
     _post(
         path="/v1/requests/{request_id}/cancel",
         view=QueueRoutes.cancel,
-        summary="Cancel a waiting or running request of the same key and user, by its X-Request-Id.",
+        permission=Permission.KEY,
+        summary="Cancel a waiting or running request of the same key and user, by its X-Request-Id. An "
+        "operator's key cancels those of others, too.",
         answer=shapes.CancelledRequest,
         errors=(404,),
     ),
@@ -70,6 +72,7 @@ _MODELS = group(
     _get(
         path="/v1/models",
         view=ModelRoutes.models,
+        permission=Permission.KEY,
         is_versionless=True,
         summary="List the models that the key may use.",
         answer=shapes.ModelList,
@@ -77,6 +80,7 @@ _MODELS = group(
     _get(
         path="/v1/models/{name}",
         view=ModelRoutes.model,
+        permission=Permission.KEY,
         is_versionless=True,
         summary="Describe a model, by its name or an alias.",
         answer=shapes.ModelCard,
@@ -85,6 +89,7 @@ _MODELS = group(
     _post(
         path="/tokenize",
         view=Tokens.tokenize,
+        permission=Permission.KEY,
         is_direct=True,
         summary="Convert a text, or messages, to token ids.",
         body=DescribedTokenizeRequest,
@@ -95,6 +100,7 @@ _MODELS = group(
     _post(
         path="/detokenize",
         view=Tokens.detokenize,
+        permission=Permission.KEY,
         is_direct=True,
         summary="Convert token ids to a text.",
         body=DetokenizeRequest,
@@ -106,6 +112,7 @@ _MODELS = group(
             method=method,
             path="/upstream/{upstream_path}",
             view=UpstreamRoute.relay,
+            permission=Permission.KEY,
             summary="Relay any request to a command's own server: the model's name, then the path there.",
             media="*/*",
             errors=ERRORS_OF_JOBS,
@@ -117,11 +124,16 @@ _MODELS = group(
 _QUEUE = group(
     "queue",
     _get(
-        path="/queue", view=QueueRoutes.queue, summary="Return the queue's totals.", answer=DispatchStatistics
+        path="/queue",
+        view=QueueRoutes.queue,
+        permission=Permission.KEY,
+        summary="Return the queue's totals.",
+        answer=DispatchStatistics,
     ),
     _get(
         path="/queue/estimate",
         view=QueueRoutes.estimate,
+        permission=Permission.KEY,
         summary="Estimate the wait of a new request of the caller. X-Priority is as in a request.",
         answer=WaitEstimate,
         errors=(400, 404),
@@ -134,6 +146,7 @@ _FLEET = group(
     _get(
         path="/running",
         view=Admin.running,
+        permission=Permission.KEY,
         summary="List the models that have a process here, among those that the key may use.",
         answer=list[ModelStatus],
     ),
@@ -168,14 +181,14 @@ _FLEET = group(
     _get(
         path="/nodes",
         view=FleetRoutes.nodes,
-        permission=Permission.OPERATOR,
+        permission=Permission.STRICT,
         summary="List the nodes of the models that the key may use.",
         answer=list[NodeStatus],
     ),
     _post(
         path="/nodes",
         view=FleetRoutes.add_node,
-        permission=Permission.ALL_MODELS,
+        permission=Permission.ADMIN,
         summary="Add a remote server as a node.",
         body=schemas.AddNodeRequest,
         answer=NodeStatus,
@@ -186,7 +199,7 @@ _FLEET = group(
         method="DELETE",
         path="/nodes/{node_id}",
         view=FleetRoutes.remove_node,
-        permission=Permission.ALL_MODELS,
+        permission=Permission.ADMIN,
         summary="Remove a remote node. Responds when its jobs are finished.",
         answer=shapes.RemovedNode,
         errors=(400, 404),
@@ -220,21 +233,35 @@ _SERVER = group(
         answer=shapes.ServerState,
         states=(503,),
     ),
-    _get(path="/version", view=Admin.version, summary="Return the program's version.", answer=shapes.Version),
+    _get(
+        path="/version",
+        view=Admin.version,
+        permission=Permission.KEY,
+        summary="Return the program's version.",
+        answer=shapes.Version,
+    ),
     _get(
         path="/metrics",
         view=Metrics.metrics,
+        permission=Permission.KEY,
         summary="Return the metrics for Prometheus. Those of models and users are the key's.",
         media="text/plain",
     ),
     _get(
         path="/events",
         view=Events.events,
+        permission=Permission.KEY,
         summary="Stream the dashboard's data as it changes. Those of models and nodes are the key's.",
         media=EVENTS,
         errors=(429,),
     ),
-    _get(path="/openapi.json", view=OpenApi.document, summary="Return this document.", answer=dict[str, Any]),
+    _get(
+        path="/openapi.json",
+        view=OpenApi.document,
+        permission=Permission.KEY,
+        summary="Return this document.",
+        answer=dict[str, Any],
+    ),
     _get(
         path="/",
         view=Dashboard.page,

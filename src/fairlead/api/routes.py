@@ -24,7 +24,7 @@ from fairlead.api.origin import OriginPolicy
 from fairlead.api.paths import Paths, without_root
 from fairlead.api.request import Request, Response, View
 from fairlead.api.request_auth import RequestAuth
-from fairlead.api.route import OPERATORS, Permission, Route
+from fairlead.api.route import Permission, Route
 from fairlead.api.route_table import ROUTES, dialects_of
 from fairlead.api.services import Services
 from fairlead.api.views import Views
@@ -180,7 +180,7 @@ class Application(QuartTrio):  # type: ignore[misc]  # quart_trio has no types
         permission, is_preflight = Permission.KEY, False
         if match.rule is not None:
             permission = self._permissions.get(match.rule.endpoint, Permission.KEY)
-            is_preflight = permission not in OPERATORS and self._cors.is_preflight(
+            is_preflight = not permission.is_strict and self._cors.is_preflight(
                 request.method, request.headers
             )
         self._auth.enter(request, permission, is_preflight=is_preflight)

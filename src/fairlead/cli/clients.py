@@ -28,11 +28,11 @@ class ServerOptions:
     url
         Address of the server. Default: http://127.0.0.1:8000.
     api_key
-        API key to send.
+        API key to send. `stop` and `logs` need one with the role operator.
     """
 
     url: Annotated[str | None, Parameter(env_var="FAIRLEAD_URL")] = None
-    api_key: Annotated[str | None, Parameter(env_var="FAIRLEAD_API_KEY")] = None
+    api_key: Annotated[str | None, Parameter(env_var=("FAIRLEAD_API_KEY", "FAIRLEAD_ADMIN_KEY"))] = None
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` unless the URL begins with http:// or https://."""

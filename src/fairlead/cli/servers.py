@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from fairlead.config import Config, ConfigError, QueueConfig, is_loopback
+from fairlead.config import NO_OPERATOR, Config, ConfigError, QueueConfig, is_loopback, lacks_operator
 from fairlead.console.options import File, Flag, Model, ServeOptions
 
 if TYPE_CHECKING:
@@ -119,6 +119,8 @@ def _serve_part(file: File, *, is_front: bool) -> int:
     config = reading.config
     if is_front and not is_loopback(config.host) and not config.api_keys:
         report_warning(f"any client that reaches {config.host} may use this server: use apiKeys")
+    if is_front and lacks_operator(config.api_keys):
+        report_warning(NO_OPERATOR)
     with open_announcer(key_needed=bool(config.api_keys)) as announcer:
         return (run_front if is_front else run_dispatcher)(config, announcer)
 
@@ -132,6 +134,8 @@ def _serve(config: Config, source: "ConfigSource | None", *, lifeline: bool) -> 
 
     if not is_loopback(config.host) and not config.api_keys:
         report_warning(f"any client that reaches {config.host} may use this server: use --api-key")
+    if lacks_operator(config.api_keys):
+        report_warning(NO_OPERATOR)
     if lifeline:
         end_with_standard_input()
     with open_announcer(key_needed=bool(config.api_keys), in_detail=lifeline) as announcer:

@@ -3,7 +3,17 @@
 Names here are snake_case; a configuration file spells them in camelCase (`configfile` reads one).
 """
 
-from fairlead.config.access import ApiKey, CorsConfig, FlowControlConfig, KeyLimits, is_loopback
+from fairlead.config.access import (
+    NO_OPERATOR,
+    ROLES,
+    ApiKey,
+    CorsConfig,
+    FlowControlConfig,
+    KeyLimits,
+    Role,
+    is_loopback,
+    lacks_operator,
+)
 from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import (
     GroupConfig,
@@ -40,6 +50,8 @@ from fairlead.config.spelling import ConfigError, Fault
 __all__ = [
     "ANSWER_BYTES",
     "MODEL_KINDS",
+    "NO_OPERATOR",
+    "ROLES",
     "AnyModelConfig",
     "ApiKey",
     "ClusterConfig",
@@ -69,6 +81,7 @@ __all__ = [
     "QueueConfig",
     "ReplicasConfig",
     "ResponsesConfig",
+    "Role",
     "SelectorConfig",
     "SelectorSettings",
     "ServerConfig",
@@ -78,5 +91,6 @@ __all__ = [
     "UpstreamConfig",
     "demonstration_model",
     "is_loopback",
+    "lacks_operator",
     "runs_here",
 ]

@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
+from typing import Literal, get_args
 
 import msgspec
 
@@ -11,6 +12,13 @@ from fairlead.config.spelling import AtLeastOne, Fault, spelled
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*\\A-Z]+")
 _ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in lower case, without the default port"
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
+
+Role = Literal["user", "operator", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+NO_OPERATOR = (
+    "no API key has the role operator: nobody can load and unload models, drain nodes, cancel requests of "
+    "others or read logs; give a key `role: operator` or `role: admin` in apiKeys, or start with --admin-key"
+)
 
 
 class KeyLimits(msgspec.Struct, frozen=True, rename=spelled):
@@ -35,14 +43,23 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
     """Whether requests may name other users, in X-OpenWebUI-User-Id or the field user."""
     priority: str | None = None
     """The highest priority class that requests may have. Default: the default class."""
+    role: Role = "user"
+    """What it may control. user: its own requests. operator: also load and unload its models, read their
+    logs, cancel requests for them, and drain nodes. admin: also add and remove nodes."""
     models: tuple[str, ...] = ()
     """The models that it may use, and see in /nodes, /running, /events and /metrics; empty: all."""
     limits: KeyLimits = KeyLimits()
 
     def contradictions(self) -> Iterator[Fault]:
-        """Yield a fault for a key that no client could send."""
+        """Yield faults of a key that no client could send, or that may do less than its role says."""
         if not self.key or any(letter.isspace() for letter in self.key):
             yield Fault(("key",), "must not be empty, and have no spaces")
+        if self.role == "admin" and self.models:
+            yield Fault(("role",), "admin is for all models; with models, the highest role is operator")
+
+    def has_role(self, role: Role) -> bool:
+        """Return whether the key has this role or a higher one."""
+        return ROLES.index(self.role) >= ROLES.index(role)
 
 
 class FlowControlConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -96,6 +113,12 @@ def faults_of_proxies(entries: Iterable[str]) -> Iterator[Fault]:
         except ValueError:
             message = "must be an address, a network such as 10.0.0.0/8, or unix"
             yield Fault(("trustedProxies", index), message)
+
+
+def lacks_operator(api_keys: Iterable[ApiKey]) -> bool:
+    """Return whether clients need a key, and no key may control models and nodes."""
+    roles = [api_key.has_role("operator") for api_key in api_keys]
+    return bool(roles) and not any(roles)
 
 
 def is_loopback(host: str) -> bool:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from fairlead.config import CommandConfig, Config
+from fairlead.config import NO_OPERATOR, CommandConfig, Config, lacks_operator
 from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap, NamedSwap, SwapConfig
 from fairlead.configfile import ConfigFileError, Reading, read_config
 from fairlead.console.announcer import report_warning
 from fairlead.console.options import ServeOptions
 from fairlead.telemetry import streams
+from fairlead.tenancy.access import key_id
 
 if TYPE_CHECKING:
     from fairlead.fleet.reload import ConfigSource
@@ -103,7 +104,7 @@ def check(file: Path, *, as_json: bool) -> int:
     if as_json:
         summary = _summary(reading.config) | {
             "without_effect": reading.without_effect,
-            "remarks": reading.remarks,
+            "remarks": _remarks(reading),
             "missing_commands": _missing_commands(reading.config),
         }
         print(json.dumps({"file": str(file), "ok": True, **summary}, indent=2))
@@ -133,7 +134,16 @@ def _summary(config: Config) -> dict[str, object]:
         "host": config.host,
         "port": config.port,
         "api_keys": len(config.api_keys),
+        "keys": [
+            {"id": key_id(key), "user": key.user, "role": key.role, "models": list(key.models)}
+            for key in config.api_keys
+        ],
     }
+
+
+def _remarks(reading: Reading) -> list[str]:
+    """Return the notes on a file, with one on keys that cannot control the server."""
+    return [*reading.remarks, *([NO_OPERATOR] if lacks_operator(reading.config.api_keys) else [])]
 
 
 def _lines(file: Path, reading: Reading) -> list[str]:
@@ -151,8 +161,9 @@ def _lines(file: Path, reading: Reading) -> list[str]:
         f"  evictions: {_evictions(config.swap)}",
         f"  address: {config.host}:{config.port}",
         f"  API keys: {len(config.api_keys) or 'none'}",
+        *(f"    {key_id(key)}: {key.user or 'no user'}, {key.role}" for key in config.api_keys),
         *(f"  without effect: {key}" for key in reading.without_effect),
-        *(f"  note: {remark}" for remark in reading.remarks),
+        *(f"  note: {remark}" for remark in _remarks(reading)),
         *(f"  not on PATH here: {key}: {program}" for key, program in _missing_commands(config).items()),
     ]
 

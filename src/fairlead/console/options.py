@@ -22,6 +22,7 @@ from fairlead.config import (
     ModelConfig,
     QueueConfig,
     ReplicasConfig,
+    Role,
     demonstration_model,
 )
 from fairlead.console.setting_options import SettingOption, setting_options
@@ -92,7 +93,10 @@ class ServeOptions:
     Parameters
     ----------
     api_key
-        A key that clients must send: KEY, or USER=KEY to name its user. May be repeated.
+        A key that clients must send: KEY, or USER=KEY to name its user. May be repeated. Its role is user: it
+        cannot control models and nodes. Replaces the keys of a configuration file.
+    admin_key
+        The same with the role admin, for the people who run the server. Added to the other keys.
     served_model_name
         Name of the model in the API. Default: the name of its directory, or of its hub repository.
     ray
@@ -103,6 +107,9 @@ class ServeOptions:
 
     api_key: Annotated[
         tuple[str, ...], Parameter(env_var="FAIRLEAD_API_KEY", negative="", show_default=False)
+    ] = ()
+    admin_key: Annotated[
+        tuple[str, ...], Parameter(env_var="FAIRLEAD_ADMIN_KEY", negative="", show_default=False)
     ] = ()
     served_model_name: Annotated[str | None, Parameter(validator=_not_blank)] = None
     ray: Annotated[str | None, Parameter(validator=_not_blank)] = None
@@ -124,11 +131,19 @@ class ServeOptions:
             given,
             cluster=cluster,
             models=self._models(model, given),
-            api_keys=parse_api_keys(self.api_key) or given.api_keys,
+            api_keys=self._api_keys(given),
             queue=msgspec.structs.replace(given.queue, **self.settings(QueueConfig)),
             limits=msgspec.structs.replace(given.limits, **self.settings(Limits)),
             **self.settings(Config),
         )
+
+    def _api_keys(self, given: Config) -> tuple[ApiKey, ...]:
+        """Return the keys of the file or of `--api-key`, and those of `--admin-key`."""
+        api_keys = parse_api_keys(self.api_key) or given.api_keys
+        admin_keys = parse_api_keys(self.admin_key, "--admin-key", role="admin")
+        if {key.key for key in admin_keys} & {key.key for key in api_keys}:
+            raise ConfigError("--admin-key: is the same key as another, which has a role of its own")
+        return (*admin_keys, *api_keys)
 
     def _models(self, requested: str | None, given: Config) -> tuple[AnyModelConfig, ...]:
         """Return the models of the file, or else the requested one, with these options applied."""
@@ -155,22 +170,24 @@ class ServeOptions:
         return (msgspec.structs.replace(model, kv_cache=kv_cache, **settings),)
 
 
-def parse_api_keys(texts: Sequence[str]) -> tuple[ApiKey, ...]:
-    """Parse API keys in the form KEY or USER=KEY. Raises `ConfigError` for a duplicate."""
-    keys = tuple(map(_parse_api_key, texts))
+def parse_api_keys(
+    texts: Sequence[str], option: str = "--api-key", *, role: Role = "user"
+) -> tuple[ApiKey, ...]:
+    """Parse API keys of an option in the form KEY or USER=KEY. Raises `ConfigError` for a duplicate."""
+    keys = tuple(_parse_api_key(text, option, role) for text in texts)
     if len({key.key for key in keys}) < len(keys):
-        raise ConfigError("--api-key: the same key is given twice")
+        raise ConfigError(f"{option}: the same key is given twice")
     return keys
 
 
-def _parse_api_key(text: str) -> ApiKey:
+def _parse_api_key(text: str, option: str, role: Role) -> ApiKey:
     """Parse KEY or USER=KEY. A '=' that only ends the text, as in base64, belongs to the key."""
     user, _, key = text.partition("=")
     if user and key.strip("="):
-        return ApiKey(key=key, user=user)
+        return ApiKey(key=key, user=user, role=role)
     if not text.strip():
-        raise ConfigError("--api-key: must not be empty")
-    return ApiKey(key=text)
+        raise ConfigError(f"{option}: must not be empty")
+    return ApiKey(key=text, role=role)
 
 
 def _model_at(requested: str | None) -> ModelConfig:

@@ -12,6 +12,7 @@ from math import inf
 from random import Random
 from typing import Any
 
+import structlog
 import trio
 from msgspec.structs import asdict
 
@@ -29,6 +30,7 @@ from fairlead.dispatch.wait_estimator import WaitEstimator
 from fairlead.dispatch.waiter import HeldSeat, Waiter, WaitingTask
 from fairlead.errors import Cancelled, FairleadError, ModelLoading, QueueFull, QueueTimeout
 from fairlead.grant import Grant
+from fairlead.requester import Requester, who
 from fairlead.supervision import contain
 
 CHARGE_INTERVAL_S = 1.0
@@ -36,6 +38,8 @@ CHARGE_INTERVAL_S = 1.0
 FULL_FOR_S = 1.0
 # The longest time for which a node may report itself full.
 MAX_FULL_FOR_S = 10.0
+
+logger = structlog.get_logger("fairlead.dispatcher")
 
 
 class DispatchStatistics(SchedulerStatistics, frozen=True):
@@ -214,9 +218,14 @@ class Dispatcher:
         """Return the current estimate of a waiting job; None if it does not wait (any more)."""
         return self.estimate_of(request_id)
 
-    async def cancel(self, request_id: str, owner: str) -> bool:
-        """End this waiting or running job with `Cancelled`. Return False if the owner has no such job."""
-        return self.stop_job(request_id, owner)
+    async def cancel(
+        self, request_id: str, by: Requester, *, others: frozenset[str] | None = frozenset()
+    ) -> bool:
+        """End this waiting or running job with `Cancelled`. Return False if there is none that `by` may end.
+
+        A job of the same owner may be ended, and those of others for the models in `others`; None: for all.
+        """
+        return self.stop_job(request_id, by, others=others)
 
     def estimate_of(self, request_id: str) -> WaitEstimate | None:
         """See `waiting`; for callers that are not tasks."""
@@ -225,21 +234,36 @@ class Dispatcher:
             return None
         return self.estimator.for_ticket(waiter.ticket)
 
-    def stop_job(self, request_id: str, owner: str) -> bool:
+    def stop_job(
+        self, request_id: str, by: Requester, *, others: frozenset[str] | None = frozenset()
+    ) -> bool:
         """See `cancel`; for callers that are not tasks."""
         waiter = self._by_id.get(request_id)
-        if waiter is None or waiter.ticket.job.owner != owner:
+        if waiter is None:
             return False
+        job = waiter.ticket.job
+        if job.owner != by.owner and others is not None and job.model not in others:
+            return False
+        logger.info(
+            "request cancelled", cancelled=request_id, of_tenant=job.tenant, model=job.model, **who(by)
+        )
         self.stop(waiter.ticket, Cancelled("the request was cancelled"))
         return True
 
     def unload(
-        self, model: str, error: FairleadError | None = None, *, waiting: FairleadError | None = None
+        self,
+        model: str,
+        error: FairleadError | None = None,
+        *,
+        waiting: FairleadError | None = None,
+        by: Requester | None = None,
     ) -> None:
         """Stop a local model once its running jobs have finished; with `error`, end those with it at once.
 
-        Jobs and load requests that wait for it end with `waiting`; None: they wait for its next load.
+        Jobs and load requests that wait for it end with `waiting`; None: they wait for its next load. `by`:
+        who has requested it.
         """
+        self.models.unload_is_requested(model, by)
         if error is not None:
             for ticket in self._waiters:
                 node = ticket.node

@@ -14,6 +14,7 @@ from fairlead.dispatch.scheduling import JobScheduler
 from fairlead.dispatch.ticket import LoadRequest
 from fairlead.dispatch.timer import Alarm, Timer
 from fairlead.errors import FairleadError
+from fairlead.requester import Requester, who
 from fairlead.swap.policy import EvictionPolicy, SwapReason
 
 logger = structlog.get_logger("fairlead.fleet")
@@ -34,6 +35,7 @@ class ModelLifecycle:
         self._ttl_s: Mapping[str, float] = {}
         self._kept_s: dict[str, float] = {}  # overrides it for models, until their next load
         self._loads: dict[str, _PendingLoad] = {}
+        self._unloaded_by: dict[str, Requester] = {}  # until the models stop
         # The latest report of each node, and the alarms of those with models that expire, with their times.
         self._idle: dict[str, _IdleNode] = {}
         self._expiries: dict[str, tuple[float, Alarm]] = {}
@@ -60,25 +62,38 @@ class ModelLifecycle:
 
     # Requests ----------------------------------------------------------------------------------------
 
-    def request(self, model: str, *, only_if_free: bool = False) -> "_PendingLoad":
-        """Request a model in its turn, unless it is loaded; `only_if_free`: only if that evicts none."""
+    def request(
+        self, model: str, *, only_if_free: bool = False, by: Requester | None = None
+    ) -> "_PendingLoad":
+        """Request a model in its turn, unless it is loaded; `only_if_free`: only if that evicts none.
+
+        `by`: who has requested it, if it is not for a job.
+        """
         load = self._loads.get(model)
         if load is None:
-            return self._new_load(LoadRequest(model, only_if_free=only_if_free))
+            return self._new_load(LoadRequest(model, only_if_free=only_if_free), by)
+        load.by = load.by or by
         if not only_if_free:
             self._scheduler.allow_eviction(load.request)
         return load
 
-    async def load(self, model: str, *, only_if_free: bool = False) -> None:
+    async def load(self, model: str, *, only_if_free: bool = False, by: Requester | None = None) -> None:
         """Request that a model be loaded, as for a job that arrives now; return when it is loaded.
 
-        `only_if_free`: only without evictions. Raises `LoadFailed`, `ModelNotFound`, `ModelUnloaded` or
-        `Draining`.
+        `only_if_free`: only without evictions. `by`: who has requested it. Raises `LoadFailed`,
+        `ModelNotFound`, `ModelUnloaded` or `Draining`.
         """
-        load = self.request(model, only_if_free=only_if_free)
+        load = self.request(model, only_if_free=only_if_free, by=by)
         await load.ended.wait()
         if load.error is not None:
             raise load.error
+
+    def unload_is_requested(self, model: str, by: Requester | None) -> None:
+        """Name who has requested the unload in its log line; None: nobody."""
+        if by is None:
+            self._unloaded_by.pop(model, None)
+        else:
+            self._unloaded_by[model] = by
 
     def keep(self, model: str, ttl_s: float) -> None:
         """Keep a loaded model for this time without a job, from now on, until it is unloaded.
@@ -103,6 +118,8 @@ class ModelLifecycle:
         """See `ModelEffects`. Only this method logs a swap."""
         assert self._execute_swap is not None, "no model is loadable before `configure`"
         rule = {"rule": reason.rule} if reason.rule else {}
+        load = self._loads.get(model)
+        self._unloaded_by.pop(model, None)
         logger.info(
             "loading model",
             model=model,
@@ -110,6 +127,7 @@ class ModelLifecycle:
             chosen=list(reason.chosen),
             cost=reason.cost,
             **rule,
+            **who(None if load is None else load.by),
         )
         self._kept_s.pop(model, None)
         self._execute_swap(model, evict)
@@ -117,7 +135,7 @@ class ModelLifecycle:
     def stop_model(self, model: str) -> None:
         """See `ModelEffects`. Only this method logs an unload."""
         assert self._execute_stop is not None, "no model is loaded before `configure`"
-        logger.info("unloading model", model=model)
+        logger.info("unloading model", model=model, **who(self._unloaded_by.pop(model, None)))
         self._execute_stop(model)
 
     def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
@@ -135,8 +153,8 @@ class ModelLifecycle:
 
     # Clocks ------------------------------------------------------------------------------------------
 
-    def _new_load(self, request: LoadRequest) -> "_PendingLoad":
-        load = self._loads[request.model] = _PendingLoad(request)
+    def _new_load(self, request: LoadRequest, by: Requester | None) -> "_PendingLoad":
+        load = self._loads[request.model] = _PendingLoad(request, by)
         self._scheduler.request_load(request)
         if not load.ended.is_set():
             starved = partial(self._scheduler.load_starved, request)
@@ -183,12 +201,16 @@ class _IdleNode:
 
 
 class _PendingLoad:
-    """A load request in progress: `ended` is set at its end, and `error` if it failed."""
+    """A load request in progress: `ended` is set at its end, and `error` if it failed.
 
-    __slots__ = ("alarm", "ended", "error", "request")
+    `by`: who has requested it first; None if no person has.
+    """
 
-    def __init__(self, request: LoadRequest) -> None:
+    __slots__ = ("alarm", "by", "ended", "error", "request")
+
+    def __init__(self, request: LoadRequest, by: Requester | None) -> None:
         self.request = request
+        self.by = by
         self.ended = trio.Event()
         self.error: FairleadError | None = None
         self.alarm: Alarm | None = None

@@ -7,6 +7,7 @@ from fairlead.config import NodeConfig
 from fairlead.fleet.catalog import ModelCatalog
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.process.output import ProcessOutput
+from fairlead.requester import Requester
 
 
 class FleetAccess(Protocol):
@@ -47,20 +48,24 @@ class FleetAccess(Protocol):
     def output(self, model: str, /) -> ProcessOutput:
         """Return what the processes of a local model have printed."""
 
-    async def load(self, model: str, /) -> None:
+    # `by`: who has requested the operation, for its log lines; None: the server itself.
+
+    async def load(self, model: str, /, *, by: Requester | None = None) -> None:
         """Load the model in its turn and return when it is ready."""
 
-    async def unload(self, model: str, /, *, force: bool = False, wait: bool = False) -> None:
+    async def unload(
+        self, model: str, /, *, force: bool = False, wait: bool = False, by: Requester | None = None
+    ) -> None:
         """Unload the model; return when its process is gone."""
 
-    def keep(self, model: str, ttl_s: float, /) -> None:
+    def keep(self, model: str, ttl_s: float, /, *, by: Requester | None = None) -> None:
         """Keep a local model loaded for this time without a job."""
 
-    async def add_node(self, config: NodeConfig, /) -> None:
+    async def add_node(self, config: NodeConfig, /, *, by: Requester | None = None) -> None:
         """Add a remote node; return after its first probe."""
 
-    async def remove_node(self, node_id: str, /) -> None:
+    async def remove_node(self, node_id: str, /, *, by: Requester | None = None) -> None:
         """Remove a remote node; return when its jobs are finished."""
 
-    async def drain_node(self, node_id: str, /) -> None:
+    async def drain_node(self, node_id: str, /, *, by: Requester | None = None) -> None:
         """Give the remote node no more jobs, but keep it listed."""

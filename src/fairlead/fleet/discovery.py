@@ -7,6 +7,7 @@ come.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -16,10 +17,13 @@ from msgspec.structs import replace
 
 from fairlead.config import NodeConfig
 from fairlead.config.fleet import DNS_SCHEME
+from fairlead.errors import InvalidRequest, quoted
+from fairlead.http.restricted_addresses import is_restricted
 
 INTERVAL_S = 5.0
 MISSES = 2  # answers without an address until it counts as gone
 MAX_NODES = 1000  # of one name
+LOOKUP_S = 5.0  # for the name of a new node
 
 Lookup = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -30,6 +34,29 @@ async def look_up(host: str, port: int) -> list[str]:
     """Return the addresses of a name. Raises `OSError`."""
     found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+async def refuse_restricted(node: NodeConfig, lookup: Lookup) -> None:
+    """Raise `InvalidRequest` if a node has a link-local or metadata address; see `http.restricted_addresses`.
+
+    A name that cannot be resolved now is accepted. Connections to it are checked when they are made.
+    """
+    host, port = address_of(node)
+    found: Sequence[str] = ()
+    with trio.move_on_after(LOOKUP_S), suppress(OSError, UnicodeError):
+        found = await lookup(host, port)
+    if any(map(is_restricted, (host, *found))):
+        message = (
+            f"url: {quoted(host)} is a link-local or metadata address, which only the configuration may name"
+        )
+        raise InvalidRequest(message, param="url")
+
+
+def address_of(node: NodeConfig) -> tuple[str, int]:
+    """Return the host and the port of a node."""
+    parts = urlsplit(node.url.removeprefix(DNS_SCHEME))
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return (parts.hostname or "").lower().rstrip("."), port
 
 
 class NodeDiscovery:

@@ -22,7 +22,7 @@ from fairlead.errors import FairleadError, InvalidRequest, ModelNotFound, ModelU
 from fairlead.fleet.catalog import ModelCatalog, Reader
 from fairlead.fleet.changes import changes_between
 from fairlead.fleet.cluster_models import ClusterModels
-from fairlead.fleet.discovery import Lookup, NodeDiscovery, look_up
+from fairlead.fleet.discovery import Lookup, NodeDiscovery, address_of, look_up, refuse_restricted
 from fairlead.fleet.local_models import LocalModels
 from fairlead.fleet.managed_model import ManagedModel, OnProgress
 from fairlead.fleet.node_registry import NodeRegistry
@@ -30,6 +30,7 @@ from fairlead.fleet.remote_nodes import RemoteEntry, RemoteNodes
 from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.process.output import ProcessOutput
+from fairlead.requester import Requester, who
 from fairlead.supervision import FailureBoundary, contain, log_failure
 from fairlead.text.model import TextModel
 
@@ -210,63 +211,76 @@ class Fleet:
 
     # Operations --------------------------------------------------------------------------------------
 
-    async def load(self, model: str) -> None:
+    async def load(self, model: str, *, by: Requester | None = None) -> None:
         """Load the model in its turn and return when it is ready; join a load that is under way.
 
-        Raises `LoadFailed`, `ModelNotFound`, `Draining`, or `InvalidRequest` for a model of a remote node.
+        `by`, here and below: who has requested it; None: the server itself. Raises `LoadFailed`,
+        `ModelNotFound`, `Draining`, or `InvalidRequest` for a model of a remote node.
         """
         self._local_model(model)
-        await self._dispatcher.models.load(model)
+        _log("load requested", by, model=model)
+        await self._dispatcher.models.load(model, by=by)
 
-    async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
+    async def unload(
+        self, model: str, *, force: bool = False, wait: bool = False, by: Requester | None = None
+    ) -> None:
         """Unload the model; return when its process is gone. Its jobs finish first; with `force` they fail.
 
         Jobs and loads that wait for it end with `ModelUnloaded`; with `wait` they wait for its next load.
         Raises as `load` does.
         """
         local = self._local_model(model)
+        _log("unload requested", by, model=model, force=force, wait=wait)
         instance = local.instance
         waiting = None if wait else ModelUnloaded(f"{model} was unloaded while the request waited for it")
         if instance is None:
             local.end()  # a model that has died is not restarted any more
         if instance is not None or waiting is not None:
             running = NodeFailed(f"{model} was unloaded") if force else None
-            self._dispatcher.unload(model, running, waiting=waiting)
+            self._dispatcher.unload(model, running, waiting=waiting, by=by)
         if instance is not None:
             await instance.ended.wait()
 
-    def keep(self, model: str, ttl_s: float) -> None:
+    def keep(self, model: str, ttl_s: float, *, by: Requester | None = None) -> None:
         """Keep a local model loaded for this time without a job; see `ModelLifecycle.keep`."""
         if model in self.catalog.models and model in self._local:
+            _log("time to live changed", by, model=model, ttl_s=ttl_s)
             self._dispatcher.models.keep(model, ttl_s)
 
-    async def add_node(self, config: NodeConfig) -> None:
+    async def add_node(self, config: NodeConfig, *, by: Requester | None = None) -> None:
         """Add a remote node; return after its first probe, whether that succeeded or not.
 
-        Raises `InvalidRequest` if its id is taken, if it is this server itself, or if it stands for several.
+        A node that somebody has requested has no link-local or metadata address, unless the configuration
+        has a node there. Raises `InvalidRequest` if it has, if its id is taken, if it is this server itself,
+        or if it stands for several.
         """
         if config.is_discovered:
             raise InvalidRequest("url: only a configuration may have a name to look up", param="url")
         if config.id in self._remote or self._is_local(config.id):
             raise InvalidRequest(f"id: there is a node {config.id} already", param="id")
-        self._remote.add(config, self.catalog.config.health_check)
+        may_be_restricted = by is None or self._is_configured(config)
+        if not may_be_restricted:
+            await refuse_restricted(config, self._lookup)
+            if config.id in self._remote:  # added meanwhile
+                raise InvalidRequest(f"id: there is a node {config.id} already", param="id")
+        self._remote.add(config, self.catalog.config.health_check, by=by, may_be_restricted=may_be_restricted)
         await self._remote.wait_for_probe(config.id)
 
-    async def remove_node(self, node_id: str) -> None:
+    async def remove_node(self, node_id: str, *, by: Requester | None = None) -> None:
         """Remove a remote node; return when its jobs are finished. Waiting jobs end as in `drain_node`.
 
         Raises `NotFound`.
         """
         self._refuse_local(node_id)
-        await self._remote.remove(node_id)
+        await self._remote.remove(node_id, by=by)
 
-    async def drain_node(self, node_id: str) -> None:
+    async def drain_node(self, node_id: str, *, by: Requester | None = None) -> None:
         """Give the remote node no more jobs, but keep it listed. Raises `NotFound`.
 
         Jobs that wait for one of its models, and that no other node can take, end with `NoNode`.
         """
         self._refuse_local(node_id)
-        self._remote.drain(node_id)
+        self._remote.drain(node_id, by=by)
 
     async def reload(self, config: Config) -> ConfigChanges:
         """Apply another configuration. Unchanged parts continue; changed ones finish their jobs and end.
@@ -371,9 +385,19 @@ class Fleet:
             raise InvalidRequest(f"the model {model} is on another server", param="model")
         raise ModelNotFound(f"the model {model} is not served here", param="model")
 
+    def _is_configured(self, node: NodeConfig) -> bool:
+        """Return whether the configuration has a node at the same address."""
+        return any(address_of(node) == address_of(known) for known in self.catalog.config.nodes)
+
     def _is_local(self, node_id: str) -> bool:
         return any(model.node_id == node_id for model in self._local.values())
 
     def _refuse_local(self, node_id: str) -> None:
         if self._is_local(node_id):
             raise InvalidRequest(f"the node {node_id} is a local model: unload that", param="id")
+
+
+def _log(event: str, by: Requester | None, **fields: object) -> None:
+    """Log an operation that somebody has requested; the server's own are logged where they take effect."""
+    if by is not None:
+        logger.info(event, **fields, **who(by))

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 import trio
 
-from fairlead.config import Config, ConfigError
+from fairlead.config import NO_OPERATOR, Config, ConfigError, lacks_operator
 from fairlead.config.spelling import spelled
 from fairlead.errors import FairleadError
 from fairlead.supervision import FailureBoundary, log_failure
@@ -96,6 +96,8 @@ async def _reread(source: ConfigSource, started: Config, config: Config, change:
     if boundary.failure is not None:
         _log_failure(source.file, boundary.failure)
         return config
+    if lacks_operator(latest.api_keys) and not lacks_operator(config.api_keys):
+        logger.warning(NO_OPERATOR)
     # Reported once, when they change, and not when the file returns to what is in force.
     changed = set(_fixed(config, latest))
     if fixed := [setting for setting in _fixed(started, latest) if setting in changed]:

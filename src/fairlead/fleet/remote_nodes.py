@@ -12,13 +12,17 @@ from fairlead.errors import InvalidRequest, NoNode, NotFound
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.status import LoadStatus, ModelStatus, NodeAvailability, NodeStatus, RemoteDetails
 from fairlead.nodes.remote_node import remote_node
+from fairlead.requester import Requester, who
 from fairlead.supervision import FailureBoundary, log_failure
 
 logger = structlog.get_logger("fairlead.fleet")
 
 
 class RemoteEntry:
-    """One configured remote node. `run` lasts as long as it is in the fleet, until `close`."""
+    """One remote node. `run` lasts as long as it is in the fleet, until `close`.
+
+    `may_be_restricted` is as for `Upstream`.
+    """
 
     def __init__(
         self,
@@ -27,12 +31,17 @@ class RemoteEntry:
         nodes: NodeRegistry,
         health: HealthConfig,
         own_instance: str,
+        *,
+        may_be_restricted: bool,
     ) -> None:
         self.config = config
+        self.may_be_restricted = may_be_restricted
         self._dispatcher = dispatcher
         self._nodes = nodes
         self._pause_s = health.interval_s
-        self._node = remote_node(config, nodes.report, health, own_instance)
+        self._node = remote_node(
+            config, nodes.report, health, own_instance, may_be_restricted=may_be_restricted
+        )
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
         self._is_draining = False
@@ -194,13 +203,30 @@ class RemoteNodes:
         """Return whether all that have the model speak the dialect."""
         return all(node.speaks(dialect) for node in self._nodes.values() if model in node.models)
 
-    def add(self, config: NodeConfig, health: HealthConfig) -> None:
-        """Add a node to the fleet. Its id must be free."""
+    def add(
+        self,
+        config: NodeConfig,
+        health: HealthConfig,
+        *,
+        by: Requester | None = None,
+        may_be_restricted: bool = True,
+    ) -> None:
+        """Add a node to the fleet. Its id must be free.
+
+        `by`, here and below: who has requested it. `may_be_restricted` is as for `Upstream`.
+        """
         assert config.id not in self._nodes
-        node = RemoteEntry(config, self._dispatcher, self._registry, health, self._own_instance)
+        node = RemoteEntry(
+            config,
+            self._dispatcher,
+            self._registry,
+            health,
+            self._own_instance,
+            may_be_restricted=may_be_restricted,
+        )
         self._nodes[config.id] = node
         self._spawn(node.run)
-        logger.info("node added", node=config.id, url=config.url)
+        logger.info("node added", node=config.id, url=config.url, **who(by))
 
     async def wait_for_probe(self, node_id: str) -> None:
         """Wait for a node's first probe. If it is this server, remove it and raise `InvalidRequest`."""
@@ -210,16 +236,16 @@ class RemoteNodes:
                 await self.remove(node_id)
             raise InvalidRequest(f"url: {node.config.url} is this server itself", param="url")
 
-    def drain(self, node_id: str) -> None:
+    def drain(self, node_id: str, *, by: Requester | None = None) -> None:
         """Give a node no more jobs, but keep it in the fleet. Raises `NotFound`.
 
         Jobs that wait for one of its models, and that no other node can take, end with `NoNode`.
         """
         node = self._find(node_id)
         self._spawn(self._fail_waiting_later, node, self._withdraw(node))
-        logger.info("node drained", node=node_id)
+        logger.info("node drained", node=node_id, **who(by))
 
-    async def remove(self, node_id: str, *, for_good: bool = True) -> None:
+    async def remove(self, node_id: str, *, for_good: bool = True, by: Requester | None = None) -> None:
         """Remove a node from the fleet; return when its jobs are finished. Raises `NotFound`.
 
         Waiting jobs end as in `drain`, unless `for_good` is False because another node replaces it.
@@ -230,7 +256,7 @@ class RemoteNodes:
         await node.close()
         if self._nodes.get(node_id) is node:  # another caller may have removed it already
             del self._nodes[node_id]
-            logger.info("node removed", node=node_id)
+            logger.info("node removed", node=node_id, **who(by))
 
     def count_request(self, node_id: str, *, succeeded: bool) -> None:
         """Count a request to a node that another process has sent. The node may be gone meanwhile."""

@@ -27,6 +27,7 @@ from fairlead.grant import Grant
 from fairlead.link.connection import FrameLink
 from fairlead.link.handshake import HandshakeFailed
 from fairlead.link.limited_log import LimitedLog
+from fairlead.requester import Requester
 from fairlead.supervision import contain
 
 RETRY_S = 0.1
@@ -173,9 +174,12 @@ class DispatchClient:
             return None
         return msgspec.convert(found, WaitEstimate | None)
 
-    async def cancel(self, request_id: str, owner: str) -> bool:
+    async def cancel(
+        self, request_id: str, by: Requester, *, others: frozenset[str] | None = frozenset()
+    ) -> bool:
         """See `Dispatcher.cancel`; the job may be of any front."""
-        return bool(await self.ask("cancel", request_id, owner))
+        models = None if others is None else sorted(others)
+        return bool(await self.ask("cancel", request_id, by, models))
 
     async def ask(self, question: str, *arguments: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         """Return the dispatcher's answer.

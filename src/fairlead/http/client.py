@@ -127,7 +127,8 @@ class Upstream:
     """One server at `url`. The URL's path, without a final `/v1`, is prepended to every request's path.
 
     At most `capacity` exchanges at a time, one connection each; more wait, first come, first served. Errors
-    are `UpstreamFailed`, and their messages begin with `name`. Raises `ValueError` for an invalid URL.
+    are `UpstreamFailed`, and their messages begin with `name`. `may_be_restricted`: whether the server may
+    have a link-local or metadata address. Raises `ValueError` for an invalid URL.
     """
 
     def __init__(
@@ -139,12 +140,14 @@ class Upstream:
         capacity: int = 8,
         timeouts: UpstreamTimeouts | None = None,
         tls: ssl.SSLContext | None = None,
+        may_be_restricted: bool = True,
     ) -> None:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") is not None
         if not named or parts.username is not None:
             raise ValueError(f"{url!r} is not the URL of a server, such as http://host:port")
         self.name = name
+        self._may_be_restricted = may_be_restricted
         self._host = str(parts.hostname)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
@@ -239,7 +242,7 @@ class Upstream:
                 lease.connection = None
         clock.begin("did not accept a connection", self._timeouts.connect_s)
         try:
-            link = await connect(self._host, self._port, self._tls)
+            link = await connect(self._host, self._port, self._tls, may_be_restricted=self._may_be_restricted)
         except OSError as error:
             kind = LocalShortage if is_local_shortage(error) else UpstreamFailed
             raise kind(f"{self.name} cannot be reached: {reason_of(error)}") from error

@@ -7,9 +7,12 @@ cost of a small request.
 import os
 import socket
 import ssl
+from errno import EACCES
 from typing import Protocol
 
 import trio
+
+from fairlead.http.restricted_addresses import is_restricted
 
 # Small enough that parsing one read takes milliseconds at most, whatever it contains.
 READ_BYTES = 16 * 1024
@@ -108,9 +111,18 @@ class TlsLink:
         self._transport.socket.close()
 
 
-async def connect(host: str, port: int, context: ssl.SSLContext | None) -> Link:
-    """Connect, with TLS if a context is given. Raises `OSError`."""
+async def connect(
+    host: str, port: int, context: ssl.SSLContext | None, *, may_be_restricted: bool = True
+) -> Link:
+    """Connect, with TLS if a context is given. Raises `OSError`.
+
+    Unless it `may_be_restricted`, a connection to such an address is closed before anything is sent: the
+    address counts that was connected to, because another lookup of a name may have another result.
+    """
     stream = await trio.open_tcp_stream(host, port)
+    if not may_be_restricted and is_restricted(str(stream.socket.getpeername()[0])):
+        stream.socket.close()
+        raise PermissionError(EACCES, "only the configuration may name a link-local or metadata address")
     if context is None:
         return PlainLink(stream)
     link = TlsLink(stream, context, host)

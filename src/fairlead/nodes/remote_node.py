@@ -317,9 +317,17 @@ class RemoteNode:
 
 
 def remote_node(
-    config: NodeConfig, report: NodeReport, health: HealthConfig, own_instance: str | None = None
+    config: NodeConfig,
+    report: NodeReport,
+    health: HealthConfig,
+    own_instance: str | None = None,
+    *,
+    may_be_restricted: bool = True,
 ) -> RemoteNode:
-    """Return the node that the configuration describes; `own_instance` as for `RemoteNode`."""
+    """Return the node that the configuration describes.
+
+    `own_instance` is as for `RemoteNode`, and `may_be_restricted` as for `Upstream`.
+    """
     names = None
     if config.models is not None:
         names = {model: config.model_names.get(model, model) for model in config.models}
@@ -328,6 +336,7 @@ def remote_node(
         name=config.id,
         api_key=config.api_key,
         timeouts=upstream_timeouts(config.timeouts),
+        may_be_restricted=may_be_restricted,
     )
     # 1 is the default: then the seats that a Fairlead reports are used instead.
     seats = config.seats if config.seats > 1 else None

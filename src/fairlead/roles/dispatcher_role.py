@@ -22,6 +22,7 @@ from fairlead.link.address import LinkAddress, listen
 from fairlead.link.handshake import HandshakeFailed
 from fairlead.link.handshakes import PendingHandshakes
 from fairlead.link.limited_log import LimitedLog
+from fairlead.requester import Requester
 from fairlead.roles import control
 from fairlead.roles.child import SupervisorLink
 from fairlead.roles.fleet_state import encoded, state_of
@@ -99,21 +100,21 @@ class DispatcherRole:
             questions={
                 "state": self._state,
                 "waiting": lambda _front, request_id: self._dispatcher.estimate_of(request_id),
-                "cancel": lambda _front, *job: self._dispatcher.stop_job(*job),
+                "cancel": partial(cancel, self._dispatcher),
                 "estimate": self._estimate,
                 "output": self._output,
-                "keep": lambda _front, *model: self._fleet.keep(*model),
+                "keep": lambda _front, model, ttl_s, by: self._fleet.keep(model, ttl_s, by=_requester(by)),
                 "node_requested": self._count_request,
                 **self._counts.questions,
                 **self._quotas.questions,
             },
             on_front_ended=self._front_ended,
             orders={
-                "load": self._fleet.load,
+                "load": self._load_model,
                 "unload": self._unload,
                 "add_node": self._add_node,
-                "remove_node": self._fleet.remove_node,
-                "drain_node": self._fleet.drain_node,
+                "remove_node": self._remove_node,
+                "drain_node": self._drain_node,
             },
         )
         self._refused = LimitedLog("front refused")
@@ -202,11 +203,30 @@ class DispatcherRole:
         self._quotas.end_front(name)
         self._counts.end_front(name)
 
-    async def _unload(self, model: str, force: bool, wait: bool) -> None:
-        await self._fleet.unload(model, force=force, wait=wait)
+    async def _load_model(self, model: str, by: object) -> None:
+        await self._fleet.load(model, by=_requester(by))
 
-    async def _add_node(self, config: object) -> None:
-        await self._fleet.add_node(msgspec.convert(config, NodeConfig))
+    async def _unload(self, model: str, force: bool, wait: bool, by: object) -> None:
+        await self._fleet.unload(model, force=force, wait=wait, by=_requester(by))
+
+    async def _add_node(self, config: object, by: object) -> None:
+        await self._fleet.add_node(msgspec.convert(config, NodeConfig), by=_requester(by))
+
+    async def _remove_node(self, node_id: str, by: object) -> None:
+        await self._fleet.remove_node(node_id, by=_requester(by))
+
+    async def _drain_node(self, node_id: str, by: object) -> None:
+        await self._fleet.drain_node(node_id, by=_requester(by))
+
+
+def cancel(dispatcher: Dispatcher, _front: str, request_id: str, by: object, others: object) -> bool:
+    """Answer a front's question `cancel`; see `DispatchClient.cancel`."""
+    models = msgspec.convert(others, frozenset[str] | None)
+    return dispatcher.stop_job(request_id, msgspec.convert(by, Requester), others=models)
+
+
+def _requester(by: object) -> Requester | None:
+    return msgspec.convert(by, Requester | None)
 
 
 async def _find_files(model: ModelConfig) -> TextModel:

@@ -18,12 +18,14 @@ class RemoteState(msgspec.Struct, frozen=True):
     """A remote node: its configuration, its models, and the dialects that it speaks (None: all).
 
     `is_withdrawn`: it gets no more jobs. `is_dead`: its probes get no answer, so its running jobs are lost.
+    `may_be_restricted` is as for `Upstream`.
     """
 
     config: NodeConfig
     models: tuple[str, ...]
     dialects: tuple[str, ...] | None
     is_withdrawn: bool
+    may_be_restricted: bool
     is_dead: bool = False
 
 
@@ -98,6 +100,7 @@ def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesse
                 tuple(sorted(entry.models)),
                 None if entry.dialects is None else tuple(entry.dialects),
                 entry.is_withdrawn,
+                entry.may_be_restricted,
                 entry.is_dead,
             )
             for entry in fleet.remote_entries()

@@ -14,6 +14,7 @@ from fairlead.fleet.catalog import ModelCatalog, Reader
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.fronts.client import DispatchClient
 from fairlead.process.output import ProcessOutput
+from fairlead.requester import Requester
 from fairlead.roles.fleet_state import FleetState, decoded, seconds
 
 REFRESH_INTERVAL_S = 0.25
@@ -153,29 +154,31 @@ class FleetView:
 
     # Operations --------------------------------------------------------------------------------------
 
-    async def load(self, model: str) -> None:
+    async def load(self, model: str, *, by: Requester | None = None) -> None:
         """See `Fleet`."""
-        await self._order("load", model)
+        await self._order("load", model, by)
 
-    async def unload(self, model: str, *, force: bool = False, wait: bool = False) -> None:
+    async def unload(
+        self, model: str, *, force: bool = False, wait: bool = False, by: Requester | None = None
+    ) -> None:
         """See `Fleet`."""
-        await self._order("unload", model, force, wait)
+        await self._order("unload", model, force, wait, by)
 
-    def keep(self, model: str, ttl_s: float) -> None:
+    def keep(self, model: str, ttl_s: float, *, by: Requester | None = None) -> None:
         """See `Fleet`."""
-        self._client.tell("keep", model, ttl_s)
+        self._client.tell("keep", model, ttl_s, by)
 
-    async def add_node(self, config: NodeConfig) -> None:
+    async def add_node(self, config: NodeConfig, *, by: Requester | None = None) -> None:
         """See `Fleet`."""
-        await self._order("add_node", msgspec.to_builtins(config))
+        await self._order("add_node", msgspec.to_builtins(config), by)
 
-    async def remove_node(self, node_id: str) -> None:
+    async def remove_node(self, node_id: str, *, by: Requester | None = None) -> None:
         """See `Fleet`."""
-        await self._order("remove_node", node_id)
+        await self._order("remove_node", node_id, by)
 
-    async def drain_node(self, node_id: str) -> None:
+    async def drain_node(self, node_id: str, *, by: Requester | None = None) -> None:
         """See `Fleet`."""
-        await self._order("drain_node", node_id)
+        await self._order("drain_node", node_id, by)
 
     # Helpers -----------------------------------------------------------------------------------------
 

@@ -93,7 +93,8 @@ class FrontNodes:
         servers: dict[str, tuple[object, Callable[[], RemoteNode]]] = {}
         for remote in state.remote:
             config = remote.config
-            servers[config.id] = (config, remote.dialects), partial(self._remote, config, remote.dialects)
+            parts = (config, remote.dialects, remote.may_be_restricted)
+            servers[config.id] = parts, partial(self._remote, *parts)
         for model, command in state.commands.items():
             servers[f"command:{model}"] = command, partial(_command, command)
         for node_id, (source, _) in list(self._servers.items()):
@@ -114,9 +115,15 @@ class FrontNodes:
         silent_s = self._catalog.config.health_check.interval_s
         dead.found_dead(NodeFailed(f"{dead.id} is down: {UNANSWERED}"), silent_s=silent_s)
 
-    def _remote(self, config: NodeConfig, dialects: tuple[str, ...] | None) -> RemoteNode:
+    def _remote(
+        self, config: NodeConfig, dialects: tuple[str, ...] | None, may_be_restricted: bool
+    ) -> RemoteNode:
         upstream = Upstream(
-            config.url, name=config.id, api_key=config.api_key, timeouts=upstream_timeouts(config.timeouts)
+            config.url,
+            name=config.id,
+            api_key=config.api_key,
+            timeouts=upstream_timeouts(config.timeouts),
+            may_be_restricted=may_be_restricted,
         )
         return RemoteNode(
             config.id,

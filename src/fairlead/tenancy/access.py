@@ -22,8 +22,8 @@ from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
 
-from fairlead.config import ApiKey, QueueConfig
-from fairlead.errors import Forbidden, InvalidApiKey, InvalidRequest, quoted
+from fairlead.config import ApiKey, QueueConfig, Role
+from fairlead.errors import Forbidden, InsufficientRole, InvalidApiKey, InvalidRequest, quoted
 from fairlead.http.headers import USER_HEADER, Headers
 
 # Tenants are kept in the queue and written to the log: longer names become hashes.
@@ -121,8 +121,22 @@ def identity_of(api_key: ApiKey) -> str:
 
 
 def owner_of(api_key: ApiKey | None) -> str:
-    """Return an identifier of a key, a hash that does not reveal it; "" without a key."""
-    return f"key-{_digest(api_key.key.encode()).hex()[:16]}" if api_key is not None else ""
+    """Return the owner of a key's jobs, which is the key's id; "" without a key."""
+    return key_id(api_key) if api_key is not None else ""
+
+
+def key_id(api_key: ApiKey) -> str:
+    """Return the id that names a key in the log and in errors: a part of its SHA-256, not of the key."""
+    return f"key-{_digest(api_key.key.encode()).hex()[:16]}"
+
+
+def check_role(api_key: ApiKey | None, role: Role) -> None:
+    """Raise `InsufficientRole` unless the key has this role or a higher one. Without keys, any client has."""
+    if api_key is None or api_key.has_role(role):
+        return
+    raise InsufficientRole(
+        f"this needs an API key with the role {role}; {key_id(api_key)} has the role {api_key.role}"
+    )
 
 
 def priority_of(api_key: ApiKey | None, requested: str | int | None, queue: QueueConfig) -> int:

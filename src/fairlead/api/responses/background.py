@@ -25,6 +25,7 @@ from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.errors import Cancelled, Draining, FairleadError, NotStarted
 from fairlead.http.server_sent_events import split_events
 from fairlead.job import Job
+from fairlead.requester import Requester
 from fairlead.supervision import FailureBoundary, log_failure
 
 EXPIRE_INTERVAL_S = 10.0
@@ -91,7 +92,8 @@ class BackgroundRuns:
         run = self._runs.get(response)
         if run is None:
             return
-        if not await self._jobs.services.gateway.cancel(run.job.request_id, run.job.owner):
+        by = Requester(run.job.tenant, run.job.owner, run.job.request_id, run.job.owner)
+        if not await self._jobs.services.gateway.cancel(run.job.request_id, by):
             run.cancel()
         await run.ended.wait()
 

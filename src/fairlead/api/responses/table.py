@@ -5,7 +5,7 @@ from dataclasses import replace
 from fairlead.api.dialects.openai_responses import ResponsesDialect
 from fairlead.api.dialects.openai_responses_shapes import DeletedResponse, InputItemList, ResponseObject
 from fairlead.api.responses.routes import ResponseRoutes
-from fairlead.api.route import Route, dialect_route
+from fairlead.api.route import Permission, Route, dialect_route
 
 RESPONSE_ROUTES = (
     replace(
@@ -18,6 +18,7 @@ RESPONSE_ROUTES = (
         method="GET",
         path="/v1/responses/{response_id}",
         view=ResponseRoutes.retrieve,
+        permission=Permission.KEY,
         is_versionless=True,
         summary="Return a kept response of the same key and user, as it is now.",
         answer=ResponseObject,
@@ -31,6 +32,7 @@ RESPONSE_ROUTES = (
         method="DELETE",
         path="/v1/responses/{response_id}",
         view=ResponseRoutes.delete,
+        permission=Permission.KEY,
         is_versionless=True,
         summary="Remove a kept response of the same key and user. One in progress is cancelled.",
         answer=DeletedResponse,
@@ -40,6 +42,7 @@ RESPONSE_ROUTES = (
         method="POST",
         path="/v1/responses/{response_id}/cancel",
         view=ResponseRoutes.cancel_response,
+        permission=Permission.KEY,
         is_versionless=True,
         summary="Cancel a response in the background of the same key and user, and return it.",
         answer=ResponseObject,
@@ -49,6 +52,7 @@ RESPONSE_ROUTES = (
         method="GET",
         path="/v1/responses/{response_id}/input_items",
         view=ResponseRoutes.input_items,
+        permission=Permission.KEY,
         is_versionless=True,
         summary="List the input of a kept response of the same key and user, without that of earlier ones.",
         answer=InputItemList,
