@@ -6,7 +6,7 @@ import msgspec
 class Requester(msgspec.Struct, frozen=True):
     """Who sends a request.
 
-    `tenant`: the tenant that it counts for.
+    `tenant`: the tenant that it counts for, as logs show it (see `telemetry.tenants`).
     `key`: the key's id (see `tenancy.access.key_id`); "" without keys.
     `request_id`: the request's own.
     `owner`: whose jobs it may end: of a trusted key, those of one user (see `tenancy.access.requester_of`).

@@ -207,12 +207,12 @@ async def serving(
 
 def get(path: str = "/", *headers: str, version: str = "1.1") -> bytes:
     """Return a GET request."""
-    return "\r\n".join([f"GET {path} HTTP/{version}", "Host: test", *headers, "", ""]).encode()
+    return "\r\n".join([f"GET {path} HTTP/{version}", "Host: localhost", *headers, "", ""]).encode()
 
 
 def post(body: bytes, path: str = "/", *headers: str) -> bytes:
     """Return a POST request."""
-    head = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}", *headers, "", ""]
+    head = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(head).encode() + body
 
 

@@ -51,7 +51,7 @@ async def test_request_that_needs_no_preflight_is_refused(client, chat, origin):
     assert client.gateway.jobs == []
 
 
-@pytest.mark.parametrize("headers", [{}, OWN, {"Host": "10.0.0.2:8000"}, {"Host": "fairlead:8000"}])
+@pytest.mark.parametrize("headers", [{}, OWN, {"Host": "10.0.0.2:8000"}])
 async def test_programs_and_our_own_page_may_call_every_route(client, chat, headers):
     assert (await client.post(CHAT, chat(), headers=headers)).status == 200
     for path in ("/", "/v1/models", "/queue", "/running", "/metrics", "/openapi.json"):
@@ -61,7 +61,7 @@ async def test_programs_and_our_own_page_may_call_every_route(client, chat, head
 async def test_program_that_uses_http_1_0_need_not_send_host(client):
     async with serving(client.app) as server:
         for path in ("/nodes", "/v1/models", "/health"):
-            request = get(path, version="1.0").replace(b"Host: test\r\n", b"")
+            request = get(path, version="1.0").replace(b"Host: localhost\r\n", b"")
             assert (await server.fetch(request)).status == 200
 
 

@@ -56,14 +56,14 @@ async def test_body_of_exactly_the_limit_is_read(encoding):
 
 async def test_body_announced_as_too_large_is_refused_before_it_is_sent():
     async with serving(served(echo), Limits(body_bytes=10)) as server:
-        answer = await server.fetch(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 11\r\n\r\n")
+        answer = await server.fetch(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n\r\n")
     assert (answer.status, answer.headers["connection"]) == (413, "close")
 
 
 async def test_body_that_grows_too_large_is_refused_and_its_connection_closed():
     async with serving(served(echo), Limits(body_bytes=10)) as server:
         client = await server.connect()
-        await client.send(b"POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await client.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         for _ in range(11):
             await client.send(b"1\r\nx\r\n")
         answer = await client.answer()
@@ -72,7 +72,7 @@ async def test_body_that_grows_too_large_is_refused_and_its_connection_closed():
 
 async def test_body_that_is_not_sent_times_out():
     async with serving(served(echo), Limits(body_timeout_s=0.3)) as server:
-        answer = await server.fetch(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 5\r\n\r\nabc")
+        answer = await server.fetch(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nabc")
     assert (answer.status, answer.error["code"]) == (408, "body_timeout")
 
 

@@ -76,7 +76,9 @@ async def test_selector_has_no_logs(client_with, fleet):
 
 async def test_key_reads_the_logs_of_its_models_only(client_with, fleet):
     client = client_with(
-        ApiKey("sk", models=("small",)), fleet=fleet, models={"small": None, "org/other": None}
+        ApiKey("sk", models=("small",), role="operator"),
+        fleet=fleet,
+        models={"small": None, "org/other": None},
     )
     headers = {"Authorization": "Bearer sk"}
     assert (await client.get(LOGS)).status == 401

@@ -74,7 +74,7 @@ async def test_job_has_its_route_and_client_for_the_log(client, chat):
     assert (client.gateway.job.path, client.gateway.job.client) == (CHAT, "192.0.2.7")
 
 
-BROKEN_BODY = f"POST {CHAT} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".encode()
+BROKEN_BODY = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n".encode()
 OF_LISTENER = {
     get(CHAT + "?a=b", "Expect: more"): ("expectation_failed", 417, "GET", CHAT),
     get(CHAT, "Upgrade: websocket"): ("invalid_request", 400, "GET", CHAT),

@@ -17,7 +17,7 @@ from fake_fleet import FakeFleet
 from telemetry.sources import timeline
 
 ALL = ApiKey("sk-all", user="root")
-SMALL = ApiKey("sk-small", user="ana", models=("tiny",))
+SMALL = ApiKey("sk-small", user="ana", models=("tiny",), role="operator")
 REMOTE = ApiKey("sk-remote", user="bob", trusted=True, models=("remote", "secret", "gone"))
 EITHER = ApiKey("sk-either", models=("either",))
 NODES = [
@@ -205,25 +205,25 @@ async def test_metrics_show_a_key_for_some_models_its_own_users(server):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body"),
+    ("method", "path", "body", "code"),
     [
-        ("POST", "/models/load", {"model": "cold"}),
-        ("POST", "/models/unload", {"model": "cold", "force": True}),
-        ("POST", "/models/load", {"model": "frozen"}),
-        ("POST", "/nodes", {"id": "x", "url": "http://x"}),
-        ("DELETE", "/nodes/engine:small", None),
-        ("DELETE", "/nodes/big", None),
-        ("POST", "/nodes/big/drain", None),
-        ("POST", "/nodes/nowhere/drain", None),
+        ("POST", "/models/load", {"model": "cold"}, "forbidden"),
+        ("POST", "/models/unload", {"model": "cold", "force": True}, "forbidden"),
+        ("POST", "/models/load", {"model": "frozen"}, "forbidden"),
+        ("POST", "/nodes", {"id": "x", "url": "http://x"}, "insufficient_role"),
+        ("DELETE", "/nodes/engine:small", None, "insufficient_role"),
+        ("DELETE", "/nodes/big", None, "insufficient_role"),
+        ("POST", "/nodes/big/drain", None, "forbidden"),
+        ("POST", "/nodes/nowhere/drain", None, "forbidden"),
     ],
 )
-async def test_changes_to_other_models_are_forbidden(server, method, path, body):
+async def test_operators_changes_to_other_models_are_forbidden(server, method, path, body, code):
     reply = await server.send(method, path, json.dumps(body).encode() if body else b"", headers=bearer(SMALL))
-    assert (reply.status, reply.error["code"]) == (403, "forbidden")
+    assert (reply.status, reply.error["code"]) == (403, code)
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/models/unload"])
-async def test_key_may_load_and_unload_its_own_models(server, path):
+async def test_operators_key_may_load_and_unload_its_own_models(server, path):
     assert (await server.post(path, {"model": "tiny"}, headers=bearer(SMALL))).status == 200
 
 

@@ -271,12 +271,12 @@ H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: A
         (get("/", "Transfer-Encoding:"), 400, "invalid_request"),
         (get("/", "Transfer-Encoding: chunked", version="1.0") + b"0\r\n\r\n", 400, "invalid_request"),
         (get("/", "Host: other"), 400, "invalid_request"),
-        (get("/", version="1.0").replace(b"test", b"a b"), 400, "invalid_request"),
-        (get().replace(b"test", b"a/b"), 400, "invalid_request"),
-        (get().replace(b"test", b"user@test"), 400, "invalid_request"),
-        (get().replace(b"test", b"a,b"), 400, "invalid_request"),
-        (get().replace(b"test", b"[::1"), 400, "invalid_request"),
-        (get().replace(b"test", b"test:80x"), 400, "invalid_request"),
+        (get("/", version="1.0").replace(b"localhost", b"a b"), 400, "invalid_request"),
+        (get().replace(b"localhost", b"a/b"), 400, "invalid_request"),
+        (get().replace(b"localhost", b"user@test"), 400, "invalid_request"),
+        (get().replace(b"localhost", b"a,b"), 400, "invalid_request"),
+        (get().replace(b"localhost", b"[::1"), 400, "invalid_request"),
+        (get().replace(b"localhost", b"test:80x"), 400, "invalid_request"),
         (get("http://user@test/"), 400, "invalid_request"),
         (get("http://[broken/x"), 400, "invalid_request"),
         (get("/", "X-Folded: a\r\n b"), 400, "invalid_request"),
@@ -364,7 +364,7 @@ async def test_server_named_in_the_target_replaces_the_host_header():
     async with serving(app) as server:
         await server.fetch(get("http://other.example:80/path"))
         await server.fetch(get("/path"))
-    assert hosts == [[b"other.example:80"], [b"test"]]
+    assert hosts == [[b"other.example:80"], [b"localhost"]]
 
 
 @pytest.mark.parametrize("expect", ["100-continue", "100-Continue", "", ",100-continue,"])

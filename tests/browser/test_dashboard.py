@@ -67,7 +67,7 @@ def jobs(server: RealServer, count: int) -> Iterator[None]:
             "user": "another-user",
         }
     ).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with ExitStack() as open_sockets:
         for _ in range(count):
             client = open_sockets.enter_context(socket.create_connection(server.address))

@@ -66,7 +66,7 @@ def test_embedding_model_refuses_completions(server: RealServer):
 
 async def test_texts_of_disconnected_clients_are_removed(server: RealServer):
     body = json.dumps({"model": "vectors", "input": ["once upon a time " * 60] * 500}).encode()
-    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
     async def disconnect(after_s: float) -> None:
         connection = await trio.open_tcp_stream(*server.address)

@@ -28,7 +28,7 @@ def request(*, stream: bool, max_tokens: int = 300, n: int = 1) -> bytes:
             "user": f"user-{random.randrange(5)}",
         }
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

@@ -61,7 +61,8 @@ class JobService:
         self.models = ModelAccess(services)
         self.offload = Offload(services.config, self.quotas)
         self.body_memory = Shares(services.config.limits.bodies_bytes)
-        self.unread = UnreadAnswers(services.config.limits.answers_bytes, TenantNames(services.config).shown)
+        self._tenant_names = TenantNames(services.config)
+        self.unread = UnreadAnswers(services.config.limits.answers_bytes, self._tenant_names.shown)
         self._in_flight: set[str] = set()
 
     # Reading a request -------------------------------------------------------------------------------
@@ -97,8 +98,8 @@ class JobService:
 
     def requester(self, request: Request) -> Requester:
         """Return who sends the request, for what it ends, and for the log lines about what it changes."""
-        key, owner = owner_of(request.api_key), self.owner(request)
-        return Requester(self.tenant(request), key, request.request_id, owner)
+        tenant, key = self._tenant_names.shown(self.tenant(request)), owner_of(request.api_key)
+        return Requester(tenant, key, request.request_id, self.owner(request))
 
     def priority(self, request: Request, named: str | int | None = None) -> int:
         """Return the request's priority class: a trusted gateway's, the header's, or `named`, the body's."""

@@ -15,14 +15,16 @@ What is checked:
 
 `Host` may be, wherever the server listens:
 
-- a name of the loopback interface, the configured `host`, or one of `allowedHosts`. The public name of a
-  reverse proxy that forwards `Host` must be in `allowedHosts`: a rebinding attack uses such a name too;
+- a name of the loopback interface, the configured `host`, or one of `allowedHosts`. The name of a reverse
+  proxy that forwards `Host` must be in `allowedHosts`: a rebinding attack uses such a name too;
 - if the server listens on all addresses, the machine's name and every address;
-- unless checked strictly, every address, and every name that is not in public DNS. A page cannot make
-  an address resolve to another, and a page on the internet cannot have such a name. Kubernetes and load
-  balancers probe and scrape by address, also through a sidecar that forwards to the loopback interface.
-  Containers, services and nginx's `upstream` have names without a dot, or names such as
-  `host.docker.internal`.
+- unless checked strictly, every address: a page cannot make an address resolve to another. Kubernetes and
+  load balancers probe and scrape by address, also through a sidecar that forwards to the loopback interface.
+
+No other name proves anything, also not one that is absent from public DNS. Some top-level domains have
+addresses themselves (`http://ai/`), everybody on a local network can claim a name below `.local`, a router
+gives the names of its DHCP clients to `.lan` and `.home.arpa`, and a search domain turns a name without a dot
+into any other. So names of containers, services and nginx's `upstream` must be in `allowedHosts`, too.
 
 A proxy on this machine may replace `Host` by a name of the loopback interface. So without API keys, a
 forwarded request (with `X-Forwarded-For` or `Forwarded`) that is checked strictly must have a name in
@@ -39,7 +41,6 @@ image, is refused (see `upstream`).
 """
 
 import ipaddress
-import re
 import socket
 from collections.abc import Iterable
 from functools import lru_cache
@@ -50,11 +51,6 @@ from fairlead.errors import Forbidden, quoted
 from fairlead.http.headers import Headers
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_NAME = re.compile(r"[a-z0-9_.-]+")
-
-
-# Names below these are never in public DNS (RFC 6761, 6762, 8375; ICANN on .internal), or not today.
-PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa", ".lan", ".svc")
 HOSTS_REMEMBERED = 256
 MAX_HOST_LENGTH = 262  # a DNS name, a colon and a port
 
@@ -85,7 +81,7 @@ class OriginPolicy:
         if host is not None and (
             len(host) > MAX_HOST_LENGTH or not self._allows_host(host, strict, is_forwarded)
         ):
-            message = f"Host: {quoted(host)} is not a name of this server (allowedHosts in its configuration)"
+            message = f"Host: {quoted(host)} is not known as a name of this server (see allowedHosts)"
             raise Forbidden(message, param="Host")
         origin = headers.get("Origin")
         if origin is None or any_origin or self._is_own(origin, host):
@@ -106,11 +102,7 @@ class OriginPolicy:
             return name in self._allowed
         if is_loopback(name) or name.endswith(".localhost") or name in self._names:
             return True
-        if _address(name) is not None:
-            return self._everywhere or not strict
-        if strict or _NAME.fullmatch(name) is None:
-            return False
-        return "." not in name or name.endswith(PRIVATE_SUFFIXES)
+        return _address(name) is not None and (self._everywhere or not strict)
 
 
 def _is_same(origin: str, host: str) -> bool:

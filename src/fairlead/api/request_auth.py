@@ -20,7 +20,8 @@ from fairlead.api.route import KEYLESS, Permission
 from fairlead.errors import FairleadError, Forbidden, InvalidRequest, NotFound
 from fairlead.http.headers import FirstHeaders
 from fairlead.http.refusals import LOGGED_LENGTH
-from fairlead.tenancy.access import Authenticator, check_role, key_id, tenant_of
+from fairlead.requester import Requester, who
+from fairlead.tenancy.access import Authenticator, check_role, tenant_of
 from fairlead.tenancy.flow_control import NO_HINTS, FlowControl
 from fairlead.tenancy.key_quotas import KeyQuotas
 
@@ -35,7 +36,8 @@ logger = structlog.get_logger("fairlead.api")
 class RequestAuth:
     """The checks of requests, the log of refused ones, and the headers common to all responses.
 
-    `id_headers` returns, for a path, the names of the headers that have the request's id.
+    `id_headers` returns, for a path, the names of the headers that have the request's id. `requester` returns
+    who has sent a request, for its line in the log.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class RequestAuth:
         paths: Collection[str] = (),
         id_headers: Callable[[str], Iterable[str]] = lambda _path: REQUEST_ID_HEADERS,
         flow_control: FlowControl | None = None,
+        requester: Callable[[Request], Requester | None] = lambda _request: None,
     ) -> None:
+        self._requester = requester
         self._flow_control = flow_control
         self._authenticator = authenticator
         self._quotas = quotas
@@ -131,15 +135,7 @@ class RequestAuth:
             "client": request.address,
         }
         if request.api_key is not None:
-            line["key"] = key_id(request.api_key)
-            line["tenant"] = tenant_of(
-                request.api_key,
-                request.headers,
-                request.address,
-                user=request.user,
-                safety_identifier=None,
-                fairness_id=request.flow.fairness_id,
-            )
+            line |= who(self._requester(request))
         if error.code == NotFound.code and (route := self._nearest_route(request.path)):
             line["nearest_route"] = route
         logger.info("request refused", **line)

@@ -173,8 +173,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     host: str = "127.0.0.1"
     """The address to listen on."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further host names in requests to it, such as those of a reverse proxy; without a port. Without API
-    keys, requests to any other name that a public server could have are refused.
+    """Further names by which clients reach it, such as those of a reverse proxy, a container, or the machine
+    on its network (ai, ai.local); without a port. Requests to other names are refused without API keys,
+    because a web page could have made them; by addresses and localhost it can always be reached.
     """
     trusted_proxies: tuple[str, ...] = ()
     """Reverse proxies whose `X-Forwarded-For` or `Forwarded` names the client: addresses, networks such as

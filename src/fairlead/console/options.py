@@ -97,6 +97,8 @@ class ServeOptions:
         cannot control models and nodes. Replaces the keys of a configuration file.
     admin_key
         The same with the role admin, for the people who run the server. Added to the other keys.
+    allowed_host
+        A further name by which clients reach the server, such as ai.local. May be repeated.
     served_model_name
         Name of the model in the API. Default: the name of its directory, or of its hub repository.
     ray
@@ -110,6 +112,9 @@ class ServeOptions:
     ] = ()
     admin_key: Annotated[
         tuple[str, ...], Parameter(env_var="FAIRLEAD_ADMIN_KEY", negative="", show_default=False)
+    ] = ()
+    allowed_host: Annotated[
+        tuple[str, ...], Parameter(env_var="FAIRLEAD_ALLOWED_HOST", negative="", show_default=False)
     ] = ()
     served_model_name: Annotated[str | None, Parameter(validator=_not_blank)] = None
     ray: Annotated[str | None, Parameter(validator=_not_blank)] = None
@@ -132,6 +137,7 @@ class ServeOptions:
             cluster=cluster,
             models=self._models(model, given),
             api_keys=self._api_keys(given),
+            allowed_hosts=(*given.allowed_hosts, *self.allowed_host),
             queue=msgspec.structs.replace(given.queue, **self.settings(QueueConfig)),
             limits=msgspec.structs.replace(given.limits, **self.settings(Limits)),
             **self.settings(Config),

@@ -244,9 +244,7 @@ class Dispatcher:
         job = waiter.ticket.job
         if job.owner != by.owner and others is not None and job.model not in others:
             return False
-        logger.info(
-            "request cancelled", cancelled=request_id, of_tenant=job.tenant, model=job.model, **who(by)
-        )
+        logger.info("request cancelled", cancelled=request_id, model=job.model, **who(by))
         self.stop(waiter.ticket, Cancelled("the request was cancelled"))
         return True
 

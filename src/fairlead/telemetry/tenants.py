@@ -14,6 +14,9 @@ HASH_BYTES = 6
 CACHE_SIZE = 4096
 
 
+_KEY_OF_THIS_RUN = secrets.token_bytes(32)
+
+
 class TenantNames:
     """Maps tenants to shown names, which stay the same as long as the server runs.
 
@@ -22,7 +25,7 @@ class TenantNames:
 
     def __init__(self, config: Config) -> None:
         keys = "\0".join(sorted(api_key.key for api_key in config.api_keys))
-        self._key = hashlib.blake2b(keys.encode()).digest() if keys else secrets.token_bytes(32)
+        self._key = hashlib.blake2b(keys.encode()).digest() if keys else _KEY_OF_THIS_RUN
         self._shown = lru_cache(CACHE_SIZE)(self._plain if config.tenant_names == "plain" else self._hashed)
 
     def shown(self, tenant: str) -> str:

@@ -87,12 +87,11 @@ class BackgroundRuns:
         run.begin()
         nursery.start_soon(self._follow, run, pending)
 
-    async def cancel(self, response: StoredResponse) -> None:
-        """End a response, if it is in progress; return when it has ended."""
+    async def cancel(self, response: StoredResponse, by: Requester) -> None:
+        """End a response of the requester, if it is in progress; return when it has ended."""
         run = self._runs.get(response)
         if run is None:
             return
-        by = Requester(run.job.tenant, run.job.owner, run.job.request_id, run.job.owner)
         if not await self._jobs.services.gateway.cancel(run.job.request_id, by):
             run.cancel()
         await run.ended.wait()

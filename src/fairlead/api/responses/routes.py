@@ -204,7 +204,7 @@ class ResponseRoutes:
         response = self._find(request)
         if not response.is_background:
             raise invalid_field("response_id", "only a response in the background can be cancelled")
-        await self.background.cancel(response)
+        await self.background.cancel(response, self._jobs.requester(request))
         return json_response(self._find(request).document)
 
     async def input_items(self, request: Request) -> Response:
