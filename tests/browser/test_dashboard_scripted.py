@@ -10,6 +10,7 @@ import pytest
 from api.conftest import FakeFleet
 from browser.headless import expect, serious_violations, wait_until_live
 from e2e.scripted_server import scripted_server
+from fairlead.config import ApiKey
 from fairlead.errors import LoadFailed, NodeFailed
 from fairlead.fleet.status import NodeStatus, RemoteDetails
 from fairlead.job import Delta
@@ -187,6 +188,33 @@ def test_page_requests_a_key_and_keeps_it_in_the_tab(chromium):
         another = page.context.new_page()
         another.goto(url)
         expect(another.locator("#key-dialog")).to_be_visible()
+
+
+NODE = NodeStatus(
+    id="big",
+    kind="remote",
+    models=("far",),
+    seats=4,
+    busy=1,
+    state="up",
+    remote=RemoteDetails(url="http://192.0.2.1"),
+)
+
+
+def test_buttons_are_offered_to_operators_and_not_to_users(chromium):
+    keys = [ApiKey("sk-user"), ApiKey("sk-operator", role="operator")]
+    fleet = FakeFleet(["scripted"], node_statuses=[NODE])
+    with scripted_server(*keys, fleet=fleet) as (url, _), chromium.open(url, expected="401") as page:
+        buttons = page.locator(".row button")
+        for key, names in (("sk-user", []), ("sk-operator", ["Unload", "Drain"]), ("sk-user", [])):
+            if not page.locator("#key-dialog").is_visible():
+                page.locator("#key-button").click()
+            page.locator("#key").fill(key)
+            page.keyboard.press("Enter")
+            wait_until_live(page)
+            expect(page.locator(".row")).to_have_count(2)
+            expect(buttons.filter(visible=True)).to_have_text(names)
+            chromium.save_screenshot(page, f"role of {key}")
 
 
 def test_draining_a_node_needs_confirmation_and_a_refusal_is_shown(chromium):

@@ -8,19 +8,32 @@ from types import ModuleType
 import pytest
 
 from fairlead.cli import main
-from fairlead.config import ApiKey, CommandConfig, Config, GroupSwap, ModelConfig, NamedSwap, QueueConfig
+from fairlead.config import (
+    NO_OPERATOR,
+    ApiKey,
+    CommandConfig,
+    Config,
+    GroupSwap,
+    ModelConfig,
+    NamedSwap,
+    QueueConfig,
+)
 from fairlead.configfile import Reading
 from fairlead.fleet.reload import ConfigSource
+from fairlead.tenancy.access import key_id
 
 FILE = """\
 host: localhost
 port: 9000
-apiKeys: [sk-file]
+apiKeys: [{key: sk-file, role: operator}]
 queue: {capacity: 7, timeout: 5s}
 logJson: true
 models:
   qwen: {path: small, slots: 4, kvCache: {maxEntries: 99}}
 """
+
+
+KEY = ApiKey("sk-file", role="operator")
 
 
 class FakeApp(ModuleType):
@@ -71,7 +84,7 @@ def refused(app: FakeApp, capsys: pytest.CaptureFixture[str], *arguments: str) -
 def test_file_configures_the_server(app, folder):
     config = served(app)
     assert (config.host, config.port, config.log_json) == ("localhost", 9000, True)
-    assert (ApiKey("sk-file"),) == config.api_keys
+    assert config.api_keys == (KEY,)
     assert QueueConfig(capacity=7, timeout_s=5.0) == config.queue
     assert [("qwen", folder / "small", 4)] == [
         (model.name, model.path, model.slots) for model in config.models
@@ -198,7 +211,7 @@ def test_valid_file_is_summarized_in_a_few_lines(folder, capsys):
         "  wire format of qwen: none, because the model has no chat template\n  nodes: big\n"
         "  evictions: none; all models must fit at the same time\n"
         "  address: localhost:9000\n"
-        "  API keys: 1\n  without effect: logToStdout\n"
+        f"  API keys: 1\n    {key_id(KEY)}: no user, operator\n  without effect: logToStdout\n"
     )
 
 
@@ -236,11 +249,26 @@ def test_valid_file_is_summarized_in_json_without_its_secrets(folder, capsys):
         "host": "localhost",
         "port": 9000,
         "api_keys": 1,
+        "keys": [{"id": key_id(KEY), "user": None, "role": "operator", "models": []}],
         "without_effect": [],
         "remarks": [],
         "missing_commands": {},
     }
     assert "sk-file" not in out
+
+
+def test_keys_without_an_operator_are_noted_when_checking_and_when_serving(app, folder, capsys):
+    write(folder, "apiKeys: [sk-1]\nmodels: {qwen: {path: small}}")
+    assert main(["config", "check", "fairlead.yaml"]) == 0
+    assert f"  note: {NO_OPERATOR}\n" in capsys.readouterr().out
+    served(app)
+    assert capsys.readouterr().err == f"fairlead: warning: {NO_OPERATOR}\n"
+    served(app, "--admin-key", "sk-2")
+    assert capsys.readouterr().err == ""
+
+
+def test_id_of_a_key_is_what_sha256sum_prints():
+    assert key_id(ApiKey("sk-ana")) == "key-67920450836a62d5"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
@@ -263,7 +291,7 @@ def test_keys_that_others_can_read_are_warned_about_at_a_reload(app, folder, cap
     write(folder, FILE.replace("logJson: true", ""))
     served(app)
     (folder / "fairlead.yaml").chmod(0o644)
-    assert (ApiKey("sk-file"),) == app.sources[-1].read().api_keys
+    assert app.sources[-1].read().api_keys == (KEY,)
     assert "chmod 600 fairlead.yaml" in "".join(capsys.readouterr())
 
 

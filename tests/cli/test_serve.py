@@ -122,6 +122,40 @@ def test_command_line_overrides_the_defaults_of_the_environment(app, model, monk
     assert (ApiKey(key="sk-1"), ApiKey(key="sk-2", user="ana")) == config.api_keys
 
 
+def test_admin_key_is_added_to_other_keys_with_the_role_admin(app, model):
+    keys = config_of(app, str(model), "--admin-key", "eve=sk-0", "--api-key", "sk-1").api_keys
+    assert keys == (ApiKey("sk-0", user="eve", role="admin"), ApiKey("sk-1"))
+    assert config_of(app, str(model), "--admin-key", "sk-0").api_keys == (ApiKey("sk-0", role="admin"),)
+
+
+def test_admin_key_is_added_to_the_keys_of_a_file(app, tmp_path):
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("apiKeys: [{key: sk-file}]\nmodels: {}")
+    keys = config_of(app, "--config", str(file), "--admin-key", "sk-0").api_keys
+    assert keys == (ApiKey("sk-0", role="admin"), ApiKey("sk-file"))
+
+
+@pytest.mark.parametrize("options", ["--admin-key sk-1 --admin-key sk-1", "--admin-key sk-1 --api-key sk-1"])
+def test_admin_key_that_is_given_twice_is_refused(capsys, model, options):
+    assert main(["serve", str(model), *options.split()]) == 2
+    assert "--admin-key" in capsys.readouterr().err
+
+
+def test_allowed_host_is_added_to_those_of_the_configuration(app, tmp_path):
+    file = tmp_path / "fairlead.yaml"
+    file.write_text("allowedHosts: [a]\nmodels: {}")
+    options = ["--allowed-host", "ai", "--allowed-host", "ai.local"]
+    assert config_of(app, "--config", str(file), *options).allowed_hosts == ("a", "ai", "ai.local")
+
+
+def test_admin_key_and_allowed_host_may_come_from_the_environment(app, model, monkeypatch):
+    monkeypatch.setenv("FAIRLEAD_ADMIN_KEY", "eve=sk-0")
+    monkeypatch.setenv("FAIRLEAD_ALLOWED_HOST", "ai ai.local")
+    config = config_of(app, str(model))
+    assert config.api_keys == (ApiKey("sk-0", user="eve", role="admin"),)
+    assert config.allowed_hosts == ("ai", "ai.local")
+
+
 def test_padding_of_a_base64_key_is_not_parsed_as_a_user(app, model):
     config = config_of(app, str(model), "--api-key", "b25l==", "--api-key", "ana=dHdv==")
     assert (ApiKey(key="b25l=="), ApiKey(key="dHdv==", user="ana")) == config.api_keys
@@ -191,8 +225,17 @@ def test_exit_code_depends_on_how_the_server_ended(app, capsys, model, outcome, 
 def test_warning_for_a_server_without_keys_on_all_addresses(app, capsys, model):
     config_of(app, str(model), "--host", "0.0.0.0")
     assert "--api-key" in capsys.readouterr().err
-    config_of(app, str(model), "--host", "0.0.0.0", "--api-key", "sk-1")
+    config_of(app, str(model), "--host", "0.0.0.0", "--admin-key", "sk-1")
     config_of(app, str(model), "--host", "127.0.0.2")
+    assert capsys.readouterr().err == ""
+
+
+def test_warning_for_keys_of_which_none_is_an_operators(app, capsys, model):
+    config_of(app, str(model), "--api-key", "sk-1")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fairlead: warning: no API key has the role operator: nobody can load and unload")
+    assert "--admin-key" in line
+    config_of(app, str(model), "--api-key", "sk-1", "--admin-key", "sk-2")
     assert capsys.readouterr().err == ""
 
 

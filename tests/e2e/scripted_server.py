@@ -35,13 +35,14 @@ async def no_wait(_model: str, _tenant: str, _priority: int) -> dict[str, Any]:
 
 @contextmanager
 def scripted_server(
-    *api_keys: str, script: Script = hello_world, fleet: FakeFleet | None = None
+    *api_keys: str | ApiKey, script: Script = hello_world, fleet: FakeFleet | None = None
 ) -> Iterator[tuple[str, Gateway]]:
     """Serve in a thread a model which answers with `script`; with `api_keys`, clients need one of them."""
     model = TextModel.load(DEMO, name="scripted")
     gateway = Gateway(script)
     config = Config(
-        models=(ModelConfig(path=DEMO, name="scripted"),), api_keys=tuple(ApiKey(key=key) for key in api_keys)
+        models=(ModelConfig(path=DEMO, name="scripted"),),
+        api_keys=tuple(ApiKey(key=key) if isinstance(key, str) else key for key in api_keys),
     )
     services = Services(
         config=config,

@@ -4,6 +4,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import msgspec
 import pytest
@@ -11,7 +12,9 @@ import trio
 
 from fairlead.config import Config, HealthConfig, NodeConfig, QueueConfig
 from fairlead.errors import FairleadError, InvalidRequest, NotFound
+from fairlead.fleet.fleet import Fleet
 from fairlead.job import Job, Sampling
+from fairlead.requester import Requester
 from fleet.running_fleet import STUB, OpenFiles, RunningFleet, engine, free_port, running_fleet, sleeper
 from nodes.listening import relayed_job, stub
 from nodes.stub_server import StubServer, text
@@ -372,3 +375,68 @@ async def test_no_response_is_lost_or_wrong_with_a_killed_a_stopped_and_a_slow_n
             # Two failed nodes do not take the healthy one down.
             assert state(opened, "slow") == "up"
     await files.are_no_more()
+
+
+# Restricted addresses -------------------------------------------------------------------------------
+
+BY = Requester("ana", "key-1", "request-1")
+NAMES = {"innocent.example": ["10.0.0.2", "169.254.169.254"], "mapped.example": ["::ffff:169.254.169.254"]}
+
+
+async def look_up(host: str, _port: int) -> list[str]:
+    await trio.lowlevel.checkpoint()
+    if host not in NAMES:
+        raise OSError("no such name")
+    return NAMES[host]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://169.254.169.254", "http://169.254.7.7:8000/v1", "http://[fe80::1]:80"),
+        *("http://[::ffff:169.254.169.254]", "http://100.100.100.200", "http://[fd00:ec2::254]"),
+        *("http://metadata.google.internal", "https://Metadata.Google.Internal./x"),
+        *("http://innocent.example", "http://mapped.example:8080"),
+    ],
+)
+async def test_node_that_a_client_adds_is_at_no_link_local_or_metadata_address(monkeypatch, url):
+    monkeypatch.setattr("fleet.running_fleet.Fleet", partial(Fleet, lookup=look_up))
+    async with running_fleet() as opened:
+        with pytest.raises(InvalidRequest, match=r"^url: .* link-local or metadata address") as refused:
+            await opened.fleet.add_node(node(url), by=BY)
+        assert refused.value.param == "url"
+        assert opened.fleet.nodes() == []
+
+
+@pytest.mark.parametrize(
+    "host", ["2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "0xa9.254.0xa9.0376", "169.254.43518"]
+)
+async def test_other_spellings_of_an_address_are_refused_as_they_are_resolved(host):
+    async with running_fleet() as opened:
+        with pytest.raises(InvalidRequest, match="link-local or metadata"):
+            await opened.fleet.add_node(node(f"http://{host}"), by=BY)
+
+
+async def test_configuration_may_name_a_restricted_address_which_clients_may_then_use(monkeypatch):
+    monkeypatch.setattr("fleet.running_fleet.Fleet", partial(Fleet, lookup=look_up))
+    configured = node("http://innocent.example:1", "configured", models=("m",))
+    async with running_fleet(nodes=(configured,), health_check=QUICK) as opened:
+        with trio.move_on_after(0.5):
+            await opened.fleet.add_node(node("http://INNOCENT.example:1/v1", "again", models=("m",)), by=BY)
+        assert {status.id for status in opened.fleet.nodes()} == {"configured", "again"}
+        with pytest.raises(InvalidRequest, match="link-local"):
+            await opened.fleet.add_node(node("http://innocent.example:2", "port"), by=BY)
+
+
+async def test_node_with_a_name_that_later_has_a_restricted_address_gets_nothing(monkeypatch):
+    restricted: set[str] = set()
+    monkeypatch.setattr("fairlead.http.links.is_restricted", lambda address: address in restricted)
+    async with stub() as server, running_fleet(health_check=QUICK) as opened:
+        await opened.fleet.add_node(node(server.url), by=BY)
+        await opened.fleet.add_node(node(server.url, "own"))
+        await opened.until(lambda: {state(opened), state(opened, "own")} == {"up"})
+        restricted.add("127.0.0.1")
+        for entry in opened.fleet.remote_entries():
+            entry._node._upstream.close()
+        await opened.until(lambda: state(opened) == "down")
+        assert state(opened, "own") == "up"

@@ -34,8 +34,8 @@ def state(*remote, knows_nodes=True):
     )
 
 
-def remote(url, dialects=None):
-    return RemoteState(NodeConfig(id="far", url=url), ("m",), dialects, False, True)
+def remote(url, dialects=None, *, may_be_restricted=True):
+    return RemoteState(NodeConfig(id="far", url=url), ("m",), dialects, False, may_be_restricted)
 
 
 @pytest.mark.parametrize("change", ["dialects", "gone"])
@@ -51,6 +51,22 @@ async def test_job_goes_on_when_a_new_dispatcher_says_something_else_of_its_node
         assert deltas.error is None
         assert len(nodes) == (change == "dialects")
         nodes.update(state())  # closes the connections
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("may_be_restricted", [True, False])
+async def test_front_sends_nothing_to_a_restricted_address_that_the_configuration_does_not_name(
+    monkeypatch, may_be_restricted
+):
+    monkeypatch.setattr("fairlead.http.links.is_restricted", lambda address: address == "127.0.0.1")
+    async with stub() as server, trio.open_nursery() as nursery:
+        nodes = FrontNodes("front", SimpleNamespace(texts={}), nursery, trio.lowlevel.checkpoint)
+        nodes.update(state(remote(server.url, may_be_restricted=may_be_restricted)))
+        deltas = CollectedDeltas()
+        async with nodes.find("far").generate(relayed_job(), deltas):
+            await deltas.over.wait()
+        assert (deltas.error is None) == may_be_restricted
+        nodes.update(state())
         nursery.cancel_scope.cancel()
 
 

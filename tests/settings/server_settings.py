@@ -89,6 +89,11 @@ async def key_may_use_the_allowed_class(server: Served) -> None:
     assert answer.status == 200, answer
 
 
+@setting("apiKeys[].role", keyed(role="operator"))
+async def operators_key_unloads_models(server: Served) -> None:
+    assert (await server.start("/models/unload", {"model": "m"}, key="k1").done()).status == 200
+
+
 @setting("apiKeys[].models", keyed(models=["m"]) | {"models": {"k": {"path": "DEMO"}}})
 async def key_may_use_only_its_models(server: Served) -> None:
     assert (await server.complete(key="k1").done()).status == 200

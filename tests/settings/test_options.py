@@ -57,6 +57,7 @@ _LOGS = "tests/settings/test_logging_settings.py::test_"
 _CLUSTER = "tests/cluster/test_cluster_settings.py::test_"
 _BENCH = "tests/cli/test_bench_serve.py::test_"
 _LOOKING = "tests/cli/test_looking.py::test_"
+_SERVE = "tests/cli/test_serve.py::test_"
 _MACHINE = "tests/cli/test_machine.py::test_"
 _MACHINES = "tests/e2e/test_fronts_on_machines.py::test_"
 _FILE = "tests/cli/test_config_file.py::test_"
@@ -71,6 +72,8 @@ TESTS = {
     "serve --watch-config": "tests/e2e/test_reload.py::test_watched_file_is_read_again_after_each_change",
     "serve --served-model-name": "tests/settings/test_options.py::test_model_is_served_by_another_name",
     "serve --log-json": f"{_LOGS}log_json",
+    "serve --admin-key": f"{_SERVE}admin_key_is_added_to_other_keys_with_the_role_admin",
+    "serve --allowed-host": f"{_SERVE}allowed_host_is_added_to_those_of_the_configuration",
     "serve --lifeline": (
         "tests/cli/test_serve.py::test_server_with_the_lifeline_option_ends_when_its_standard_input_is_closed"
     ),
@@ -122,6 +125,8 @@ TESTS = {
     "deploy --folder": f"{_MACHINE}deploy_writes_the_files_and_names_them",
     "deploy --force": f"{_MACHINE}deploy_overwrites_only_on_request",
     "completion SHELL": f"{_MACHINE}completion_is_in_the_language_of_the_shell_and_has_every_command",
+    "$FAIRLEAD_ADMIN_KEY": f"{_SERVE}admin_key_and_allowed_host_may_come_from_the_environment",
+    "$FAIRLEAD_ALLOWED_HOST": f"{_SERVE}admin_key_and_allowed_host_may_come_from_the_environment",
     "$FAIRLEAD_URL": f"{_LOOKING}server_and_its_key_may_come_from_the_environment",
     "$FAIRLEAD_MODEL": f"{_IN_PROCESS}model_that_the_environment_names_is_served",
     "$FAIRLEAD_CONFIG": "tests/e2e/test_asgi.py::test_body_over_the_limit_is_refused",

@@ -2,7 +2,7 @@
 
 First `history`, the totals of the last ten minutes, then `snapshot`s: one a second, and up to four while
 something changes. A client is sent what its key may see; the history has only totals, which every key may
-see.
+see. Headers tell the client the id of its key, and its role, so that the dashboard offers what it may do.
 
 A snapshot is shared by all clients, and encoded once for all keys with the same models. A client holds only
 one of `MAX_CLIENTS` places. Events are created when a client has taken the last one, and the listener
@@ -19,15 +19,18 @@ from fairlead.api.history import INTERVAL_S, History
 from fairlead.api.request import Request, Response
 from fairlead.api.route import EVENTS
 from fairlead.api.sse import HEADERS
-from fairlead.config import ApiKey
+from fairlead.config import ROLES, ApiKey
 from fairlead.errors import RateLimited
 from fairlead.http.server_sent_events import encode_event
 from fairlead.telemetry.scope import Scope
 from fairlead.telemetry.snapshot import Snapshot
+from fairlead.tenancy.access import key_id
 
 MAX_CLIENTS = 64
 POLL_INTERVAL_S = 0.25
 MAX_SILENCE_S = 1.0
+KEY_HEADER = "X-Fairlead-Key"
+ROLE_HEADER = "X-Fairlead-Role"
 _RETRY_AFTER_S = 10
 
 ScopeOf = Callable[[ApiKey | None], Scope]
@@ -70,7 +73,7 @@ class Events:
         self._clients += 1
         request.at_end(self._leave)
         stream = SnapshotStream(self.snapshots.of(request.api_key), self.history, self._draining)
-        return Response(stream, 200, {"Content-Type": EVENTS, **HEADERS})
+        return Response(stream, 200, {"Content-Type": EVENTS, **HEADERS, **_caller(request.api_key)})
 
     def _leave(self) -> None:
         self._clients -= 1
@@ -127,6 +130,13 @@ class ScopedSnapshot:
             self._seen = seen
             self.changes += 1
         self.event = encode_event(_encode(snapshot), name="snapshot")
+
+
+def _caller(api_key: ApiKey | None) -> dict[str, str]:
+    """Return headers that tell a client its key's id and role. Without keys, it may do everything."""
+    if api_key is None:
+        return {ROLE_HEADER: ROLES[-1]}
+    return {KEY_HEADER: key_id(api_key), ROLE_HEADER: api_key.role}
 
 
 def _without_output(snapshot: Snapshot) -> Snapshot:

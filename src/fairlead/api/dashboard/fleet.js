@@ -11,6 +11,7 @@ const announcer = document.querySelector("#fleet-status");
 const runningActions = new Set(); // for example "load qwen"
 const problems = new Map(); // errors of the last actions, by line
 let latest = null;
+let mayControl = false; // until the server has named the role of the key
 
 class Rows {
   /** One list. `make(name)` returns a line's parts, `fill(parts, status)` writes a status into them. */
@@ -130,7 +131,7 @@ const models = new Rows(document.querySelector("#models"), {
     if (progress === null) parts.progress.removeAttribute("value"); // indeterminate
     else parts.progress.value = progress;
     setAttribute(parts.progress, "aria-label", translate("loadProgress", { name }));
-    parts.button.hidden = kind === "remote";
+    parts.button.hidden = kind === "remote" || !mayControl;
     const unloads = LOADED.has(state) || state === "stopping";
     fillButton(parts.button, {
       words: translate(unloads ? "unload" : "load"),
@@ -164,7 +165,7 @@ const nodes = new Rows(document.querySelector("#nodes"), {
     setText(parts.more, [remote?.url ?? translate(kind), served.length ? translate("serves", { models: served.join(", ") }) : ""].filter(Boolean).join(" · "));
     const load = remote?.load ?? null;
     setShownAndSpoken(parts.amount, load === null ? ["", ""] : [`${percent(load)}%`, translate("loadIs", { n: percent(load) })]);
-    parts.button.hidden = isLocal || state === "draining" || state === "down"; // local ones are unloaded
+    parts.button.hidden = !mayControl || isLocal || state === "draining" || state === "down"; // local ones are unloaded
     fillButton(parts.button, {
       words: translate(parts.isConfirming ? "drainConfirm" : "drain"),
       label: translate(parts.isConfirming ? "drainConfirmOf" : "drainOf", { name }),
@@ -202,6 +203,12 @@ async function ask(what, id, path, json) {
     runningActions.delete(what);
     draw();
   }
+}
+
+/** Offer the buttons that a key with this role may use; the server refuses the requests of others anyway. */
+export function offerActions(role) {
+  mayControl = role !== "user";
+  draw();
 }
 
 /** Show a snapshot, and announce the models with a new state. */

@@ -2,7 +2,7 @@
 
 import { redrawChat, showModels } from "./chat.js";
 import { setAttribute, setText } from "./element.js";
-import { redrawFleet, showFleet } from "./fleet.js";
+import { offerActions, redrawFleet, showFleet } from "./fleet.js";
 import { askForKey } from "./key.js";
 import { server } from "./server.js";
 import { redrawTotals, showHistory, showTotals } from "./totals.js";
@@ -41,4 +41,4 @@ server.follow({
     showFleet(snapshot);
     showModels(snapshot);
   },
-}, showLink);
+}, showLink, offerActions);

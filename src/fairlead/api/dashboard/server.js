@@ -54,9 +54,10 @@ export const server = Object.assign(new EventTarget(), {
 
   /**
    * Follow `GET /events` forever, and reconnect whenever it ends. Call `on[event](value)` for each
-   * event, and `onState` with "connecting", "live", "lost" or "key" (then wait for another key).
+   * event, `onState` with "connecting", "live", "lost" or "key" (then wait for another key), and `onRole`
+   * with the role of the key in use.
    */
-  async follow(on, onState) {
+  async follow(on, onState, onRole) {
     let failures = 0;
     for (;;) {
       const attempt = new AbortController();
@@ -66,6 +67,7 @@ export const server = Object.assign(new EventTarget(), {
       try {
         silence = setTimeout(abort, SILENCE_TIMEOUT_MS);
         const response = await server.call("events", { signal: attempt.signal });
+        onRole(response.headers.get("X-Fairlead-Role"));
         for await (const { event, data } of eventsOf(response)) {
           clearTimeout(silence);
           silence = setTimeout(abort, SILENCE_TIMEOUT_MS);
