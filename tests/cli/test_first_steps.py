@@ -280,7 +280,13 @@ def test_config_check_refuses_a_selector_without_targets(tmp_path, capsys):
 def test_shipped_examples_pass_config_check(tmp_path, capsys, monkeypatch, example):
     for folder in ("qwen", "gemma"):
         (tmp_path / folder).mkdir()
-    for name, value in {"MODELS": str(tmp_path), "ANA_KEY": "a", "PORTAL_KEY": "p", "BATCH_KEY": "b"}.items():
+    for name, value in {
+        "MODELS": str(tmp_path),
+        "ADMIN_KEY": "r",
+        "ANA_KEY": "a",
+        "PORTAL_KEY": "p",
+        "BATCH_KEY": "b",
+    }.items():
         monkeypatch.setenv(name, value)
     assert main(["config", "check", str(example)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -33,6 +33,7 @@ apiKeys:
     priority: high
     models: [qwen]
     limits: {requestsPerMinute: 60, concurrent: 4}
+    role: operator
   - sk-2
 queue: {capacity: 7, timeout: 1m30s, fairness: tokens, keepAlive: 250ms, minShare: 0.1,
         tenantWeights: {ana: 2}}
@@ -66,7 +67,7 @@ def test_file_can_set_every_configuration_field(file, config):
         host="0.0.0.0",
         port=9000,
         api_keys=(
-            ApiKey("sk-1", "ana", True, "high", ("qwen",), KeyLimits(60, concurrent=4)),
+            ApiKey("sk-1", "ana", True, "high", ("qwen",), KeyLimits(60, concurrent=4), "operator"),
             ApiKey("sk-2"),
         ),
         queue=QueueConfig(

@@ -55,7 +55,13 @@ def test_each_example_fits_the_schema_and_is_read(path, tmp_path):
     assert schema_errors(text) == []
     for folder in ("qwen", "gemma", "demo"):
         (tmp_path / folder).mkdir()
-    environment = {"MODELS": str(tmp_path), "ANA_KEY": "sk-a", "PORTAL_KEY": "sk-p", "BATCH_KEY": "sk-b"}
+    environment = {
+        "MODELS": str(tmp_path),
+        "ADMIN_KEY": "sk-r",
+        "ANA_KEY": "sk-a",
+        "PORTAL_KEY": "sk-p",
+        "BATCH_KEY": "sk-b",
+    }
     reading = read_config(path, environment)
     assert reading.config.models or reading.config.nodes
     assert reading.without_effect == ()

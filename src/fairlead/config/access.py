@@ -43,12 +43,12 @@ class ApiKey(msgspec.Struct, frozen=True, rename=spelled):
     """Whether requests may name other users, in X-OpenWebUI-User-Id or the field user."""
     priority: str | None = None
     """The highest priority class that requests may have. Default: the default class."""
-    role: Role = "user"
-    """What it may control. user: its own requests. operator: also load and unload its models, read their
-    logs, cancel requests for them, and drain nodes. admin: also add and remove nodes."""
     models: tuple[str, ...] = ()
     """The models that it may use, and see in /nodes, /running, /events and /metrics; empty: all."""
     limits: KeyLimits = KeyLimits()
+    role: Role = "user"
+    """What it may control. user: its own requests. operator: also load and unload its models, read their
+    logs, cancel requests for them, and drain nodes. admin: also add and remove nodes."""
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of a key that no client could send, or that may do less than its role says."""
