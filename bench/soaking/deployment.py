@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from fairlead.config import ApiKey, demonstration_model
+from fairlead.config import demonstration_model
 from soaking.exchange import Client
 from soaking.vectors import save_vectors
 
@@ -193,7 +193,12 @@ class Deployment:
             "port": 0,
             "startPort": self._talker_port,
             "apiKeys": [
-                {"key": f"sk-{name}", "user": name, "trusted": name == "portal"} | _role(name)
+                {
+                    "key": f"sk-{name}",
+                    "user": name,
+                    "trusted": name == "portal",
+                    "role": "admin" if name == "admin" else "user",
+                }
                 for name in TENANTS
             ],
             "queue": {"capacity": 60, "timeout": "30s"},
@@ -232,11 +237,6 @@ class Deployment:
         draft.touch(0o600)
         draft.write_text(json.dumps(settings))
         draft.replace(self._config)
-
-
-def _role(tenant: str) -> dict[str, str]:
-    """Return the setting that lets only `admin` unload models, in versions that have it."""
-    return {"role": "admin"} if tenant == "admin" and "role" in ApiKey.__struct_fields__ else {}
 
 
 def _free_port() -> int:

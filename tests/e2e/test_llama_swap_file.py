@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
         "upstream": {"ignorePaths": [r"\.ico$", "^/ignored"]},
         "routing": {"router": {"use": "lru", "settings": {"lru": {"maxLoaded": 1}}}},
         "apiKeys": [
-            "sk-all",
+            {"key": "sk-all", "role": "operator"},
             {"key": "sk-echo", "models": ["lab/echo"]},
             {"key": "sk-few-tokens", "limits": {"tokensPerMinute": 1000}},
         ],

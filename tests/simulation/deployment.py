@@ -14,6 +14,7 @@ FAR = "far"  # a model that only remote nodes have
 NODES = {f"node-{number}": f"10.0.2.{number}" for number in (1, 2, 3)}
 NODE_PORT = 8080
 OPERATOR = "operator-key"
+_OPERATORS_KEY = {"key": OPERATOR, "user": "operator", "role": "admin"}
 
 
 @dataclass
@@ -102,7 +103,7 @@ def draw_deployment(seed: int) -> Deployment:
         "routing": {"router": _router(random)},
     }
     if has_keys:
-        document["apiKeys"] = [*(_key(person) for person in people), {"key": OPERATOR, "user": "operator"}]
+        document["apiKeys"] = [*(_key(person) for person in people), _OPERATORS_KEY]
     return Deployment(
         document=document,
         people=people,
