@@ -26,6 +26,7 @@ from fairlead.gateway import Answer, Gateway
 from fairlead.grant import Grant
 from fairlead.job import Delta, Job, Passthrough, Relay, Sampling
 from fairlead.nodes.limits import NodeLimits
+from fairlead.requester import Requester
 from fake_nodes import job
 
 FAILED = NodeFailed("failed")
@@ -450,7 +451,7 @@ async def test_cancellation_in_the_second_wait_is_raised_at_once(autojump_clock,
 
     async def cancel() -> None:
         await trio.sleep(3.5)
-        assert await harness.gateway.cancel("", "")
+        assert await harness.gateway.cancel("", Requester("somebody"))
 
     nursery.start_soon(cancel)
     started = trio.current_time()

@@ -16,6 +16,7 @@ import trio.testing
 from structlog.testing import capture_logs
 
 from fairlead.errors import FairleadError
+from fairlead.requester import Requester
 from fronts.left_over import check_end
 from fronts.simulated_server import SimulatedServer
 
@@ -295,6 +296,6 @@ async def _cancel(world: SimulatedServer, job: JobPlan) -> None:
     await trio.sleep(0.3)
     for front in list(world.fronts.values())[-1:]:
         try:
-            await front.client.cancel(job.name, "o")
+            await front.client.cancel(job.name, Requester("A", "o"))
         except FairleadError:
             """No dispatcher answers."""
