@@ -164,7 +164,7 @@ class _Round:
             yield
             nursery.cancel_scope.cancel()
 
-    async def _connect(self, host: str, _port: int, _context: object) -> Any:
+    async def _connect(self, host: str, _port: int, _context: object, **_options: object) -> Any:
         await trio.lowlevel.checkpoint()
         return self._servers[host].connect()
 

@@ -70,7 +70,7 @@ class ScriptedServer:
     def open_links(self) -> int:
         return sum(not link.is_closed for link in self.links)
 
-    async def connect(self, *_address: Any) -> ScriptedLink:
+    async def connect(self, *_address: Any, **_options: Any) -> ScriptedLink:
         await trio.lowlevel.checkpoint()
         self.links.append(ScriptedLink(self))
         return self.links[-1]
