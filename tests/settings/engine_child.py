@@ -1,5 +1,7 @@
 """A model's child process in virtual time, with the real engine and the real demonstration model."""
 
+import contextlib
+import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from fairlead.engine.ranks import Membership
 from fairlead.errors import LoadFailed
 from fairlead.models.parallel import Ranks
 from fairlead.worker import main
-from fairlead.worker.loop import Loop
+from fairlead.worker.loop import Loop, MessageInbox
 from simulation.processes import Process
 
 
@@ -61,12 +63,23 @@ def _membership(spec: messages.WorkerSpec) -> Membership | None:
     return None if ranks.size == 1 else Membership(ranks, join=refuse, send=refuse, give_up=refuse)
 
 
-class _Channel:
-    """The inbox and outbox of a `Loop`, which the child fills and empties between turns."""
+class _ParentChannel:
+    """The parent's connection, as a `Loop` or a `SharedChannel` uses it: an inbox and an outbox.
 
-    def __init__(self) -> None:
+    The child fills and empties them between turns.
+    """
+
+    def __init__(self, number: int) -> None:
         self.inbox: list[messages.ToChild] = []
         self.outbox: deque[messages.ToParent] = deque()
+        self._number = number
+
+    @property
+    def has_received(self) -> bool:
+        return bool(self.inbox)
+
+    def fileno(self) -> int:
+        return self._number
 
     def read(self, *, wait_s: float | None) -> list[messages.ToChild]:  # the child has waited already
         received, self.inbox = self.inbox, []
@@ -74,6 +87,30 @@ class _Channel:
 
     def write(self, message: messages.ToParent) -> None:
         self.outbox.append(message)
+
+
+class _Inbox:
+    """The inbox of a `Loop`: `channel`'s. What a step writes is kept until the step has taken its time."""
+
+    def __init__(self, channel: MessageInbox, plan: EnginePlan) -> None:
+        self._channel = channel
+        self._plan = plan
+        self._written: list[messages.StepOutputs] = []
+
+    def read(self, *, wait_s: float | None) -> list[messages.ToChild]:
+        received = self._channel.read(wait_s=0.0)
+        for message in received:
+            if isinstance(message, messages.Submit):
+                self._plan.submitted.append(len(message.prompt) // struct.calcsize("i"))
+        return received
+
+    def write(self, message: messages.StepOutputs) -> None:
+        self._written.append(message)
+
+    def flush(self) -> None:
+        for message in self._written:
+            self._channel.write(message)
+        self._written.clear()
 
 
 class EngineChild:
@@ -84,13 +121,19 @@ class EngineChild:
         self._plan = plan
         (self._end,) = process.ends.values()
         self._splitter = messages.FrameSplitter()
-        self._channel = _Channel()
 
     async def run(self) -> int:
         """Load, then serve until the parent closes the connection."""
         first, *frames = await self._receive()
         spec = messages.spec_decoder.decode(first)
         self._plan.specs.append(spec)
+        with contextlib.ExitStack() as listening:
+            listener = None if spec.listen is None else listening.enter_context(main._bound(spec.listen))
+            return await self._load_and_run(spec, frames, listener)
+
+    async def _load_and_run(
+        self, spec: messages.WorkerSpec, frames: list[bytes], listener: socket.socket | None
+    ) -> int:
         await self._process.pause(self._plan.load_s)
         try:
             model = load_runner(spec, lambda _fraction, _stage: None, membership=_membership(spec))
@@ -103,13 +146,15 @@ class EngineChild:
             model = msgspec.structs.replace(
                 model, device="cuda:0", gpu_bytes=taken, gpu_total_bytes=gpu.total_bytes
             )
-        engine = main._engine(model, spec)
-        loop = Loop(engine, model.runner, self._channel, clock=trio.current_time)
-        await self._send(main._ready(model))
+        engine, ready = main._engine(model, spec), main._ready(model)
+        self._end.refs += 1
+        parent = _ParentChannel(self._process.machine.open(self._end))
+        shared = None if listener is None else main._shared(parent, listener, ready, spec.first_grant)  # type: ignore[arg-type]
+        inbox = _Inbox(shared or parent, self._plan)
+        loop = Loop(engine, model.runner, inbox, clock=trio.current_time)
+        await self._send(ready)
         while True:
-            self._channel.inbox += map(messages.to_child_decoder.decode, frames)
-            for message in frames:
-                self._note(message)
+            parent.inbox += map(messages.to_child_decoder.decode, frames)
             if self._plan.is_stuck and not engine.idle:
                 await trio.sleep_forever()
             before = engine.statistics()
@@ -118,17 +163,16 @@ class EngineChild:
             if (steps := self._plan.statistics.steps - before.steps) > 0:
                 self._plan.computed.append(self._plan.statistics.step_tokens - before.step_tokens)
                 await self._process.pause(self._plan.step_s * steps)
-            while self._channel.outbox:
-                await self._send(self._channel.outbox.popleft())
+            inbox.flush()
+            while parent.outbox:
+                await self._send(parent.outbox.popleft())
             wait_s = engine.wait_s(trio.current_time())
             frames = []
             with trio.move_on_after(float("inf") if wait_s is None else wait_s):
-                frames = await self._receive()
-
-    def _note(self, message: bytes) -> None:
-        request = messages.to_child_decoder.decode(message)
-        if isinstance(request, messages.Submit):
-            self._plan.submitted.append(len(request.prompt) // struct.calcsize("i"))
+                if shared is not None:
+                    await shared._poll.wait()  # type: ignore[attr-defined]  # the simulated one
+                if shared is None or self._end.is_ready("read"):
+                    frames = await self._receive()
 
     async def _receive(self) -> list[bytes]:
         while True:

@@ -18,6 +18,7 @@ from simulation.engine_child import ChildPlan
 from simulation.http_client import Answer, Client, request
 from simulation.parent import Parent
 from simulation.processes import Process
+from simulation.supervised import SupervisedServer
 
 Scenario = Callable[["Served"], Awaitable[None]]
 
@@ -75,6 +76,10 @@ class EngineParent(Parent):
         return self.arguments(read_config(self.file, self.environment).config)  # type: ignore[arg-type]
 
 
+class EngineServer(EngineParent, SupervisedServer):
+    """The same as several processes, of which the supervisor reads the configuration."""
+
+
 class Served:
     """A running server, and the simulated machine and servers around it.
 
@@ -84,8 +89,9 @@ class Served:
     """
 
     clients: trio.Nursery
+    parts: Document = {}
 
-    def __init__(self, system: System, parent: EngineParent, engine: EnginePlan) -> None:
+    def __init__(self, system: System, parent: EngineParent | EngineServer, engine: EnginePlan) -> None:
         self.system = system
         self.parent = parent
         self.engine = engine
@@ -164,7 +170,7 @@ class Served:
     async def reload(self, document: Document) -> list[str]:
         """Change the configuration file; return the settings that are reported as needing a restart."""
         seen = len(self.log)
-        self.parent.rewrite(document)
+        self.parent.rewrite(document | self.parts)
         await trio.sleep(RELOAD_S)
         events = {event["event"]: event for event in self.log[seen:]}
         if "configuration reloaded" not in events:
@@ -227,36 +233,42 @@ def serve(
     scenario: Scenario,
     document: Document,
     *,
+    fronts: int = 1,
     environment: Mapping[str, str] | None = None,
     arguments: Callable[[Config], Config] | None = None,
 ) -> None:
     """Run a scenario on a server with this configuration, once it is ready. Raises what the scenario raises.
 
+    With several `fronts`, it is a supervisor with a dispatcher and these, which get connections in turn.
     `arguments` changes the configuration as the command line does. An `AssertionError` comes from the
     scenario, or means that the scenario has not ended.
     """
+    parts = {} if fronts == 1 else {"fronts": fronts}
+    kind = EngineParent if fronts == 1 else EngineServer
 
     async def run(clock: MockClock) -> None:
         entropy.use(entropy.Source(0, clock.current_time))
         system = System(0)
         engine = EnginePlan()
-        parent = EngineParent(system, document, plan_of=lambda _: ChildPlan(), servers={}, is_watched=True)
+        parent = kind(system, document | parts, plan_of=lambda _: ChildPlan(), servers={}, is_watched=True)
         parent.environment = environment or {}
         if arguments is not None:
             parent.arguments = arguments
         system.network.names["localhost"] = "127.0.0.1"
         served = Served(system, parent, engine)
+        served.parts = parts
         served.add_programs()
         system.network.serve(NODE, served.upstream.serve)
         system.network.serve(SECOND, served.second.serve)
         with system.installed(), other_package.installed():
             async with trio.open_nursery() as machine:
                 await machine.start(system.machine.run)
-                async with trio.open_nursery() as served.clients:
-                    await machine.start(parent.run)
+                async with trio.open_nursery() as served.clients, trio.open_nursery() as running:
+                    await running.start(parent.run)
                     with trio.move_on_after(LONGEST_S) as bound:
                         await _started(parent)
                         await scenario(served)
+                    running.cancel_scope.cancel()  # before the machine, so that processes can end
                     served.clients.cancel_scope.cancel()
                 assert not bound.cancelled_caught, f"it is not over after {LONGEST_S:g} s"
                 machine.cancel_scope.cancel()

@@ -84,10 +84,18 @@ class System:
                 (sys.modules["fairlead.telemetry.metrics"], "ProcessCollector", _NoProcess),
             ):
                 stack.enter_context(patch.object(owner, name, replacement))
-            for name in ("wait_readable", "wait_writable", "notify_closing"):
-                replacement = waits.of(name)
+            waiting = {name: waits.of(name) for name in ("wait_readable", "wait_writable", "notify_closing")}
+            for name, replacement in waiting.items():
                 stack.enter_context(patch.object(trio.lowlevel, name, replacement))
                 stack.enter_context(patch.object(trio._core, name, replacement))
+            for name, wait in (
+                ("_accept", "wait_readable"),
+                ("recv", "wait_readable"),
+                ("recv_into", "wait_readable"),
+                ("send", "wait_writable"),
+            ):
+                method = _socket_method(name.removeprefix("_"), waiting[wait])
+                stack.enter_context(patch.object(trio._socket._SocketType, name, method))
             yield
 
     def _look_up(
@@ -148,6 +156,18 @@ class _Waits:
 
     def notify_closing(self, fd: Any) -> None:
         self._machine.opened(sockets.number_of(fd)).closing()
+
+
+def _socket_method(name: str, wait: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a method for Trio's sockets, which otherwise call the real class's function of this name."""
+
+    async def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        def call(sock: socket.socket, *arguments: Any, **options: Any) -> Any:
+            return getattr(sock, name)(*arguments, **options)
+
+        return await self._nonblocking_helper(wait, call, *arguments, **options)
+
+    return method
 
 
 class _NoProcess:

@@ -1,9 +1,13 @@
-"""The network around the simulated server: listening sockets, other servers, new connections."""
+"""The network around the simulated server: listening sockets, other servers, new connections.
+
+The path of a Unix socket is the host of an address with port 0.
+"""
 
 import errno
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import count
 from typing import Any
 
 from simulation.machine import Machine, Pollable, os_error
@@ -15,7 +19,7 @@ Handler = Callable[[End], Awaitable[None]]
 
 
 class Listening(Pollable):
-    """The server's listening socket and the connections that it has not accepted."""
+    """A listening socket of the server, and the connections that it has not accepted."""
 
     def __init__(self, address: Address, backlog: int) -> None:
         super().__init__()
@@ -26,6 +30,13 @@ class Listening(Pollable):
     def is_ready(self, what: str) -> bool:
         """Return whether a connection can be accepted."""
         return what == "read" and bool(self.arrived)
+
+    def deliver(self, end: End) -> None:
+        """Add a connection. Raises `ConnectionRefusedError`."""
+        if len(self.arrived) >= self.backlog:
+            raise os_error(errno.ECONNREFUSED)
+        self.arrived.append(end)
+        self.wake("read")
 
 
 class Network:
@@ -41,7 +52,9 @@ class Network:
         self.names: dict[str, str] = {}
         self.shape: Callable[[End], None] = lambda _end: None
         self._servers: dict[Address, Handler] = {}
-        self._listening: dict[Address, Listening] = {}
+        self._listening: dict[Address, list[Listening]] = {}
+        self._paths: dict[str, Listening] = {}
+        self._turns = count()
         self._ports = 30_000
 
     @property
@@ -51,7 +64,7 @@ class Network:
 
     @property
     def listeners(self) -> list[Address]:
-        """The addresses on which the simulated server listens."""
+        """The addresses on which the simulated server listens, without paths."""
         return list(self._listening)
 
     def serve(self, address: Address, handler: Handler) -> None:
@@ -63,24 +76,36 @@ class Network:
         self._servers.pop(address, None)
 
     def listen(self, listening: Listening) -> None:
-        """Make the simulated server listen."""
-        self._listening[listening.address] = listening
+        """Make the simulated server listen. Several of its processes may listen on one port."""
+        host, port = listening.address
+        if port:
+            self._listening.setdefault(listening.address, []).append(listening)
+        else:
+            self._paths[host] = listening
 
-    def unlisten(self, address: Address) -> None:
+    def unlisten(self, listening: Listening) -> None:
         """Stop listening; connections that were not accepted are reset."""
-        listening = self._listening.pop(address, None)
-        while listening is not None and listening.arrived:
+        host, port = listening.address
+        if port:
+            self._listening[listening.address].remove(listening)
+            if not self._listening[listening.address]:
+                del self._listening[listening.address]
+        elif self._paths.get(host) is listening:
+            del self._paths[host]
+        while listening.arrived:
             listening.arrived.popleft().reset()
 
     def open_connection(
         self, host: str, *, latency_s: float = 0.0, buffer_bytes: int = DEFAULT_BUFFER_BYTES
     ) -> End:
-        """Connect from `host` to the server; return the client's end. Raises `ConnectionRefusedError`."""
+        """Connect from `host` to the server; return the client's end. Raises `ConnectionRefusedError`.
+
+        Processes that listen on the same port are connected to in turn.
+        """
         if not self._listening:
             raise os_error(errno.ECONNREFUSED)
-        listening = next(iter(self._listening.values()))
-        if len(listening.arrived) >= listening.backlog:
-            raise os_error(errno.ECONNREFUSED)
+        sharing = next(iter(self._listening.values()))
+        listening = sharing[next(self._turns) % len(sharing)]
         theirs, ours = connected(
             self.machine,
             self.free_address(host),
@@ -88,17 +113,20 @@ class Network:
             latency_s=latency_s,
             buffer_bytes=buffer_bytes,
         )
-        listening.arrived.append(ours)
-        listening.wake("read")
+        listening.deliver(ours)
         return theirs
 
     def dial(self, near: Address, far: Address) -> End | None:
-        """Return the server's end of a connection to another server; None if there is no answer.
+        """Return the end of a connection that the server opens: to another server, or to a Unix socket.
 
-        Raises `ConnectionRefusedError`.
+        Returns None if there is no answer. Raises `ConnectionRefusedError`.
         """
         if far[0] in self.unreachable:
             return None
+        if (listening := self._paths.get(far[0])) is not None:
+            ours, theirs = connected(self.machine, near, far)
+            listening.deliver(theirs)
+            return ours
         handler = self._servers.get(far)
         if handler is None:
             raise os_error(errno.ECONNREFUSED)

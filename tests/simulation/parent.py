@@ -127,12 +127,15 @@ class Parent:
             with self._broken(), _collector_alone(), logged(), _rarely():
                 config = self._read()
                 source = ConfigSource(self.file, self._read, self._is_watched)  # type: ignore[arg-type]
-                with open_request_log(config) as request_log:
-                    await app.serve(config, self.announcer, source=source, request_log=request_log)
+                await self._serve(config, source)
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001  # any error may end a server
             self.crash = error
         self.system.machine.note("server ended", type(self.crash).__name__)
         self.has_ended.set()
+
+    async def _serve(self, config: Config, source: ConfigSource) -> None:
+        with open_request_log(config) as request_log:
+            await app.serve(config, self.announcer, source=source, request_log=request_log)
 
     async def stop(self, within_s: float = 60.0) -> bool:
         """Send SIGTERM; return whether it ended in time."""

@@ -10,6 +10,8 @@ import socket
 import struct
 from typing import Any, Self
 
+import trio
+
 from simulation.machine import Machine, Pollable, os_error
 from simulation.network import SERVER_HOST, Listening, Network
 from simulation.streams import Address, End, connected
@@ -57,30 +59,54 @@ class Epoll(Pollable):
 
 
 class Poll:
-    """A poll object. Only POLLRDHUP is simulated, and it never blocks."""
+    """A poll object, which never blocks; `wait` does. POLLIN, POLLOUT and POLLRDHUP are simulated."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._watched: list[int] = []
+        self._watched: dict[int, int] = {}
 
     def register(self, sock: Any, events: int) -> None:
-        """Watch a socket."""
-        assert events == select.POLLRDHUP, "nothing else is simulated"
-        self._watched.append(number_of(sock))
+        """Watch a socket for these events."""
+        self._watched[number_of(sock)] = events
+
+    modify = register
+
+    def unregister(self, sock: Any) -> None:
+        """Stop to watch a socket."""
+        del self._watched[number_of(sock)]
 
     def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
-        """Return the sockets that their peers have closed or reset."""
+        """Return the sockets that have one of their events, with these."""
         assert timeout_ms == 0, "nothing else is simulated"
-        ends = ((number, self._machine.opened(number)) for number in self._watched)
-        return [
-            (number, select.POLLRDHUP)
-            for number, end in ends
-            if isinstance(end, End) and (end.has_ended or end.is_reset)
-        ]
+        found = ((number, self._found(number, events)) for number, events in self._watched.items())
+        return [(number, events) for number, events in found if events]
+
+    async def wait(self) -> None:
+        """Wait until a socket has one of its events. Closing a watched socket meanwhile is an error."""
+        async with trio.open_nursery() as nursery:
+            for number, events in self._watched.items():
+                for event, what in ((select.POLLIN, "read"), (select.POLLOUT, "write")):
+                    if events & event:
+                        nursery.start_soon(self._wait_for, number, what, nursery.cancel_scope)
+
+    async def _wait_for(self, number: int, what: str, scope: trio.CancelScope) -> None:
+        await self._machine.opened(number).wait(what)
+        scope.cancel()
+
+    def _found(self, number: int, events: int) -> int:
+        opened = self._machine.opened(number)
+        found = 0
+        if events & select.POLLIN and opened.is_ready("read"):
+            found |= select.POLLIN
+        if events & select.POLLOUT and opened.is_ready("write"):
+            found |= select.POLLOUT
+        if events & select.POLLRDHUP and isinstance(opened, End) and (opened.has_ended or opened.is_reset):
+            found |= select.POLLRDHUP
+        return found
 
 
 class FakeSocket(REAL_SOCKET):
-    """A TCP socket of the simulated server. It never blocks."""
+    """A TCP or Unix socket of the simulated server. It never blocks."""
 
     network: Network  # of the current simulation
 
@@ -90,13 +116,14 @@ class FakeSocket(REAL_SOCKET):
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:  # noqa: A002
         self._machine = self.network.machine
         self._io_refs, self._closed = 0, False
+        self._family = socket.AF_UNIX if family == socket.AF_UNIX else socket.AF_INET
         self._options: dict[tuple[int, int], Any] = {}
         self._bound: Address = (SERVER_HOST, 0)
         self._error = 0
         self._number = self._machine.open(_Unconnected()) if fileno is None else fileno
         self._machine.opened(self._number)
 
-    family = property(lambda _self: socket.AF_INET)
+    family = property(lambda self: self._family)
     type = property(lambda _self: socket.SOCK_STREAM)
     proto = property(lambda _self: 0)
 
@@ -117,7 +144,7 @@ class FakeSocket(REAL_SOCKET):
             number = self.detach()
             opened = self._machine.opened(number)
             if isinstance(opened, Listening):
-                self.network.unlisten(opened.address)
+                self.network.unlisten(opened)
             if isinstance(opened, End) and opened.refs == 1 and self._resets_on_close():
                 opened.reset()
             self._machine.close(number)
@@ -151,6 +178,8 @@ class FakeSocket(REAL_SOCKET):
         if (level, option) == (socket.SOL_SOCKET, socket.SO_ERROR):
             error, self._error = self._error, 0
             return error
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return isinstance(self._machine.opened(self._number), Listening)
         return self._options.get((level, option), 0)
 
     def getsockname(self) -> Address:
@@ -162,9 +191,10 @@ class FakeSocket(REAL_SOCKET):
 
     # Listening ---------------------------------------------------------------------------------------
 
-    def bind(self, address: Address) -> None:
+    def bind(self, address: Any) -> None:
         self._machine.call("bind")
-        self._bound = (address[0], address[1] or 8000)
+        host, port = self._address(address)
+        self._bound = (host, port or (0 if self._family == socket.AF_UNIX else 8000))
 
     def listen(self, backlog: int = 128) -> None:
         listening = Listening(self._bound, backlog)
@@ -179,15 +209,16 @@ class FakeSocket(REAL_SOCKET):
         number = self._machine.open(listening.arrived[0], "accept")
         end = listening.arrived.popleft()
         self._machine.note("accept", number, *end.remote)
-        return FakeSocket(fileno=number), end.remote
+        return FakeSocket(self._family, fileno=number), end.remote
 
     # Connecting --------------------------------------------------------------------------------------
 
     def connect(self, address: Any) -> None:
         self._machine.call("connect")
         near = self.network.free_address(SERVER_HOST)
-        end = self.network.dial(near, (address[0], address[1]))
-        self._machine.note("connect", self._number, *address)
+        far = self._address(address)
+        end = self.network.dial(near, far)
+        self._machine.note("connect", self._number, *far)
         if end is not None:
             self._machine.replace(self._number, end)
             return
@@ -231,6 +262,9 @@ class FakeSocket(REAL_SOCKET):
         if how in (socket.SHUT_RD, socket.SHUT_RDWR):
             end.has_ended = True
             end.wake("read")
+
+    def _address(self, address: Any) -> Address:
+        return (address, 0) if self._family == socket.AF_UNIX else (address[0], address[1])
 
     def _end(self) -> End:
         opened = self._machine.opened(self._number)

@@ -21,6 +21,8 @@ async def _be_front(link: child.SupervisorLink, start: msgspec.Struct) -> None:
     await front_role.play(link, start)
 
 
+ROLES: dict[type, child.Play] = {control.RunDispatcher: _be_dispatcher, control.RunFront: _be_front}
+
 if __name__ == "__main__":
     # It may be started before it is needed: the imports are then done when the first message arrives.
     importlib.import_module(
@@ -28,4 +30,4 @@ if __name__ == "__main__":
         if sys.argv[1].startswith("dispatcher")
         else "fairlead.roles.front_role"
     )
-    sys.exit(child.main({control.RunDispatcher: _be_dispatcher, control.RunFront: _be_front}))
+    sys.exit(child.main(ROLES))

@@ -1,0 +1,51 @@
+"""Runs the real supervisor with its dispatcher and fronts, each as a simulated process of one Trio run.
+
+What each process is made of is the product's; the start of an interpreter, its signals and its log are not.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from fairlead.config import Config
+from fairlead.fleet.reload import ConfigSource
+from fairlead.roles import child, dispatcher_role, front_role, supervisor
+from fairlead.roles.main import ROLES
+from fairlead.telemetry import logs
+from simulation.parent import Parent
+from simulation.processes import Process
+from simulation.sockets import FakeSocket
+
+ROLE_PROGRAM = "fairlead.roles.main"
+START_S = 0.5  # until a process has imported its modules
+
+
+class SupervisedServer(Parent):
+    """A server of several processes. They are in `system.processes`, by name: "dispatcher 1", "front 0.1"."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.system.processes.programs[ROLE_PROGRAM] = self._play
+
+    async def _serve(self, config: Config, source: ConfigSource) -> None:
+        with _processes_alone():
+            await supervisor.supervise(config, self.announcer, source=source)
+
+    async def _play(self, process: Process, _args: Sequence[str]) -> int:
+        """Be a child of the supervisor: see `fairlead.roles.child.main`."""
+        await process.pause(START_S)
+        (end,) = process.ends.values()
+        end.refs += 1
+        await child.live(FakeSocket(fileno=self.system.machine.open(end)), ROLES)
+        return 0
+
+
+@contextmanager
+def _processes_alone() -> Iterator[None]:
+    """Keep children from configuring the log, and from freezing the heap, of this one process."""
+    ignored: Callable[..., None] = lambda **_options: None  # noqa: E731
+    with ExitStack() as patches:
+        for owner, name in ((logs, "configure"), (dispatcher_role, "freeze"), (front_role, "freeze")):
+            patches.enter_context(patch.object(owner, name, ignored))
+        yield
