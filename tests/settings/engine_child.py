@@ -169,10 +169,12 @@ class EngineChild:
             wait_s = engine.wait_s(trio.current_time())
             frames = []
             with trio.move_on_after(float("inf") if wait_s is None else wait_s):
-                if shared is not None:
-                    await shared._poll.wait()  # type: ignore[attr-defined]  # the simulated one
-                if shared is None or self._end.is_ready("read"):
+                if shared is None:
                     frames = await self._receive()
+                else:
+                    await shared._poll.wait()  # type: ignore[attr-defined]  # the simulated one
+            if shared is not None and self._end.is_ready("read"):
+                frames = await self._receive()
 
     async def _receive(self) -> list[bytes]:
         while True:

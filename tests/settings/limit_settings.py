@@ -41,7 +41,10 @@ async def tokens_of_a_request_are_limited(server: Served) -> None:
     assert await status(server, prompt=[[5] * 30, [6] * 30]) == 400
 
 
-@setting("limits.bodiesBytes", limited(bodiesBytes=250_000) | {"nodes": [RELAY_NODE | {"seats": 9}]})
+@setting(
+    "limits.bodiesBytes",
+    limited(bodiesBytes=250_000, bodyBytes=150_000) | {"nodes": [RELAY_NODE | {"seats": 9}]},
+)
 async def bytes_of_all_bodies_are_limited(server: Served) -> None:
     server.upstream.delay_s = 5
     await server.until(lambda: server.upstream.times)
@@ -72,9 +75,9 @@ async def number_of_headers_is_limited(server: Served) -> None:
     assert (await server.fetch("/queue", headers={f"X-{number}": "1" for number in range(20)})).status == 431
 
 
-@setting("limits.connections", limited(connections=3))
+@setting("limits.connections", limited(connections=4))
 async def number_of_connections_is_limited(server: Served) -> None:
-    for _ in range(3):
+    for _ in range(4):
         server.connect()
     await trio.sleep(0.1)
     assert (await server.fetch("/queue")).status == 503

@@ -18,8 +18,9 @@ def model(**settings: object) -> dict[str, Any]:
     return {"models": {"m": settings}}
 
 
-def loaded(server: Served) -> dict[str, Any]:
+async def loaded(server: Served) -> dict[str, Any]:
     """Return the log line of the last model that was loaded."""
+    await server.until(lambda: any(event["event"] == "model loaded" for event in server.log))
     return [event for event in server.log if event["event"] == "model loaded"][-1]
 
 
@@ -48,12 +49,12 @@ async def model_runs_on_the_configured_device(server: Served) -> None:
 
 @setting("models.ENGINE.dtype", model(dtype="float16"))
 async def weights_have_the_configured_type(server: Served) -> None:
-    assert loaded(server)["dtype"] == "float16"
+    assert (await loaded(server))["dtype"] == "float16"
 
 
 @setting("models.ENGINE.quantization", model(quantization="int8"))
 async def weights_are_quantized_to_8_bits(server: Served) -> None:
-    assert loaded(server)["weight_bytes"] < 0.8 * DEMO_BYTES
+    assert (await loaded(server))["weight_bytes"] < 0.8 * DEMO_BYTES
     assert (await server.complete().done()).status == 200
 
 

@@ -19,7 +19,8 @@ from fairlead.registry import Registry
 class Mutant(NamedTuple):
     """`old` is replaced by `new` in the function; `how` and `scenario` say what must fail then.
 
-    `play` and `reload` run the scenario of a setting; `behaviour` runs one that belongs to no setting.
+    `play` and `reload` run the scenario of a setting; `behaviour` runs one that belongs to no setting. The
+    server has this many `fronts`.
     """
 
     function: str
@@ -27,6 +28,7 @@ class Mutant(NamedTuple):
     new: str
     how: Literal["play", "reload", "behaviour"]
     scenario: str
+    fronts: int = 1
 
     @property
     def name(self) -> str:

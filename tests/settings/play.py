@@ -4,6 +4,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import TypeVar, cast
 from unittest.mock import patch
 
@@ -33,36 +34,41 @@ def _reported(function: Callable[..., object], arguments: Sequence[object]) -> t
         return None, "\n".join("".join(traceback.format_exception(leaf)) for leaf in _leaf_errors(error))
 
 
-def play(key: str) -> None:
+def play(key: str, fronts: int = 1) -> None:
     """Run the scenario of a key. Raises what the scenario raises."""
     from settings.all_cases import CASES
 
     case = CASES[key]
-    serve(case.scenario, file_with(case.document))
+    serve(case.scenario, file_with(case.document), fronts=fronts)
 
 
-def play_behaviour(name: str) -> None:
+def play_behaviour(name: str, fronts: int = 1) -> None:
     """Run one of the scenarios that belong to no setting. Raises what the scenario raises."""
     from settings.behaviours import BEHAVIOURS
 
     behaviour = BEHAVIOURS[name]
-    serve(behaviour.scenario, file_with(behaviour.document))
+    serve(behaviour.scenario, file_with(behaviour.document), fronts=fronts)
 
 
-def play_without(key: str) -> str | None:
-    """Run the scenario of a key as if the key were ignored; return the first failure, or None."""
-    from settings.all_cases import CASES
-
-    case = CASES[key]
+def failure_of(play: Callable[..., object], *arguments: object) -> str | None:
+    """Call one of these functions; return the first failure of its scenario, or None."""
     failures: list[str] = []
     try:
-        serve(case.scenario, _without(case))
+        play(*arguments)
     except* AssertionError as group:
         failures += map(repr, _leaf_errors(group))
     return failures[0] if failures else None
 
 
-def play_after_reload(key: str) -> list[str]:
+def play_without(key: str, fronts: int = 1) -> str | None:
+    """Run the scenario of a key as if the key were ignored; return the first failure, or None."""
+    from settings.all_cases import CASES
+
+    case = CASES[key]
+    return failure_of(partial(serve, case.scenario, _without(case), fronts=fronts))
+
+
+def play_after_reload(key: str, fronts: int = 1) -> list[str]:
     """Run it on a server that starts without the key and then reads it; return what needs a restart.
 
     The scenario is skipped if a setting needs a restart.
@@ -77,7 +83,7 @@ def play_after_reload(key: str) -> list[str]:
         if not needed:
             await case.scenario(server)
 
-    serve(reloaded, _without(case))
+    serve(reloaded, _without(case), fronts=fronts)
     return needed
 
 
@@ -134,18 +140,13 @@ def play_mutant(name: str) -> str | None:
     from settings.mutants import broken
 
     mutant = MUTANTS[name]
-    failures: list[str] = []
-    try:
-        with broken(mutant):
-            if mutant.how == "play":
-                play(mutant.scenario)
-            elif mutant.how == "behaviour":
-                play_behaviour(mutant.scenario)
-            else:
-                assert play_after_reload(mutant.scenario) in ([], [mutant.scenario]), "it is not reported"
-    except* AssertionError as group:
-        failures += [repr(leaf) for leaf in _leaf_errors(group)]
-    return failures[0] if failures else None
+    play_scenario = {"play": play, "behaviour": play_behaviour, "reload": _apply_by_reload}[mutant.how]
+    with broken(mutant):
+        return failure_of(play_scenario, mutant.scenario, mutant.fronts)
+
+
+def _apply_by_reload(key: str, fronts: int) -> None:
+    assert play_after_reload(key, fronts) in ([], [key]), "it is not reported"
 
 
 def _without(case: Case) -> Document:

@@ -32,14 +32,14 @@ async def one_of_the_targets_gets_the_job(server: Served) -> None:
 
 @setting(
     "selectors.NAME.settings.spillover",
-    selector(strategy="spillover", settings={"spillover": 3}, targets=["m", "k"]),
+    selector(strategy="spillover", settings={"spillover": 4}, targets=["m", "k"]),
 )
 async def target_has_a_limit_of_jobs_before_the_next(server: Served) -> None:
-    jobs = [server.complete(model="any", tokens=20) for _ in range(3)]
+    jobs = [server.complete(model="any", tokens=20) for _ in range(4)]
     await trio.sleep(1)
     assert (await server.states())["k"] == "down"
     jobs.append(server.complete(model="any"))
-    assert [(await job.done()).status for job in jobs] == [200] * 4
+    assert [(await job.done()).status for job in jobs] == [200] * 5
     assert (await server.states())["k"] == "up"
 
 

@@ -4,14 +4,16 @@ import pytest
 
 from settings.all_cases import MUTANTS
 from settings.behaviours import BEHAVIOURS
+from settings.cases import FRONTS
 from settings.composition_mutants import COMPOSITION, PLACEMENT
 from settings.limit_mutants import LIMITS, RELOAD
 from settings.play import play_behaviour, play_mutant, played
 
 
+@pytest.mark.parametrize("fronts", FRONTS)
 @pytest.mark.parametrize("name", BEHAVIOURS)
-def test_behaviour_holds(name, simulators):
-    played(simulators, play_behaviour, name)
+def test_behaviour_holds(name, fronts, simulators):
+    played(simulators, play_behaviour, name, fronts)
 
 
 @pytest.mark.slow  # all parameters together

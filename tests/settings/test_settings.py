@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from settings.all_cases import CASES
+from settings.cases import ALWAYS_WITH_FRONTS, FRONTS, NOT_WITH_FRONTS
 from settings.keys import keys
-from settings.play import play, play_after_reload, play_without, played
+from settings.play import failure_of, play, play_after_reload, play_without, played
 
 TESTS = Path(__file__).parent.parent
 # Tests of settings that `app.run` applies before it serves, each run with the setting and without it, and of
-# settings of several processes, which the simulated server does not have.
+# settings of several machines.
 ELSEWHERE = {
     "logJson": "settings/test_logging_settings.py::test_log_json",
     "logLevel": "settings/test_logging_settings.py::test_log_level",
@@ -63,9 +64,13 @@ def test_each_test_that_is_named_exists(named):
     }
 
 
+@pytest.mark.parametrize("fronts", FRONTS)
 @pytest.mark.parametrize("key", CASES)
-def test_setting_has_its_effect(key, simulators):
-    played(simulators, play, key)
+def test_setting_has_its_effect(key, fronts, simulators):
+    if fronts > 1 and key in NOT_WITH_FRONTS:
+        assert played(simulators, failure_of, play, key, fronts) is not None, "it has an effect"
+    else:
+        played(simulators, play, key, fronts)
 
 
 @pytest.mark.slow  # all parameters together
@@ -74,6 +79,14 @@ def test_scenario_fails_where_its_setting_is_ignored(key, simulators):
     assert played(simulators, play_without, key) is not None
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", CASES)
-def test_setting_is_applied_by_a_reload_or_reported_as_needing_a_restart(key, simulators):
-    assert played(simulators, play_after_reload, key) in ([], [key])
+def test_scenario_fails_where_its_setting_is_ignored_with_several_fronts(key, simulators):
+    fails = played(simulators, play_without, key, FRONTS[-1]) is not None
+    assert fails == (key not in ALWAYS_WITH_FRONTS)
+
+
+@pytest.mark.parametrize("fronts", FRONTS)
+@pytest.mark.parametrize("key", CASES)
+def test_setting_is_applied_by_a_reload_or_reported_as_needing_a_restart(key, fronts, simulators):
+    assert played(simulators, play_after_reload, key, fronts) in ([], [key])

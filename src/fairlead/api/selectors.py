@@ -21,7 +21,7 @@ class Selectors:
     def __init__(self, services: Services, allows: Allows) -> None:
         self._services = services
         self._allows = allows
-        self._selection = Selection()
+        self._selection = Selection(fronts=services.fronts)
 
     def has(self, name: str) -> bool:
         """Return whether the name stands for several models."""

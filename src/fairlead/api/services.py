@@ -30,7 +30,8 @@ class Services:
     `draining` whether the server takes no more jobs, because it is about to stop, and `stopping` whether it
     was requested to stop, but may still take jobs. `refresh` waits until the fleet, the queue's statistics
     and the counts are up to date, where another process has them. `quotas` and `counts`: those of all
-    fronts, if there are several; if not, the routes have their own.
+    fronts, if there are several; if not, the routes have their own. `fronts`: how many processes share the
+    clients.
     """
 
     config: Config
@@ -48,6 +49,7 @@ class Services:
     refresh: Callable[[], Awaitable[None]] = _nothing
     quotas: KeyQuotas | None = None
     counts: Callable[[], FrontCounts] | None = None
+    fronts: int = 1
 
     def canonical(self, name: str) -> str:
         """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`."""

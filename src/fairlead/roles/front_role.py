@@ -205,6 +205,7 @@ class FrontRole:
             refresh=partial(self._refresh, view),
             quotas=self._quotas,
             counts=self._counts.totals,
+            fronts=self._config.fronts,
         )
 
     def _handle(

@@ -6,6 +6,7 @@ its node is down) comes after all healthy ones, and a target that is stopping af
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import NamedTuple
 
 from fairlead.config import Fault, SelectorConfig
@@ -45,9 +46,13 @@ class Target(NamedTuple):
 
 
 class Selection:
-    """Chooses targets, and counts their unfinished jobs for the strategy `spillover`."""
+    """Chooses targets, and counts their unfinished jobs for the strategy `spillover`.
 
-    def __init__(self) -> None:
+    Each of several `fronts` counts its own jobs, and has its part of the number, rounded up.
+    """
+
+    def __init__(self, *, fronts: int = 1) -> None:
+        self._fronts = fronts
         self._taken: Counter[tuple[str, str]] = Counter()  # by selector and model
         self._turn = 0
 
@@ -59,7 +64,7 @@ class Selection:
             case "warm":
                 return min(targets, key=lambda target: target.delay_rank)
             case "spillover":
-                return self._spill_over(selector, config.settings.spillover, targets)
+                return self._spill_over(selector, ceil(config.settings.spillover / self._fronts), targets)
 
     def take(self, selector: str, model: str) -> None:
         """Count a job for this target, until `give_back`."""
