@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from settings.behaviours import BEHAVIOURS
 from settings.cases import CASES
 from settings.composition_mutants import COMPOSITION, PLACEMENT
 from settings.limit_mutants import LIMITS, RELOAD
@@ -10,7 +11,8 @@ MODULES = ("queue", "cache", "limit", "response", "server", "model", "command", 
 
 for _name in MODULES:
     import_module(f"settings.{_name}_settings")
+import_module("settings.several_fronts")
 
 MUTANTS = {mutant.name: mutant for mutant in (*COMPOSITION, *PLACEMENT, *LIMITS, *RELOAD)}
 
-__all__ = ["CASES", "MUTANTS"]
+__all__ = ["BEHAVIOURS", "CASES", "MUTANTS"]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import trio
 
 from settings.cache_settings import BLOCK
+from settings.cases import FRONTS
 from settings.documents import Document, file_with
 from settings.prompts import random_text
 from settings.queue_settings import LONG_TOKENS, RELAY_NODE
@@ -26,20 +27,23 @@ LONG_S = 60
 
 
 class Behaviour(NamedTuple):
-    """A configuration, and a scenario that must hold with it."""
+    """A configuration, and a scenario that must hold with it, on servers with these numbers of fronts."""
 
     document: Document
     scenario: Scenario
+    fronts: tuple[int, ...] = FRONTS
 
 
 BEHAVIOURS: dict[str, Behaviour] = {}
 
 
-def behaviour(document: Document) -> Callable[[Scenario], Scenario]:
+def behaviour(
+    document: Document, *, fronts: tuple[int, ...] = FRONTS
+) -> Callable[[Scenario], Scenario]:
     """Register a scenario under its name."""
 
     def register(scenario: Scenario) -> Scenario:
-        BEHAVIOURS[scenario.__name__] = Behaviour(document, scenario)
+        BEHAVIOURS[scenario.__name__] = Behaviour(document, scenario, fronts)
         return scenario
 
     return register

@@ -1,7 +1,6 @@
 """A model's child process in virtual time, with the real engine and the real demonstration model."""
 
 import contextlib
-import socket
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from fairlead.errors import LoadFailed
 from fairlead.models.parallel import Ranks
 from fairlead.worker import main
 from fairlead.worker.loop import Loop, MessageInbox
+from fairlead.worker.shared_channel import SharedChannel
 from simulation.processes import Process
 
 
@@ -113,6 +113,11 @@ class _Inbox:
         self._written.clear()
 
 
+def _close_connections(shared: SharedChannel) -> None:
+    for connection, _ in shared._fronts.values():
+        connection.close()
+
+
 class EngineChild:
     """One child: what `fairlead.worker.main` does, on a simulated machine."""
 
@@ -127,13 +132,13 @@ class EngineChild:
         first, *frames = await self._receive()
         spec = messages.spec_decoder.decode(first)
         self._plan.specs.append(spec)
-        with contextlib.ExitStack() as listening:
-            listener = None if spec.listen is None else listening.enter_context(main._bound(spec.listen))
-            return await self._load_and_run(spec, frames, listener)
+        with contextlib.ExitStack() as closing:
+            return await self._load_and_run(spec, frames, closing)
 
     async def _load_and_run(
-        self, spec: messages.WorkerSpec, frames: list[bytes], listener: socket.socket | None
+        self, spec: messages.WorkerSpec, frames: list[bytes], closing: contextlib.ExitStack
     ) -> int:
+        listener = None if spec.listen is None else closing.enter_context(main._bound(spec.listen))
         await self._process.pause(self._plan.load_s)
         try:
             model = load_runner(spec, lambda _fraction, _stage: None, membership=_membership(spec))
@@ -148,8 +153,12 @@ class EngineChild:
             )
         engine, ready = main._engine(model, spec), main._ready(model)
         self._end.refs += 1
-        parent = _ParentChannel(self._process.machine.open(self._end))
+        number = self._process.machine.open(self._end)
+        closing.callback(self._process.machine.close, number)
+        parent = _ParentChannel(number)
         shared = None if listener is None else main._shared(parent, listener, ready, spec.first_grant)  # type: ignore[arg-type]
+        if shared is not None:
+            closing.callback(_close_connections, shared)
         inbox = _Inbox(shared or parent, self._plan)
         loop = Loop(engine, model.runner, inbox, clock=trio.current_time)
         await self._send(ready)

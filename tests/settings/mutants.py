@@ -8,7 +8,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
@@ -36,17 +36,34 @@ class Mutant(NamedTuple):
         return f"{self.function}: {self.old.strip()[:60]} -> {self.new.strip()[:40]}"
 
 
+def broken(mutant: Mutant) -> AbstractContextManager[None]:
+    """Replace the function by the mutant."""
+
+    def change(source: str) -> str:
+        count = source.count(mutant.old)
+        if count != 1:  # no assertion: it would look like a failed scenario
+            raise LookupError(f"{mutant.function} has {mutant.old!r} {count} times, not once")
+        return source.replace(mutant.old, mutant.new)
+
+    return replaced_in_product(mutant.function, lambda original: changed_function(original, change))
+
+
 @contextmanager
-def broken(mutant: Mutant) -> Iterator[None]:
-    """Replace the function by the mutant: in modules under its name, in registries under every name."""
-    module_name, _, path = mutant.function.partition(":")
+def replaced_in_product(
+    path: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replace a function: in modules under its name, in registries under every name.
+
+    `path` is its module and its name in that, as `module:Class.method`, with `.fget` for a property.
+    """
+    module_name, _, inner = path.partition(":")
     module = import_module(module_name)
-    *owners, name = path.removesuffix(".fget").split(".")
+    *owners, name = inner.removesuffix(".fget").split(".")
     owner: Any = module
     for part in owners:
         owner = getattr(owner, part)
     original = inspect.getattr_static(owner, name)
-    changed: Any = _changed(original.fget if isinstance(original, property) else original, mutant)
+    changed: Any = change(original.fget if isinstance(original, property) else original)
     if isinstance(original, property):
         changed = property(changed)
     with ExitStack() as stack:
@@ -64,15 +81,17 @@ def broken(mutant: Mutant) -> Iterator[None]:
         yield
 
 
-def _changed(function: Callable[..., Any], mutant: Mutant) -> Callable[..., Any]:
-    source = textwrap.dedent(inspect.getsource(function))
-    count = source.count(mutant.old)
-    if count != 1:  # no assertion: it would look like a failed scenario
-        raise LookupError(f"{mutant.function} has {mutant.old!r} {count} times, not once")
+def changed_function(function: Callable[..., Any], change: Callable[[str], str]) -> Callable[..., Any]:
+    """Return the function with another source."""
+    source = change(textwrap.dedent(inspect.getsource(function))).removeprefix("@property\n")
+    # `super()` reads the class from the surrounding scope.
+    made = f"def make(__class__):\n{textwrap.indent(source, '    ')}\n    return {function.__name__}\n"
     scope: dict[str, Any] = {}
-    code = compile(
-        source.replace(mutant.old, mutant.new).removeprefix("@property\n"), f"<{mutant.name}>", "exec"
-    )
-    exec(code, function.__globals__, scope)
-    made: Callable[..., Any] = scope[function.__name__]
-    return made
+    unwrapped: Any = inspect.unwrap(function)
+    exec(compile(made, f"<changed {function.__qualname__}>", "exec"), unwrapped.__globals__, scope)
+    *owners, _ = function.__qualname__.split(".")
+    owner: Any = import_module(function.__module__)
+    for part in owners:
+        owner = getattr(owner, part)
+    result: Callable[..., Any] = scope["make"](owner if owners else None)
+    return result

@@ -44,7 +44,7 @@ def play(key: str, fronts: int = 1) -> None:
 
 def play_behaviour(name: str, fronts: int = 1) -> None:
     """Run one of the scenarios that belong to no setting. Raises what the scenario raises."""
-    from settings.behaviours import BEHAVIOURS
+    from settings.all_cases import BEHAVIOURS
 
     behaviour = BEHAVIOURS[name]
     serve(behaviour.scenario, file_with(behaviour.document), fronts=fronts)

@@ -1,5 +1,6 @@
 """One real server with its configuration file on a simulated machine, and the requests of its clients."""
 
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -210,8 +211,13 @@ class Served:
         programs |= {"fairlead.worker.main": engine, "model-server": model_server, "stopper": stopper}
 
     def processes_of(self, program: str) -> list[Process]:
-        """Return the running processes of a program."""
+        """Return the running processes of a program, or of a name: "front 0.1", "dispatcher 1"."""
         return [process for process in self.system.processes.running if program in process.args]
+
+    def kill(self, name: str) -> None:
+        """Kill the process of this name."""
+        (process,) = self.processes_of(name)
+        process.send_signal(signal.SIGKILL)
 
     @property
     def log(self) -> list[Document]:

@@ -2,16 +2,15 @@
 
 import pytest
 
-from settings.all_cases import MUTANTS
-from settings.behaviours import BEHAVIOURS
-from settings.cases import FRONTS
+from settings.all_cases import BEHAVIOURS, MUTANTS
 from settings.composition_mutants import COMPOSITION, PLACEMENT
 from settings.limit_mutants import LIMITS, RELOAD
 from settings.play import play_behaviour, play_mutant, played
 
 
-@pytest.mark.parametrize("fronts", FRONTS)
-@pytest.mark.parametrize("name", BEHAVIOURS)
+@pytest.mark.parametrize(
+    ("name", "fronts"), [(name, fronts) for name, found in BEHAVIOURS.items() for fronts in found.fronts]
+)
 def test_behaviour_holds(name, fronts, simulators):
     played(simulators, play_behaviour, name, fronts)
 

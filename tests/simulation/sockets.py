@@ -8,6 +8,7 @@ import errno
 import select
 import socket
 import struct
+from contextvars import ContextVar
 from typing import Any, Self
 
 import trio
@@ -17,6 +18,8 @@ from simulation.network import SERVER_HOST, Listening, Network
 from simulation.streams import Address, End, connected
 
 REAL_SOCKET = socket.socket
+# The sockets that the current process listens on, for its end.
+LISTENING: ContextVar[list["FakeSocket"] | None] = ContextVar("LISTENING", default=None)
 CONNECT_TIMEOUT_S = 127.0  # Linux: six retries of a SYN
 
 
@@ -200,6 +203,8 @@ class FakeSocket(REAL_SOCKET):
         listening = Listening(self._bound, backlog)
         self._machine.replace(self._number, listening)
         self.network.listen(listening)
+        if (all_listening := LISTENING.get()) is not None:
+            all_listening.append(self)
 
     def accept(self) -> tuple["FakeSocket", Address]:
         listening = self._machine.opened(self._number)

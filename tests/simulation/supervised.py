@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import trio
+
 from fairlead.config import Config
 from fairlead.fleet.reload import ConfigSource
 from fairlead.roles import child, dispatcher_role, front_role, supervisor
@@ -15,7 +17,7 @@ from fairlead.roles.main import ROLES
 from fairlead.telemetry import logs
 from simulation.parent import Parent
 from simulation.processes import Process
-from simulation.sockets import FakeSocket
+from simulation.sockets import LISTENING, FakeSocket
 
 ROLE_PROGRAM = "fairlead.roles.main"
 START_S = 0.5  # until a process has imported its modules
@@ -37,8 +39,27 @@ class SupervisedServer(Parent):
         await process.pause(START_S)
         (end,) = process.ends.values()
         end.refs += 1
-        await child.live(FakeSocket(fileno=self.system.machine.open(end)), ROLES)
+        connection = FakeSocket(fileno=self.system.machine.open(end))
+        link = child.SupervisorLink(trio.SocketStream(trio.socket.from_stdlib_socket(connection)))
+        listening: list[FakeSocket] = []
+        LISTENING.set(listening)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_end_waits, link)
+                await child.live(link, ROLES)
+                nursery.cancel_scope.cancel()
+        finally:
+            for sock in listening:
+                sock.close()
         return 0
+
+
+async def _end_waits(link: child.SupervisorLink) -> None:
+    """Wait until the process is killed; end what it waits for, which a shield would keep running."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        link.on_end()
 
 
 @contextmanager

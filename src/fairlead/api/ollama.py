@@ -173,6 +173,7 @@ class OllamaRoutes:
 
     async def ps(self, request: Request) -> Response:
         """Handle `GET /api/ps`: list the models that are loaded here."""
+        await self._services.refresh()
         loaded = [
             status
             for status in self._models.listed(request)

@@ -99,14 +99,14 @@ def main(roles: dict[type, Play]) -> int:
     raise_limit()
     connection = socket.socket(fileno=int(sys.argv[-1]))
     os.set_inheritable(connection.fileno(), False)
+    link = SupervisorLink(trio.SocketStream(trio.socket.from_stdlib_socket(connection)))
     with logs.log_streams():
-        trio.run(partial(live, connection, roles), strict_exception_groups=True)
+        trio.run(partial(live, link, roles), strict_exception_groups=True)
     return 0
 
 
-async def live(connection: socket.socket, roles: dict[type, Play]) -> None:
-    """Be what the first message of the supervisor says, until that ends its end of the `connection`."""
-    link = SupervisorLink(trio.SocketStream(trio.socket.from_stdlib_socket(connection)))
+async def live(link: SupervisorLink, roles: dict[type, Play]) -> None:
+    """Be what the first message of the supervisor says, until that ends."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_run_link, link, nursery.cancel_scope)
         start = await link.start()
