@@ -1,6 +1,7 @@
 """Scenarios that depend on no single setting: where jobs are placed, and what a reload does not change."""
 
 import json
+import signal
 from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
@@ -37,9 +38,7 @@ class Behaviour(NamedTuple):
 BEHAVIOURS: dict[str, Behaviour] = {}
 
 
-def behaviour(
-    document: Document, *, fronts: tuple[int, ...] = FRONTS
-) -> Callable[[Scenario], Scenario]:
+def behaviour(document: Document, *, fronts: tuple[int, ...] = FRONTS) -> Callable[[Scenario], Scenario]:
     """Register a scenario under its name."""
 
     def register(scenario: Scenario) -> Scenario:
@@ -218,6 +217,19 @@ async def estimate_of_the_first_queued_job_is_the_rest_of_the_running_job(server
 @behaviour({"models": {"k": {"path": "DEMO"}}, "queue": {"estimate": "mean"}})
 async def mean_estimate_of_the_first_queued_job_is_the_rest_of_the_running_job(server: Served) -> None:
     await first_queued_job_waits_for_the_running_job(server)
+
+
+@behaviour({})
+async def stopped_server_refuses_waiting_jobs_and_finishes_those_that_run(server: Served) -> None:
+    running = server.complete(tokens=50)
+    await trio.sleep(0.3)
+    waiting = server.complete()
+    await trio.sleep(0.3)
+    server.system.signals.send(signal.SIGTERM)
+    await trio.sleep(0.5)
+    assert waiting.is_over
+    assert (await waiting.done()).error == "draining", waiting
+    assert (await running.done()).status == 200
 
 
 def with_model(**settings: Any) -> Document:

@@ -209,6 +209,7 @@ async def load_progress_is_read_from_the_output(server: Served) -> None:
     await trio.sleep(1)
     statuses = {status["model"]: status for status in await server.get_json("/running")}
     assert statuses["far"]["load"]["progress"] == 0.4, statuses
+    assert ("far", 0.4) in server.parent.announcer.progress
     server.upstream.is_healthy = True
     assert (await job.done()).status == 200
 

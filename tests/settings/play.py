@@ -1,18 +1,23 @@
 """Runs scenarios, in a process in which time is virtual (see `simulation.workers`)."""
 
 import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar, cast
 from unittest.mock import patch
 
 from fairlead.config import Config
 from fairlead.console.options import ServeOptions
-from settings.cases import Case
+from fairlead.errors import LoadFailed
+from settings.cases import FRONTS, NOT_WITH_FRONTS, Case
 from settings.documents import Document, file_with, replaced, value_of, without_key
 from settings.served import Served, serve
+
+REAL_S = 60  # of a real clock, for one scenario
 
 T = TypeVar("T")
 
@@ -125,6 +130,20 @@ def play_variable_in_a_file() -> None:
     serve(variable_is_substituted, document, environment={"KEY": "secret"})
 
 
+def play_start_that_fails(fronts: int) -> str:
+    """Start a server whose only model cannot be loaded; return the error that ends it."""
+
+    async def nothing(_server: Served) -> None:
+        raise RuntimeError("it has started")
+
+    reasons: list[str] = []
+    try:
+        serve(nothing, file_with({"models": {"m": {"device": "cuda:77"}}}), fronts=fronts)
+    except* LoadFailed as group:
+        reasons += map(str, _leaf_errors(group))
+    return reasons[0]
+
+
 def _with_arguments(*words: str) -> Callable[[Config], Config]:
     """Return how `fairlead serve` with these arguments changes a file's configuration."""
     from fairlead.cli.program import commands
@@ -143,6 +162,52 @@ def play_mutant(name: str) -> str | None:
     play_scenario = {"play": play, "behaviour": play_behaviour, "reload": _apply_by_reload}[mutant.how]
     with broken(mutant):
         return failure_of(play_scenario, mutant.scenario, mutant.fronts)
+
+
+def play_with_cut(name: str) -> str | None:
+    """Run scenarios on a server without a wire until one fails; return its failure, or None.
+
+    A server that does not start, or breaks off, has failed.
+    """
+    from settings.all_cases import BEHAVIOURS, CASES
+    from settings.wires import cut, wires
+
+    (wire,) = (each for each in wires() if each.name == name)
+    fronts = FRONTS[-1] if wire.is_of_fronts else 1
+    # Those with the most processes first: they fail for most wires.
+    behaviours = sorted(
+        (each for each, found in BEHAVIOURS.items() if fronts in found.fronts),
+        key=lambda each: len(BEHAVIOURS[each].fronts),
+    )
+    keys = [key for key in CASES if fronts == 1 or key not in NOT_WITH_FRONTS]
+    plays = [
+        *(partial(play_behaviour, each, fronts) for each in behaviours),
+        *(partial(play, key, fronts) for key in keys),
+        *(partial(_apply_by_reload, key, fronts) for key in keys),
+    ]
+    for play_scenario in plays:
+        try:
+            with cut(wire), _alarm():
+                play_scenario()
+        except Exception as error:  # noqa: BLE001  # whatever breaks when a part is missing
+            return repr(error)
+    return None
+
+
+@contextmanager
+def _alarm() -> Iterator[None]:
+    """Raise `TimeoutError` in a scenario that is not over in time: no virtual time passes any more."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(REAL_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _apply_by_reload(key: str, fronts: int) -> None:

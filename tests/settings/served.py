@@ -90,10 +90,16 @@ class Served:
     """
 
     clients: trio.Nursery
-    parts: Document = {}
 
-    def __init__(self, system: System, parent: EngineParent | EngineServer, engine: EnginePlan) -> None:
+    def __init__(
+        self,
+        system: System,
+        parent: EngineParent | EngineServer,
+        engine: EnginePlan,
+        added: Document,
+    ) -> None:
         self.system = system
+        self._added = added
         self.parent = parent
         self.engine = engine
         self.upstream = SimulatedUpstream()
@@ -171,12 +177,15 @@ class Served:
     async def reload(self, document: Document) -> list[str]:
         """Change the configuration file; return the settings that are reported as needing a restart."""
         seen = len(self.log)
-        self.parent.rewrite(document | self.parts)
+        self.rewrite(document)
         await trio.sleep(RELOAD_S)
         events = {event["event"]: event for event in self.log[seen:]}
-        if "configuration reloaded" not in events:
-            raise RuntimeError(f"the configuration was not reloaded: {events}")
+        assert "configuration reloaded" in events, f"the configuration was not reloaded: {events}"
         return list(events.get("these settings need a restart", {}).get("settings", ()))
+
+    def rewrite(self, document: Document) -> None:
+        """Change the configuration file, but not the number of fronts."""
+        self.parent.rewrite(document | self._added)
 
     def add_programs(self) -> None:
         """Let the server start the programs of its models: our engine, `model-server` and `stopper`."""
@@ -249,20 +258,19 @@ def serve(
     `arguments` changes the configuration as the command line does. An `AssertionError` comes from the
     scenario, or means that the scenario has not ended.
     """
-    parts = {} if fronts == 1 else {"fronts": fronts}
+    added = {} if fronts == 1 else {"fronts": fronts}
     kind = EngineParent if fronts == 1 else EngineServer
 
     async def run(clock: MockClock) -> None:
         entropy.use(entropy.Source(0, clock.current_time))
         system = System(0)
         engine = EnginePlan()
-        parent = kind(system, document | parts, plan_of=lambda _: ChildPlan(), servers={}, is_watched=True)
+        parent = kind(system, document | added, plan_of=lambda _: ChildPlan(), servers={}, is_watched=True)
         parent.environment = environment or {}
         if arguments is not None:
             parent.arguments = arguments
         system.network.names["localhost"] = "127.0.0.1"
-        served = Served(system, parent, engine)
-        served.parts = parts
+        served = Served(system, parent, engine, added)
         served.add_programs()
         system.network.serve(NODE, served.upstream.serve)
         system.network.serve(SECOND, served.second.serve)

@@ -10,8 +10,9 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from settings.behaviours import behaviour
-from settings.documents import Document, file_with
+from settings.documents import file_with
 from settings.queue_settings import RELAY_NODE
+from settings.response_settings import created, status
 from settings.served import SECOND, Pending, Served
 
 TWO = (2,)
@@ -30,9 +31,7 @@ async def metric(server: Served, name: str, key: str = "") -> list[float]:
     for _ in FRONTS:
         text = (await server.fetch("/metrics", key=key)).body.decode()
         families = text_string_to_metric_families(text)
-        found.append(
-            sum(each.value for family in families for each in family.samples if each.name == name)
-        )
+        found.append(sum(each.value for family in families for each in family.samples if each.name == name))
     return found
 
 
@@ -103,13 +102,13 @@ async def model_is_loaded_and_unloaded_through_any_front(server: Served) -> None
 async def job_that_waits_for_a_model_that_is_unloaded_waits_for_its_next_load_on_request(
     server: Served,
 ) -> None:
-    for path, status in (("/models/unload", 409), ("/models/unload?wait=true", 200)):
+    for path, expected in (("/models/unload", 409), ("/models/unload?wait=true", 200)):
         running = server.complete(tokens=20)
         await trio.sleep(0.1)
         waiting = server.complete()
         await trio.sleep(0.1)
         unloading = server.start(path, {"model": "m"})
-        assert (await waiting.done()).status == status
+        assert (await waiting.done()).status == expected
         assert (await unloading.done()).status == 200
         assert (await running.done()).status == 200
 
@@ -151,8 +150,8 @@ async def lines_that_a_command_prints_are_read_from_any_front(server: Served) ->
         for _ in FRONTS:
             logs = await server.fetch("/models/far/logs")
             assert line in logs.body.decode(), logs
-    status = {each["model"]: each for each in await server.get_json("/running")}["far"]
-    assert status["output"][-2:] == ["one", "two"], status
+    shown = {each["model"]: each for each in await server.get_json("/running")}["far"]
+    assert shown["output"][-2:] == ["one", "two"], shown
 
 
 @behaviour({}, fronts=TWO)
@@ -176,6 +175,22 @@ async def waiting_job_is_told_its_place_by_the_dispatcher(server: Served) -> Non
         await trio.sleep(0.1)
     estimates = [await server.get_json("/queue/estimate?model=far") for _ in FRONTS]
     assert [estimate["position"] for estimate in estimates] == [3, 3]
+
+
+@behaviour({}, fronts=TWO)
+async def several_fronts_keep_no_responses(server: Served) -> None:
+    response_id = await created(server)
+    assert [await status(server, response_id) for _ in FRONTS] == [404, 404]
+
+
+@behaviour(LIMITED, fronts=TWO)
+async def usage_of_a_key_is_shown_by_every_front(server: Served) -> None:
+    for used in (1, 2, 3):
+        assert (await server.complete(key="k1", tokens=2).done()).status == 200
+        await trio.sleep(0.5)
+        answers = [await server.fetch("/v1/models", key="k1") for _ in FRONTS]
+        remaining = [int(answer.headers["x-ratelimit-remaining-requests"]) for answer in answers]
+        assert remaining == [9 - used] * 2
 
 
 # Any process may die ---------------------------------------------------------------------------------------
@@ -240,14 +255,28 @@ async def dispatcher_that_dies_is_replaced_and_jobs_and_models_go_on(server: Ser
     assert len(server.engine.specs) == 2
 
 
+@behaviour({}, fronts=TWO)
+async def waiting_jobs_keep_their_order_when_the_dispatcher_dies(server: Served) -> None:
+    jobs = [server.complete(tokens=30, user="A")]
+    for _ in range(6):
+        await trio.sleep(0.1)
+        jobs.append(server.complete(tokens=1, user="A"))
+    server.kill("dispatcher 1")
+    assert [(await job.done()).status for job in jobs] == [200] * 7
+    ends = [job.ended_s for job in jobs]
+    assert ends == sorted(ends)
+
+
 @behaviour({"models": {"k": {"path": "DEMO", "preload": True}}}, fronts=TWO)
 async def dispatcher_that_starts_ends_models_that_are_not_configured_any_more(server: Served) -> None:
     assert len(server.processes_of("fairlead.worker.main")) == 2
-    (dispatcher,) = server.processes_of("dispatcher 1")
-    dispatcher.send_signal(signal.SIGSTOP)
-    await server.reload(file_with({}))
-    dispatcher.send_signal(signal.SIGKILL)
-    await trio.sleep(10)
+    server.rewrite(file_with({}))
+    for _ in range(12):  # no dispatcher lives long enough to hear of the reload
+        for process in server.processes_of("fairlead.roles.main"):
+            if process.args[-2].startswith("dispatcher"):
+                process.send_signal(signal.SIGKILL)
+        await trio.sleep(0.3)
+    await trio.sleep(15)
     assert len(server.processes_of("fairlead.worker.main")) == 1
     assert await server.states() == {"m": "up"}
 
@@ -263,8 +292,8 @@ async def model_that_dies_is_replaced_and_its_jobs_run_again(server: Served) -> 
     await trio.sleep(1)
     engine_of(server).send_signal(signal.SIGKILL)
     assert [(await job.done()).status for job in jobs] == [200, 200]
-    (status,) = await server.get_json("/running")
-    assert status["counts"]["restarts"] == 1, status
+    (shown,) = await server.get_json("/running")
+    assert shown["counts"]["restarts"] == 1, shown
     died = [event for event in server.log if event["event"] == "model died"]
     assert "SIGKILL" in died[-1]["reason"], died
 
@@ -279,14 +308,10 @@ async def command_that_dies_is_replaced(server: Served) -> None:
         await has_finished(server, 10, model="far")
 
 
-def with_fronts_reloaded(document: Document) -> Document:
-    return file_with(document)
-
-
 @behaviour({"apiKeys": [{"key": "k1"}]}, fronts=TWO)
 async def process_that_starts_after_a_reload_has_the_new_configuration(server: Served) -> None:
     document = {"apiKeys": [{"key": "k2"}], "models": {"k": {"path": "DEMO"}}}
-    assert await server.reload(with_fronts_reloaded(document)) == []
+    assert await server.reload(file_with(document)) == []
     for name in (*FRONTS, "dispatcher 1"):
         server.kill(name)
     await trio.sleep(8)

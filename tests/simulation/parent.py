@@ -68,9 +68,11 @@ class Announcer:
     def __init__(self, machine: Any) -> None:
         self._machine = machine
         self.is_ready = False
+        self.progress: list[tuple[str, float | None]] = []
         self.failures: list[str] = []
 
     def loading(self, model: str, fraction: float | None, stage: str) -> None:
+        self.progress.append((model, fraction))
         self._machine.note("announced", model, fraction, stage)
 
     def ready(self, url: str, models: Sequence[str]) -> None:
