@@ -22,7 +22,8 @@ from typing import Any
 
 import trio
 
-from hostile import MODEL, Server, percentile, serving
+from hostile import MODEL, percentile, serving
+from hostile_client.server import Server
 from hostile_client.target import send
 
 PAUSE_S = 0.02
@@ -140,7 +141,7 @@ def main() -> int:
         crowd(host, int(port), options.connections)
         return 0
     with serving(**KEYS) as server:
-        result = {"connections": trio.run(measure_connections, server, options.connections)}
+        result: dict[str, Any] = {"connections": trio.run(measure_connections, server, options.connections)}
     with serving(**KEYS) as server:
         result["readers"] = trio.run(measure_readers, server, options.readers)
     result["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"

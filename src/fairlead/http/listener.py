@@ -95,9 +95,9 @@ async def serve_http(
 ) -> None:
     """Serve an ASGI app on listening sockets until `shutdown` is set and all is drained. Closes the sockets.
 
-    `callers` finds who sends a request. Without them, each address is one caller. `wait` returns when a socket
-    may have a connection to accept. Reports the bound addresses once the app has started. Raises what the
-    app's startup raises.
+    `callers` finds who sends a request. Without them, each address is one caller. `wait` returns when a
+    socket may have a connection to accept. Reports the bound addresses once the app has started. Raises what
+    the app's startup raises.
     """
     config = _hypercorn_config(limits)
     state: dict[str, Any] = {}
