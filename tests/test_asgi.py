@@ -5,11 +5,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from fairlead import asgi
 from fairlead.api.routes import Application
 from fairlead.asgi import AsgiApp, create_app
-from fairlead.config import ApiKey, Config, ConfigError, Limits, ModelConfig, NodeConfig
+from fairlead.config import NO_OPERATOR, ApiKey, Config, ConfigError, Limits, ModelConfig, NodeConfig
 
 EMPTY = Config(models=())
 
@@ -78,6 +80,15 @@ async def test_routes_answer_between_startup_and_shutdown_and_after_a_restart(au
             assert (await call(app, "/ready"))[0] == 200
             assert (await client.post("/v1/chat/completions", json={"model": "m"})).status_code == 404
         assert (await call(app))[0] == 503
+
+
+@pytest.mark.parametrize(("role", "warnings"), [("user", 1), ("operator", 0)])
+async def test_keys_of_which_none_is_an_operators_are_warned_about(autojump_clock, role, warnings):
+    app = create_app(replace(EMPTY, api_keys=(ApiKey("sk-1", role=role),)))
+    with capture_logs() as log:
+        async with app.test_app():
+            pass
+    assert len([line for line in log if line["event"] == NO_OPERATOR]) == warnings
 
 
 async def test_all_routes_belong_to_the_quart_application():

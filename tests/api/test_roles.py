@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import msgspec
 import pytest
 import trio
 
@@ -262,3 +263,10 @@ async def test_events_tell_the_role_of_the_key_and_its_id(server, caller):
     reply = await call(server(events), events, caller)
     assert reply.headers["x-fairlead-role"] == caller
     assert reply.headers["x-fairlead-key"] == key_id(KEYS[caller])
+
+
+@pytest.mark.parametrize("caller", ROLES)
+async def test_lines_of_a_models_processes_are_shown_to_operators_only(server, fleet, caller):
+    fleet.statuses = [msgspec.structs.replace(status, output=("secret",)) for status in fleet.models()]
+    reply = await server().get("/running", headers=header_of(caller))
+    assert [status["output"] for status in reply.json] == ([[]] if caller == "user" else [["secret"]])

@@ -44,12 +44,12 @@ class Shortage:
         self.tried = 0
         connect = upstream.connect
 
-        async def scarce(*arguments):
+        async def scarce(*arguments, **options):
             if self.lasts:
                 self.tried += 1
                 await trio.lowlevel.checkpoint()
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            return await connect(*arguments)
+            return await connect(*arguments, **options)
 
         monkeypatch.setattr(upstream, "connect", scarce)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import structlog
 import trio
+from msgspec.structs import replace
+from structlog.testing import capture_logs
 from trio.testing import wait_all_tasks_blocked
 
-from fairlead.config import ApiKey, Config, ConfigError, QueueConfig
+from fairlead.config import NO_OPERATOR, ApiKey, Config, ConfigError, QueueConfig
 from fairlead.errors import LoadFailed
 from fairlead.fleet.reload import FIXED, POLL_INTERVAL_S, ConfigSource, watch_config
 
@@ -75,6 +77,19 @@ async def test_sighup_reloads_the_file(writing, nursery):
     writing.outcome = CHANGED
     await read_again(lambda: server.configs)
     assert [writing.outcome] == server.configs
+
+
+async def test_reload_that_leaves_no_operator_is_warned_about_once(writing, nursery):
+    server = Server()
+    operator, user = ApiKey("sk-1", role="operator"), ApiKey("sk-2")
+    first = replace(FIRST, api_keys=(operator, user))
+    nursery.start_soon(watch_config, ConfigSource(writing.file, writing.read), first, server.change)
+    await wait_all_tasks_blocked()
+    with capture_logs() as log:
+        for number, keys in enumerate([(operator,), (user,), (user, ApiKey("sk-3"))], 1):
+            writing.outcome = replace(FIRST, api_keys=keys)
+            await read_again(lambda: len(server.configs) == number)  # noqa: B023
+    assert [line["log_level"] for line in log if line["event"] == NO_OPERATOR] == ["warning"]
 
 
 @pytest.mark.parametrize(

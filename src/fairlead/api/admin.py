@@ -1,5 +1,7 @@
 """The views for operators and load balancers: liveness, readiness, running models, version."""
 
+from msgspec.structs import replace
+
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.scope import scope_of
 from fairlead.api.services import Services
@@ -32,10 +34,16 @@ class Admin:
         return json_response({"status": "loading"}, 503, {"Retry-After": "2"})
 
     async def running(self, request: Request) -> Response:
-        """Return the models that have a process here, as far as the caller may see them."""
+        """Return the models that have a process here, as far as the caller may see them.
+
+        What their processes have printed is for operators, as their logs are.
+        """
         await self._services.refresh()
         seen = scope_of(self._services, request.api_key).of_models(self._services.fleet.models())
-        return json_response([status for status in seen if status.is_resident])
+        running = [status for status in seen if status.is_resident]
+        if request.api_key is not None and not request.api_key.has_role("operator"):
+            running = [replace(status, output=()) for status in running]
+        return json_response(running)
 
     async def version(self, _request: Request) -> Response:
         """Return the program's version."""

@@ -81,8 +81,8 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     counted by the node (of a command or a remote model, its jobs), as are those of them that are `waiting`
     for a slot. `memory_bytes` is what its processes take (0 if there are none, or if it is unknown). A failed
     model has a `problem`; the next job loads it again. `output` has the last lines that a command has
-    printed. `engine` is the state of a ready engine, null for other models. Only models that run on a cluster
-    have `replicas`.
+    printed; a key with the role user gets none. `engine` is the state of a ready engine, null for other
+    models. Only models that run on a cluster have `replicas`.
     """
 
     model: str
