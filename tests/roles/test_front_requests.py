@@ -45,6 +45,7 @@ async def test_jobs_of_a_server_that_was_found_dead_end_unless_it_sends(autojump
             nodes.update(found_dead(server))
             await deltas.over.wait()
         assert isinstance(deltas.error, NodeFailed)
+        assert deltas.error.message == "far is down: it does not answer its probes"
         nodes.update(state(remote(server.url)))
         assert (await generated(nodes.find("far"), relayed_job())).text() == text()
         nodes.update(state())  # closes the connections
