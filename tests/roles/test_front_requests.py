@@ -24,8 +24,8 @@ def front_nodes(nursery, **options):
     return FrontNodes("front", CATALOG, nursery, trio.lowlevel.checkpoint, **options)
 
 
-def found_dead(server):
-    return state(msgspec.structs.replace(remote(server.url), is_dead=True))
+def found_dead(server, died_s=0.0, **more):
+    return state(msgspec.structs.replace(remote(server.url), deaths=1, died_s=died_s, **more))
 
 
 async def test_jobs_of_a_server_that_was_found_dead_end_unless_it_sends(autojump_clock):
@@ -36,19 +36,43 @@ async def test_jobs_of_a_server_that_was_found_dead_end_unless_it_sends(autojump
         deltas = CollectedDeltas()
         async with nodes.find("far").generate(relayed_job(stub={"how": "stall", "after": 3}), deltas):
             await deltas.first.wait()
-            nodes.update(found_dead(server))  # it handles one request at a time, and sends
+            nodes.update(found_dead(server, is_dead=True))  # it handles one request at a time, and sends
             await trio.sleep(INTERVAL_S / 2)
             assert deltas.error is None
             nodes.update(state(remote(server.url)))
             await trio.sleep(2 * INTERVAL_S)
             assert deltas.error is None  # it is silent, but lives
-            nodes.update(found_dead(server))
+            nodes.update(found_dead(server, is_dead=True))
             await deltas.over.wait()
         assert isinstance(deltas.error, NodeFailed)
         assert deltas.error.message == "far is down: it does not answer its probes"
         nodes.update(state(remote(server.url)))
         assert (await generated(nodes.find("far"), relayed_job())).text() == text()
         nodes.update(state())  # closes the connections
+        nursery.cancel_scope.cancel()
+
+
+async def test_jobs_of_a_server_that_was_dead_between_two_states_end_and_later_ones_do_not(autojump_clock):
+    autojump_clock.autojump_threshold = 0.05
+    async with stub() as server, trio.open_nursery() as nursery:
+        nodes = front_nodes(nursery)
+        nodes.update(state(remote(server.url)))
+        earlier, later = CollectedDeltas(), CollectedDeltas()
+        stalls = relayed_job(stub={"how": "stall", "after": 3})
+        async with nodes.find("far").generate(stalls, earlier):
+            await earlier.first.wait()
+            await trio.sleep(10)
+            async with nodes.find("far").generate(relayed_job(stub={"how": "silent"}), later):
+                await trio.sleep(1)
+                nodes.update(found_dead(server, died_s=2.0))
+                await earlier.over.wait()
+                assert later.error is None
+                await trio.sleep(1)
+                nodes.update(found_dead(server, died_s=0.0))  # the same death: only its age is other
+                await trio.sleep(1)
+                assert later.error is None
+        assert earlier.error.message == "far is down: it does not answer its probes"
+        nodes.update(state())
         nursery.cancel_scope.cancel()
 
 
@@ -105,7 +129,7 @@ async def test_failing_requests_of_one_front_stop_new_jobs_and_only_probes_end_r
     streams = 6
     async with stub() as far:
         node = NodeConfig(id="far", url=far.url, models=("m",), seats=streams + 1)
-        health = HealthConfig(interval_s=0.2, failures=2, timeout_s=0.5)
+        health = HealthConfig(interval_s=0.2, failures=2, timeout_s=60.0)
         async with running(2, slots={}, nodes=(node,), health_check=health) as server:
             clients = Clients(server, far)
             await clients.until_node(state="up")
@@ -131,14 +155,14 @@ async def test_failing_requests_of_one_front_stop_new_jobs_and_only_probes_end_r
 
 
 async def _end_by_probes(clients: Clients, far: StubServer) -> None:
-    """Let the server be silent until a job that it has is sent again."""
+    """Let the server take no connections until a job that it has is sent again."""
     sent = len([job for job in far.jobs if "waits" in job.stub])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(clients.keep_answer, False)
         await clients.until_sent(sent + 1)
-        far.stalls_probes = True
+        far.refuses = True
         await clients.until_node(state="down")
-        far.stalls_probes = False
+        far.refuses = False
         await clients.until_sent(sent + 2)
         for _ in range(2):
             far.go.release()

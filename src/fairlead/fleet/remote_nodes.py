@@ -66,6 +66,16 @@ class RemoteEntry:
         """Whether its probes have found that its server is dead."""
         return self._node.is_dead
 
+    @property
+    def deaths(self) -> int:
+        """How often they have."""
+        return self._node.deaths
+
+    @property
+    def died_s(self) -> float:
+        """How many seconds ago they have, the last time; infinity if never."""
+        return trio.current_time() - self._node.died_at
+
     def count_request(self, *, succeeded: bool) -> None:
         """Count a request that another process has sent to it; see `RemoteNode`."""
         self._node.requested(succeeded=succeeded)

@@ -50,7 +50,8 @@ class RemoteNode:
     lasted until the answer was complete, or was an error of any status. A Fairlead gets tenants under hashes
     with `alias_key`, its API key.
 
-    `was_probed` is set after the first probe, whatever its result.
+    `was_probed` is set after the first probe, whatever its result. `deaths`: how often its probes have found
+    that the server is dead, the latest time at `died_at`.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class RemoteNode:
         self._reported: Literal["up", "closed", "down"] = "down"  # closed: to new jobs
         self._is_healthy = False  # at its latest probe
         self._on_request = on_request
+        self.deaths = 0
+        self.died_at = -math.inf
         self._relays = RunningRelays(node_id, self._exchange)
         self._ups = self._downs = 0
 
@@ -179,15 +182,15 @@ class RemoteNode:
         """Count a request, as `on_request` says. It decides about new jobs only."""
         self._change(self._breaker.requested(succeeded=succeeded), reason)
 
-    def found_dead(self, error: FairleadError, *, silent_s: float) -> None:
-        """Fail every job with the error, because probes get no answer, unless the server sends others.
+    def found_dead(self, error: FairleadError, *, at: float, silent_s: float) -> None:
+        """Fail jobs that began before `at`, when another process's probes had got no answer.
 
         Some servers handle one request at a time. So nothing happens if it has sent any bytes in the last
         `silent_s` seconds.
         """
         if trio.current_time() - self._upstream.last_received_at >= silent_s:
             self._upstream.close()
-            self._relays.fail_all(error)
+            self._relays.fail_all(error, began_before=at)
 
     # One job -----------------------------------------------------------------------------------------
 
@@ -311,6 +314,8 @@ class RemoteNode:
             logger.warning("node down", node=self.id, reason=reason, running=len(self._relays))
             self._upstream.close()
             if change == "dead":
+                self.deaths += 1
+                self.died_at = trio.current_time()
                 self._fail(NodeFailed(f"{self.id} is down: {reason}"))
             else:
                 self._close()

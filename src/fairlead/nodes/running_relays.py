@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from math import inf
 
 import trio
 
@@ -23,7 +24,7 @@ class RunningRelays:
     def __init__(self, node_id: str, exchange: Exchange) -> None:
         self._node_id = node_id
         self._exchange = exchange
-        self._sinks: set[RelaySink] = set()
+        self._sinks: dict[RelaySink, float] = {}  # and when each job began
 
     def __len__(self) -> int:
         """Return the number of running jobs."""
@@ -37,7 +38,7 @@ class RunningRelays:
         when it is complete, so the block is entered then.
         """
         sink = RelaySink(into)
-        self._sinks.add(sink)
+        self._sinks[sink] = trio.current_time()
         try:
             if request.stream or request.passthrough is not None:
                 async with self._beside(job, request, sink):
@@ -46,17 +47,14 @@ class RunningRelays:
                 await self._run(job, request, sink)
                 yield
         finally:
-            self.discard(sink)
+            del self._sinks[sink]
 
-    def discard(self, sink: RelaySink) -> None:
-        """Do not fail this job with the others any more."""
-        self._sinks.discard(sink)
-
-    def fail_all(self, error: FairleadError) -> None:
-        """Fail every running job with the error."""
-        for sink in list(self._sinks):
-            sink.fail(error)
-            sink.scope.cancel()
+    def fail_all(self, error: FairleadError, *, began_before: float = inf) -> None:
+        """Fail every running job with the error, or those that began before a time."""
+        for sink, began_at in list(self._sinks.items()):
+            if began_at < began_before:
+                sink.fail(error)
+                sink.scope.cancel()
 
     @asynccontextmanager
     async def _beside(self, job: Job, request: Relay, sink: RelaySink) -> AsyncIterator[None]:

@@ -17,8 +17,9 @@ from fairlead.tenancy.quotas import QuotaUsage
 class RemoteState(msgspec.Struct, frozen=True):
     """A remote node: its configuration, its models, and the dialects that it speaks (None: all).
 
-    `is_withdrawn`: it gets no more jobs. `is_dead`: its probes get no answer, so its running jobs are lost.
-    `may_be_restricted` is as for `Upstream`.
+    `is_withdrawn`: it gets no more jobs. `may_be_restricted` is as for `Upstream`. `is_dead`: its probes get no
+    answer. `deaths`: how often they began to get none, the last time `died_s` seconds ago. Jobs that it had
+    then are lost.
     """
 
     config: NodeConfig
@@ -27,6 +28,8 @@ class RemoteState(msgspec.Struct, frozen=True):
     is_withdrawn: bool
     may_be_restricted: bool
     is_dead: bool = False
+    deaths: int = 0
+    died_s: float = inf
 
 
 class LocalState(msgspec.Struct, frozen=True):
@@ -102,6 +105,8 @@ def state_of(fleet: Fleet, dispatcher: Dispatcher, processes: SupervisedProcesse
                 entry.is_withdrawn,
                 entry.may_be_restricted,
                 entry.is_dead,
+                entry.deaths,
+                entry.died_s,
             )
             for entry in fleet.remote_entries()
         ),

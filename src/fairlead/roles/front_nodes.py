@@ -56,6 +56,7 @@ class FrontNodes:
         self._engines: dict[str, EngineHandle] = {}
         self._servers: dict[str, tuple[object, RemoteNode]] = {}
         self._retired: list[RemoteNode] = []  # which may have jobs
+        self._deaths: dict[str, int] = {}  # of remote nodes, as of the latest state
         self._refresh = refresh
         self._on_request = on_request
 
@@ -108,12 +109,17 @@ class FrontNodes:
                 node.came_up()
                 self._servers[node_id] = source, node
         for remote in state.remote:
-            if remote.is_dead:
-                self._end_jobs(self._servers[remote.config.id][1])
+            # It may be up again already. If it is dead, it may have ended to send in the meantime.
+            if remote.is_dead or remote.deaths > self._deaths.get(remote.config.id, remote.deaths):
+                self._end_jobs(self._servers[remote.config.id][1], died_s=remote.died_s)
+        self._deaths = {remote.config.id: remote.deaths for remote in state.remote}
 
-    def _end_jobs(self, dead: RemoteNode) -> None:
-        silent_s = self._catalog.config.health_check.interval_s
-        dead.found_dead(NodeFailed(f"{dead.id} is down: {UNANSWERED}"), silent_s=silent_s)
+    def _end_jobs(self, dead: RemoteNode, *, died_s: float) -> None:
+        dead.found_dead(
+            NodeFailed(f"{dead.id} is down: {UNANSWERED}"),
+            at=trio.current_time() - died_s,
+            silent_s=self._catalog.config.health_check.interval_s,
+        )
 
     def _remote(
         self, config: NodeConfig, dialects: tuple[str, ...] | None, may_be_restricted: bool
