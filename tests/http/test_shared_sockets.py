@@ -51,7 +51,7 @@ async def connect(port, count=40):
     for _ in range(count):
         with socket.create_connection(("127.0.0.1", port)):
             pass
-    await trio.sleep(0.05)
+    await trio.testing.wait_all_tasks_blocked(0.05)
 
 
 async def test_connections_to_an_absent_front_wait_until_another_stands_in():
@@ -62,7 +62,7 @@ async def test_connections_to_an_absent_front_wait_until_another_stands_in():
         assert set(zero.accepted) == {0}
         waiting = 40 - len(zero.accepted)
         zero.shared.stand_in((1,))
-        await trio.sleep(0.05)
+        await trio.testing.wait_all_tasks_blocked(0.05)
         assert zero.accepted.count(1) == waiting
         await connect(port)
         assert len(zero.accepted) == 80
@@ -83,6 +83,6 @@ async def test_connections_wait_while_all_fronts_are_away():
             nursery.start_soon(one.run)
             one.shared.listen()
             one.shared.stand_in((0,))
-            await trio.sleep(0.05)
+            await trio.testing.wait_all_tasks_blocked(0.05)
             assert len(one.accepted) == 40
             nursery.cancel_scope.cancel()
