@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.http.forwarded import FORWARDED_BYTES, MOST_HOPS, Client, TrustedProxies
+from fairlead.http.forwarded import FORWARDED_BYTES, MOST_HOPS, ClientAddress, TrustedProxies
 
 PROXY = "10.0.0.1"
 proxies = TrustedProxies(["10.0.0.0/8", "2001:db8:1::/48", "127.0.0.1"])
 
 
-def client(*headers: tuple[str, str], peer: str | None = PROXY, trusted: TrustedProxies = proxies) -> Client:
+def client(
+    *headers: tuple[str, str], peer: str | None = PROXY, trusted: TrustedProxies = proxies
+) -> ClientAddress:
     return trusted.client(peer, [(name.encode(), value.encode("latin-1")) for name, value in headers])
 
 
@@ -30,15 +32,15 @@ def forwarded(*values: str, **options) -> str | None:
 
 
 def test_peer_is_the_client_of_a_request_that_was_not_forwarded():
-    assert client() == Client(PROXY, is_forwarded=False)
-    assert client(("x-real-ip", "192.0.2.1")) == Client(PROXY, is_forwarded=False)
-    assert client(peer=None) == Client(None, is_forwarded=False)
+    assert client() == ClientAddress(PROXY, is_forwarded=False)
+    assert client(("x-real-ip", "192.0.2.1")) == ClientAddress(PROXY, is_forwarded=False)
+    assert client(peer=None) == ClientAddress(None, is_forwarded=False)
 
 
 def test_headers_of_other_peers_are_not_believed_but_show_that_the_request_was_forwarded():
     for name, value in (("x-forwarded-for", "192.0.2.1"), ("forwarded", "for=192.0.2.1")):
         found = client((name, value), peer="192.0.2.99")
-        assert found == Client("192.0.2.99", is_forwarded=True)
+        assert found == ClientAddress("192.0.2.99", is_forwarded=True)
     assert for_list("192.0.2.1", peer="127.0.0.1", trusted=TrustedProxies()) == "127.0.0.1"
 
 
@@ -132,10 +134,10 @@ def test_forwarded_is_read_as_in_its_rfc(values, expected):
 
 def test_client_is_unknown_where_the_two_headers_differ():
     both = [("x-forwarded-for", "192.0.2.1"), ("forwarded", "for=192.0.2.1")]
-    assert client(*both) == Client("192.0.2.1", is_forwarded=True)
+    assert client(*both) == ClientAddress("192.0.2.1", is_forwarded=True)
     spoofed = [("forwarded", "for=127.0.0.1"), ("x-forwarded-for", "192.0.2.1")]
-    assert client(*spoofed) == Client(None, is_forwarded=True)
-    assert client(("forwarded", ""), both[0]) == Client("192.0.2.1", is_forwarded=True)
+    assert client(*spoofed) == ClientAddress(None, is_forwarded=True)
+    assert client(("forwarded", ""), both[0]) == ClientAddress("192.0.2.1", is_forwarded=True)
 
 
 def test_unix_socket_is_trusted_only_if_listed():

@@ -19,7 +19,7 @@ MOST_HOPS = 32
 MOST_ADDRESS_CHARS = 64
 FORWARDED_BYTES = 4096
 ADDRESS_CACHE_SIZE = 1024
-FORWARDED = "fairlead.forwarded"  # the key of an ASGI scope with `Client.is_forwarded`
+FORWARDED = "fairlead.forwarded"  # the key of an ASGI scope with `ClientAddress.is_forwarded`
 UNIX = "unix"  # in place of an address: peers that connect through a unix socket
 
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
@@ -33,7 +33,7 @@ HeaderPairs = Iterable[tuple[bytes, bytes]]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Client(NamedTuple):
+class ClientAddress(NamedTuple):
     """The client that sent a request. `address`: None if it is not known.
 
     `is_forwarded`: the request says that it comes through a proxy, trusted or not.
@@ -55,13 +55,13 @@ class TrustedProxies:
         self._has_unix = UNIX in listed
         self._is_trusted_peer = lru_cache(ADDRESS_CACHE_SIZE)(self._is_peer_in_networks)
 
-    def client(self, peer: str | None, headers: HeaderPairs) -> Client:
+    def client(self, peer: str | None, headers: HeaderPairs) -> ClientAddress:
         """Return the client of a request that this peer sent; header names are in lower case."""
         lists = [(name, value) for name, value in headers if name in (b"x-forwarded-for", b"forwarded")]
         if not lists:
-            return Client(peer, is_forwarded=False)
+            return ClientAddress(peer, is_forwarded=False)
         if not self._is_trusted_peer(peer):
-            return Client(peer, is_forwarded=True)
+            return ClientAddress(peer, is_forwarded=True)
         found = {
             self._first_untrusted(hops)
             for hops in (
@@ -71,8 +71,8 @@ class TrustedProxies:
             if hops is not None
         }
         if not found:  # both are empty
-            return Client(peer, is_forwarded=True)
-        return Client(found.pop() if len(found) == 1 else None, is_forwarded=True)
+            return ClientAddress(peer, is_forwarded=True)
+        return ClientAddress(found.pop() if len(found) == 1 else None, is_forwarded=True)
 
     def _first_untrusted(self, hops: Iterable[Address | None]) -> str | None:
         """Return the first address that is no proxy's, or the last one; None if it is not known."""
