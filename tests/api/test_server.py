@@ -36,10 +36,10 @@ def test_port_that_is_free_on_one_address_and_taken_on_another_is_not_picked(mon
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: two)
     listen, taken = listener._listen, []
 
-    def late(family, address, sharing):
+    def late(family, address, *, is_shared):
         if address[0] == "127.6.1.8" and len(taken) < 3:
-            taken.append(listen(family, address, sharing))
-        return listen(family, address, sharing)
+            taken.append(listen(family, address, is_shared=is_shared))
+        return listen(family, address, is_shared=is_shared)
 
     monkeypatch.setattr(listener, "_listen", late)
     sockets = bind("localhost", 0)
