@@ -17,9 +17,10 @@ from fairlead.tenancy.quotas import QuotaUsage
 class RemoteState(msgspec.Struct, frozen=True):
     """A remote node: its configuration, its models, and the dialects that it speaks (None: all).
 
-    `is_withdrawn`: it gets no more jobs. `may_be_restricted` is as for `Upstream`. `is_dead`: its probes get no
-    answer. `deaths`: how often they began to get none, the last time `died_s` seconds ago. Jobs that it had
-    then are lost.
+    `is_withdrawn`: it gets no more jobs.
+    `may_be_restricted`: as for `Upstream`.
+    `is_dead`: its probes get no answer.
+    `deaths`: how often they began to get none, the last time `died_s` seconds ago. Jobs of then are lost.
     """
 
     config: NodeConfig
