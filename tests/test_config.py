@@ -200,6 +200,7 @@ def test_filters_have_the_names_of_llama_swap():
         ({}, False),
         ({"host": "::1"}, False),
         ({"host": "0.0.0.0"}, True),
+        ({"trusted_proxies": ("127.0.0.1",)}, True),
         ({"allowed_hosts": ("chat.example",)}, True),  # a proxy forwards requests
         ({"api_keys": (ApiKey("a"),)}, False),
         ({"host": "0.0.0.0", "api_keys": (ApiKey("a"),)}, False),

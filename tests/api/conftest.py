@@ -139,7 +139,8 @@ class FakeGateway(Gateway):
         found = [
             job
             for job in self.jobs
-            if job.request_id == request_id and (job.owner == by.key or others is None or job.model in others)
+            if job.request_id == request_id
+            and (job.owner == by.owner or others is None or job.model in others)
         ]
         scope = self._scopes.get(request_id)
         if not found or scope is None:

@@ -16,7 +16,8 @@ from fairlead.job_metrics import JobMetrics
 from fake_fleet import FakeFleet
 from telemetry.sources import timeline
 
-ALL = ApiKey("sk-all", user="root")
+ALL = ApiKey("sk-all", user="root", role="operator")
+USER = ApiKey("sk-user", user="bob")
 SMALL = ApiKey("sk-small", user="ana", models=("tiny",), role="operator")
 REMOTE = ApiKey("sk-remote", user="bob", trusted=True, models=("remote", "secret", "gone"))
 EITHER = ApiKey("sk-either", models=("either",))
@@ -75,7 +76,7 @@ def fleet():
 def server(client_with, fleet):
     """A client of an application with these keys, models and nodes."""
     return client_with(
-        *(ALL, SMALL, REMOTE, EITHER),
+        *(ALL, USER, SMALL, REMOTE, EITHER),
         fleet=fleet,
         aliases=ALIASES,
         selectors=SELECTORS,
@@ -89,7 +90,7 @@ def bearer(key):
 
 EVERY_MODEL = [status.model for status in STATUSES]
 SEEN = [
-    (ALL, EVERY_MODEL, {node.id: list(node.models) for node in NODES}),
+    *((key, EVERY_MODEL, {node.id: list(node.models) for node in NODES}) for key in (ALL, USER)),
     (SMALL, ["small"], {"engine:small": ["small"]}),
     (REMOTE, ["secret", "remote"], {"big": ["remote"], "engine:secret": ["secret"]}),
     (EITHER, ["cold", "secret"], {"big": ["cold"], "other": ["cold"], "engine:secret": ["secret"]}),
@@ -182,6 +183,7 @@ async def labels(server, key):
     ("key", "counted", "tenants"),
     [
         (ALL, {"small", "remote", "cold"}, 4),
+        (USER, {"small", "remote", "cold"}, 1),
         (SMALL, {"small"}, 1),
         (REMOTE, {"remote"}, 1),
         (EITHER, {"cold"}, 0),

@@ -9,12 +9,14 @@ from fairlead.tenancy.access import identity_of
 
 
 def scope_of(services: Services, api_key: ApiKey | None) -> Scope:
-    """Return the caller's scope: everything, unless its key is limited to some models.
+    """Return the caller's scope: its key's models and, unless it is an operator's for all, its own tenants.
 
     Compute it for each request: a reload may change which models the key's names mean.
     """
-    if api_key is None or not api_key.models:
+    if api_key is None:
         return Scope()
+    if not api_key.models:
+        return Scope(tenant=None if api_key.has_role("operator") else identity_of(api_key))
     return Scope(frozenset(_models(services, api_key.models)), identity_of(api_key))
 
 

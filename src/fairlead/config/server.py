@@ -238,12 +238,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
         """Whether requests may come from several tenants, as far as the settings tell.
 
         A single key that is not trusted is one tenant. Without keys, a server that only its own machine can
-        reach is taken for one person's, unless requests come through a proxy, with another name of it.
+        reach is taken for one person's, unless the settings name a proxy, or other names of the server.
         """
         if self.flow_control.trusted_addresses or any(key.trusted for key in self.api_keys):
             return True
         if not self.api_keys:
-            return bool(self.allowed_hosts) or not is_loopback(self.host)
+            has_proxy = bool(self.allowed_hosts or self.trusted_proxies)
+            return has_proxy or not is_loopback(self.host)
         return len({key.user or key.key for key in self.api_keys}) > 1
 
     def contradictions(self) -> Iterator[Fault]:

@@ -1,9 +1,11 @@
 """The part of the server's state that an API key may read.
 
 A key that is limited to some models reads those models, the nodes that have one of them (without other models
-in their lists), and its own tenants. Totals are those of the whole server: waiting and running jobs, seats,
-mean times, tokens, cache usage, errors by code. They reveal how busy the server is with other models, but not
-their names, their users or their nodes.
+in their lists), and its own tenants. A key for all models that is no operator's reads all models and nodes,
+and only its own tenants.
+
+Totals are those of the whole server: waiting and running jobs, seats, mean times, tokens, cache usage, errors
+by code. They reveal how busy the server is with other models, but not their names, users or nodes.
 """
 
 from collections.abc import Iterable, Mapping
