@@ -90,14 +90,14 @@ async def serve_http(
     limits: Limits,
     shutdown: trio.Event,
     callers: Callers | None = None,
-    wait: Wait = trio.lowlevel.wait_readable,
+    wait: Wait | None = None,
     task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve an ASGI app on listening sockets until `shutdown` is set and all is drained. Closes the sockets.
 
     `callers` finds who sends a request. Without them, each address is one caller. `wait` returns when a
-    socket may have a connection to accept. Reports the bound addresses once the app has started. Raises what
-    the app's startup raises.
+    socket may have a connection to accept; None: when it is readable. Reports the bound addresses once the
+    app has started. Raises what the app's startup raises.
     """
     config = _hypercorn_config(limits)
     state: dict[str, Any] = {}
@@ -120,9 +120,10 @@ async def serve_http(
 class Listener:
     """The owner of all connections: accepts, refuses and drains them."""
 
-    def __init__(self, shared: Shared, wait: Wait = trio.lowlevel.wait_readable) -> None:
+    def __init__(self, shared: Shared, wait: Wait | None = None) -> None:
         self._shared = shared
-        self._wait = wait
+        # Not a default argument: tests replace Trio's functions while they run.
+        self._wait: Wait = wait or trio.lowlevel.wait_readable
         self._connections: set[ServerConnection] = set()
         self._arrivals = AcceptQueue()
         self._refusals = 0
