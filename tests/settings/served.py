@@ -24,6 +24,7 @@ from simulation.supervised import SupervisedServer
 Scenario = Callable[["Served"], Awaitable[None]]
 
 LONGEST_S = 3600.0
+END_S = 600.0  # of the server, after the scenario
 START_S = 30.0
 RELOAD_S = 5.0  # a watched file is read within two seconds, and a model loaded again within three
 BUFFER_BYTES = 1 << 24  # bytes in transit: enough that whatever a client sends arrives at once
@@ -287,7 +288,7 @@ def serve(
                 assert not bound.cancelled_caught, f"it is not over after {LONGEST_S:g} s"
                 machine.cancel_scope.cancel()
 
-    virtual_time.run(run, 0)
+    virtual_time.run(run, 0, longest_s=LONGEST_S + END_S)
 
 
 async def _started(parent: Parent) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from settings.cases import FRONTS
 from settings.play import play_start_that_fails, play_with_cut, played
-from settings.wires import cut, wires
+from settings.wires import UNSEEN, all_wires, cut, wires
 
 WIRES = {wire.name: wire for wire in wires()}
 
@@ -19,6 +19,10 @@ def test_every_wire_has_its_own_name_and_can_be_cut():
     for wire in WIRES.values():
         with cut(wire):
             pass
+
+
+def test_each_wire_that_scenarios_cannot_show_exists():
+    assert set().union(*(wire.unseen for wire in all_wires())) == UNSEEN.keys()
 
 
 @pytest.mark.nightly

@@ -30,8 +30,74 @@ SEVERAL_FRONTS = (
     "supervisor",
 )
 MODULES = ("fairlead.app", *(f"fairlead.roles.{name}" for name in SEVERAL_FRONTS))
+# What a simulated server does not have, by function or as "function: text".
+_SUPERVISED = "fairlead.roles.supervisor:supervise"
+UNSEEN = {
+    **dict.fromkeys(
+        (
+            "fairlead.app:run",
+            "fairlead.roles.child:main",
+            "fairlead.roles.child:live: logs.configure(json=config.log_json, level=config.log_level)",
+            "fairlead.roles.child:live: logs.configure(json=config.log_json)",
+            "fairlead.roles.child:live: logs.configure(level=config.log_level)",
+            "fairlead.roles.supervisor:run",
+            "fairlead.app:serve: freeze()",
+            "fairlead.roles.dispatcher_role:DispatcherRole._load: freeze()",
+            "fairlead.roles.front_role:FrontRole.run: freeze()",
+        ),
+        "the interpreter, the log and the signals of a real process",
+    ),
+    **dict.fromkeys(
+        (
+            "fairlead.roles.child:NoSupervisor.send",
+            "fairlead.roles.child:NoSupervisor.stop",
+            "fairlead.roles.child:NoSupervisor.drain",
+            "fairlead.roles.child:NoSupervisor._keep",
+            "fairlead.roles.dispatcher_role:DispatcherRole.__init__: FrontServer(may_send=may_send)",
+        ),
+        "processes on several machines, and their lease: tests/e2e/test_fronts_on_machines.py",
+    ),
+    **dict.fromkeys(
+        (
+            "fairlead.app:Composition.prepare: refuse_without_ray(self._config)",
+            f"{_SUPERVISED}: refuse_without_ray(config)",
+            "fairlead.roles.dispatcher_role:DispatcherRole._start_cluster",
+            "fairlead.roles.dispatcher_role:DispatcherRole.run: await self._start_cluster(self._cluster)",
+        ),
+        "a Ray cluster: tests/cluster",
+    ),
+    **dict.fromkeys(
+        (
+            "fairlead.app:ServerObserver.__init__",
+            "fairlead.app:serve: task_status.started(url)",
+            "fairlead.app:Composition.__init__: Dispatcher(random=random)",
+            "fairlead.app:Composition.running: Application(bypasses_quart=bypasses_quart)",
+        ),
+        "what only tests and other servers use",
+    ),
+    **dict.fromkeys(
+        (
+            "fairlead.app:serve: signals.cancel_scope.cancel()",
+            "fairlead.app:Composition._services: Services(draining=self.draining.is_set)",
+            "fairlead.roles.child:SupervisorLink.__init__: FrameLink(name='supervisor')",
+            "fairlead.roles.child:SupervisorLink.serve: self._received.clear()",
+            "fairlead.roles.dispatcher_role:_find_files: trio.to_thread.run_sync(abandon_on_cancel=True)",
+            "fairlead.roles.front_nodes:FrontNodes.update: handle.close()",
+        ),
+        "another part does the same, or only memory and time are saved",
+    ),
+    **dict.fromkeys(
+        (
+            "fairlead.app:Composition._services: Services(problems=lambda: fleet.problems)",
+            "fairlead.roles.child:SupervisorLink.serve: handle(message)",
+            "fairlead.roles.fleet_view:FleetView.output: InvalidRequest(param='model')",
+            "fairlead.roles.fleet_view:FleetView._read_output: output.end = max(output.end, begin)",
+        ),
+        "not tested: a stuck process that is not killed, a reload at a start, thousands of lines at once",
+    ),
+}
 # What only a terminal, a real process or its log shows.
-SHOWN = frozenset({"logger", "announce", "nursery.cancel_scope", "shutil", "sock"})
+SHOWN = frozenset({"logger", "announce", "log_failure", "nursery.cancel_scope", "shutil", "sock"})
 
 
 class Wire(NamedTuple):
@@ -47,18 +113,29 @@ class Wire(NamedTuple):
         return f"{self.function}#{self.place}: {self.text}"
 
     @property
+    def unseen(self) -> set[str]:
+        """The entries of `UNSEEN` that concern it."""
+        return {self.function, f"{self.function}: {self.text}"} & UNSEEN.keys()
+
+    @property
     def is_of_fronts(self) -> bool:
         """Whether only a server with several fronts has it."""
         return self.function.startswith("fairlead.roles")
 
 
 def wires() -> Iterator[Wire]:
+    """Yield the wires that scenarios can show."""
+    return (wire for wire in all_wires() if not wire.unseen)
+
+
+def all_wires() -> Iterator[Wire]:
     """Yield all wires."""
     for name in MODULES:
         module = import_module(name)
         for path, tree in _functions(module):
+            function = f"{name}:{path}"
             for place, (text, _) in enumerate(_cuts(tree)):
-                yield Wire(f"{name}:{path}", place, text)
+                yield Wire(function, place, text)
 
 
 def cut(wire: Wire) -> AbstractContextManager[None]:
