@@ -84,6 +84,14 @@ def test_jobs_spill_over_when_a_target_reaches_its_limit():
     assert len(set(choices[6:])) == 2
 
 
+def test_each_of_several_fronts_has_its_part_of_the_limit_rounded_up():
+    for fronts, limit, used in ((2, 4, "aab"), (2, 3, "aab"), (8, 4, "ab")):
+        selection = Selection(fronts=fronts)
+        targets = [local("a"), local("b")]
+        choices = [chosen("spillover", *targets, selection=selection, limit=limit) for _ in used]
+        assert "".join(choices) == used
+
+
 def test_loaded_targets_are_filled_before_another_is_used():
     selection = Selection()
     targets = [local("a"), local("b", "ready"), local("c", "loading")]
