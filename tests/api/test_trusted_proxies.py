@@ -89,7 +89,7 @@ async def test_request_that_another_server_takes_from_a_proxy_is_no_operators(mo
 
 
 async def test_key_of_a_forwarded_request_proves_who_sends_it(model):
-    client = client_of(model, ApiKey("k"))
+    client = client_of(model, ApiKey("k", role="operator"))
     headers = {"Host": "localhost", "X-Forwarded-For": "192.0.2.1", "Authorization": "Bearer k"}
     assert (await client.get("/models/small/logs", headers=headers)).status != 403
 

@@ -296,6 +296,6 @@ async def _cancel(world: SimulatedServer, job: JobPlan) -> None:
     await trio.sleep(0.3)
     for front in list(world.fronts.values())[-1:]:
         try:
-            await front.client.cancel(job.name, Requester("A", "o"))
+            await front.client.cancel(job.name, Requester("A", owner="o"))
         except FairleadError:
             """No dispatcher answers."""

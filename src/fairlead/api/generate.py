@@ -168,7 +168,7 @@ class GenerationPipeline:
             tenant, field = tenant_so_far(request), structure.grammar_field
             if not self._grammars.is_known(tenant, grammar, field):
                 fault = await offload.try_grammar(request, grammar)
-                if fault is not None and generation.answer is not None:
+                if fault is not None and generation.answer is not None and generation.answer.tools:
                     field = await self._faulty_field(request, generation.answer) or field
                 self._grammars.remember(tenant, grammar, field, fault)
         if grammar is not None or structure.reasoning_limit is not None:
