@@ -76,6 +76,47 @@ async def test_jobs_of_a_server_that_was_dead_between_two_states_end_and_later_o
         nursery.cancel_scope.cancel()
 
 
+async def test_front_sends_as_many_requests_at_a_time_as_the_dispatcher_grants():
+    async with stub() as server, trio.open_nursery() as nursery:
+        nodes = front_nodes(nursery)
+        nodes.update(state(remote(server.url)))
+        jobs = 20
+        async with trio.open_nursery() as clients:
+            for _ in range(jobs):
+                clients.start_soon(generated, nodes.find("far"), relayed_job(stub={"waits": True}))
+            with trio.fail_after(20):
+                while len(server.jobs) < jobs:  # noqa: ASYNC110  the stub sends no event
+                    await trio.sleep(0.01)
+            for _ in range(jobs):
+                server.go.release()
+        nodes.update(state())
+        nursery.cancel_scope.cancel()
+
+
+async def test_state_has_the_deaths_of_a_node():
+    processes = SimpleNamespace(engines={}, commands={})
+    health = HealthConfig(interval_s=0.05, failures=2, timeout_s=60.0)
+    async with stub() as server:
+        node = NodeConfig(id="far", url=server.url, models=("m",))
+        async with running_fleet(nodes=(node,), health_check=health) as opened:
+
+            def far():
+                return state_of(opened.fleet, opened.dispatcher, processes).remote[0]
+
+            await opened.until(lambda: opened.fleet.nodes()[0].state == "up")
+            assert (far().is_dead, far().deaths, far().died_s) == (False, 0, inf)
+            for death in (1, 2):
+                server.refuses = True
+                await opened.until(lambda: far().is_dead)
+                assert far().deaths == death
+                server.refuses = False
+                await opened.until(lambda: opened.fleet.nodes()[0].state == "up")
+                before = far().died_s
+                assert (far().is_dead, far().deaths) == (False, death)
+                await trio.sleep(0.1)
+                assert far().died_s >= before + 0.1
+
+
 async def test_front_reports_failed_connections_and_the_first_success_after_them(autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     reports = []

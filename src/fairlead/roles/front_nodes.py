@@ -24,6 +24,7 @@ from fairlead.nodes.attached_engine import AttachedEngine
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import UNANSWERED, RemoteNode, upstream_timeouts
+from fairlead.nodes.server_probe import SEATS_AT_MOST
 from fairlead.roles.fleet_state import FleetState
 from fairlead.supervision import contain
 
@@ -136,6 +137,8 @@ class FrontNodes:
             upstream,
             _ignore,
             names=config.model_names,
+            # The dispatcher counts the seats, which a Fairlead may report to it: a job that comes here has one.
+            seats=max(config.seats, SEATS_AT_MOST),
             filters=config.filters,
             answer_bytes=config.answer_bytes,
             dialects=dialects,
