@@ -137,7 +137,7 @@ class FrontNodes:
             upstream,
             _ignore,
             names=config.model_names,
-            # The dispatcher counts the seats, which a Fairlead may report to it: a job that comes here has one.
+            # The dispatcher counts the seats, and knows how many there are: a job that comes here has one.
             seats=max(config.seats, SEATS_AT_MOST),
             filters=config.filters,
             answer_bytes=config.answer_bytes,
