@@ -1,5 +1,6 @@
 """A front reports how its requests to remote nodes end, and ends those to a server found dead by probes."""
 
+from math import inf
 from types import SimpleNamespace
 
 import msgspec
@@ -8,7 +9,9 @@ import trio
 
 from fairlead.config import Config, HealthConfig, NodeConfig
 from fairlead.errors import NodeFailed
+from fairlead.roles.fleet_state import state_of
 from fairlead.roles.front_nodes import SUCCESS_S, FrontNodes
+from fleet.running_fleet import running_fleet
 from nodes.listening import CollectedDeltas, generated, relayed_job, stub
 from nodes.stub_server import StubServer, text
 from roles.running_server import CHAT, RunningServer, running
