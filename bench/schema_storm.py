@@ -3,7 +3,7 @@
     python bench/schema_storm.py [--minutes 5] [--schemas 10000] [--json bench/results/schema_storm.json]
 
 A server with the demonstration model has three tenants. One reads four streams all the time, one sends a new
-small schema after the other, and one attacks: eight requests at a time, each with a generated schema of one
+small schema after the other, and one attacks: 32 requests at a time, each with a generated schema of one
 of seven kinds. The first two are measured alone, and then beside the attack. The attacker is a process that
 runs only while a processor is idle (SCHED_IDLE), because a real one has another machine.
 """
@@ -33,7 +33,7 @@ from machine import machine
 
 MODEL = "fairlead-demo"
 KEYS = {name: f"sk-{name}" for name in ("reader", "victim", "attacker")}
-AT_ONCE = 8
+AT_ONCE = 32
 STREAMS = 4
 ALONE_S = 40.0
 
