@@ -151,11 +151,11 @@ def cut(wire: Wire) -> AbstractContextManager[None]:
 
 
 def _functions(module: ModuleType) -> Iterator[tuple[str, ast.AST]]:
-    for name, value in vars(module).items():
+    for name, value in list(vars(module).items()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
         if inspect.isclass(value):
-            for inner, part in vars(value).items():
+            for inner, part in list(vars(value).items()):
                 function = part.fget if isinstance(part, property) else part
                 if inspect.isfunction(function) and not isinstance(part, staticmethod | classmethod):
                     suffix = ".fget" if isinstance(part, property) else ""
