@@ -180,7 +180,8 @@ def play_with_cut(name: str) -> str | None:
         key=lambda each: len(BEHAVIOURS[each].fronts),
     )
     keys = [key for key in CASES if fronts == 1 or key not in NOT_WITH_FRONTS]
-    plays = [
+    plays: list[Callable[[], object]] = [
+        partial(_fail_to_start, fronts),
         *(partial(play_behaviour, each, fronts) for each in behaviours),
         *(partial(play, key, fronts) for key in keys),
         *(partial(_apply_by_reload, key, fronts) for key in keys),
@@ -192,6 +193,10 @@ def play_with_cut(name: str) -> str | None:
         except Exception as error:  # noqa: BLE001  # whatever breaks when a part is missing
             return repr(error)
     return None
+
+
+def _fail_to_start(fronts: int) -> None:
+    assert "cuda:77" in play_start_that_fails(fronts)
 
 
 @contextmanager

@@ -41,11 +41,15 @@ UNSEEN = {
             "fairlead.roles.child:live: logs.configure(json=config.log_json)",
             "fairlead.roles.child:live: logs.configure(level=config.log_level)",
             "fairlead.roles.supervisor:run",
+            f"{_SUPERVISED}: resources.callback(shutil.rmtree, directory, ignore_errors=True)",
+            f"{_SUPERVISED}: resources.callback(ignore_errors=True)",
+            f"{_SUPERVISED}: replace(port=port)",
+            "fairlead.roles.child:_report: control.CannotStart(is_bad_config=isinstance(cause, ConfigError))",
             "fairlead.app:serve: freeze()",
             "fairlead.roles.dispatcher_role:DispatcherRole._load: freeze()",
             "fairlead.roles.front_role:FrontRole.run: freeze()",
         ),
-        "the interpreter, the log and the signals of a real process",
+        "the interpreter, the log, the folder, the port, the signals and the exit code of a real process",
     ),
     **dict.fromkeys(
         (
@@ -60,6 +64,8 @@ UNSEEN = {
     **dict.fromkeys(
         (
             "fairlead.app:Composition.prepare: refuse_without_ray(self._config)",
+            "fairlead.app:Composition.running: nodes.start_soon(keep_running, 'cluster', run_cluster, "
+            "self._config.cluster, self.fleet, self.dispatcher)",
             f"{_SUPERVISED}: refuse_without_ray(config)",
             "fairlead.roles.dispatcher_role:DispatcherRole._start_cluster",
             "fairlead.roles.dispatcher_role:DispatcherRole.run: await self._start_cluster(self._cluster)",
@@ -81,6 +87,7 @@ UNSEEN = {
             "fairlead.app:Composition._services: Services(draining=self.draining.is_set)",
             "fairlead.roles.child:SupervisorLink.__init__: FrameLink(name='supervisor')",
             "fairlead.roles.child:SupervisorLink.serve: self._received.clear()",
+            "fairlead.roles.child:_report: await trio.sleep_forever()",
             "fairlead.roles.dispatcher_role:_find_files: trio.to_thread.run_sync(abandon_on_cancel=True)",
             "fairlead.roles.front_nodes:FrontNodes.update: handle.close()",
         ),
