@@ -64,8 +64,10 @@ UNSEEN = {
     **dict.fromkeys(
         (
             "fairlead.app:Composition.prepare: refuse_without_ray(self._config)",
-            "fairlead.app:Composition.running: nodes.start_soon(keep_running, 'cluster', run_cluster, "
-            "self._config.cluster, self.fleet, self.dispatcher)",
+            (
+                "fairlead.app:Composition.running: nodes.start_soon(keep_running, 'cluster', run_cluster, "
+                "self._config.cluster, self.fleet, self.dispatcher)"
+            ),
             f"{_SUPERVISED}: refuse_without_ray(config)",
             "fairlead.roles.dispatcher_role:DispatcherRole._start_cluster",
             "fairlead.roles.dispatcher_role:DispatcherRole.run: await self._start_cluster(self._cluster)",
