@@ -80,7 +80,7 @@ class RealServer:
         return counts
 
     def child_pids(self) -> set[int]:
-        """Return the ids of the models' processes.
+        """Return the ids of the models' processes; one that tries grammars is none.
 
         Found by their parent's id, not by thread: when a thread ends, its children move to another.
         """
@@ -88,7 +88,8 @@ class RealServer:
         for status in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # the process has just ended
                 _, parent, *_ = status.read_text().rpartition(")")[2].split()
-                if int(parent) == self.process.pid:
+                command = (status.parent / "cmdline").read_bytes()
+                if int(parent) == self.process.pid and b"trial_process" not in command:
                     children.add(int(status.parent.name))
         return children
 

@@ -90,6 +90,12 @@ class FakeCompiler:
         self.pending.pop(key, None)
         self.ready.pop(key, None)
 
+    def renew(self, grammar):
+        return object()
+
+    def count_use(self, grammar, owner, tokens) -> None:
+        pass
+
     def discard(self, grammar) -> None:
         pass
 

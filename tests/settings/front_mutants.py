@@ -138,7 +138,7 @@ SEVERAL_FRONTS = (
     _of_fronts(f"{_DISPATCHER}._handle", "self._server.end_front(name)", "pass", "behaviour", _FRONT_DIES),
     _of_fronts(
         f"{_SUPERVISOR}._keep_front",
-        "self._send_to_dispatcher(control.FrontEnded(name))",
+        "self._send_to_dispatcher(control.FrontEnded(front.name))",
         "pass",
         "behaviour",
         _FRONT_DIES,

@@ -221,7 +221,7 @@ class Served:
         programs |= {"fairlead.worker.main": engine, "model-server": model_server, "stopper": stopper}
 
     def processes_of(self, program: str) -> list[Process]:
-        """Return the running processes of a program, or of a name: "front 0.1", "dispatcher 1"."""
+        """Return the running processes of a program, or of a name: "front 1", "dispatcher 1"."""
         return [process for process in self.system.processes.running if program in process.args]
 
     def kill(self, name: str) -> None:

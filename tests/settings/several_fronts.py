@@ -16,7 +16,7 @@ from settings.response_settings import created, status
 from settings.served import SECOND, Pending, Served
 
 TWO = (2,)
-FRONTS = ("front 0.1", "front 1.1")
+FRONTS = ("front 1", "front 2")
 COMMAND = {"models": {"m": None, "far": {"cmd": "model-server ${PORT}"}}}
 LIMITED = {"apiKeys": [{"key": "k1", "limits": {"concurrent": 1, "requestsPerMinute": 9}}]}
 
@@ -231,7 +231,7 @@ async def front_that_dies_is_replaced(server: Served) -> None:
         server.kill(name)
     await trio.sleep(5)
     assert server.system.network.listeners == [address]
-    assert [len(server.processes_of(f"front {number}.2")) for number in (0, 1)] == [1, 1]
+    assert [len(server.processes_of(f"front {number}")) for number in (3, 4)] == [1, 1]
     for _ in FRONTS:
         await has_finished(server, 2)
 

@@ -41,8 +41,6 @@ UNSEEN = {
             "fairlead.roles.child:live: logs.configure(json=config.log_json)",
             "fairlead.roles.child:live: logs.configure(level=config.log_level)",
             "fairlead.roles.supervisor:run",
-            f"{_SUPERVISED}: resources.callback(shutil.rmtree, directory, ignore_errors=True)",
-            f"{_SUPERVISED}: resources.callback(ignore_errors=True)",
             f"{_SUPERVISED}: replace(port=port)",
             "fairlead.roles.child:_report: control.CannotStart(is_bad_config=isinstance(cause, ConfigError))",
             "fairlead.app:serve: freeze()",

@@ -18,25 +18,57 @@ SERVER_HOST = "10.0.0.1"
 Handler = Callable[[End], Awaitable[None]]
 
 
-class Listening(Pollable):
-    """A listening socket of the server, and the connections that it has not accepted."""
+class Bound:
+    """A socket of the server that is bound to an address, and the connections that it has not accepted.
 
-    def __init__(self, address: Address, backlog: int) -> None:
-        super().__init__()
+    Several processes may have it. Each has descriptors of its own, which are in `users`.
+    """
+
+    def __init__(self, network: "Network", address: Address) -> None:
+        self.network = network
         self.address = address
-        self.backlog = backlog
+        self.backlog = 0
+        self.is_listening = False
         self.arrived: deque[End] = deque()
+        self.users: list[Listening] = []
 
-    def is_ready(self, what: str) -> bool:
-        """Return whether a connection can be accepted."""
-        return what == "read" and bool(self.arrived)
+    def listen(self, backlog: int) -> None:
+        """Accept connections from now on."""
+        self.backlog = backlog
+        if not self.is_listening:
+            self.is_listening = True
+            self.network.listen(self)
 
     def deliver(self, end: End) -> None:
         """Add a connection. Raises `ConnectionRefusedError`."""
         if len(self.arrived) >= self.backlog:
             raise os_error(errno.ECONNREFUSED)
         self.arrived.append(end)
-        self.wake("read")
+        for user in list(self.users):
+            user.wake("read")
+
+
+class Listening(Pollable):
+    """What a process's descriptor of a bound socket refers to."""
+
+    def __init__(self, bound: Bound) -> None:
+        super().__init__()
+        self.bound = bound
+        bound.users.append(self)
+
+    def inherited(self) -> "Listening":
+        """Return what the descriptor of a new process refers to."""
+        return Listening(self.bound)
+
+    def is_ready(self, what: str) -> bool:
+        """Return whether a connection can be accepted."""
+        return what == "read" and bool(self.bound.arrived)
+
+    def release(self) -> None:
+        """End it with its last descriptor in any process."""
+        self.bound.users.remove(self)
+        if self.bound.is_listening and not self.bound.users:
+            self.bound.network.unlisten(self.bound)
 
 
 class Network:
@@ -52,8 +84,8 @@ class Network:
         self.names: dict[str, str] = {}
         self.shape: Callable[[End], None] = lambda _end: None
         self._servers: dict[Address, Handler] = {}
-        self._listening: dict[Address, list[Listening]] = {}
-        self._paths: dict[str, Listening] = {}
+        self._listening: dict[Address, list[Bound]] = {}
+        self._paths: dict[str, Bound] = {}
         self._turns = count()
         self._ports = 30_000
 
@@ -75,7 +107,7 @@ class Network:
         """Stop the other server on this address."""
         self._servers.pop(address, None)
 
-    def listen(self, listening: Listening) -> None:
+    def listen(self, listening: Bound) -> None:
         """Make the simulated server listen. Several of its processes may listen on one port."""
         host, port = listening.address
         if port:
@@ -83,7 +115,7 @@ class Network:
         else:
             self._paths[host] = listening
 
-    def unlisten(self, listening: Listening) -> None:
+    def unlisten(self, listening: Bound) -> None:
         """Stop listening; connections that were not accepted are reset."""
         host, port = listening.address
         if port:

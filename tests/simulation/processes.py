@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from simulation.machine import Machine, Pollable, os_error
+from simulation.network import Listening
 from simulation.streams import End, connected
 
 FIRST_PID = 50_000
@@ -85,9 +86,9 @@ class _Watch(Pollable):
 class Process:
     """One process: the interface of `trio.Process` for the server, and what its program uses.
 
-    `group` is its process group. `ends` are its inherited connections, by their descriptor in the server;
-    they are closed when it dies. `slowness` multiplies the time of its pauses. `on_signal` is called with
-    each signal that does not end it.
+    `group` is its process group. `ends` are its inherited connections, by their descriptor in the server, and
+    `listening` its listening sockets; they are closed when it dies. `slowness` multiplies the time of its
+    pauses. `on_signal` is called with each signal that does not end it.
     """
 
     def __init__(self, machine: Machine, pid: int, args: Sequence[str], group: int) -> None:
@@ -99,6 +100,7 @@ class Process:
         self.stdin: PipeStream | None = None
         self.stdout: PipeStream | None = None
         self.ends: dict[int, End] = {}
+        self.listening: dict[int, Listening] = {}
         self.output: End | None = None
         self.lifeline: End | None = None
         self.ignores_term = False
@@ -196,6 +198,8 @@ class Process:
                 if end is not None:
                     end.closing()
                     end.drop()
+            for listening in self.listening.values():
+                listening.drop()
             self._ended.set()
 
     async def run(self, program: Program) -> None:
@@ -259,10 +263,13 @@ class Processes:
                     stream.close()
             raise
         for number in pass_fds:
-            end = self.machine.opened(number)
-            assert isinstance(end, End)
-            end.refs += 1
-            process.ends[number] = end
+            opened = self.machine.opened(number)
+            if isinstance(opened, Listening):
+                process.listening[number] = opened.inherited()
+                continue
+            assert isinstance(opened, End)
+            opened.refs += 1
+            process.ends[number] = opened
         self.started.append(process)
         self.machine.note("start", pid, *command[:6])
         self.on_start(process)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import trio
 
 from simulation.machine import Machine, Pollable, os_error
-from simulation.network import SERVER_HOST, Listening, Network
+from simulation.network import SERVER_HOST, Bound, Listening, Network
 from simulation.streams import Address, End, connected
 
 REAL_SOCKET = socket.socket
@@ -121,7 +121,6 @@ class FakeSocket(REAL_SOCKET):
         self._io_refs, self._closed = 0, False
         self._family = socket.AF_UNIX if family == socket.AF_UNIX else socket.AF_INET
         self._options: dict[tuple[int, int], Any] = {}
-        self._bound: Address = (SERVER_HOST, 0)
         self._error = 0
         self._number = self._machine.open(_Unconnected()) if fileno is None else fileno
         self._machine.opened(self._number)
@@ -146,8 +145,6 @@ class FakeSocket(REAL_SOCKET):
         if self._number >= 0:
             number = self.detach()
             opened = self._machine.opened(number)
-            if isinstance(opened, Listening):
-                self.network.unlisten(opened)
             if isinstance(opened, End) and opened.refs == 1 and self._resets_on_close():
                 opened.reset()
             self._machine.close(number)
@@ -167,6 +164,9 @@ class FakeSocket(REAL_SOCKET):
     def setblocking(self, flag: bool) -> None:
         pass
 
+    def set_inheritable(self, inheritable: bool) -> None:
+        pass
+
     def settimeout(self, value: float | None) -> None:
         pass
 
@@ -182,12 +182,15 @@ class FakeSocket(REAL_SOCKET):
             error, self._error = self._error, 0
             return error
         if (level, option) == (socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return isinstance(self._machine.opened(self._number), Listening)
+            opened = self._machine.opened(self._number)
+            return isinstance(opened, Listening) and opened.bound.is_listening
         return self._options.get((level, option), 0)
 
     def getsockname(self) -> Address:
         opened = self._machine.opened(self._number)
-        return opened.local if isinstance(opened, End) else self._bound
+        if isinstance(opened, Listening):
+            return opened.bound.address
+        return opened.local if isinstance(opened, End) else (SERVER_HOST, 0)
 
     def getpeername(self) -> Address:
         return self._end().remote
@@ -197,22 +200,24 @@ class FakeSocket(REAL_SOCKET):
     def bind(self, address: Any) -> None:
         self._machine.call("bind")
         host, port = self._address(address)
-        self._bound = (host, port or (0 if self._family == socket.AF_UNIX else 8000))
+        address = (host, port or (0 if self._family == socket.AF_UNIX else 8000))
+        self._machine.replace(self._number, Listening(Bound(self.network, address)))
 
     def listen(self, backlog: int = 128) -> None:
-        listening = Listening(self._bound, backlog)
-        self._machine.replace(self._number, listening)
-        self.network.listen(listening)
+        listening = self._machine.opened(self._number)
+        assert isinstance(listening, Listening)
+        listening.bound.listen(backlog)
         if (all_listening := LISTENING.get()) is not None:
             all_listening.append(self)
 
     def accept(self) -> tuple["FakeSocket", Address]:
         listening = self._machine.opened(self._number)
         assert isinstance(listening, Listening)
-        if not listening.arrived:
+        arrived = listening.bound.arrived
+        if not arrived:
             raise os_error(errno.EAGAIN)
-        number = self._machine.open(listening.arrived[0], "accept")
-        end = listening.arrived.popleft()
+        number = self._machine.open(arrived[0], "accept")
+        end = arrived.popleft()
         self._machine.note("accept", number, *end.remote)
         return FakeSocket(self._family, fileno=number), end.remote
 

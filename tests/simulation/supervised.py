@@ -5,14 +5,16 @@ What each process is made of is the product's; the start of an interpreter, its 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import trio
 
 from fairlead.config import Config
 from fairlead.fleet.reload import ConfigSource
-from fairlead.roles import child, dispatcher_role, front_role, supervisor
+from fairlead.roles import child, control, dispatcher_role, front_role, supervisor
 from fairlead.roles.main import ROLES
 from fairlead.telemetry import logs
 from simulation.parent import Parent
@@ -24,7 +26,7 @@ START_S = 0.5  # until a process has imported its modules
 
 
 class SupervisedServer(Parent):
-    """A server of several processes. They are in `system.processes`, by name: "dispatcher 1", "front 0.1"."""
+    """A server of several processes. They are in `system.processes`, by name: "dispatcher 1", "front 1"."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -46,12 +48,22 @@ class SupervisedServer(Parent):
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_end_waits, link)
-                await child.live(link, ROLES)
+                await child.live(link, {**ROLES, control.RunFront: partial(self._be_front, process)})
                 nursery.cancel_scope.cancel()
         finally:
             for sock in listening:
                 sock.close()
         return 0
+
+    async def _be_front(self, process: Process, link: child.SupervisorLink, start: msgspec.Struct) -> None:
+        """Be a front, with this process's descriptors of the sockets that it has inherited."""
+        assert isinstance(start, control.RunFront)
+        numbers = {}
+        for number, listening in process.listening.items():
+            listening.refs += 1
+            numbers[number] = self.system.machine.open(listening)
+        own = tuple(tuple(numbers[number] for number in some) for some in start.descriptors)
+        await ROLES[control.RunFront](link, msgspec.structs.replace(start, descriptors=own))
 
 
 async def _end_waits(link: child.SupervisorLink) -> None:

@@ -1,6 +1,5 @@
 """The program of the supervisor's children: `python -m fairlead.roles.main NAME FD`."""
 
-import importlib
 import sys
 
 import msgspec
@@ -25,9 +24,8 @@ ROLES: dict[type, child.Play] = {control.RunDispatcher: _be_dispatcher, control.
 
 if __name__ == "__main__":
     # It may be started before it is needed: the imports are then done when the first message arrives.
-    importlib.import_module(
-        "fairlead.roles.dispatcher_role"
-        if sys.argv[1].startswith("dispatcher")
-        else "fairlead.roles.front_role"
-    )
+    if sys.argv[1].startswith("dispatcher"):
+        import fairlead.roles.dispatcher_role
+    else:
+        import fairlead.roles.front_role  # noqa: F401
     sys.exit(child.main(ROLES))
