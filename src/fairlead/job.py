@@ -38,7 +38,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     `prompt_logprobs`: the same for each token of the prompt but the first.
     `logit_bias` maps token ids to what is added to their logits. `stop_token_ids` end the sequence, as do the
     model's end-of-sequence ids, unless `ignore_eos` is set. No end is accepted before `min_tokens`.
-    `grammar`: the whole output has to match this grammar of llguidance.
+    `grammar`: the whole output has to match this grammar of llguidance, which takes about `grammar_bytes` of
+    memory when it is compiled.
     """
 
     max_tokens: int
@@ -57,6 +58,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str | None = None
+    grammar_bytes: int = 0
     reasoning_limit: ReasoningLimit | None = None
 
 

@@ -89,12 +89,14 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
     """Compile a grammar for sequences to come, with this `salt`. It needs no grant, because it takes no seat.
 
-    An `Output` for `key` ends it: with a finish reason when the grammar is compiled, else with an error.
+    `grammar_bytes` is as in `Sampling`. An `Output` for `key` ends it: with a finish reason when the grammar
+    is compiled, else with an error.
     """
 
     key: int
     grammar: str
     salt: bytes = b""
+    grammar_bytes: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

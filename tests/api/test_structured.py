@@ -254,6 +254,7 @@ async def test_trial_is_remembered_for_its_tenant_only(client, chat, monkeypatch
             await client.post(CHAT, chat(response_format=schema_format(schema), user=user))
     assert len(tried) == 4
     assert len(set(tried)) == 2
+    assert all(job.sampling.grammar_bytes > 0 for job in client.gateway.jobs)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class FakeCompiler:
     def waiting(self) -> int:
         return len(self.pending) + len(self.ready)
 
-    def submit(self, key, grammar, owner):
+    def submit(self, key, grammar, owner, size_bytes):
         if grammar == "kept":
             return object()
         self.pending[key] = grammar

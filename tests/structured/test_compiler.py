@@ -165,6 +165,15 @@ def test_number_and_bytes_of_kept_grammars_are_bounded(tested, monkeypatch):
     assert tested._kept_bytes == sum(sizes) <= compilers.KEPT_BYTES
 
 
+def test_grammar_counts_for_the_memory_that_its_trial_has_measured(tested, monkeypatch):
+    monkeypatch.setattr(compilers, "KEPT_BYTES", 40 << 20)
+    for key, grammar in enumerate((A, B)):
+        assert tested.submit(key, grammar, None, 30 << 20) is None
+        ready(tested)
+    assert [(name[1], kept.size_bytes) for name, kept in tested._kept.items()] == [(B, 30 << 20)]
+    assert (tested._kept_bytes, tested._sizes_bytes) == (30 << 20, {})
+
+
 def test_grammar_larger_than_the_bound_serves_its_sequences_and_is_not_kept(tested, monkeypatch):
     monkeypatch.setattr(compilers, "KEPT_BYTES", 10)
     tested.submit(1, A)

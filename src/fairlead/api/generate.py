@@ -34,7 +34,7 @@ from fairlead.api.relays import Relays, RelayWriter
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
-from fairlead.api.structuring import GrammarCheck, Structure, check_combinations, structure_of
+from fairlead.api.structuring import Structure, TriedGrammars, check_combinations, structure_of
 from fairlead.api.tokenize import count_tokens
 from fairlead.errors import InvalidRequest, quoted
 from fairlead.job import Job, Sampling
@@ -51,7 +51,7 @@ class GenerationPipeline:
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs
         self._services = jobs.services
-        self._grammars = GrammarCheck()
+        self._grammars = TriedGrammars()
         self._relays = Relays(jobs)
 
     async def respond(
@@ -164,23 +164,31 @@ class GenerationPipeline:
         structure = await offload.encode(request, structure_of, generation, model, prompts[0])
         grammar = structure.grammar
         check_combinations(generation, grammar)
+        grammar_bytes = 0
         if grammar is not None:
             tenant, field = tenant_so_far(request), structure.grammar_field
-            if not self._grammars.is_known(tenant, grammar, field):
-                fault = await offload.try_grammar(request, grammar)
-                if fault is not None and generation.answer is not None and generation.answer.tools:
+            result = self._grammars.find(tenant, grammar)
+            if result is None:
+                result = await offload.try_grammar(request, grammar)
+                self._grammars.remember(tenant, grammar, result)
+                if result.fault is not None and generation.answer is not None and generation.answer.tools:
                     field = await self._faulty_field(request, generation.answer) or field
-                self._grammars.remember(tenant, grammar, field, fault)
+            if result.fault is not None:
+                raise invalid_field(field, result.fault)
+            grammar_bytes = result.memory_bytes
         if grammar is not None or structure.reasoning_limit is not None:
             sampling = msgspec.structs.replace(
-                sampling, grammar=grammar, reasoning_limit=structure.reasoning_limit
+                sampling,
+                grammar=grammar,
+                grammar_bytes=grammar_bytes,
+                reasoning_limit=structure.reasoning_limit,
             )
         return sampling, structure
 
     async def _faulty_field(self, request: Request, answer: AnswerSpec) -> str | None:
         """Return the field of the first schema that is refused by itself; None if none of the first is."""
         for field, grammar in islice(answer.schema_grammars(), MOST_TRIED_ALONE):
-            if await self._jobs.offload.try_grammar(request, grammar) is not None:
+            if (await self._jobs.offload.try_grammar(request, grammar)).fault is not None:
                 return field
         return None
 

@@ -11,6 +11,7 @@ from fairlead.api.request import Request
 from fairlead.api.turns import RETRY_S, Threads
 from fairlead.config import Config, Limits
 from fairlead.errors import QueueFull
+from fairlead.structured.trial_process import TrialResult
 from fairlead.structured.trials import GrammarTrials, TrialFailed
 from fairlead.tenancy.access import tenant_of
 from fairlead.tenancy.key_quotas import KeyQuotas
@@ -85,16 +86,13 @@ class Offload:
         """Call a function that takes milliseconds whatever the size, in a thread, by tenants' turns."""
         return await self._encoding.run(tenant_so_far(request), function, *arguments)
 
-    async def try_grammar(self, request: Request, grammar: str) -> str | None:
-        """Return why a grammar is refused, None if it is not, after trying it in a process of its own.
+    async def try_grammar(self, request: Request, grammar: str) -> TrialResult:
+        """Try a grammar in a process of its own. Raises as `in_turn` does, and `QueueFull` if that failed."""
+        return await self._trying.run(tenant_so_far(request), self._try, grammar)
 
-        Raises as `in_turn` does, and `QueueFull` if it could not be tried.
-        """
-        return await self._trying.run(tenant_so_far(request), self._fault, grammar)
-
-    def _fault(self, grammar: str) -> str | None:
+    def _try(self, grammar: str) -> TrialResult:
         try:
-            return self._trials.run(grammar).fault
+            return self._trials.run(grammar)
         except TrialFailed as error:
             raise QueueFull(str(error), retry_after_s=RETRY_S) from error
 

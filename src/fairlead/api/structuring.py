@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from fairlead.api.body import invalid_field
 from fairlead.api.dialects.dialect import GenerationRequest
-from fairlead.errors import InvalidRequest
 from fairlead.job import AnswerParts, ReasoningLimit
 from fairlead.structured.grammar import PLAIN, ReasoningState
 from fairlead.structured.request import AnswerSpec, FaultyRequest
+from fairlead.structured.trial_process import TrialResult
 from fairlead.text.model import TextModel
 
 MAX_REMEMBERED = 4096
@@ -53,36 +53,29 @@ def check_combinations(request: GenerationRequest, grammar: str | None) -> None:
         raise invalid_field("ignore_eos", "cannot be combined with tools or a form of the answer")
 
 
-class GrammarCheck:
-    """Remembers which grammars were tried for each tenant, and with which result, by the grammars' hashes.
+class TriedGrammars:
+    """The results of trials of grammars, for each tenant, by the grammars' hashes; the latest ones.
 
     A tenant that sent a grammar which takes too long gets the same error at once the next time. No tenant
     learns from the time that another has sent it.
     """
 
     def __init__(self) -> None:
-        self._faults: OrderedDict[bytes, str | None] = OrderedDict()
+        self._results: OrderedDict[bytes, TrialResult] = OrderedDict()
 
-    def is_known(self, tenant: str, grammar: str, field: str) -> bool:
-        """Return whether this grammar of the tenant was tried. Raises `InvalidRequest` if it has failed."""
+    def find(self, tenant: str, grammar: str) -> TrialResult | None:
+        """Return the result of an earlier trial, if it is known."""
         digest = _digest(tenant, grammar)
-        if digest not in self._faults:
-            return False
-        self._faults.move_to_end(digest)
-        _raise_fault(self._faults[digest], field)
-        return True
+        result = self._results.get(digest)
+        if result is not None:
+            self._results.move_to_end(digest)
+        return result
 
-    def remember(self, tenant: str, grammar: str, field: str, fault: str | None) -> None:
-        """Remember the result of a trial. Raises `InvalidRequest` for `field` if the grammar was refused."""
-        self._faults[_digest(tenant, grammar)] = fault
-        while len(self._faults) > MAX_REMEMBERED:
-            self._faults.popitem(last=False)
-        _raise_fault(fault, field)
-
-
-def _raise_fault(fault: str | None, field: str) -> None:
-    if fault is not None:
-        raise InvalidRequest(f"{field}: {fault[:1000]}", param=field)
+    def remember(self, tenant: str, grammar: str, result: TrialResult) -> None:
+        """Remember the result of a trial."""
+        self._results[_digest(tenant, grammar)] = result
+        if len(self._results) > MAX_REMEMBERED:
+            self._results.popitem(last=False)
 
 
 def _grammar(spec: AnswerSpec, model: TextModel | None, state: ReasoningState) -> tuple[str | None, str]:

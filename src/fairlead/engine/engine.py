@@ -175,15 +175,16 @@ class Engine:
         state = SequenceStatus.PENDING if grammar is None else SequenceStatus.COMPILING
         sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes, state=state)
         sequence.scored = 1 if is_scored else None
-        self._live.add(sequence, grammar=grammar, owner=salt)
+        self._live.add(sequence, grammar=grammar, owner=salt, grammar_bytes=sampling.grammar_bytes)
 
-    def prepare(self, key: int, grammar: str, *, salt: bytes = b"") -> None:
+    def prepare(self, key: int, grammar: str, *, salt: bytes = b"", grammar_bytes: int = 0) -> None:
         """Compile a grammar for sequences to come, which will have this `salt`.
 
-        An outcome has an output without tokens for `key` when that is done, or when the grammar is refused.
+        `grammar_bytes` is as in `Sampling`. An outcome has an output without tokens for `key` when that is
+        done, or when the grammar is refused.
         """
         assert key not in self._live
-        self._live.prepare(key, grammar, salt)
+        self._live.prepare(key, grammar, salt, grammar_bytes)
 
     def abort(self, key: int) -> None:
         """End a sequence without any output for it. One that has ended is ignored.

@@ -44,7 +44,14 @@ class LiveSequences:
         """How many wait for a grammar."""
         return 0 if self._compiler is None else self._compiler.waiting
 
-    def add(self, sequence: Sequence, *, grammar: str | None = None, owner: Hashable = None) -> None:
+    def add(
+        self,
+        sequence: Sequence,
+        *,
+        grammar: str | None = None,
+        owner: Hashable = None,
+        grammar_bytes: int = 0,
+    ) -> None:
         """Queue a new sequence, now or once its grammar is compiled, which is kept for `owner`."""
         self.by_key[sequence.key] = sequence
         if sequence.timeout_s is not None:
@@ -54,15 +61,15 @@ class LiveSequences:
             return
         assert self._compiler is not None
         sequence.tokens.sampling.constraint.lexer = owner, grammar
-        matcher = self._compiler.submit(sequence.key, grammar, owner)
+        matcher = self._compiler.submit(sequence.key, grammar, owner, grammar_bytes)
         if matcher is not None:
             self._queue_constrained(sequence, matcher)
 
-    def prepare(self, key: int, grammar: str, owner: Hashable) -> None:
+    def prepare(self, key: int, grammar: str, owner: Hashable, grammar_bytes: int = 0) -> None:
         """Compile a grammar for sequences to come; an output of no tokens, with this key, says that it is."""
         if self._compiler is None:
             self.refuse(key, "this model cannot be constrained by a grammar")
-        elif self._compiler.submit(key, grammar, owner) is not None:
+        elif self._compiler.submit(key, grammar, owner, grammar_bytes) is not None:
             self._early_outputs[key] = Output(key, [], finish_reason="stop")
         else:
             self._preparing.add(key)

@@ -117,7 +117,12 @@ class LoadedEngine:
             raise NodeFailed(f"{self._model.name} is not running")
         assert job.sampling.grammar is not None
         preparation = _Preparation()
-        key = self._sequences.prepare(job.sampling.grammar, preparation, salt=_salt(job))
+        key = self._sequences.prepare(
+            job.sampling.grammar,
+            preparation,
+            salt=_salt(job),
+            grammar_bytes=job.sampling.grammar_bytes,
+        )
         try:
             await preparation.ended.wait()
         finally:

@@ -91,8 +91,10 @@ class GrammarCompiler:
         self._pool = ThreadPoolExecutor(threads, "grammar", initializer=_step_back)
         self._kept: OrderedDict[Name, _Kept] = OrderedDict()
         self._kept_bytes = 0
-        self._lines: OrderedDict[Hashable, OrderedDict[str, None]] = OrderedDict()  # by owner
+        # The grammars that wait and their sizes, by owner.
+        self._lines: OrderedDict[Hashable, OrderedDict[str, int]] = OrderedDict()
         self._compiling: dict[Name, Future[LLMatcher]] = {}
+        self._sizes_bytes: dict[Name, int] = {}  # of those that are compiled now
         self._waiting: dict[int, Name] = {}
 
     @property
@@ -100,14 +102,18 @@ class GrammarCompiler:
         """Sequences that wait for their grammar."""
         return len(self._waiting)
 
-    def submit(self, key: int, grammar: str, owner: Hashable = None) -> LLMatcher | None:
-        """Return a matcher for sequence `key` if its grammar is kept; else compile, for `take_ready`."""
+    def submit(self, key: int, grammar: str, owner: Hashable = None, size_bytes: int = 0) -> LLMatcher | None:
+        """Return a matcher for sequence `key` if its grammar is kept; else compile, for `take_ready`.
+
+        `size_bytes`: the memory of the compiled grammar, as a trial has measured it; 0: by its text.
+        """
         name = (owner, grammar)
         if (kept := self._kept.get(name)) is not None:
             self._kept.move_to_end(name)
             return kept.matcher.deep_copy()
         if name not in self._compiling:
-            self._lines.setdefault(owner, OrderedDict())[grammar] = None
+            size_bytes = max(size_bytes, BYTES_OF_TEXT * len(grammar))
+            self._lines.setdefault(owner, OrderedDict())[grammar] = size_bytes
             self._begin()
         self._waiting[key] = name
         return None
@@ -156,9 +162,10 @@ class GrammarCompiler:
             return []
         faults: dict[Name, str] = {}
         for name in done:
-            future = self._compiling.pop(name)
+            future, size_bytes = self._compiling.pop(name), self._sizes_bytes.pop(name)
             if (error := future.exception()) is None:
-                self._keep(name, future.result())
+                self._kept[name] = _Kept(future.result(), size_bytes)
+                self._kept_bytes += size_bytes
             else:
                 faults[name] = str(error)
         ready: list[tuple[int, LLMatcher | str]] = []
@@ -182,17 +189,13 @@ class GrammarCompiler:
                 return
             owner = waiting[0]
             line = self._lines.pop(owner)
-            grammar, _ = line.popitem(last=False)
+            grammar, size_bytes = line.popitem(last=False)
             if line:
                 self._lines[owner] = line  # behind the others
             with large_stack():
                 future = self._pool.submit(compile_grammar, self._vocabulary, grammar)
             self._compiling[owner, grammar] = future
-
-    def _keep(self, name: Name, matcher: LLMatcher) -> None:
-        kept = _Kept(matcher, BYTES_OF_TEXT * len(name[1]))
-        self._kept[name] = kept
-        self._kept_bytes += kept.size_bytes
+            self._sizes_bytes[owner, grammar] = size_bytes
 
     def _evict(self) -> None:
         while len(self._kept) > MOST_KEPT or (self._kept_bytes > KEPT_BYTES and self._kept):

@@ -101,8 +101,8 @@ class Loop:
                 self._engine.submit(
                     key, prompt, sampling, priority=priority, timeout_s=timeout_s, salt=salt, embed=embed
                 )
-            case messages.Prepare(key, grammar, salt):
-                self._engine.prepare(key, grammar, salt=salt)
+            case messages.Prepare(key, grammar, salt, grammar_bytes):
+                self._engine.prepare(key, grammar, salt=salt, grammar_bytes=grammar_bytes)
             case messages.Abort(key):
                 self._engine.abort(key)
         return isinstance(message, messages.Abort)

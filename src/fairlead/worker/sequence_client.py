@@ -77,7 +77,7 @@ class SequenceClient:
         self._on_sent()
         return key
 
-    def prepare(self, grammar: str, receiver: Receiver, *, salt: bytes = b"") -> int:
+    def prepare(self, grammar: str, receiver: Receiver, *, salt: bytes = b"", grammar_bytes: int = 0) -> int:
         """Have a grammar compiled for sequences with this salt; return the key, which `abort` takes.
 
         Raises `NodeFailed` if the child is not ready or gone.
@@ -85,7 +85,7 @@ class SequenceClient:
         if self._connection is None:
             raise NodeFailed("the model's process is not running")
         key = next(self._keys)
-        self._connection.send(messages.Prepare(key, grammar, salt))
+        self._connection.send(messages.Prepare(key, grammar, salt, grammar_bytes))
         self._open.add(key, receiver)
         self._on_sent()
         return key
