@@ -420,7 +420,7 @@ class _Sharing(Reading):
 
 
 async def test_metrics_show_what_waits_and_what_was_dropped(model):
-    key = ApiKey("k", user="ana")
+    key = ApiKey("k", user="ana", role="operator")
     client = client_of(model, key, ApiKey("other", models=("small",)))
     answers = _Sharing(client.app._jobs.unread)
     client.app._jobs.unread.shares.total = 100
