@@ -79,6 +79,7 @@ PARAMETERS: tuple[SamplingParameter, ...] = (
     _Parameter("logprobs", int | None, None, "report", None, 0, INT32_MAX, np.int32),
     _Parameter("prompt_logprobs", int | None, None, "report", None, 0, INT32_MAX),
     _Parameter("grammar", str | None, None, "constraint", None),
+    _Parameter("grammar_bytes", int, 0, "constraint", 0, 0),
     _Parameter("reasoning_limit", ReasoningLimit | None, None, "constraint", None),
 )
 
