@@ -80,11 +80,13 @@ def _groups(*, fast: bool) -> list[list[Step]]:
     # Each process has its own files and ports. An idle one takes half of another's remaining tests.
     in_parallel = ["-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", "-q", "-m"]
     in_parallel.append("unit and not slow" if fast else "not alone")
+    # The cache is a database, which stubtest opens, too: it finds it locked if both have the same one.
+    mypy_cache = ["--cache-dir", ".mypy_cache/mypy"]
     alone = _tool("pytest, alone", "-m", "pytest", "-q", "-m", "alone", prints_itself=True)
     return [
         [Step("kernels are built from these sources", _check_kernels)],
         [
-            _tool("mypy", "-m", "mypy"),
+            _tool("mypy", "-m", "mypy", *mypy_cache),
             _tool("stubtest", "-m", "mypy.stubtest", "--mypy-config-file", "pyproject.toml", *stubs),
             _tool("ruff format", "-m", "ruff", "format", "--check", "."),
             _tool("ruff check", "-m", "ruff", "check", "."),
