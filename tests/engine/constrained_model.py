@@ -12,6 +12,7 @@ from engine.test_soak import engine_over
 from fairlead.config import demonstration_model
 from fairlead.engine.loading import load_runner
 from fairlead.engine.runner import ModelRunner
+from fairlead.engine.slow_masks import SlowMasks
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
 from fairlead.structured.compiler import GrammarCompiler
@@ -56,8 +57,11 @@ def grammar_of(schema):
 class Constrained(Loop):
     """An engine's loop that waits for grammars, with the texts of its sequences."""
 
-    def __init__(self, *, overlaps=False, **limits):
+    def __init__(self, *, overlaps=False, slow=False, **limits):
+        """`slow`: every mask is found by a thread, while its sequence is left out of steps."""
         loaded = model()
+        if slow:
+            limits["slow_masks"] = SlowMasks(share=0.0, least_budget_s=-1.0)
         self.compiler = GrammarCompiler(vocabulary())
         runner = loaded.runner
         if overlaps:

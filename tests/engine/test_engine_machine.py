@@ -99,6 +99,30 @@ class FakeCompiler:
     def discard(self, grammar) -> None:
         pass
 
+    mask_words = 1
+
+    def first_mask_s(self, grammar, owner) -> float:
+        return 0.0
+
+
+class FakeSlowMasks:
+    """Holds the constrained sequences that the test names."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+
+    def begin_step(self, now_s) -> None:
+        pass
+
+    def begin_pause(self) -> None:
+        pass
+
+    def admits(self, sequence) -> bool:
+        return sequence.key not in self.held
+
+    def forget(self, sequence) -> None:
+        self.held.discard(sequence.key)
+
 
 class BlindPredictor:
     """Predicts that every sequence ends at once, so that too many are admitted and memory runs out."""
@@ -137,9 +161,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.batch = min(options["batch"], self.slots)
         self.runner = FakeRunner(BLOCK_SIZE, windows=self.windows, overlaps=options["overlaps"])
         self.compiler = FakeCompiler()
+        self.slow_masks = FakeSlowMasks()
         self.engine = Engine(
             self.runner,
             compiler=self.compiler,
+            slow_masks=self.slow_masks,
             slots=self.slots,
             max_batch=self.batch,
             max_batched_tokens=self.tokens,
@@ -206,6 +232,12 @@ class EngineMachine(RuleBasedStateMachine):
     def compile(self, count) -> None:
         self.compiler.compile(count)
 
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def hold_or_release(self, data) -> None:
+        """Let a sequence wait for its mask, or no longer."""
+        self.slow_masks.held ^= {data.draw(st.sampled_from(sorted(self.open)), label="key")}
+
     # Steps -------------------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.under_way) < self.most_steps)
@@ -248,6 +280,8 @@ class EngineMachine(RuleBasedStateMachine):
         decodes = [count == 1 and row in sampling for row, count in enumerate(counts)]
         assert sorted(decodes, reverse=True) == decodes
         assert step.decodes == sum(decodes)
+        choosing = [self.engine._scheduler.running_in(slot) for slot in step.sample_slots]
+        assert not any(one.constraint is not None and one.key in self.slow_masks.held for one in choosing)
 
     @precondition(lambda self: self.under_way)
     @rule()
@@ -357,6 +391,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         steps = 0
+        self.slow_masks.held.clear()
         while self.open or self.under_way:
             steps += 1
             self.compiler.compile()
@@ -448,6 +483,15 @@ def admits_more_rows_than_a_step_takes(self):
     self._rows_left += 1
 
 
+def waits_for_slow_masks(self):
+    self.held = 0
+
+
+def counts_held_sequences_as_stuck(self):
+    hold_slow(self)
+    self.held = 0
+
+
 def keeps_the_slot(self, sequence):
     slots, self._slots = self._slots, _Unfreeable(self._slots)
     remove(self, sequence)
@@ -502,6 +546,7 @@ preempt, schedule_chunk, fill_step = (
     StepScheduler._schedule_chunk,
     StepScheduler._fill_step,
 )
+hold_slow = StepScheduler._hold_slow
 remove, fail, end = RunningSequences.remove, LiveSequences.fail, LiveSequences._end
 
 MUTANTS = [
@@ -515,6 +560,8 @@ MUTANTS = [
     (RunningSequences, "newest_of_the_lowest_class", preempts_pinned_sequences_too),
     (StepScheduler, "_schedule_chunk", spends_the_budget_twice),
     (StepScheduler, "_fill_step", admits_more_rows_than_a_step_takes),
+    (StepScheduler, "_hold_slow", waits_for_slow_masks),
+    (StepScheduler, "_hold_slow", counts_held_sequences_as_stuck),
     (RunningSequences, "remove", keeps_the_slot),
     (LiveSequences, "end_overdue", ignores_the_clock),
     (LiveSequences, "fail", fails_without_a_report),

@@ -34,6 +34,8 @@ SETTINGS = {
     "chunks": {"max_batched_tokens": 24},
     "overlap": {"overlaps": True},
     "all": {**SCARCE, "max_batched_tokens": 24, "overlaps": True},
+    "slow masks": {"slow": True},
+    "slow masks and all": {**SCARCE, "max_batched_tokens": 24, "overlaps": True, "slow": True},
 }
 
 
@@ -215,6 +217,7 @@ def test_sequence_waits_for_its_grammar_without_a_slot_while_others_run(gate):
     sequence = tested.engine._live.by_key[1]
     while not {2, 3} <= tested.ends.keys():
         tested.turn()
+    tested.turn()
     assert sequence.state is SequenceStatus.COMPILING
     counts = tested.engine.statistics()
     assert (counts.running, counts.pending, counts.slots_free) == (0, 1, 2)

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from fairlead.structured import constraint as constraints
 from fairlead.structured import filling as fillings
 from fairlead.structured.constraint import Constraint
 from fairlead.structured.filling import MaskFilling
@@ -96,8 +97,9 @@ def test_slow_masks_of_a_step_share_its_limit():
 
 
 def test_answer_ends_when_its_slow_masks_have_used_up_its_time(filling, monkeypatch):
-    monkeypatch.setattr(fillings, "SLOW_MASK_S", LIMIT_S / 5)
-    monkeypatch.setattr(fillings, "SLOW_ANSWER_S", LIMIT_S)
+    for module in (fillings, constraints):
+        monkeypatch.setattr(module, "SLOW_MASK_S", LIMIT_S / 5)
+    monkeypatch.setattr(constraints, "SLOW_ANSWER_S", LIMIT_S)
     slow, others = Busy(busy_s=LIMIT_S / 2), quick()
     errors = [(filled(filling, [slow, others]), slow.error)[1] for _ in range(4)]
     assert errors[0] is None

@@ -20,6 +20,7 @@ from fairlead.engine.output_details import NO_DETAILS, step_details
 from fairlead.engine.request_validator import Prompt, RequestValidator
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
+from fairlead.engine.slow_masks import SlowMasks
 from fairlead.engine.step import Outcome, Runner, SampledTokens
 from fairlead.job import Sampling
 from fairlead.messages import EngineStatistics, Output
@@ -27,8 +28,8 @@ from fairlead.structured.compiler import GrammarCompiler
 
 # The batch's parameters of a prompt to embed: it ends where its first token would be chosen.
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0)
-# How often grammars are checked while nothing else is under way.
-COMPILING_POLL_S = 0.0005
+# How often grammars and masks are checked while nothing else is under way.
+FINDING_POLL_S = 0.0005
 # Bound on the logits of scored prompts that are in memory at once.
 SCORED_BYTES = 32 * 1024 * 1024
 
@@ -52,8 +53,9 @@ class Engine:
     either.
 
     `draw_seed` makes the seed of a sequence without one; `predictor` estimates output lengths; `compiler`
-    compiles grammars, None: sequences with one are refused. A step is in flight between `plan` and its
-    `commit` or `fail`: one, or two where the runner overlaps.
+    compiles grammars, None: sequences with one are refused; `slow_masks` keeps masks that take long out of
+    steps. A step is in flight between `plan` and its `commit` or `fail`: one, or two where the runner
+    overlaps.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Engine:
         predictor: Predictor | None = None,
         embeds: bool = False,
         compiler: GrammarCompiler | None = None,
+        slow_masks: SlowMasks | None = None,
     ) -> None:
         blocks = (blocks_total,) if isinstance(blocks_total, int) else tuple(blocks_total)
         self._validator = RequestValidator(
@@ -112,6 +115,8 @@ class Engine:
             first_in_first_out=first_in_first_out,
             prefix_cache=prefix_cache and not embeds,
         )
+        if slow_masks is None and compiler is not None:
+            slow_masks = SlowMasks()
         self._scheduler = StepScheduler(
             self._batch,
             self._memory,
@@ -121,14 +126,16 @@ class Engine:
             predictor=predictor,
             even_chunks=embeds,
             most_scored=max(1, SCORED_BYTES // (4 * vocab_size)),
+            slow_masks=slow_masks,
         )
         self._steps_at_once = 2 if runner.overlaps else 1
         self._vocab_size = vocab_size
         self._embeds = embeds
         self._compiler = compiler
-        self._live = LiveSequences(self._scheduler, compiler)
+        self._live = LiveSequences(self._scheduler, compiler, slow_masks)
         self._trimming = CacheTrimming(self._memory, cleanup_interval_s)
         self._under_way: list[Step] = []  # the oldest first
+        self._has_no_work = False  # in the latest plan
         self._steps = 0
         self._step_tokens = 0
         self._generated_tokens = 0
@@ -160,6 +167,7 @@ class Engine:
         that can never run fails alone: the next outcome has the error.
         """
         assert key not in self._live
+        self._has_no_work = False
         try:
             if embed != self._embeds:
                 raise ValueError(f"this model makes {'vectors, no text' if self._embeds else 'no vectors'}")
@@ -175,6 +183,7 @@ class Engine:
         state = SequenceStatus.PENDING if grammar is None else SequenceStatus.COMPILING
         sequence = Sequence(tokens, priority=priority, timeout_s=timeout_s, hashes=hashes, state=state)
         sequence.scored = 1 if is_scored else None
+        sequence.constraint = None if embed else tokens.sampling.constraint
         self._live.add(sequence, grammar=grammar, owner=salt, grammar_bytes=sampling.grammar_bytes)
 
     def prepare(self, key: int, grammar: str, *, salt: bytes = b"", grammar_bytes: int = 0) -> None:
@@ -200,8 +209,8 @@ class Engine:
 
     @property
     def compiling(self) -> int:
-        """How many sequences and preparations wait for a grammar."""
-        return self._live.compiling
+        """How many sequences and preparations wait for a grammar, or for a mask of one."""
+        return self._live.compiling + self._scheduler.held
 
     @property
     def idle(self) -> bool:
@@ -215,8 +224,7 @@ class Engine:
         """
         if self.idle:
             return self._trimming.wait_s(now_s)
-        only_compiles = len(self._live) == self._live.compiling and not self._under_way
-        return COMPILING_POLL_S if only_compiles else 0.0
+        return FINDING_POLL_S if self._has_no_work and self.compiling and not self._under_way else 0.0
 
     def trim_if_due(self, now_s: float) -> TrimmedCache | None:
         """Trim the cache of an idle engine, if that is due."""
@@ -253,7 +261,8 @@ class Engine:
         self._live.queue_compiled()
         self._live.end_overdue(now_s)
         self._trimming.trim_if_due(now_s)
-        step = self._scheduler.plan()
+        step = self._scheduler.plan(now_s)
+        self._has_no_work = step is None
         if step is not None:
             self._trimming.changed = True
             self._under_way.append(step)

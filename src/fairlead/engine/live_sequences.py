@@ -9,6 +9,7 @@ from fairlead.engine.deadlines import Deadlines
 from fairlead.engine.output_details import OutputDetails
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
+from fairlead.engine.slow_masks import SlowMasks
 from fairlead.messages import ErrorCode, Output
 from fairlead.structured.compiler import GrammarCompiler
 
@@ -24,10 +25,16 @@ class LiveSequences:
     `compiler` has compiled it.
     """
 
-    def __init__(self, scheduler: StepScheduler, compiler: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: StepScheduler,
+        compiler: GrammarCompiler | None = None,
+        slow_masks: SlowMasks | None = None,
+    ) -> None:
         self.by_key: dict[int, Sequence] = {}
         self._scheduler = scheduler
         self._compiler = compiler
+        self._slow_masks = slow_masks
         self._early_outputs: dict[int, Output] = {}  # refusals and timeouts, for the next outcome
         self._preparing: set[int] = set()  # keys of grammars that are compiled before their sequences come
         self._untimed: list[Sequence] = []  # since the last plan; their time limits begin with the next one
@@ -60,7 +67,8 @@ class LiveSequences:
             self._scheduler.submit(sequence)
             return
         assert self._compiler is not None
-        sequence.tokens.sampling.constraint.lexer = owner, grammar
+        constraint = sequence.tokens.sampling.constraint
+        constraint.owner, constraint.lexer = owner, (owner, grammar)
         matcher = self._compiler.submit(sequence.key, grammar, owner, grammar_bytes)
         if matcher is not None:
             self._queue_constrained(sequence, matcher)
@@ -172,7 +180,13 @@ class LiveSequences:
         assert self._compiler is not None
         constraint = sequence.tokens.sampling.constraint
         renew = partial(self._compiler.renew, constraint.grammar)
-        constraint.begin(matcher, constraint.lexer, renew)
+        constraint.begin(
+            matcher,
+            constraint.lexer,
+            renew,
+            expected_s=self._compiler.first_mask_s(constraint.grammar, constraint.owner),
+            words=self._compiler.mask_words,
+        )
         sequence.become(SequenceStatus.PENDING)
         self._scheduler.submit(sequence)
 
@@ -186,6 +200,8 @@ class LiveSequences:
         else:
             self._scheduler.remove(sequence, keep=keep)
             self._scheduler.cached.pop(sequence.key, None)
+            if self._slow_masks is not None:
+                self._slow_masks.forget(sequence)
             constraint = sequence.tokens.sampling.constraint
             if self._compiler is not None and constraint is not None and constraint.lexer is not None:
                 owner, grammar = constraint.lexer

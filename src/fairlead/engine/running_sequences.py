@@ -14,7 +14,8 @@ class RunningSequences:
     """The sequences in the slots 0 … `slots` − 1, in order of admission within a class.
 
     `longest_tokens` is the sum of their `longest`, and `pinned` has the keys of those that are pinned. `keys`
-    and `max_tokens`, by slot, are for the memory forecast; those of an empty slot mean nothing.
+    and `max_tokens`, by slot, are for the memory forecast; those of an empty slot mean nothing. `constrained`
+    has those with a constraint, by key.
     """
 
     def __init__(self, slots: int) -> None:
@@ -23,6 +24,7 @@ class RunningSequences:
         self.by_slot: list[Sequence | None] = [None] * slots
         self._by_class: defaultdict[int, dict[int, Sequence]] = defaultdict(dict)  # then by key
         self.pinned: set[int] = set()
+        self.constrained: dict[int, Sequence] = {}
         self.keys = array("q", bytes(8 * slots))  # an element takes longer to set in a numpy array
         self.max_tokens = array("q", bytes(8 * slots))
         self._admissions = 0
@@ -45,6 +47,8 @@ class RunningSequences:
         self._by_class[sequence.priority][sequence.key] = sequence
         if sequence.is_pinned():
             self.pinned.add(sequence.key)
+        if sequence.constraint is not None:
+            self.constrained[sequence.key] = sequence
         self.longest_tokens += sequence.longest
         return slot
 
@@ -56,6 +60,7 @@ class RunningSequences:
         del sequence.slot
         del self._by_class[sequence.priority][sequence.key]
         self.pinned.discard(sequence.key)
+        self.constrained.pop(sequence.key, None)
         self.longest_tokens -= sequence.longest
 
     def in_slots(self, slots: Iterable[int]) -> list[Sequence]:

@@ -16,6 +16,7 @@ from fairlead.engine.memory import Memory, Prefix
 from fairlead.engine.running_sequences import RunningSequences
 from fairlead.engine.sequence import NO_HANDLE, Sequence, SequenceStatus
 from fairlead.engine.sequence_queue import SequenceQueue
+from fairlead.engine.slow_masks import SlowMasks
 
 PROCESSING = SequenceStatus.PROCESSING  # in Python 3.11, reading it from the enumeration takes 0.5 µs
 
@@ -31,7 +32,8 @@ class StepScheduler:
     run short). It waits for a step with room for a whole chunk; the first in prefill always gets one.
 
     A step has at most `most_scored` tokens of prompts with requested log-probabilities, because all their
-    logits are in memory at once.
+    logits are in memory at once. With `slow_masks`, a constrained sequence skips the steps that would have to
+    wait for its mask.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class StepScheduler:
         predictor: Predictor | None = None,
         even_chunks: bool = False,
         most_scored: int | None = None,
+        slow_masks: SlowMasks | None = None,
     ) -> None:
         self.batch = batch
         self.memory = memory
@@ -75,6 +78,8 @@ class StepScheduler:
         self._rows_left = 0
         self._most_scored = max_batched_tokens if most_scored is None else most_scored
         self._scored_left = 0
+        self._slow_masks = slow_masks
+        self.held = 0  # sequences that the latest plan left out, because their masks are slow
 
     @property
     def pending(self) -> int:
@@ -111,14 +116,26 @@ class StepScheduler:
         self.memory.free(sequence, keep=keep)
         self._running.remove(sequence)
 
-    def plan(self) -> Step | None:
-        """Return the next step's work; None if there is none, or none until a step in flight is committed."""
+    def plan(self, now_s: float = 0.0) -> Step | None:
+        """Return the next step's work.
+
+        None if there is none, none until a step in flight is committed, or none until a mask is found.
+        """
+        if self._slow_masks is not None:
+            self._slow_masks.begin_step(now_s)
+        step = self._plan()
+        if step is None and self._slow_masks is not None:
+            self._slow_masks.begin_pause()
+        return step
+
+    def _plan(self) -> Step | None:
         preemptions = self.preemptions
         self._fill_step()
         if self.preemptions == preemptions:  # else admission could take the room that was just made
             self._admit()
+        self._hold_slow()
         step = self.batch.prepare_inputs()
-        while step is None and self._running and not self.batch.steps_under_way:
+        while step is None and self._running and not self.batch.steps_under_way and not self.held:
             if self.preemptions == preemptions:
                 # Chunks of several prompts together hold all blocks of a window: the newest is preempted.
                 victim = self._running.newest_of_the_lowest_class()
@@ -126,6 +143,7 @@ class StepScheduler:
                 self._preempt(victim)
             preemptions = self.preemptions
             self._fill_step()  # the preempted one may have been the only one with a row
+            self._hold_slow()
             step = self.batch.prepare_inputs()
         return step
 
@@ -146,6 +164,18 @@ class StepScheduler:
             self._extend_decodes(survey.short)
         for sequence in self._running.in_slots(survey.prefills):
             self._schedule_chunk(sequence)
+
+    def _hold_slow(self) -> None:
+        """Leave out the sequences that would choose a token in this step, but have to wait for their mask."""
+        self.held = 0
+        if self._slow_masks is None:
+            return
+        for sequence in self._running.constrained.values():
+            tokens, count = sequence.tokens, self.batch.num_scheduled[sequence.slot]
+            chooses = count and count == tokens.num_tokens - tokens.computed
+            if chooses and not self._slow_masks.admits(sequence):
+                self._leave_out(sequence)
+                self.held += 1
 
     def _extend_decodes(self, short: "array[int]") -> None:
         """Take the block that each decode's next token begins; decodes that get none skip this step."""

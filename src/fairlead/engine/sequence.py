@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from fairlead._cext.blockpool import BlockHashes
 from fairlead._cext.inputbatch import SequenceState
+from fairlead.structured.constraint import Constraint
 
 MOST_PREEMPTIONS = 3
 NO_HANDLE = 0  # generations begin at 1, so no handle of a sequence is 0
@@ -56,10 +57,12 @@ class Sequence:
     its full blocks, None if nothing is kept for reuse; the first `indexed` of them are in the prefix cache.
     `reserved`: blocks by group that are reserved for it once it is pinned. `evicted_tokens`: tokens that its
     last preemption removed from the cache. `scored`: how many prompt tokens have had their log-probabilities
-    reported, counting the first, which has none; None if none were requested.
+    reported, counting the first, which has none; None if none were requested. `constraint`: which tokens it
+    may choose; None: all.
     """
 
     __slots__ = (
+        "constraint",
         "evicted_tokens",
         "handle",
         "hashes",
@@ -99,6 +102,7 @@ class Sequence:
         self.preemptions = 0
         self.evicted_tokens = 0
         self.scored: int | None = None
+        self.constraint: Constraint | None = None
         self.state = state
         self.slot: int  # only while it runs
 

@@ -4,22 +4,20 @@ A grammar of a request has been tried before, in a process of its own (`trials`)
 bounds. llguidance releases the GIL while it compiles. Limits end a single step of a mask that takes too long.
 """
 
-import contextlib
-import os
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from fairlead.structured.constraint import error_of
-from fairlead.structured.filling import MASK_LIMIT_S, large_stack
+from fairlead.structured.constraint import WORD_BITS, error_of
+from fairlead.structured.filling import MASK_LIMIT_S
+from fairlead.structured.turn_pool import TurnPool
 
 THREADS = 2
-NICENESS = 10  # of the threads: steps come first
 MOST_KEPT = 64
 KEPT_BYTES = 64 * 1024 * 1024
 """Bounds on the grammars that are kept: their number, and an estimate of their memory."""
@@ -29,13 +27,19 @@ BYTES_A_TOKEN = 4 * 1100
 MOST_GROWTH = 11 * 1024 * 1024
 """The lexer of a grammar that is used gets about four states for each new token, up to `max_lexer_states`."""
 
+MOST_ALTERNATIVES = 5_000
+"""States of the parser at a place of an answer. 1,000 optional properties have 4,007.
+
+llguidance's own bound is 2,000, at which they compiled, and failed at the answer's first character.
+"""
+
 # Measured with 150,000 tokens on one slow core. `max_grammar_size` bounds the time to compile, which grows
 # with the square of an object's optional properties: 0.13 s for 1,000 of them, 0.44 s for 2,000 and 26 s for
 # 10,000, which are refused. An `anyOf` of 2,000 objects takes 0.3 s. `step_lexer_fuel` bounds the lexer's
-# part of a mask to 10 ms. `step_max_items` and `max_items_in_row` are llguidance's own: lower ones refuse
-# common schemas in the middle of an answer, so `filling` bounds the time of masks.
+# part of a mask to 10 ms. `step_max_items` is llguidance's own: a lower one refuses common schemas in the
+# middle of an answer, so `filling` bounds the time of masks.
 LIMITS = LLParserLimits(
-    max_items_in_row=2000,
+    max_items_in_row=MOST_ALTERNATIVES,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=50_000,
     step_max_items=50_000,
@@ -50,20 +54,24 @@ class GrammarRefused(ValueError):
     """A grammar that cannot be compiled within the limits."""
 
 
-def compile_grammar(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return a matcher after computing its first mask, which fills its lexer. Raises `GrammarRefused`."""
-    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
+def compile_grammar(vocabulary: LLTokenizer, grammar: str) -> tuple[LLMatcher, float]:
+    """Return a matcher, and the CPU time in seconds of its first mask. Raises `GrammarRefused`.
+
+    That mask is computed twice: the first time also fills the lexer.
+    """
+    matcher, mask_s = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS), 0.0
     if not matcher.is_error():
         first = matcher.deep_copy()
         first.compute_bitmask()
         began_s = time.thread_time()
         matcher.deep_copy().compute_bitmask()
-        if time.thread_time() - began_s > MASK_LIMIT_S:
+        mask_s = time.thread_time() - began_s
+        if mask_s > MASK_LIMIT_S:
             raise GrammarRefused(f"its first token takes longer than {MASK_LIMIT_S * 1000:g} ms to find")
         matcher = first if first.is_error() else matcher
     if matcher.is_error():
         raise GrammarRefused(error_of(matcher))
-    return matcher
+    return matcher, mask_s
 
 
 @dataclass
@@ -71,6 +79,7 @@ class _Kept:
     """A compiled grammar. `size_bytes` is an estimate, which grows as its lexer does."""
 
     matcher: LLMatcher
+    first_mask_s: float
     size_bytes: int
     grown_bytes: int = 0
 
@@ -87,14 +96,10 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: LLTokenizer, *, threads: int = THREADS) -> None:
         self._vocabulary = vocabulary
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "grammar", initializer=_step_back)
+        self._pool = TurnPool(threads, "grammars")
         self._kept: OrderedDict[Name, _Kept] = OrderedDict()
         self._kept_bytes = 0
-        # The grammars that wait and their sizes, by owner.
-        self._lines: OrderedDict[Hashable, OrderedDict[str, int]] = OrderedDict()
-        self._compiling: dict[Name, Future[LLMatcher]] = {}
-        self._sizes_bytes: dict[Name, int] = {}  # of those that are compiled now
+        self._compiling: dict[Name, tuple[Future[tuple[LLMatcher, float]], int]] = {}  # with their sizes
         self._waiting: dict[int, Name] = {}
 
     @property
@@ -112,9 +117,8 @@ class GrammarCompiler:
             self._kept.move_to_end(name)
             return kept.matcher.deep_copy()
         if name not in self._compiling:
-            size_bytes = max(size_bytes, BYTES_OF_TEXT * len(grammar))
-            self._lines.setdefault(owner, OrderedDict())[grammar] = size_bytes
-            self._begin()
+            future = self._pool.submit(owner, partial(compile_grammar, self._vocabulary, grammar))
+            self._compiling[name] = future, max(size_bytes, BYTES_OF_TEXT * len(grammar))
         self._waiting[key] = name
         return None
 
@@ -123,12 +127,18 @@ class GrammarCompiler:
         name = self._waiting.pop(key, None)
         if name is None or name in self._waiting.values():
             return
-        owner, grammar = name
-        line = self._lines.get(owner)
-        if line is not None:
-            line.pop(grammar, None)
-            if not line:
-                del self._lines[owner]
+        if self._compiling[name][0].cancel():
+            del self._compiling[name]
+
+    def first_mask_s(self, grammar: str, owner: Hashable) -> float:
+        """Return the CPU time of a kept grammar's first mask; 0 if it is not kept."""
+        kept = self._kept.get((owner, grammar))
+        return 0.0 if kept is None else kept.first_mask_s
+
+    @property
+    def mask_words(self) -> int:
+        """The length of a mask, in words of 32 bits."""
+        return int(-(-self._vocabulary.vocab_size // WORD_BITS))
 
     def renew(self, grammar: str) -> LLMatcher:
         """Compile a grammar again, for a sequence that shares nothing with others. Raises `GrammarRefused`.
@@ -157,14 +167,14 @@ class GrammarCompiler:
 
     def take_ready(self) -> list[tuple[int, LLMatcher | str]]:
         """Return the sequences that need not wait any more, each with its matcher, or why it has none."""
-        done = [name for name, future in self._compiling.items() if future.done()]
+        done = [name for name, (future, _) in self._compiling.items() if future.done()]
         if not done:
             return []
         faults: dict[Name, str] = {}
         for name in done:
-            future, size_bytes = self._compiling.pop(name), self._sizes_bytes.pop(name)
+            future, size_bytes = self._compiling.pop(name)
             if (error := future.exception()) is None:
-                self._kept[name] = _Kept(future.result(), size_bytes)
+                self._kept[name] = _Kept(*future.result(), size_bytes)
                 self._kept_bytes += size_bytes
             else:
                 faults[name] = str(error)
@@ -173,36 +183,12 @@ class GrammarCompiler:
             del self._waiting[key]
             ready.append((key, faults[name] if name in faults else self._kept[name].matcher.deep_copy()))
         self._evict()
-        self._begin()
         return ready
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _begin(self) -> None:
-        """Start compilations while threads are free, for the owners in turn."""
-        while len(self._compiling) < self._threads:
-            busy = {owner for owner, _ in self._compiling}
-            waiting = [owner for owner in self._lines if owner not in busy]
-            if not waiting:
-                return
-            owner = waiting[0]
-            line = self._lines.pop(owner)
-            grammar, size_bytes = line.popitem(last=False)
-            if line:
-                self._lines[owner] = line  # behind the others
-            with large_stack():
-                future = self._pool.submit(compile_grammar, self._vocabulary, grammar)
-            self._compiling[owner, grammar] = future
-            self._sizes_bytes[owner, grammar] = size_bytes
+        self._pool.close()
 
     def _evict(self) -> None:
         while len(self._kept) > MOST_KEPT or (self._kept_bytes > KEPT_BYTES and self._kept):
             self._kept_bytes -= self._kept.popitem(last=False)[1].size_bytes
-
-
-def _step_back() -> None:
-    """Give this thread a low priority, on systems where threads have one."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

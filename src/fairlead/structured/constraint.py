@@ -1,6 +1,8 @@
 """One sequence's constraint: which tokens may come next."""
 
+import time
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 from llguidance import LLMatcher
@@ -8,6 +10,12 @@ from llguidance import LLMatcher
 from fairlead.job import ReasoningLimit
 
 WORD_BITS = 32
+SLOW_MASK_S = 0.02
+"""CPU time from which on a mask is slow. One that is faster is filled however slow others are."""
+
+SLOW_ANSWER_S = 2.0
+"""CPU time of all slow masks of one answer."""
+
 _ALL = 0xFFFF_FFFF
 
 
@@ -29,7 +37,10 @@ class Constraint:
 
     `consumed`: how many tokens of the answer they have consumed.
     `slow_s`: the CPU time of its slow masks.
+    `expected_s`: the CPU time that its next mask is expected to take.
+    `ahead`: its next mask, which a thread finds before the step that needs it; None: that step fills it.
     `error`: why it cannot go on; None if it can.
+    `owner`: whose sequence it is.
     `lexer`: identifies the lexer that copies of the matcher share; None if it is not shared.
     """
 
@@ -47,6 +58,10 @@ class Constraint:
         self._renewed_after = -1
         self.consumed = 0
         self.slow_s = 0.0
+        self.expected_s = 0.0
+        self.ahead: Future[np.ndarray] | None = None
+        self._words = 0
+        self.owner: Hashable = None
         self.error: str | None = None
         self.lexer: Hashable = grammar
 
@@ -56,9 +71,24 @@ class Constraint:
         forced = None if self._reasoning is None else self._reasoning.forced
         return self.matcher is None and forced is None and self.error is None
 
-    def begin(self, matcher: LLMatcher, lexer: Hashable, renew: Callable[[], LLMatcher]) -> None:
-        """Use a matcher from now on. `renew` compiles another one of the same grammar."""
+    def begin(
+        self,
+        matcher: LLMatcher,
+        lexer: Hashable,
+        renew: Callable[[], LLMatcher],
+        *,
+        expected_s: float = 0.0,
+        words: int = 0,
+    ) -> None:
+        """Use a matcher from now on.
+
+        `lexer`: identifies what its copies share.
+        `renew`: compiles another one of the same grammar.
+        `expected_s`: the CPU time of its first mask.
+        `words`: the length of a mask, in words of `WORD_BITS` bits.
+        """
         self.matcher, self.lexer, self._renew = matcher, lexer, renew
+        self.expected_s, self._words = expected_s, words
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Advance by tokens of the answer, an end-of-sequence token included. Other tokens are an error."""
@@ -94,6 +124,24 @@ class Constraint:
         if forced is not None and int(mask[forced // WORD_BITS]) >> forced % WORD_BITS & 1:
             mask[:] = 0
             mask[forced // WORD_BITS] = 1 << forced % WORD_BITS
+
+    def find(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Consume tokens and return the mask [words], uint32, that follows; for a thread, ahead of a step."""
+        mask: np.ndarray = np.zeros(self._words, np.uint32)
+        began_s = time.thread_time()
+        self.consume(token_ids)
+        self.fill(mask)
+        self.charge(time.thread_time() - began_s)
+        return mask
+
+    def charge(self, took_s: float) -> None:
+        """Count the CPU time of a mask. An answer that has had too many slow ones ends at its next token."""
+        self.expected_s = max(took_s, self.expected_s / 2)
+        if took_s < SLOW_MASK_S:
+            return
+        self.slow_s += took_s
+        if self.slow_s > SLOW_ANSWER_S and self.error is None:
+            self.error = f"its tokens took longer than {SLOW_ANSWER_S:g} s to find"
 
     def _renewed(self) -> bool:
         """Replace the matcher after an error by one with a lexer of its own; return whether it can go on.

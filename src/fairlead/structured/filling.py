@@ -12,16 +12,10 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from fairlead.structured.constraint import Constraint
+from fairlead.structured.constraint import SLOW_MASK_S, Constraint
 
 MASK_LIMIT_S = 0.2
 """CPU time of the slow masks of one step. With 20 ms, a busy processor refused a schema of four fields."""
-
-SLOW_MASK_S = 0.02
-"""CPU time from which on a mask is slow. One that is faster is filled however slow others are."""
-
-SLOW_ANSWER_S = 2.0
-"""CPU time of all slow masks of one answer."""
 
 
 # llguidance recurses along chains of references and rules, and a stack that overflows ends the process: 3,000
@@ -83,13 +77,9 @@ class _Fill:
         return not self.is_abandoned
 
     def _charge(self, constraint: Constraint, took_s: float) -> None:
-        """Count a slow mask. An answer that has had too many of them ends at its next token."""
-        if took_s < SLOW_MASK_S:
-            return
-        self.slow_s += took_s
-        constraint.slow_s += took_s
-        if constraint.slow_s > SLOW_ANSWER_S and constraint.error is None:
-            constraint.error = f"its tokens took longer than {SLOW_ANSWER_S:g} s to find"
+        constraint.charge(took_s)
+        if took_s >= SLOW_MASK_S:
+            self.slow_s += took_s
 
     def abandon(self, index: int) -> bool:
         """Return whether the mask `index` is still being filled; if so, no later one will be."""

@@ -50,27 +50,36 @@ class ConstrainedSequences:
     def masks(self, rows: SampledRows) -> TokenMasks | None:
         """Return the masks of a step's rows, after the tokens before them; None if no row has one."""
         found: list[tuple[int, Constraint, list[int]]] = []
+        ahead: list[tuple[int, Constraint, np.ndarray]] = []
         for row in rows.indices(self._by_slot).tolist() if self._by_slot else ():
             state, constraint = self._by_slot[int(rows.slots[row])]
+            if constraint.ahead is not None:
+                ahead.append((row, constraint, constraint.ahead.result()))
+                constraint.ahead = None
+                continue
             tokens = _new_tokens(state, constraint, rows, row)
             if constraint.matcher is None:
                 constraint.consume(tokens)
                 tokens = []
             if not constraint.is_free:
                 found.append((row, constraint, tokens))
-        if not found:
+        count = len(found) + len(ahead)
+        if not count:
             return None
-        constrained, constraints, tokens_of = zip(*found, strict=True)
-        if len(found) > len(self._bits):
-            self._bits = np.zeros((2 * len(found), self._words), np.uint32)
-        bits = self._filling.fill(constraints, tokens_of, self._bits[: len(found)])
+        if count > len(self._bits):
+            self._bits = np.zeros((2 * count, self._words), np.uint32)
+        constraints, tokens_of = [one[1] for one in found], [one[2] for one in found]
+        bits = self._filling.fill(constraints, tokens_of, self._bits[:count])
         if bits.base is not self._bits:  # a thread still writes to the others
             self._bits = bits
+        for index, (_, _, mask) in enumerate(ahead, len(found)):
+            bits[index] = mask
+        constrained = [(row, constraint) for row, constraint, _ in [*found, *ahead]]
         mask_of = np.full(len(rows.slots), -1, np.int32)
-        mask_of[list(constrained)] = np.arange(len(found))
+        mask_of[[row for row, _ in constrained]] = np.arange(count)
         errors = {
             row: f"the answer cannot go on within its grammar: {constraint.error}"
-            for row, constraint, _ in found
+            for row, constraint in constrained
             if constraint.error is not None
         }
         return TokenMasks(bits, mask_of, errors)

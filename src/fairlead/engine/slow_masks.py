@@ -1,0 +1,81 @@
+"""Keeps slow masks out of steps.
+
+A mask says which tokens a constrained sequence may choose next. Most take some 10 µs and are filled in the
+step that chooses (`sampling.token_masks`). What takes longer than a share of the step is found in threads
+while steps go on without its sequence, which takes part again when it has its mask.
+"""
+
+from collections.abc import Hashable
+from functools import partial
+
+from fairlead.engine.sequence import Sequence
+from fairlead.structured.constraint import Constraint
+from fairlead.structured.turn_pool import TurnPool
+
+THREADS = 2
+SHARE = 0.25
+LEAST_BUDGET_S = 0.002
+"""What the masks of a step may take together: this share of the step before, and at least so much."""
+
+_LONGEST_STEP_S = 0.5  # a longer one was waiting, or a long prompt
+
+
+class SlowMasks:
+    """Decides which constrained sequences a step has to wait for.
+
+    The time of a mask is expected to be that of the one before it. The order of the calls is `begin_step`,
+    then `admits` once for each constrained sequence of the step.
+    """
+
+    def __init__(self, *, share: float = SHARE, least_budget_s: float = LEAST_BUDGET_S) -> None:
+        self._share = share
+        self._least_budget_s = least_budget_s
+        self._left_s = 0.0
+        self._begun_at_s: float | None = None
+        self._pool = TurnPool(THREADS, "slow masks")
+        self._finding: dict[int, Constraint] = {}  # by the sequence's key
+
+    def begin_step(self, now_s: float) -> None:
+        """Begin to plan a step."""
+        before_s = 0.0 if self._begun_at_s is None else min(now_s - self._begun_at_s, _LONGEST_STEP_S)
+        self._begun_at_s = now_s
+        self._left_s = max(self._least_budget_s, self._share * before_s)
+
+    def begin_pause(self) -> None:
+        """Note that no step has begun, so that the time until the next one is no step's."""
+        self._begun_at_s = None
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Return whether the step may choose a token of this sequence. If not, its mask is being found."""
+        constraint = sequence.constraint
+        if constraint is None or constraint.matcher is None:
+            return True
+        if constraint.ahead is not None:
+            if not constraint.ahead.done():
+                return False
+            self._finding.pop(sequence.key, None)
+            return True
+        if constraint.expected_s <= self._left_s and not self._is_locked(constraint.lexer):
+            self._left_s -= constraint.expected_s
+            return True
+        tokens = sequence.tokens
+        if tokens.num_tokens == tokens.prompt_length + tokens.output_length:
+            # Else its last token is of a step under way, and not known yet.
+            new = tokens.tokens_view()[tokens.prompt_length + constraint.consumed :].tolist()
+            constraint.ahead = self._pool.submit(constraint.owner, partial(constraint.find, new))
+            self._finding[sequence.key] = constraint
+        return False
+
+    def forget(self, sequence: Sequence) -> None:
+        """Stop finding a mask for a sequence that has ended."""
+        constraint = self._finding.pop(sequence.key, None)
+        if constraint is not None and constraint.ahead is not None:
+            constraint.ahead.cancel()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.close()
+
+    def _is_locked(self, lexer: Hashable) -> bool:
+        """Return whether a thread uses this lexer, which makes others of the same grammar wait."""
+        return lexer is not None and any(one.lexer == lexer for one in self._finding.values())
