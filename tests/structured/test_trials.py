@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fairlead.structured import trial_process
 from fairlead.structured import trials as module
+from fairlead.structured.compiler import GrammarRefused, compile_grammar
 from fairlead.structured.grammar import JsonAnswer, answer_grammar
 from fairlead.structured.trials import GrammarTrials, TrialFailed
 from structured.words import lark
@@ -41,6 +43,22 @@ def test_fault_is_one_line_without_the_grammar(trials):
     assert "nonsense" in fault
     assert "%json" not in fault
     assert "\n" not in fault
+
+
+def test_grammar_that_would_fail_at_the_first_character_of_an_answer_is_refused(trials):
+    def optional(count):
+        fields = {f"k{index}": {"type": "string"} for index in range(count)}
+        return answer_grammar(JsonAnswer({"type": "object", "properties": fields}))
+
+    assert trials.run(optional(1000)).fault is None
+    assert trials.run(optional(1500)).fault == "an answer may go on in more than 5000 ways"
+
+
+def test_grammar_with_characters_that_take_long_to_find_is_refused(monkeypatch):
+    monkeypatch.setattr(trial_process, "_BYTE_S", 0.0)
+    compiled, _ = compile_grammar(trial_process._vocabulary(), GOOD)
+    with pytest.raises(GrammarRefused, match="a character of its answer takes longer than 0 ms"):
+        trial_process._write_beginnings(compiled)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import math
 import os
+import random
 import re
 import resource
 import select
@@ -23,13 +24,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from llguidance import LLTokenizer
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 
-from fairlead.structured.compiler import GrammarRefused, compile_grammar
+from fairlead.structured.compiler import MOST_ALTERNATIVES, GrammarRefused, compile_grammar
+from fairlead.structured.constraint import error_of
 from fairlead.structured.filling import STACK_BYTES, large_stack
 from fairlead.structured.vocabulary import token_vocabulary
 
 NICENESS = 10  # the steps of models come first
+LONG_NICENESS = 19  # of a trial that has taken `LONG_S` of processor time; an ordinary grammar takes 5 ms
+LONG_S = 0.03
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 _LOOK_S = 0.01  # how often a trial is measured
@@ -38,6 +43,10 @@ _SPECIAL_TOKENS = re.compile(r"<\[[\d,^-]*\]>")
 _ID = re.compile(r"\d+")
 _MOST_TOKENS = 512
 _LENGTH = struct.Struct("<I")
+_BYTE_S = 0.02  # the CPU time that finding a byte of an answer may take
+_TOO_MANY = f"an answer may go on in more than {MOST_ALTERNATIVES} ways"
+_WALKS = 4
+_BYTES_A_WALK = 8
 _PR_SET_PDEATHSIG = 1
 
 
@@ -138,8 +147,12 @@ def _watch(trial: Trial, pid: int, results: int, connection: socket.socket) -> T
             if found:
                 return msgspec.msgpack.decode(found, type=TrialResult)
             return _crash(trial, pid)
-        if _cpu_s(pid) > trial.cpu_s:
+        cpu_s = _cpu_s(pid)
+        if cpu_s > trial.cpu_s:
             return _too_slow(trial)
+        if cpu_s > LONG_S:
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, pid, LONG_NICENESS)
         if _memory_bytes(pid) - before_bytes > trial.memory_bytes:
             return _too_large(trial)
         if time.monotonic() - began_s > trial.most_s:
@@ -192,12 +205,46 @@ def _compile_and_exit(trial: Trial, results: int) -> None:
 def _compile(grammar: str, results: int) -> None:
     before_bytes = _memory_bytes(os.getpid())
     try:
-        compiled = compile_grammar(_vocabulary(), _with_known_tokens(grammar))
+        compiled, _ = compile_grammar(_vocabulary(), _with_known_tokens(grammar))
+        _write_beginnings(compiled)
         result = TrialResult(memory_bytes=max(0, _memory_bytes(os.getpid()) - before_bytes))
         del compiled
     except GrammarRefused as refusal:
         result = TrialResult(_plain(str(refusal)))
     os.write(results, msgspec.msgpack.encode(result))
+
+
+def _write_beginnings(compiled: LLMatcher) -> None:
+    """Write the first bytes of a few answers. Raises `GrammarRefused` if one of them takes too long.
+
+    It would take so long in the model's process, too: with thousands of optional properties or products of
+    alternatives, the parser has ten thousands of states at each byte, and consumes it with the GIL.
+    """
+    draw = random.Random(0)  # noqa: S311  not for secrets
+    for _ in range(_WALKS):
+        matcher = compiled.deep_copy()
+        for _ in range(_BYTES_A_WALK):
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")[:256])
+            if not len(allowed):
+                break
+            byte = int(draw.choice(allowed))
+            # Twice: other work on the machine makes one measurement too long.
+            took_s = min(_time_to_write(matcher.deep_copy(), byte), _time_to_write(matcher, byte))
+            if matcher.is_error():
+                raise GrammarRefused(_TOO_MANY if "items; max is" in error_of(matcher) else error_of(matcher))
+            if took_s > _BYTE_S:
+                raise GrammarRefused(
+                    f"a character of its answer takes longer than {_BYTE_S * 1000:g} ms to find"
+                )
+
+
+def _time_to_write(matcher: LLMatcher, byte: int) -> float:
+    """Return the CPU time of consuming a byte and of finding what may follow."""
+    began_s = time.thread_time()
+    matcher.consume_token(byte)
+    matcher.compute_bitmask()
+    return time.thread_time() - began_s
 
 
 def _plain(fault: str) -> str:
