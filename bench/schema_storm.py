@@ -4,11 +4,11 @@
         [--json bench/results/schema_storm.json]
 
 A server with the demonstration model, or with that of a folder (see `random_model.py`), has three tenants.
-One reads four streams all the time, one sends a new small schema after the other, and one attacks with generated
-schemas of seven kinds, 33 each second. Its clients leave after a second, whether they have an answer or not,
-so that the rate of the attack does not depend on how fast the server refuses. The first two are measured
-alone, and then beside the attack. The attacker is a process that runs only while a processor is idle
-(SCHED_IDLE), because a real one has another machine.
+One reads four streams all the time, one sends a new small schema after the other, and one attacks with
+generated schemas of seven kinds, 33 each second. Its clients leave after a second, whether they have an
+answer or not, so that the rate of the attack does not depend on how fast the server refuses. The first two
+are measured alone, and then beside the attack. The attacker is a process that runs only while a processor
+is idle (SCHED_IDLE), because a real one has another machine.
 """
 
 import argparse
