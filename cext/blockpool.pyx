@@ -6,6 +6,8 @@ Owns reference counts, the free list, the index from content to block, and the k
 has ended, and its blocks stay cached in case the same tokens come again. The pool handles block ids only: it
 has no tensors, no sequences and no clock.
 
+A block that has slid out of a running sequence's window is kept too, as a request of its own without a key.
+
 A block is in one of three states. *Referenced*: running sequences read it. *Evictable*: no sequence reads it,
 but a kept request holds it. *Free*: neither; its content is lost. The three add up to `total`.
 
@@ -39,8 +41,8 @@ from blockpool.conversion cimport (
     PyList_New, PyList_SET_ITEM, Py_INCREF, block_or_none, block_size_of, counted, key_of, list_found, read_blocks,
     read_range,
 )
-from blockpool.index cimport NONE, index_prefix, index_window
-from blockpool.kept cimport request_evict, request_keep, request_use
+from blockpool.index cimport NONE, index_find, index_prefix, index_window
+from blockpool.kept cimport block_keep, blocks_use, request_drop, request_evict, request_keep
 from blockpool.pool cimport (
     Pool, PyList_GET_ITEM, blocks_free, contents_index, pool_begin, pool_bytes, pool_end, references_add,
     references_drop, references_restore, scratch_reserve,
@@ -62,6 +64,7 @@ class BlockPoolStatistics(NamedTuple):
     total = free + evictable + referenced. `cached_tokens`: tokens of the blocks that kept requests hold, each
     block counted once. `queries`, `hits`: tokens that `match_prefix` searched for and found.
     `evicted_requests`: kept requests dropped to make room, not those that another one covered or replaced.
+    `cached_requests` and `evicted_requests` do not count blocks that slid out of a window.
     """
 
     total: int
@@ -234,16 +237,13 @@ cdef class BlockPool:
         """Add a reference to each block, for another sequence that reads them. ValueError if one is free.
 
         The most recent kept request that holds the last block becomes the most recently used one. If that
-        request has been dropped since, the block before decides, and so on.
+        request has been dropped since, the block before decides, and so on. Next come those of the blocks
+        that `retire_blocks` keeps, the last one first.
         """
         cdef Pool *pool = &self.pool
         cdef Py_ssize_t count = read_blocks(pool, block_ids)
-        cdef Py_ssize_t i
         references_add(pool, count)
-        for i in range(count - 1, -1, -1):
-            if pool.blocks[pool.scratch[i]].owner != NONE:
-                request_use(pool, pool.blocks[pool.scratch[i]].owner)
-                break
+        blocks_use(pool, count)
 
     def free_blocks(self, block_ids: Sequence[int]) -> None:
         """Remove a reference from each block, and free those that nothing needs; the first is reused first.
@@ -254,6 +254,40 @@ cdef class BlockPool:
         cdef Py_ssize_t count = read_blocks(pool, block_ids)
         references_drop(pool, count)
         blocks_free(pool, pool.scratch, count)
+
+    def retire_blocks(self, block_ids: Sequence[int]) -> None:
+        """Remove a reference from each block that slid out of a window, and keep those that have a hash.
+
+        Each is kept by itself, so each is evicted by itself, in the order of the ids. If a kept request ends
+        with the block already, that request becomes the most recently used one instead. ValueError if a block
+        has no reference left.
+        """
+        cdef Pool *pool = &self.pool
+        cdef Py_ssize_t count = read_blocks(pool, block_ids)
+        cdef Py_ssize_t i
+        references_drop(pool, count)
+        try:
+            for i in range(count):
+                block_keep(pool, pool.scratch[i])
+        except MemoryError:
+            pass  # the others are freed
+        blocks_free(pool, pool.scratch, count)
+        self.bound_holds()
+
+    def forget_blocks(self, hashes: BlockHashes, first: int, last: int) -> None:
+        """Drop those of blocks `first` … `last` − 1 of a sequence that `retire_blocks` keeps.
+
+        Blocks that kept requests with a key hold stay, and so do blocks that running sequences read.
+        """
+        cdef Chain *chain = self.chain_of(hashes)
+        cdef Pool *pool = &self.pool
+        cdef int64_t i
+        cdef int32_t block, row
+        for i in range(counted(first), min(counted(last), <int64_t>chain.count)):
+            block = index_find(pool.index, &chain.hashes[i])
+            row = NONE if block == NONE else pool.blocks[block].tip_of
+            if row != NONE and pool.requests[row].key == NULL:
+                request_drop(pool, row)
 
     # Contents
 
@@ -326,18 +360,24 @@ cdef class BlockPool:
             references_restore(pool, count)
             raise
         blocks_free(pool, pool.scratch, count)
-        while pool.holds > HOLDS_A_BLOCK * <int64_t>pool.total:
-            request_evict(pool, self.rows, pool.oldest)
+        self.bound_holds()
+
+    cdef int bound_holds(self) except -1:
+        while self.pool.holds > HOLDS_A_BLOCK * <int64_t>self.pool.total:
+            request_evict(&self.pool, self.rows, self.pool.oldest)
+        return 0
 
     def trim(self) -> list[int]:
         """Evict kept requests in order until the cache is within its limits; return the keys of the evicted.
 
         The limits: blocks in use are at most `threshold` of all, and their capacity in tokens is at most
-        `threshold` of `max_entries`. Stop as well when nothing is evictable.
+        `threshold` of `max_entries`. Stop as well when nothing is evictable. Evicted blocks that slid out of
+        a window have no key.
         """
         evicted = []
         while self.pool.total - self.pool.free > self.most_in_use and self.evictable > 0:
-            evicted.append(<object>self.pool.requests[self.pool.oldest].key)
+            if self.pool.requests[self.pool.oldest].key != NULL:
+                evicted.append(<object>self.pool.requests[self.pool.oldest].key)
             request_evict(&self.pool, self.rows, self.pool.oldest)
         return evicted
 

@@ -89,14 +89,22 @@ cdef inline void request_drop(Pool *pool, int32_t row) noexcept:
     if block.tip_of == row:
         block.tip_of = NONE
     pool.holds -= request.count
+    pool.slid -= request.key == NULL
     request_unlink(pool, row)
     blocks_free(pool, request.held, request.count)
     request_free(pool, row)
 
-cdef inline int request_evict(Pool *pool, dict rows, int32_t row) except -1:
-    del rows[<object>pool.requests[row].key]
+cdef inline int request_leave(Pool *pool, dict rows, int32_t row) except -1:
+    # Remove its key, if it has one, and drop it.
+    if pool.requests[row].key != NULL:
+        del rows[<object>pool.requests[row].key]
     request_drop(pool, row)
-    pool.evicted_requests += 1
+    return 0
+
+cdef inline int request_evict(Pool *pool, dict rows, int32_t row) except -1:
+    cdef bint has_key = pool.requests[row].key != NULL
+    request_leave(pool, rows, row)
+    pool.evicted_requests += has_key
     return 0
 
 cdef inline void request_hold(Pool *pool, int32_t row, Py_ssize_t count) noexcept:
@@ -130,8 +138,7 @@ cdef inline int request_cover(Pool *pool, dict rows, int32_t row) except -1:
     for i in range(request.count):
         other = pool.blocks[request.held[i]].tip_of
         if other != NONE and (i == last or pool.requests[other].count <= i + 1):
-            del rows[<object>pool.requests[other].key]
-            request_drop(pool, other)
+            request_leave(pool, rows, other)
     pool.blocks[request.held[last]].tip_of = row
     return 0
 
@@ -153,3 +160,46 @@ cdef inline int request_keep(Pool *pool, dict rows, key, Py_ssize_t count) excep
     if replaced != NONE:
         request_drop(pool, replaced)
     return request_cover(pool, rows, row)
+
+cdef inline int block_keep(Pool *pool, int32_t id) except -1:
+    # Keep a block that slid out of a window, if it has a hash, as a request of its own without a key. If
+    # another block is indexed for its hash, keep that one.
+    cdef int32_t holder, row
+    cdef Request *request
+    if is_none(&pool.blocks[id].hash):
+        return 0
+    holder = index_find(pool.index, &pool.blocks[id].hash)
+    if holder != NONE and pool.blocks[holder].tip_of != NONE:
+        # That request holds the block already, so a second one would add nothing.
+        request_use(pool, pool.blocks[holder].tip_of)
+        return 0
+    row = request_begin(pool, 1)
+    if holder == NONE:
+        holder = id
+        block_index(pool, id)
+    request = &pool.requests[row]
+    request.key = NULL
+    request.held[0] = holder
+    request.count = 1
+    pool.kept += pool.blocks[holder].kept == 0
+    pool.blocks[holder].kept += 1
+    pool.blocks[holder].tip_of = row
+    pool.holds += 1
+    pool.slid += 1
+    request_link(pool, row)
+    return 0
+
+cdef inline void blocks_use(Pool *pool, Py_ssize_t count) noexcept:
+    # Count a use of the requests that hold a block in `scratch`: of all without a key, then of the one that
+    # holds the last block.
+    cdef Py_ssize_t i
+    cdef int32_t row
+    if pool.slid:
+        for i in range(count):
+            row = pool.blocks[pool.scratch[i]].tip_of
+            if row != NONE and pool.requests[row].key == NULL:
+                request_use(pool, row)
+    for i in range(count - 1, -1, -1):
+        if pool.blocks[pool.scratch[i]].owner != NONE:
+            request_use(pool, pool.blocks[pool.scratch[i]].owner)
+            break

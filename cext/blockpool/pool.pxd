@@ -24,7 +24,7 @@ cdef struct Block:
     int32_t tip_of        # the kept request that ends with it
 
 cdef struct Request:      # a kept one
-    PyObject *key         # borrowed: the key in BlockPool.rows keeps it alive
+    PyObject *key         # borrowed: the key in BlockPool.rows keeps it alive; NULL: a block that slid out
     int32_t *held
     int32_t count
     int32_t previous      # less recently used
@@ -49,6 +49,7 @@ cdef struct Pool:
     int64_t references    # of all blocks
     int32_t kept          # distinct blocks that kept requests hold
     int64_t holds         # the same, each block counted once for each request that holds it
+    int32_t slid          # kept requests without a key
     int64_t evicted_requests
     bint first_in_first_out
 

@@ -52,6 +52,7 @@ class Block:
 class Request:
     key: int
     held: list = field(default_factory=list)
+    slid: bool = False  # it is one block that slid out of a window, without a key of a caller
 
 
 class BlockPoolOracle:
@@ -115,6 +116,9 @@ class BlockPoolOracle:
         check(all(self.in_use(block_id) for block_id in block_ids))
         for block_id in block_ids:
             self.blocks[block_id].references += 1
+        for tip in [self.blocks[block_id].tip_of for block_id in block_ids]:
+            if tip and tip.slid:
+                self.use(tip)
         owners = [self.blocks[block_id].owner for block_id in block_ids]
         for owner in [owner for owner in owners if owner][-1:]:
             self.use(owner)
@@ -149,6 +153,32 @@ class BlockPoolOracle:
 
     def in_use(self, block_id):
         return self.blocks[block_id].references > 0 or self.blocks[block_id].kept > 0
+
+    def retire_blocks(self, block_ids):
+        block_ids = self.checked(block_ids)
+        self.drop_references(block_ids)
+        for block_id in block_ids:
+            if self.blocks[block_id].hash:
+                self.keep_block(self.holder(block_id))
+        self.settle(block_ids)
+        self.bound_holds()
+
+    def keep_block(self, block_id):
+        block = self.blocks[block_id]
+        if block.tip_of:
+            self.use(block.tip_of)
+            return
+        block.tip_of = Request(("slid", block_id), [block_id], slid=True)
+        block.kept += 1
+        self.requests[block.tip_of.key] = block.tip_of
+
+    def forget_blocks(self, hashes, first, last):
+        self.check_hashes(hashes)
+        check(first >= 0 and last >= 0)
+        for i in range(first, min(last, len(hashes))):
+            tip = hashes[i] in self.index and self.blocks[self.index[hashes[i]]].tip_of
+            if tip and tip.slid:
+                self.release(tip)
 
     # Contents
 
@@ -196,6 +226,9 @@ class BlockPoolOracle:
         if held:
             self.keep(Request(key, held))
         self.settle(block_ids)
+        self.bound_holds()
+
+    def bound_holds(self):
         while sum(len(request.held) for request in self.requests.values()) > HOLDS_A_BLOCK * self.total:
             self.evict_oldest()
 
@@ -228,8 +261,8 @@ class BlockPoolOracle:
     def evict_oldest(self):
         oldest = next(iter(self.requests.values()))
         self.release(oldest)
-        self.evicted_requests += 1
-        return oldest.key
+        self.evicted_requests += not oldest.slid
+        return oldest
 
     def free_ids(self):
         return sorted(self.free_list)
@@ -245,7 +278,7 @@ class BlockPoolOracle:
         evicted = []
         while self.evictable and self.is_over():
             evicted.append(self.evict_oldest())
-        return evicted
+        return [request.key for request in evicted if not request.slid]
 
     def is_over(self):
         used = self.total - self.free
@@ -261,7 +294,7 @@ class BlockPoolOracle:
             free=self.free,
             evictable=self.evictable,
             referenced=self.referenced,
-            cached_requests=len(self.requests),
+            cached_requests=sum(not request.slid for request in self.requests.values()),
             cached_tokens=sum(block.kept > 0 for block in self.blocks) * self.block_size,
             queries=self.queries,
             hits=self.hits,

@@ -146,8 +146,8 @@ class EvictsTheNewest(BlockPoolOracle):
     def evict_oldest(self):
         newest = list(self.requests.values())[-1]
         self.release(newest)
-        self.evicted_requests += 1
-        return newest.key
+        self.evicted_requests += not newest.slid
+        return newest
 
 
 class TouchDoesNotCountAsUse(BlockPoolOracle):
@@ -249,6 +249,106 @@ class PartialBlocksAreKept(BlockPoolOracle):
             self.free_list.remove(partial[-1])
             self.blocks[partial[-1]].kept += 1
             kept.held.insert(0, partial[-1])
+
+
+# Blocks that slid out of a window -------------------------------------------------------------------
+
+
+class SlidBlocksAreFreed(BlockPoolOracle):
+    def retire_blocks(self, block_ids):
+        self.free_blocks(block_ids)
+
+
+class SlidBlocksAreEvictedTogether(BlockPoolOracle):
+    def evict_oldest(self):
+        oldest = super().evict_oldest()
+        for other in list(self.requests.values()):
+            if oldest.slid and other.slid:
+                self.release(other)
+        return oldest
+
+
+class SlidBlocksAreEvictedFromTheLast(BlockPoolOracle):
+    def retire_blocks(self, block_ids):
+        super().retire_blocks(list(reversed(self.checked(block_ids))))
+
+
+class HitDoesNotUseSlidBlocks(BlockPoolOracle):
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def use(self, request):
+        if not request.slid:
+            super().use(request)
+
+
+class DuplicateThatSlidOutIsKeptItself(BlockPoolOracle):
+    detected_with = {"blocks": 20, "block_size": 1, "max_entries": None}  # noqa: RUF012
+
+    def keep_block(self, block_id):
+        for other, block in enumerate(self.blocks):
+            if block.hash == self.blocks[block_id].hash and other != block_id and not block.kept:
+                super().keep_block(other)
+                return
+        super().keep_block(block_id)
+
+
+class SlidBlockReplacesTheRequestThatEndsWithIt(BlockPoolOracle):
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def keep_block(self, block_id):
+        tip = self.blocks[block_id].tip_of
+        if tip:
+            self.blocks[block_id].references += 1
+            self.release(tip)
+            self.blocks[block_id].references -= 1
+        super().keep_block(block_id)
+
+
+class SlidBlockStaysBesideTheRequestThatHoldsIt(BlockPoolOracle):
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def keep(self, request):
+        slid = [block.tip_of for block in self.blocks if block.tip_of and block.tip_of.slid]
+        for one in slid:
+            self.blocks[one.held[0]].tip_of = None
+        super().keep(request)
+        for one in slid:
+            if self.blocks[one.held[0]].tip_of is None:
+                self.blocks[one.held[0]].tip_of = one
+
+
+class SlidBlocksCountAsRequests(BlockPoolOracle):
+    def statistics(self):
+        return super().statistics()._replace(cached_requests=len(self.requests))
+
+
+class FailedSequencesKeepWhatSlidOut(BlockPoolOracle):
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def forget_blocks(self, hashes, first, last):
+        self.check_hashes(hashes)
+        check(first >= 0 and last >= 0)
+
+
+class FailureForgetsEarlierBlocksToo(BlockPoolOracle):
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def forget_blocks(self, hashes, first, last):
+        super().forget_blocks(hashes, 0, last)
+
+
+class FailureForgetsRequestsOfOthers(BlockPoolOracle):
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def forget_blocks(self, hashes, first, last):
+        super().forget_blocks(hashes, first, last)
+        for i in range(first, min(last, len(hashes))):
+            block = self.index.get(hashes[i])
+            if block is not None and self.blocks[block].tip_of:
+                self.release(self.blocks[block].tip_of)
+
+
+# Thresholds ------------------------------------------------------------------------------------------
 
 
 class TrimGoesBelowTheThreshold(BlockPoolOracle):

@@ -8,7 +8,7 @@ CLOCK_GRAIN_S = 0.001  # less than this is not worth waiting for
 
 
 class TrimmedCache(NamedTuple):
-    """How many kept requests an idle engine evicted, and the ids of empty blocks by group, ascending."""
+    """How many blocks an idle engine evicted, and the ids of empty blocks by group, ascending."""
 
     evicted: int
     free: list[list[int]]

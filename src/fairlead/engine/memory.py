@@ -30,8 +30,10 @@ class Memory:
 
     `blocks_total` and `windows` are by group; a window is in tokens, None means full attention. In a group
     with full attention a sequence takes the blocks of all its tokens when it is admitted. With a window it
-    takes them with its chunks of at most `max_batched_tokens`, and blocks that no later token can see are
-    freed. `prefix_cache`: keep blocks of ended sequences for those that begin with the same tokens and salt.
+    takes them with its chunks of at most `max_batched_tokens`, and leaves those that no later token can see.
+    `prefix_cache`: keep blocks of ended sequences, and blocks that slid out of a window, for sequences that
+    begin with the same tokens and salt. Kept blocks are evicted when memory is needed, so they count as
+    available.
     """
 
     def __init__(
@@ -145,6 +147,8 @@ class Memory:
             if reserved is not None:
                 self._reserved[group] += reserved[group]
         sequence.reserved = reserved
+        if sequence.preemptions == 0:
+            sequence.reused = prefix.tokens // self._block_size
         sequence.indexed = prefix.tokens // self._block_size if sequence.hashes is not None else 0
         return prefix
 
@@ -190,7 +194,7 @@ class Memory:
         return count
 
     def index(self, sequence: Sequence) -> None:
-        """Add the blocks that are full now to the prefix cache; free those that no later token can see."""
+        """Add the blocks that are full now to the prefix cache; leave those that no later token can see to it."""
         slot, hashes = sequence.slot, sequence.hashes
         if hashes is not None:
             first, full = sequence.indexed, sequence.tokens.committed // self._block_size
@@ -201,35 +205,41 @@ class Memory:
         for group in self._sliding:
             if self._should_delay_sliding(sequence, group):
                 continue
-            gone = self._batch.slide(slot, group)
-            self.pools[group].free_blocks(gone)
-            self._use_reservation(sequence, group, -len(gone))
+            gone, pool = self._batch.slide(slot, group), self.pools[group]
+            if gone:
+                pool.retire_blocks(gone)  # which frees them if they were not indexed
+                self._bound_entries(pool)
+                self._use_reservation(sequence, group, -len(gone))
 
     def free(self, sequence: Sequence, *, keep: bool) -> None:
         """Remove a sequence from the batch, and free all its blocks.
 
         With `keep`, indexed ones stay cached until memory is needed: at most `max_entries` tokens, however
-        seldom `trim` is called.
+        seldom `trim` is called. Without, those that it computed and that slid out of a window go too.
         """
-        keep = keep and sequence.hashes is not None
+        hashes = sequence.hashes
         blocks = self._batch.block_ids(sequence.slot)
         self._batch.remove_request(sequence.slot)
         for group in self._groups:
             pool = self.pools[group]
-            if not keep:
-                pool.free_blocks(blocks[group])
+            if keep and hashes is not None:
+                pool.retire(sequence.key, blocks[group])
+                self._bound_entries(pool)
                 continue
-            pool.retire(sequence.key, blocks[group])
-            if self._max_entries is not None and pool.evictable * self._block_size > self._max_entries:
-                pool.trim()
+            pool.free_blocks(blocks[group])
+            if hashes is not None and self.windows[group] is not None:
+                pool.forget_blocks(hashes, sequence.reused, sequence.indexed)
         if sequence.reserved is not None:
             for group, count in enumerate(sequence.reserved):
                 self._reserved[group] -= count
             sequence.reserved = None
 
     def trim(self) -> int:
-        """Evict kept requests, in eviction order, while a threshold is exceeded; return how many."""
-        return sum(len(pool.trim()) for pool in self.pools)
+        """Evict kept blocks, in eviction order, while a threshold is exceeded; return how many became free."""
+        before = sum(pool.free for pool in self.pools)
+        for pool in self.pools:
+            pool.trim()
+        return sum(pool.free for pool in self.pools) - before
 
     def free_ids(self) -> list[list[int]]:
         """Return the ids of each group's blocks that hold nothing, ascending."""
@@ -238,10 +248,11 @@ class Memory:
     # Helpers -----------------------------------------------------------------------------------------
 
     def _should_delay_sliding(self, sequence: Sequence, group: int) -> bool:
-        """Return whether sliding now would keep others from reusing its prefix up to the last full block.
+        """Return whether sliding now would separate a block from those that it will be reused with.
 
         A prompt mostly ends within a block. Reuse up to its last full block needs one block more than its
-        own next token does. While there is room, that block is kept until the next one is full.
+        own next token does. If that one slid out by itself, it would be evicted first, and the others would
+        be kept in vain. While there is room, it stays until the next one is full.
         """
         tokens, pool = sequence.tokens, self.pools[group]
         within = tokens.committed % self._block_size > 0
@@ -249,20 +260,31 @@ class Memory:
         return within and decodes and 8 * self.unreserved(group) > pool.total
 
     def _match(self, sequence: Sequence) -> Prefix:
-        """Return the longest prefix that every group has cached and that leaves a token to compute."""
+        """Return the longest prefix that every group has cached and that leaves a token to compute.
+
+        A group with a window needs only the blocks that the first token to compute attends to, so it may have
+        a prefix of some length and none of a shorter one. Each group is asked for what the one before has,
+        and all are asked again until they agree. Example with a window of two blocks (o: cached):
+
+            full attention   o o o o o o . .   6    3
+            window           . o o . o . o o   3    3
+        """
         hashes, tokens = sequence.hashes, sequence.tokens
         limit = (tokens.num_tokens - 1) // self._block_size
         if hashes is None or limit == 0:
             return Prefix(tuple([] for _ in self.pools), 0)
         hashes.extend(tokens.tokens_view())
-        if len(self.pools) == 1:
-            blocks = self.pools[0].match_prefix(hashes, limit, window=self._seen[0])
-            return Prefix((blocks,), len(blocks) * self._block_size)
         while True:
-            found = tuple([self._match_in(group, hashes, limit) for group in range(len(self.pools))])
-            limit = min(map(len, found))
-            if all(len(blocks) == limit for blocks in found):
-                return Prefix(found, limit * self._block_size)
+            found = []
+            for group in self._groups:
+                found.append(self._match_in(group, hashes, limit))
+                limit = len(found[-1])
+            if len(found[0]) == limit:  # no group has fewer than the last
+                return Prefix(tuple(found), limit * self._block_size)
+
+    def _bound_entries(self, pool: BlockPool) -> None:
+        if self._max_entries is not None and pool.evictable * self._block_size > self._max_entries:
+            pool.trim()
 
     def _match_in(self, group: int, hashes: BlockHashes, limit: int) -> list[int]:
         return self.pools[group].match_prefix(hashes, limit, window=self._seen[group])
