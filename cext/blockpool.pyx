@@ -19,8 +19,8 @@ Promises:
   block. A second block of the same content is not indexed; when its request ends, the indexed one is kept.
 - Eviction drops whole kept requests, the least recently used first. Blocks that others need stay. Nothing is
   evicted while the free list suffices, and then only as much as needed.
-- A kept request that another one covers is dropped at once, so there are never more of them than blocks.
-  Together they hold at most 256 × `total` references to blocks; beyond that the oldest are evicted.
+- A kept request that another one covers is dropped at once, so there are never more of them than blocks,
+  besides those of blocks that slid out. Together they hold at most 256 × `total` references to blocks; beyond that the oldest are evicted.
 - No method takes longer when more requests are kept. Evicting a request takes time in proportion to its
   blocks, amortized by the `retire` before it.
 - In a list of block ids, −1 stands for a block that has slid out of a window, and is skipped.
@@ -42,7 +42,9 @@ from blockpool.conversion cimport (
     read_range,
 )
 from blockpool.index cimport NONE, index_find, index_prefix, index_window
-from blockpool.kept cimport block_keep, blocks_use, request_drop, request_evict, request_keep
+from blockpool.kept cimport (
+    block_keep, blocks_use, request_drop, request_evict, request_keep, slid_begin, slid_request,
+)
 from blockpool.pool cimport (
     Pool, PyList_GET_ITEM, blocks_free, contents_index, pool_begin, pool_bytes, pool_end, references_add,
     references_drop, references_restore, scratch_reserve,
@@ -258,13 +260,13 @@ cdef class BlockPool:
     def retire_blocks(self, block_ids: Sequence[int]) -> None:
         """Remove a reference from each block that slid out of a window, and keep those that have a hash.
 
-        Each is kept by itself, so each is evicted by itself, in the order of the ids. If a kept request ends
-        with the block already, that request becomes the most recently used one instead. ValueError if a block
-        has no reference left.
+        Each is kept by itself and becomes the most recently used one, in the order of the ids. A request that is
+        kept with it later takes its place. ValueError if a block has no reference left.
         """
         cdef Pool *pool = &self.pool
         cdef Py_ssize_t count = read_blocks(pool, block_ids)
         cdef Py_ssize_t i
+        slid_begin(pool)
         references_drop(pool, count)
         try:
             for i in range(count):
@@ -282,11 +284,10 @@ cdef class BlockPool:
         cdef Chain *chain = self.chain_of(hashes)
         cdef Pool *pool = &self.pool
         cdef int64_t i
-        cdef int32_t block, row
+        cdef int32_t row
         for i in range(counted(first), min(counted(last), <int64_t>chain.count)):
-            block = index_find(pool.index, &chain.hashes[i])
-            row = NONE if block == NONE else pool.blocks[block].tip_of
-            if row != NONE and pool.requests[row].key == NULL:
+            row = slid_request(pool, index_find(pool.index, &chain.hashes[i]))
+            if row != NONE:
                 request_drop(pool, row)
 
     # Contents
@@ -346,8 +347,9 @@ cdef class BlockPool:
         """Remove a reference from each block of an ended request, and keep its hashed blocks.
 
         They are kept as one request under `key`, the most recently used. It replaces a request kept under the
-        same key, and every one that it covers. If no block has a hash, the kept requests do not change.
-        ValueError if a block has no reference left.
+        same key, and every one that it covers. If another one covers it, that becomes the most recently used
+        one instead. If no block has a hash, the kept requests do not change. ValueError if a block has no
+        reference left.
         """
         cdef Pool *pool = &self.pool
         cdef Py_ssize_t count = read_blocks(pool, block_ids)

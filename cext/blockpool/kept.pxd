@@ -89,29 +89,30 @@ cdef inline void request_drop(Pool *pool, int32_t row) noexcept:
     if block.tip_of == row:
         block.tip_of = NONE
     pool.holds -= request.count
-    pool.slid -= request.key == NULL
+    if request.key == NULL:
+        pool.slid -= 1
+        pool.slid_as[request.held[0]] = NONE
     request_unlink(pool, row)
     blocks_free(pool, request.held, request.count)
     request_free(pool, row)
 
-cdef inline int request_leave(Pool *pool, dict rows, int32_t row) except -1:
-    # Remove its key, if it has one, and drop it.
+cdef inline int request_evict(Pool *pool, dict rows, int32_t row) except -1:
     if pool.requests[row].key != NULL:
         del rows[<object>pool.requests[row].key]
+        pool.evicted_requests += 1
     request_drop(pool, row)
     return 0
 
-cdef inline int request_evict(Pool *pool, dict rows, int32_t row) except -1:
-    cdef bint has_key = pool.requests[row].key != NULL
-    request_leave(pool, rows, row)
-    pool.evicted_requests += has_key
-    return 0
+cdef inline int32_t slid_request(Pool *pool, int32_t id) noexcept:
+    # Return the request that keeps this block because it slid out of a window, or NONE.
+    return NONE if pool.slid == 0 or id == NONE else pool.slid_as[id]
 
 cdef inline void request_hold(Pool *pool, int32_t row, Py_ssize_t count) noexcept:
     # Hold the blocks in `scratch` that have a hash. If another block is indexed for a hash, hold that one.
+    # This request is used later than those that keep the same blocks because they slid out: drop these.
     cdef Request *request = &pool.requests[row]
     cdef Py_ssize_t i
-    cdef int32_t holder
+    cdef int32_t holder, slid
     cdef Block *block
     for i in range(count):
         block = &pool.blocks[pool.scratch[i]]
@@ -127,6 +128,9 @@ cdef inline void request_hold(Pool *pool, int32_t row, Py_ssize_t count) noexcep
         block.owner = row
         request.held[request.count] = holder
         request.count += 1
+        slid = slid_request(pool, holder)
+        if slid != NONE:
+            request_drop(pool, slid)
     pool.holds += request.count
     request_link(pool, row)
 
@@ -138,21 +142,43 @@ cdef inline int request_cover(Pool *pool, dict rows, int32_t row) except -1:
     for i in range(request.count):
         other = pool.blocks[request.held[i]].tip_of
         if other != NONE and (i == last or pool.requests[other].count <= i + 1):
-            request_leave(pool, rows, other)
+            del rows[<object>pool.requests[other].key]
+            request_drop(pool, other)
     pool.blocks[request.held[last]].tip_of = row
     return 0
+
+cdef inline bint request_is_covered(Pool *pool, dict rows, key, int32_t last, Py_ssize_t count) except -1:
+    # Whether another request ends with the same block and holds more than `count`: all of this one, and some
+    # that have slid out of its window. That one is used instead, and takes the place of the one under `key`.
+    cdef int32_t holder = index_find(pool.index, &pool.blocks[last].hash)
+    cdef int32_t other = NONE if holder == NONE else pool.blocks[holder].tip_of
+    if other == NONE or pool.requests[other].count <= count:
+        return False
+    replaced = rows.get(key)
+    if replaced is not None and <int32_t>replaced == other:
+        return False
+    if replaced is not None:
+        del rows[key]
+        request_drop(pool, <int32_t>replaced)
+    request_use(pool, other)
+    return True
 
 cdef inline int request_keep(Pool *pool, dict rows, key, Py_ssize_t count) except -1:
     # Keep the blocks in `scratch` that have a hash, if any, under `key`. An exception changes nothing.
     cdef Py_ssize_t i, hashed = 0
-    cdef int32_t row, replaced
+    cdef int32_t row, replaced, last = NONE
     for i in range(count):
-        hashed += not is_none(&pool.blocks[pool.scratch[i]].hash)
+        if not is_none(&pool.blocks[pool.scratch[i]].hash):
+            hashed += 1
+            last = pool.scratch[i]
     if hashed == 0:
+        return 0
+    key = key if PyLong_CheckExact(key) else int(key)
+    if request_is_covered(pool, rows, key, last, hashed):
         return 0
     row = request_begin(pool, hashed)
     try:
-        replaced = request_enter(pool, rows, key if PyLong_CheckExact(key) else int(key), row)
+        replaced = request_enter(pool, rows, key, row)
     except BaseException:
         request_free(pool, row)
         raise
@@ -161,17 +187,25 @@ cdef inline int request_keep(Pool *pool, dict rows, key, Py_ssize_t count) excep
         request_drop(pool, replaced)
     return request_cover(pool, rows, row)
 
+cdef inline int slid_begin(Pool *pool) except -1:
+    cdef int32_t i
+    if pool.slid_as == NULL:
+        pool.slid_as = <int32_t *>grown(NULL, pool.total * sizeof(int32_t))
+        for i in range(pool.total):
+            pool.slid_as[i] = NONE
+    return 0
+
 cdef inline int block_keep(Pool *pool, int32_t id) except -1:
-    # Keep a block that slid out of a window, if it has a hash, as a request of its own without a key. If
-    # another block is indexed for its hash, keep that one.
+    # Keep a block that slid out of a window, if it has a hash. If another block is indexed for its hash, keep
+    # that one. `slid_begin` must have been called.
     cdef int32_t holder, row
     cdef Request *request
     if is_none(&pool.blocks[id].hash):
         return 0
     holder = index_find(pool.index, &pool.blocks[id].hash)
-    if holder != NONE and pool.blocks[holder].tip_of != NONE:
-        # That request holds the block already, so a second one would add nothing.
-        request_use(pool, pool.blocks[holder].tip_of)
+    row = slid_request(pool, holder)
+    if row != NONE:
+        request_use(pool, row)
         return 0
     row = request_begin(pool, 1)
     if holder == NONE:
@@ -183,21 +217,21 @@ cdef inline int block_keep(Pool *pool, int32_t id) except -1:
     request.count = 1
     pool.kept += pool.blocks[holder].kept == 0
     pool.blocks[holder].kept += 1
-    pool.blocks[holder].tip_of = row
     pool.holds += 1
     pool.slid += 1
+    pool.slid_as[holder] = row
     request_link(pool, row)
     return 0
 
 cdef inline void blocks_use(Pool *pool, Py_ssize_t count) noexcept:
-    # Count a use of the requests that hold a block in `scratch`: of all without a key, then of the one that
+    # Count a use of the requests that keep the blocks in `scratch`: of all without a key, then of the one that
     # holds the last block.
     cdef Py_ssize_t i
     cdef int32_t row
     if pool.slid:
         for i in range(count):
-            row = pool.blocks[pool.scratch[i]].tip_of
-            if row != NONE and pool.requests[row].key == NULL:
+            row = pool.slid_as[pool.scratch[i]]
+            if row != NONE:
                 request_use(pool, row)
     for i in range(count - 1, -1, -1):
         if pool.blocks[pool.scratch[i]].owner != NONE:

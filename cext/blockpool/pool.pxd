@@ -49,7 +49,8 @@ cdef struct Pool:
     int64_t references    # of all blocks
     int32_t kept          # distinct blocks that kept requests hold
     int64_t holds         # the same, each block counted once for each request that holds it
-    int32_t slid          # kept requests without a key
+    int32_t slid          # blocks that slid out of a window and are kept, each by a request without a key
+    int32_t *slid_as      # by block: that request; allocated with the first
     int64_t evicted_requests
     bint first_in_first_out
 
@@ -79,6 +80,7 @@ cdef inline void pool_end(Pool *pool) noexcept:
     for row in range(pool.requests_room):
         PyMem_Free(pool.requests[row].held)
     PyMem_Free(pool.requests)
+    PyMem_Free(pool.slid_as)
     PyMem_Free(pool.blocks)
     PyMem_Free(pool.free_list)
     PyMem_Free(pool.index.places)
@@ -91,6 +93,7 @@ cdef inline int64_t pool_bytes(Pool *pool) noexcept:
         + (pool.index.mask + 1) * <int64_t>sizeof(Place)
         + pool.scratch_room * <int64_t>(sizeof(int32_t) + sizeof(PyObject *))
         + pool.requests_room * <int64_t>sizeof(Request)
+        + (pool.slid_as != NULL) * pool.total * <int64_t>sizeof(int32_t)
         + pool.holds * <int64_t>sizeof(int32_t)
     )
 

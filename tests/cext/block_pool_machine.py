@@ -137,9 +137,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
         sequence.blocks[first : first + len(leaving)] = [-1] * len(leaving)
 
     @precondition(lambda self: self.running)
-    @rule(which=which, first=st.integers(0, 2), count=st.integers(0, 9))
-    def fail(self, which, first, count):
+    @rule(which=which, slid=st.integers(0, 3), first=st.integers(0, 2), count=st.integers(0, 9))
+    def fail(self, which, slid, first, count):
         """Free a sequence's blocks, and do not keep those that have left its window either."""
+        self.slide(which, slid, True, list)
         sequence = self.running.pop(which % len(self.running))
         self.free_blocks(sequence.blocks, list)
         self.succeed("forget_blocks", sequence.hashes, first, first + count)

@@ -46,6 +46,7 @@ class Block:
     kept: int = 0  # how many times kept requests hold it
     owner: "Request | None" = None  # the latest kept request that holds it
     tip_of: "Request | None" = None  # the kept request of which it is the last block
+    slid_as: "Request | None" = None  # the one that keeps only it, because it slid out of a window
 
 
 @dataclass(eq=False)
@@ -116,9 +117,9 @@ class BlockPoolOracle:
         check(all(self.in_use(block_id) for block_id in block_ids))
         for block_id in block_ids:
             self.blocks[block_id].references += 1
-        for tip in [self.blocks[block_id].tip_of for block_id in block_ids]:
-            if tip and tip.slid:
-                self.use(tip)
+        for block_id in block_ids:
+            if self.blocks[block_id].slid_as:
+                self.use(self.blocks[block_id].slid_as)
         owners = [self.blocks[block_id].owner for block_id in block_ids]
         for owner in [owner for owner in owners if owner][-1:]:
             self.use(owner)
@@ -165,20 +166,19 @@ class BlockPoolOracle:
 
     def keep_block(self, block_id):
         block = self.blocks[block_id]
-        if block.tip_of:
-            self.use(block.tip_of)
+        if block.slid_as:
+            self.use(block.slid_as)
             return
-        block.tip_of = Request(("slid", block_id), [block_id], slid=True)
+        block.slid_as = Request(("slid", block_id), [block_id], slid=True)
         block.kept += 1
-        self.requests[block.tip_of.key] = block.tip_of
+        self.requests[block.slid_as.key] = block.slid_as
 
     def forget_blocks(self, hashes, first, last):
         self.check_hashes(hashes)
         check(first >= 0 and last >= 0)
         for i in range(first, min(last, len(hashes))):
-            tip = hashes[i] in self.index and self.blocks[self.index[hashes[i]]].tip_of
-            if tip and tip.slid:
-                self.release(tip)
+            if hashes[i] in self.index and self.blocks[self.index[hashes[i]]].slid_as:
+                self.release(self.blocks[self.index[hashes[i]]].slid_as)
 
     # Contents
 
@@ -223,7 +223,7 @@ class BlockPoolOracle:
         block_ids = self.checked(block_ids)
         self.drop_references(block_ids)
         held = [self.holder(block_id) for block_id in block_ids if self.blocks[block_id].hash]
-        if held:
+        if held and not self.is_covered(Request(key, held)):
             self.keep(Request(key, held))
         self.settle(block_ids)
         self.bound_holds()
@@ -231,6 +231,15 @@ class BlockPoolOracle:
     def bound_holds(self):
         while sum(len(request.held) for request in self.requests.values()) > HOLDS_A_BLOCK * self.total:
             self.evict_oldest()
+
+    def is_covered(self, request):
+        other = self.blocks[request.held[-1]].tip_of
+        if not other or other.key == request.key or len(other.held) <= len(request.held):
+            return False
+        if request.key in self.requests:
+            self.release(self.requests[request.key])
+        self.use(other)
+        return True
 
     def holder(self, block_id):
         """Return the one block kept for its content: this one or, if it is a duplicate, the indexed one."""
@@ -240,6 +249,8 @@ class BlockPoolOracle:
         for block_id in request.held:
             self.blocks[block_id].kept += 1
             self.blocks[block_id].owner = request
+            if self.blocks[block_id].slid_as:
+                self.release(self.blocks[block_id].slid_as)
         if request.key in self.requests:
             self.release(self.requests[request.key])
         for i, block_id in enumerate(request.held):
@@ -256,6 +267,7 @@ class BlockPoolOracle:
             block.kept -= 1
             block.owner = None if block.owner is request else block.owner
             block.tip_of = None if block.tip_of is request else block.tip_of
+            block.slid_as = None if block.slid_as is request else block.slid_as
         self.settle(request.held)
 
     def evict_oldest(self):

@@ -161,6 +161,118 @@ def test_key_that_is_not_an_integer_raises(setting, wrong):
     assert setting.counts() == (7, 0, 1)
 
 
+# Blocks that slid out of a window --------------------------------------------------------------------
+
+
+def slid_out(setting, tokens, count=None):
+    """Run a sequence whose first `count` blocks slide out of its window; return its blocks."""
+    blocks = setting.run(tokens)
+    setting.pool.retire_blocks(blocks[:count])
+    return blocks
+
+
+def test_blocks_that_slid_out_are_kept_but_their_sequence_does_not_count_as_a_request(setting):
+    blocks = slid_out(setting, [1, 2, 3, 4, 5, 6], 2)
+    assert setting.counts() == (5, 2, 1)
+    statistics = setting.pool.statistics()
+    assert (statistics.cached_requests, statistics.cached_tokens) == (0, 4)
+    assert blocks == setting.match([1, 2, 3, 4, 5, 6])
+    assert [-1, blocks[1]] == setting.match([1, 2, 3, 4], window=1)
+
+
+def test_block_that_is_not_full_or_has_slid_out_already_is_not_kept(setting):
+    blocks = setting.run([1, 2, 3])
+    setting.pool.retire_blocks([-1, *blocks])
+    assert setting.counts() == (7, 1, 0)
+    with pytest.raises(ValueError):
+        setting.pool.retire_blocks(blocks[:1])
+
+
+def test_blocks_that_slid_out_are_evicted_one_by_one_in_their_order(setting):
+    blocks = slid_out(setting, [1, 2, 3, 4, 5, 6])
+    setting.pool.get_new_blocks(6)
+    assert setting.match([1, 2, 3, 4, 5, 6]) == []
+    assert [-1, *blocks[1:]] == setting.match([1, 2, 3, 4, 5, 6], window=2)
+    assert setting.counts() == (0, 2, 6)
+    assert setting.pool.statistics().evicted_requests == 0
+
+
+@pytest.mark.parametrize("first_in_first_out", [False, True])
+def test_hit_makes_blocks_that_slid_out_the_most_recently_used(kind, first_in_first_out):
+    setting = PoolDriver(kind, first_in_first_out=first_in_first_out)
+    tokens = [1, 2, 3, 4, 5, 6]
+    blocks = slid_out(setting, tokens)
+    found = setting.match(tokens[:4], window=1)
+    setting.pool.touch(found)
+    setting.pool.free_blocks(found)
+    setting.pool.get_new_blocks(7)
+    kept = [setting.match(tokens[: 2 * i + 2], window=1)[i:] == [block] for i, block in enumerate(blocks)]
+    assert kept == [False, not first_in_first_out, first_in_first_out]
+
+
+def test_block_that_slid_out_outlives_the_request_that_ended_with_it(setting):
+    """A preempted sequence is kept, goes on after its prefix, and is kept again under the same key."""
+    first = setting.run_and_retire(1, [1, 2])
+    setting.pool.touch(first)
+    blocks = [*first, *setting.pool.get_new_blocks(1)]
+    setting.pool.cache_full_blocks(blocks, array("i", [1, 2, 3, 4]), 1, 2, setting.hashes([1, 2, 3, 4]))
+    setting.pool.retire_blocks(blocks[:1])
+    setting.pool.retire(1, [-1, blocks[1]])
+    assert blocks == setting.match([1, 2, 3, 4])
+    assert setting.counts() == (6, 2, 0)
+
+
+def test_request_that_lacks_its_first_blocks_does_not_replace_one_that_has_them(setting):
+    blocks = setting.run_and_retire(1, [1, 2, 3, 4])
+    setting.pool.touch(blocks)
+    setting.pool.free_blocks(blocks[:1])
+    setting.run_and_retire(2, [5, 6])
+    setting.pool.retire(2, [-1, blocks[1]])
+    assert blocks == setting.match([1, 2, 3, 4])
+    assert setting.match([5, 6]) == [], "what was kept under the second key is gone"
+    assert [setting.pool.evict(key) for key in (2, 1)] == [False, True]
+
+
+def test_request_takes_the_place_of_its_blocks_that_slid_out_of_another(setting):
+    slid = slid_out(setting, [1, 2, 3, 4])
+    setting.pool.touch(slid)
+    setting.pool.retire(1, slid)
+    assert setting.pool.evict(1)
+    assert setting.counts() == (8, 0, 0)
+
+
+def test_duplicate_that_slid_out_is_freed_and_the_indexed_block_is_kept(setting):
+    first, second = setting.run([1, 2]), setting.run([1, 2])
+    setting.pool.retire_blocks(second)
+    setting.pool.free_blocks(first)
+    assert setting.counts() == (7, 1, 0)
+    assert first == setting.match([1, 2])
+
+
+def test_blocks_that_slid_out_of_a_failed_sequence_are_forgotten_but_not_what_it_reused(setting):
+    tokens = [1, 2, 3, 4, 5, 6]
+    blocks = slid_out(setting, tokens)
+    setting.pool.forget_blocks(setting.hashes(tokens), 1, 9)
+    assert blocks[:1] == setting.match(tokens)
+    assert setting.counts() == (7, 1, 0)
+
+
+def test_blocks_of_a_request_with_a_key_are_not_forgotten(setting):
+    blocks = setting.run_and_retire(1, [1, 2, 3, 4])
+    setting.pool.forget_blocks(setting.hashes([1, 2, 3, 4]), 0, 9)
+    assert blocks == setting.match([1, 2, 3, 4])
+
+
+def test_trim_evicts_blocks_that_slid_out_and_returns_no_keys_of_them(kind):
+    setting = PoolDriver(kind, blocks=10, threshold=0.5)
+    slid_out(setting, [1, 2, 3, 4, 5, 6])
+    setting.run_and_retire(7, [7, 8, 9, 10, 11, 12])
+    assert setting.pool.trim() == []
+    assert setting.counts() == (5, 5, 0)
+    setting.pool.get_new_blocks(3)
+    assert setting.pool.trim() == [7]
+
+
 # Thresholds ----------------------------------------------------------------------------------------
 
 

@@ -292,29 +292,38 @@ class DuplicateThatSlidOutIsKeptItself(BlockPoolOracle):
         super().keep_block(block_id)
 
 
-class SlidBlockReplacesTheRequestThatEndsWithIt(BlockPoolOracle):
+class BlockThatARequestEndsWithIsNotKeptByItself(BlockPoolOracle):
+    """Then another request under the same key would drop it."""
+
+    detected_rarely = True
     detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
 
     def keep_block(self, block_id):
-        tip = self.blocks[block_id].tip_of
-        if tip:
-            self.blocks[block_id].references += 1
-            self.release(tip)
-            self.blocks[block_id].references -= 1
-        super().keep_block(block_id)
+        if self.blocks[block_id].tip_of:
+            self.use(self.blocks[block_id].tip_of)
+        else:
+            super().keep_block(block_id)
+
+
+class ShorterRequestReplacesALongerOneWithTheSameEnd(BlockPoolOracle):
+    detected_rarely = True
+    detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
+
+    def is_covered(self, request):
+        return False
 
 
 class SlidBlockStaysBesideTheRequestThatHoldsIt(BlockPoolOracle):
+    detected_rarely = True
     detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
 
     def keep(self, request):
-        slid = [block.tip_of for block in self.blocks if block.tip_of and block.tip_of.slid]
-        for one in slid:
-            self.blocks[one.held[0]].tip_of = None
+        slid = [(block, block.slid_as) for block in self.blocks]
+        for block in self.blocks:
+            block.slid_as = None
         super().keep(request)
-        for one in slid:
-            if self.blocks[one.held[0]].tip_of is None:
-                self.blocks[one.held[0]].tip_of = one
+        for block, slid_as in slid:
+            block.slid_as = slid_as
 
 
 class SlidBlocksCountAsRequests(BlockPoolOracle):
@@ -338,6 +347,7 @@ class FailureForgetsEarlierBlocksToo(BlockPoolOracle):
 
 
 class FailureForgetsRequestsOfOthers(BlockPoolOracle):
+    detected_rarely = True
     detected_with = {"blocks": 14, "block_size": 1}  # noqa: RUF012
 
     def forget_blocks(self, hashes, first, last):

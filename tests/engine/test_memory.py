@@ -33,8 +33,10 @@ class Cache:
             prefix_cache=prefix_cache,
         )
 
-    def new(self, key: int, tokens: int, max_tokens: int = 8, *, pinned=False, salt=b"") -> Sequence:
-        state = SequenceState(key, list(range(1, tokens + 1)), max_tokens=max_tokens)
+    def new(
+        self, key: int, tokens: int, max_tokens: int = 8, *, pinned=False, salt=b"", prompt=range(1, 200)
+    ) -> Sequence:
+        state = SequenceState(key, list(prompt[:tokens]), max_tokens=max_tokens)
         sequence = Sequence(state, hashes=self.memory.new_hashes(salt))
         sequence.preemptions = MOST_PREEMPTIONS if pinned else 0
         return sequence

@@ -147,9 +147,7 @@ class Memory:
             if reserved is not None:
                 self._reserved[group] += reserved[group]
         sequence.reserved = reserved
-        if sequence.preemptions == 0:
-            sequence.reused = prefix.tokens // self._block_size
-        sequence.indexed = prefix.tokens // self._block_size if sequence.hashes is not None else 0
+        sequence.reused = sequence.indexed = prefix.tokens // self._block_size
         return prefix
 
     def extend(self, sequence: Sequence, tokens: int) -> bool:
@@ -194,7 +192,7 @@ class Memory:
         return count
 
     def index(self, sequence: Sequence) -> None:
-        """Add the blocks that are full now to the prefix cache; leave those that no later token can see to it."""
+        """Add the blocks that are full now to the prefix cache; give up those that slid out of a window."""
         slot, hashes = sequence.slot, sequence.hashes
         if hashes is not None:
             first, full = sequence.indexed, sequence.tokens.committed // self._block_size
@@ -235,7 +233,7 @@ class Memory:
             sequence.reserved = None
 
     def trim(self) -> int:
-        """Evict kept blocks, in eviction order, while a threshold is exceeded; return how many became free."""
+        """Evict kept blocks, in eviction order, while a threshold is exceeded; return how many it freed."""
         before = sum(pool.free for pool in self.pools)
         for pool in self.pools:
             pool.trim()

@@ -55,7 +55,7 @@ class Sequence:
     identifies this use of the slot. `order` counts admissions: of two running sequences the newer has the
     larger. `longest`: its tokens, prompt included, if it reaches `max_tokens`. `hashes` is the hash chain of
     its full blocks, None if nothing is kept for reuse; the first `indexed` of them are in the prefix cache.
-    The first `reused` of them were there when it started first, computed by others.
+    The first `reused` of them were there when it started.
     `reserved`: blocks by group that are reserved for it once it is pinned. `evicted_tokens`: tokens that its
     last preemption removed from the cache. `scored`: how many prompt tokens have had their log-probabilities
     reported, counting the first, which has none; None if none were requested. `constraint`: which tokens it
