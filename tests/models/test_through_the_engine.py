@@ -1,4 +1,4 @@
-"""A model with sliding and full layers through the whole engine: outputs match each sequence alone."""
+"""Models with sliding layers through the whole engine: outputs match each sequence alone."""
 
 import struct
 
@@ -145,3 +145,36 @@ def test_second_turn_of_a_hybrid_model_computes_only_new_tokens(directory, compi
     assert generate(unbatched, [prompt], sampling) == served.run_together([(prompt, sampling)])
     # The last token was never computed: all whole blocks of 239 tokens are cached.
     assert served.engine.statistics().prefix_hits == 239 // 16 * 16
+
+
+# Families whose layers have windows: in all layers, in the upper ones, and in two of three.
+WINDOWED = {
+    "mistral": transformers.MistralConfig(**SIZES, sliding_window=37),
+    "qwen2": transformers.Qwen2Config(
+        **SIZES | {"hidden_size": 96}, use_sliding_window=True, sliding_window=37, max_window_layers=1
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES,
+        sliding_window=37,
+        query_pre_attn_scalar=16,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_prefix_that_has_slid_out_of_the_windows_gives_the_tokens_of_a_fresh_computation(
+    family, compiled, tmp_path
+):
+    """Its last window is read from the cache; a wrong or missing block there would change the tokens."""
+    save(WINDOWED[family], tmp_path)
+    sampling = Sampling(max_tokens=30, temperature=0, ignore_eos=True)
+    beginning = prompt_of(200)
+    prompts = [beginning + prompt_of(3 + 29 * row, seed=row) for row in range(4)]
+    fresh = load(tmp_path, compiled=compiled, kv_cache_bytes=2 << 20)
+    expected = [generate(fresh, [prompt], sampling)[0] for prompt in prompts]
+    assert len({tuple(output) for output in expected}) == len(expected), "the ends of the prompts matter"
+    served = EngineDriver(load(tmp_path, compiled=compiled, kv_cache_bytes=2 << 20), overlaps=True)
+    assert served.run_together([(prompts[0], sampling)]) == expected[:1]
+    assert served.run_together([(prompt, sampling) for prompt in prompts[1:]]) == expected[1:]
+    assert served.engine.statistics().prefix_hits == 3 * (200 // 16 * 16)
