@@ -41,12 +41,13 @@ class Engine:
     prompt + output tokens of one sequence, and `max_input_tokens` and `max_output_tokens` of each part.
     `blocks_total` and `windows`: blocks and sliding window of each KV cache group.
 
-    With `prefix_cache`, blocks of ended sequences are kept for reuse. They are evicted, one request at a
-    time, while more than `eviction_threshold` of the blocks or of `max_entries` tokens are in use: the least
-    recently used request first, or with `first_in_first_out` the oldest. This is checked every
-    `cleanup_interval_s`, whenever blocks are needed, and when more than `max_entries` tokens are kept. A
-    sequence has at most `max_entries` tokens, too. `hash_key` (16 bytes, random by default) keeps clients
-    from constructing prompts with colliding block hashes.
+    With `prefix_cache`, blocks of ended sequences are kept for reuse, and blocks that slid out of the window
+    of a running one. They are evicted, one request or one such block at a time, while more than
+    `eviction_threshold` of the blocks or of `max_entries` tokens are in use: the least recently used request
+    first, or with `first_in_first_out` the oldest. This is checked every `cleanup_interval_s`, whenever
+    blocks are needed, and when more than `max_entries` tokens are kept. A sequence has at most `max_entries`
+    tokens, too. `hash_key` (16 bytes, random by default) keeps clients from constructing prompts with colliding block
+    hashes.
 
     With `embeds`, a sequence is only a prompt and ends with its vector (`SampledTokens.vectors`). All its
     tokens are computed, in chunks that do not depend on the rest of the batch, so that its vector does not

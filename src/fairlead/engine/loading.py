@@ -296,7 +296,7 @@ def _useful_blocks(
 
     Beside a wider group, one with a window needs the windows of its running sequences, and the tokens of
     the steps in flight. The tokens of a step for every slot are more than that: the rest keeps the windows of
-    ended sequences, without which no prefix could be reused.
+    ended sequences, and what slid out of them, without which no prefix could be reused.
     """
     step_blocks = -(-max_batched_tokens // block_size)
 
