@@ -6,7 +6,8 @@ Owns reference counts, the free list, the index from content to block, and the k
 has ended, and its blocks stay cached in case the same tokens come again. The pool handles block ids only: it
 has no tensors, no sequences and no clock.
 
-A block that has slid out of a running sequence's window is kept too, as a request of its own without a key.
+A block that has slid out of a running sequence's window is kept too, as a request of its own without a key:
+a long sequence gives up one block at a time, and a short part of it may be all that another one needs.
 
 A block is in one of three states. *Referenced*: running sequences read it. *Evictable*: no sequence reads it,
 but a kept request holds it. *Free*: neither; its content is lost. The three add up to `total`.
@@ -19,8 +20,9 @@ Promises:
   block. A second block of the same content is not indexed; when its request ends, the indexed one is kept.
 - Eviction drops whole kept requests, the least recently used first. Blocks that others need stay. Nothing is
   evicted while the free list suffices, and then only as much as needed.
-- A kept request that another one covers is dropped at once, so there are never more of them than blocks,
-  besides those of blocks that slid out. Together they hold at most 256 × `total` references to blocks; beyond that the oldest are evicted.
+- A kept request that another one covers is dropped at once, so there are never more of them than blocks, and
+  as many of blocks that slid out. Together they hold at most 256 × `total` references to blocks; beyond that
+  the oldest are evicted.
 - No method takes longer when more requests are kept. Evicting a request takes time in proportion to its
   blocks, amortized by the `retire` before it.
 - In a list of block ids, −1 stands for a block that has slid out of a window, and is skipped.
@@ -53,7 +55,8 @@ from blockpool.siphash cimport Hash, is_same, siphash
 
 cdef enum:
     BLOCKS_AT_MOST = 1 << 28
-    HOLDS_A_BLOCK = 256  # bounds the memory of kept requests to 1 KiB a block; a block itself takes 100 B
+    # Bounds the memory of kept requests to 1 KiB a block. A block itself takes 100 B, and 80 B more if it slid out.
+    HOLDS_A_BLOCK = 256
 
 
 class OutOfBlocks(Exception):

@@ -46,8 +46,8 @@ class Engine:
     `eviction_threshold` of the blocks or of `max_entries` tokens are in use: the least recently used request
     first, or with `first_in_first_out` the oldest. This is checked every `cleanup_interval_s`, whenever
     blocks are needed, and when more than `max_entries` tokens are kept. A sequence has at most `max_entries`
-    tokens, too. `hash_key` (16 bytes, random by default) keeps clients from constructing prompts with colliding block
-    hashes.
+    tokens, too. `hash_key` (16 bytes, random by default) keeps clients from constructing prompts with
+    colliding block hashes.
 
     With `embeds`, a sequence is only a prompt and ends with its vector (`SampledTokens.vectors`). All its
     tokens are computed, in chunks that do not depend on the rest of the batch, so that its vector does not
