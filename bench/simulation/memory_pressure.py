@@ -35,18 +35,21 @@ class Figures(NamedTuple):
 
 
 class Lengths:
-    """The prompt and output length of each sequence, by its key."""
+    """The prompt and output length of each sequence, by its key. All begin with the same `shared` tokens."""
 
-    def __init__(self, seed: int, number: int = 20_000) -> None:
+    def __init__(self, seed: int, number: int = 20_000, *, shared: int = 0) -> None:
         rng = np.random.default_rng(seed)
         prompts = rng.lognormal(math.log(220), 0.8, number)
         outputs = rng.lognormal(math.log(180), 0.9, number)
         self.prompts: Counts = np.clip(prompts, 8, LONGEST_PROMPT).astype(np.int64)
         self.outputs: Counts = np.clip(outputs, 2, MOST_TOKENS).astype(np.int64)
+        self.prompts += shared
+        self._shared = rng.integers(3, 30_000, shared, dtype=np.int32)
         self._rng = rng
 
     def prompt(self, key: int) -> bytes:
-        return self._rng.integers(3, 30_000, int(self.prompts[key]), dtype=np.int32).tobytes()
+        own = int(self.prompts[key]) - len(self._shared)
+        return self._shared.tobytes() + self._rng.integers(3, 30_000, own, dtype=np.int32).tobytes()
 
 
 class Rule:
@@ -110,17 +113,26 @@ def simulate(
     cache_tokens: int = 24_576,
     slots: int = 128,
     max_batched_tokens: int = 1024,
+    windows: tuple[int | None, ...] = (None,),
+    shared: int = 0,
+    prefix_cache: bool = True,
 ) -> Figures:
-    """Run steps with one admission rule; None is the engine's own."""
-    lengths = Lengths(seed)
+    """Run steps with one admission rule; None is the engine's own.
+
+    `cache_tokens`: of each group; `windows`: the groups' windows. All prompts begin with the same `shared`
+    tokens. `prefix_cache`: whether the engine has one.
+    """
+    lengths = Lengths(seed, shared=shared)
     runner = FormulaRunner(lengths)
     engine = Engine(
         runner,  # type: ignore[arg-type]  # only `run` is used
         slots=slots,
         max_batch=slots,
         max_batched_tokens=max_batched_tokens,
-        max_model_len=LONGEST_PROMPT + MOST_TOKENS,
-        blocks_total=cache_tokens // BLOCK_SIZE,
+        max_model_len=LONGEST_PROMPT + MOST_TOKENS + shared,
+        blocks_total=[cache_tokens // BLOCK_SIZE] * len(windows),
+        windows=windows,
+        prefix_cache=prefix_cache,
         block_size=BLOCK_SIZE,
         vocab_size=30_000,
         eos_token_ids=(EOS,),
@@ -138,6 +150,9 @@ def simulate(
         row_steps += engine.statistics().running
         outcome = engine.commit(step, runner.run(step, engine.batch))
         for output in outcome.outputs:
+            assert output.error is None
+            if output.finish_reason is None:
+                continue  # it says how many tokens of the prompt were cached
             assert output.finish_reason == "stop"
             ended += 1
             prompt_tokens += int(lengths.prompts[output.key])
