@@ -49,10 +49,10 @@ def hermes_client(hermes):
 ANSWERS = ("hello", WEATHER_CALL, TIME_CALL, WEATHER_CALL + "\n" + TIME_CALL, BROKEN)
 CHOICES = [
     ({"tools": STRICT}, (True, True, True, True, False)),
-    ({"tools": TOOLS}, (True, True, True, True, True)),
+    ({"tools": TOOLS}, (True, True, True, True, False)),
     ({"tools": STRICT, "tool_choice": "auto"}, (True, True, True, True, False)),
     ({"tools": STRICT, "tool_choice": "required"}, (False, True, True, True, False)),
-    ({"tools": TOOLS, "tool_choice": "required"}, (False, True, True, True, True)),
+    ({"tools": TOOLS, "tool_choice": "required"}, (False, True, True, True, False)),
     ({"tools": STRICT, "parallel_tool_calls": False}, (True, True, True, False, False)),
     (
         {"tools": STRICT, "tool_choice": "required", "parallel_tool_calls": False},

@@ -12,10 +12,11 @@ from clients.forms import QUESTION, Trip  # noqa: E402
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
-# Its mode TOOLS does not send `strict`, so the arguments would be any object.
-def test_response_is_a_pydantic_model(base_url):
+# The mode TOOLS calls a named function without `strict`.
+@pytest.mark.parametrize("mode", [instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS])
+def test_response_is_a_pydantic_model(base_url, mode):
     with OpenAI(base_url=base_url, api_key="unused", max_retries=0) as plain:
-        client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
+        client = instructor.from_openai(plain, mode=mode)
         answer, completion = client.chat.completions.create_with_completion(
             model=MODEL, messages=MESSAGES, response_model=Trip, max_retries=0, temperature=1, seed=2
         )

@@ -58,10 +58,108 @@ def test_named_function_is_called_once() -> None:
     assert not accepts(spec, "Hello")
 
 
-def test_arguments_are_any_object_unless_strict() -> None:
-    spec = AnswerSpec(tools=(tool(is_strict=False, parameters={"type": "nonsense"}),), choice="required")
-    spec.check()
-    assert accepts(spec, written(anything=["x"]))
+@pytest.mark.parametrize("name", sorted(WIRE_FORMATS))
+@pytest.mark.parametrize("choice", [{"choice": "required"}, {"named": "f"}, {"choice": "auto"}], ids=str)
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_arguments_follow_the_schema_in_every_wire_format(
+    name: str, choice: dict[str, Any], is_strict: bool
+) -> None:
+    spec = AnswerSpec(tools=(tool(is_strict=is_strict),), **choice).check()
+    made = vocabulary(name)
+    grammar = spec.grammar(WIRE_FORMATS[name], made.special)
+    assert made.accepts(grammar, written_calls(name, [("f", {"n": 1})]))
+    # Text that is not a call may be anything where calls are optional, if nothing marks its beginning.
+    for arguments in ({}, {"n": "x"}, {"n": 1, "m": 2}):
+        assert not made.accepts(grammar, written_calls(name, [("f", arguments)]))
+    assert spec.warnings == []
+
+
+def relaxed(parameters: Any, **arguments: Any) -> tuple[bool, list[str]]:
+    """Return whether a tool that is not strict may be called so, and what the client is told."""
+    others = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    spec = AnswerSpec(
+        tools=(tool("other", others, is_strict=False), tool("f", parameters, is_strict=False, index=1)),
+        choice="required",
+    ).check()
+    assert not accepts(spec, written("other")), "the other tool was relaxed, too"
+    return accepts(spec, written(**arguments)), spec.warnings
+
+
+AT = "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("keywords", "field", "reason"),
+    [
+        ({"not": {"required": ["x"]}}, "not", "is not supported"),
+        ({"maxProperties": "many"}, "maxProperties", "must be a whole number that is not negative"),
+        ({"properties": {"n": {"type": "integer", "minimum": "0"}}}, "properties.n.minimum", "a number"),
+        ({"properties": {"n": {"type": "integer"}, "s": {"maxLength": 10**5}}}, "properties.s", "count more"),
+    ],
+)
+def test_rest_of_a_schema_holds_where_a_part_is_faulty(keywords: Any, field: str, reason: str) -> None:
+    schema = {"type": "object", **STRICT, "additionalProperties": True, **keywords}
+    for arguments, expected in (({"n": 1}, True), ({}, False), ({"n": "x"}, False)):
+        is_allowed, (warning,) = relaxed(schema, **arguments)
+        assert is_allowed == expected, arguments
+        assert warning.startswith(f"{AT}.{field}: ")
+        assert reason in warning
+        assert warning.endswith("(the rest of the schema holds)")
+
+
+@pytest.mark.parametrize(
+    ("schema", "field"),
+    [
+        ({"type": "nonsense"}, ".type"),
+        ({"$ref": "https://example.com/schema"}, ".$ref"),
+        ({"type": "object", "required": [5]}, ".required"),
+        ({"enum": ["x" * MAX_GRAMMAR_BYTES]}, ""),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_arguments_are_any_object_where_no_part_of_a_schema_can_be_followed(schema: Any, field: str) -> None:
+    is_allowed, (warning,) = relaxed(schema, anything=["x"])
+    assert is_allowed
+    assert warning.startswith(f"{AT}{field}: ")
+    assert warning.endswith("(any object is allowed)")
+
+
+def test_faulty_schema_of_a_strict_tool_is_refused_beside_one_that_is_not() -> None:
+    odd = tool("g", {"type": "xyz"}, is_strict=False)
+    with pytest.raises(FaultyRequest, match=r"tools\[1\].function.parameters.type"):
+        AnswerSpec(tools=(odd, tool("f", {"type": "xyz"}, index=1))).check()
+
+
+def test_tool_without_a_schema_takes_any_object() -> None:
+    assert relaxed(None, anything=1) == (True, [])
+    assert relaxed({}, anything=1) == (True, [])
+
+
+@pytest.mark.parametrize("schema", [{"type": "string"}, {"type": ["array", "null"]}])
+def test_arguments_are_an_object_whatever_the_schema_says(schema: Any) -> None:
+    strict = AnswerSpec(tools=(tool(parameters=schema),))
+    with pytest.raises(FaultyRequest, match="the arguments of a function are an object"):
+        strict.grammar(WIRE_FORMATS["hermes"])
+    loose = AnswerSpec(tools=(tool(parameters=schema, is_strict=False),)).fit(WIRE_FORMATS["hermes"])
+    assert accepts(loose, written(a=1))
+
+
+@pytest.mark.parametrize(
+    "schema", [{"required": ["n"]}, {"anyOf": [{"required": ["n"]}, {"type": "string"}]}]
+)
+def test_arguments_are_an_object_where_the_schema_leaves_it_open(schema: Any) -> None:
+    spec = AnswerSpec(tools=(tool(parameters=schema),), choice="required").check()
+    call = written(n=1)
+    assert accepts(spec, call)
+    assert not accepts(spec, call.replace('{"n": 1}', '"n"'))
+
+
+def test_size_of_all_schemas_is_bounded_and_small_ones_are_followed() -> None:
+    large = {"enum": ["x" * (MAX_GRAMMAR_BYTES // 2)]}
+    tools = [tool(f"large{index}", large, is_strict=False) for index in range(3)]
+    small = {"type": "object", **STRICT}
+    spec = AnswerSpec(tools=(*tools, tool("f", small, is_strict=False)), choice="required").check()
+    assert [one.name for one in spec.tools if one.relaxed is not None] == ["large1", "large2"]
 
 
 def test_form_of_the_text_holds_unless_there_is_a_call() -> None:
@@ -98,6 +196,30 @@ def test_grammar_that_a_wire_format_does_not_support_is_a_fault_of_the_tools() -
     spec = AnswerSpec(tools=(tool(parameters={"properties": {"d": {"type": "string", "format": "date"}}}),))
     with pytest.raises(FaultyRequest, match="tools: the function f: format of a string"):
         spec.grammar(WIRE_FORMATS["qwen-xml"])
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "glm", "gemma"])
+def test_schema_that_a_wire_format_does_not_support_relaxes_only_its_tool(name: str) -> None:
+    odd = {
+        "properties": {"d": {"type": "string", "pattern": "a^b"}, "n": {"type": "integer"}},
+        "required": ["n"],
+    }
+    spec = AnswerSpec(
+        tools=(tool("f", odd, is_strict=False), tool("g", is_strict=False, index=1)), choice="required"
+    ).check()
+    made = vocabulary(name)
+    fitted = spec.fit(WIRE_FORMATS[name], made.special)
+    grammar = fitted.grammar(WIRE_FORMATS[name], made.special)
+    for function, arguments, expected in (
+        ("f", {"d": "any text", "n": 1}, True),
+        ("f", {"d": "any text"}, False),
+        ("g", {"n": 1}, True),
+        ("g", {}, False),
+    ):
+        call = written_calls(name, [(function, arguments)])
+        assert made.accepts(grammar, call) == expected, (function, arguments)
+    (warning,) = fitted.warnings
+    assert warning.startswith("tools[0].function.parameters: pattern: a^b")
 
 
 def test_grammar_is_bounded() -> None:

@@ -8,7 +8,6 @@ body, and whether it is valid, is left to the server that answers it, if that sp
 import time
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as ReadOnlySequence
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -29,20 +28,18 @@ from fairlead.api.dialects.fields import Envelope
 from fairlead.api.encoding import encode_conversation, encode_pairs, encode_prompts
 from fairlead.api.job_service import JobService
 from fairlead.api.loading import loading_progress
-from fairlead.api.offload import tenant_so_far
 from fairlead.api.relays import Relays, RelayWriter
 from fairlead.api.request import Request, Response, json_response
 from fairlead.api.sampling import sampling_of
 from fairlead.api.sse import is_large
-from fairlead.api.structuring import Structure, TriedGrammars, check_combinations, structure_of
+from fairlead.api.structuring import Structure, StructureTrials
 from fairlead.api.tokenize import count_tokens
 from fairlead.errors import InvalidRequest, quoted
 from fairlead.job import Job, Sampling
-from fairlead.structured.request import AnswerSpec
 from fairlead.text.model import TextModel
 
-MOST_TRIED_ALONE = 8
-"""How many schemas of a request whose grammar was refused are tried, to find the one that is at fault."""
+WARNING_HEADER = "X-Fairlead-Warning"
+MAX_WARNING_CHARS = 1000
 
 
 class GenerationPipeline:
@@ -51,7 +48,7 @@ class GenerationPipeline:
     def __init__(self, jobs: JobService) -> None:
         self._jobs = jobs
         self._services = jobs.services
-        self._grammars = TriedGrammars()
+        self._structures = StructureTrials(jobs.offload)
         self._relays = Relays(jobs)
 
     async def respond(
@@ -83,6 +80,13 @@ class GenerationPipeline:
         self, request: Request, dialect: RelayDialect, job: Job, context: AnswerContext | None
     ) -> Response:
         """Run a job that was prepared, and return the response as `respond` does."""
+        response = await self._answer(request, dialect, job, context)
+        headers = {} if context is None else warning_headers(context)
+        return response._replace(headers={**response.headers, **headers}) if headers else response
+
+    async def _answer(
+        self, request: Request, dialect: RelayDialect, job: Job, context: AnswerContext | None
+    ) -> Response:
         writer, times = None, context.times if context is not None else None
         if context is not None and job.stream:
             assert isinstance(dialect, StreamingDialect)
@@ -147,7 +151,16 @@ class GenerationPipeline:
             parts=structure.parts,
             grammar_field=structure.grammar_field,
         )
-        return job, AnswerContext(job, model, int(time.time()), generation.options, texts, AnswerTimes())
+        context = AnswerContext(
+            job,
+            model,
+            int(time.time()),
+            generation.options,
+            texts,
+            AnswerTimes(),
+            structure.warning if relay is None else "",
+        )
+        return job, context
 
     async def _sampling(
         self,
@@ -160,37 +173,15 @@ class GenerationPipeline:
         sampling = sampling_of(generation, model, prompts)
         if generation.answer is None and not generation.is_chat:
             return sampling, Structure()
-        offload = self._jobs.offload
-        structure = await offload.encode(request, structure_of, generation, model, prompts[0])
-        grammar = structure.grammar
-        check_combinations(generation, grammar)
-        grammar_bytes = 0
-        if grammar is not None:
-            tenant, field = tenant_so_far(request), structure.grammar_field
-            result = self._grammars.find(tenant, grammar)
-            if result is None:
-                result = await offload.try_grammar(request, grammar)
-                self._grammars.remember(tenant, grammar, result)
-                if result.fault is not None and generation.answer is not None and generation.answer.tools:
-                    field = await self._faulty_field(request, generation.answer) or field
-            if result.fault is not None:
-                raise invalid_field(field, result.fault)
-            grammar_bytes = result.memory_bytes
-        if grammar is not None or structure.reasoning_limit is not None:
+        structure = await self._structures.structure(request, generation, model, prompts[0])
+        if structure.grammar is not None or structure.reasoning_limit is not None:
             sampling = msgspec.structs.replace(
                 sampling,
-                grammar=grammar,
-                grammar_bytes=grammar_bytes,
+                grammar=structure.grammar,
+                grammar_bytes=structure.grammar_bytes,
                 reasoning_limit=structure.reasoning_limit,
             )
         return sampling, structure
-
-    async def _faulty_field(self, request: Request, answer: AnswerSpec) -> str | None:
-        """Return the field of the first schema that is refused by itself; None if none of the first is."""
-        for field, grammar in islice(answer.schema_grammars(), MOST_TRIED_ALONE):
-            if (await self._jobs.offload.try_grammar(request, grammar)).fault is not None:
-                return field
-        return None
 
     def _find(self, request: Request, body: bytes, envelope: Envelope) -> tuple[bytes, str, str]:
         """Return the body, and its model: as requested, and the canonical name. Raises as `ModelAccess.find`.
@@ -248,3 +239,12 @@ class GenerationPipeline:
 
 def _decoded(model: TextModel, prompts: ReadOnlySequence[Prompt]) -> tuple[str, ...]:
     return tuple(prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt) for prompt in prompts)
+
+
+def warning_headers(context: AnswerContext) -> dict[str, str]:
+    """Return the header that says which arguments do not follow their schemas, if there are such."""
+    if not context.warning:
+        return {}
+    # Names in a path are the client's, and may have any characters.
+    text = context.warning.encode("unicode_escape").decode("ascii")
+    return {WARNING_HEADER: text if len(text) <= MAX_WARNING_CHARS else f"{text[:MAX_WARNING_CHARS]}..."}

@@ -23,10 +23,21 @@ class CallGrammar:
         self._trigger = pattern.split_at_literal(syntax.marks.open)
         self._names: list[str] = []
 
-    def add(self, tool: str, parameters: Mapping[str, Any] | bool | None) -> None:
-        """Add a tool. `parameters`: the schema of its arguments; None: any object. Raises ValueError."""
+    def add(
+        self, tool: str, parameters: Mapping[str, Any] | bool | None, *, is_lenient: bool = False
+    ) -> None:
+        """Add a tool. Raises ValueError.
+
+        `parameters`: the schema of its arguments; None: any object. `is_lenient`: keywords of it that are not
+        supported are ignored.
+        """
         syntax, number = self._syntax, len(self._names)
-        arguments = self._add_arguments(f"arguments_{number}", parameters)
+        others_are_lenient = self._rules.lenient
+        self._rules.lenient = is_lenient or others_are_lenient
+        try:
+            arguments = self._add_arguments(f"arguments_{number}", _of_objects(parameters))
+        finally:
+            self._rules.lenient = others_are_lenient
         if syntax.name is None:
             mark = self._rules.of(self._mark, name=pattern.plain(tool))
             definition = f"{mark} {arguments}"
@@ -71,11 +82,10 @@ class CallGrammar:
         """What is left of the opening mark after its trigger."""
         return self._syntax.marks.open if self._trigger is None else self._trigger[2]
 
-    def _add_arguments(self, name: str, parameters: Mapping[str, Any] | bool | None) -> str:
+    def _add_arguments(self, name: str, schema: Mapping[str, Any] | bool) -> str:
         syntax = self._syntax
         if syntax.content == "xml-inline":
-            return add_tags(self._rules, name, syntax.tag, parameters)
-        schema = ANY_OBJECT if parameters in (None, True, {}) else parameters
+            return add_tags(self._rules, name, syntax.tag, schema)
         if syntax.is_dialect:
             return DialectGrammar(self._rules, syntax.json, schema).add(name, schema)
         return self._rules.add_json(name, schema)
@@ -97,3 +107,15 @@ class CallGrammar:
             mark = self._rules.of(self._mark)
             return f'{mark} "[" {blank} {item} {more} {blank} "]" {close}'
         return f"{item} {close}"
+
+
+def _of_objects(parameters: Mapping[str, Any] | bool | None) -> Mapping[str, Any] | bool:
+    """Return the schema of the objects that are valid for `parameters`. Raises ValueError if none can be."""
+    if parameters is None or parameters is True:
+        return ANY_OBJECT
+    if parameters is False:
+        return False
+    types = parameters.get("type", "object")
+    if "object" not in ([types] if isinstance(types, str) else types):
+        raise ValueError("type: the arguments of a function are an object")
+    return {**parameters, "type": "object"}

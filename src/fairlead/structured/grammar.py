@@ -20,10 +20,15 @@ ReasoningState = Literal["not opened", "opened", "closed"]
 
 
 class ToolGrammar(NamedTuple):
-    """A function that may be called. `parameters`: the schema of its arguments; None: any JSON object."""
+    """A function that may be called.
+
+    `parameters`: the schema of its arguments; None: any JSON object. `is_lenient`: its keywords that are not
+    supported are ignored.
+    """
 
     name: str
     parameters: Mapping[str, Any] | bool | None = None
+    is_lenient: bool = False
 
 
 class JsonAnswer(NamedTuple):
@@ -93,6 +98,26 @@ def answer_grammar(
     return json.dumps({"grammars": grammars})
 
 
+def tool_faults(
+    tools: Sequence[ToolGrammar],
+    wire_format: WireFormat,
+    special: SpecialTokens | None = None,
+    *,
+    lenient: bool = False,
+) -> dict[str, str]:
+    """Return why the arguments of these functions cannot be constrained in a wire format, by their names."""
+    faults: dict[str, str] = {}
+    if wire_format.calls is None:
+        return faults
+    for tool in tools:
+        grammar = CallGrammar(Rules(special or {}, lenient=lenient), wire_format.calls)
+        try:
+            grammar.add(tool.name, tool.parameters, is_lenient=tool.is_lenient)
+        except ValueError as error:
+            faults[tool.name] = str(error)
+    return faults
+
+
 def _reasoning(rules: Rules, marks: Marks | None, state: ReasoningState) -> str:
     if marks is None or state == "closed":
         return ""
@@ -130,7 +155,7 @@ def _calls(rules: Rules, calls: Calls, wire_format: WireFormat) -> str:
     grammar = CallGrammar(rules, wire_format.calls)
     for tool in calls.tools:
         try:
-            grammar.add(tool.name, tool.parameters)
+            grammar.add(tool.name, tool.parameters, is_lenient=tool.is_lenient)
         except ValueError as error:
             raise ValueError(f"the function {tool.name}: {error}") from error
     if calls.is_required:

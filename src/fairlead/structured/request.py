@@ -1,7 +1,11 @@
-"""The requested form of an answer: in the terms of no dialect, and as the grammar of the answer."""
+"""The requested form of an answer: in the terms of no dialect, and as the grammar of the answer.
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+The arguments of every tool follow its schema. If that is not possible, the request is refused for a tool that
+is strict. Any other tool is relaxed: its arguments follow what is left of its schema, or are any object.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -16,8 +20,10 @@ from fairlead.structured.grammar import (
     RegexAnswer,
     ToolGrammar,
     answer_grammar,
+    tool_faults,
 )
 from fairlead.structured.pattern import SpecialTokens
+from fairlead.structured.relaxing import relax_schema, shape_of
 from fairlead.structured.schema import SchemaFault, check_schema
 from fairlead.structured.wire_format import WireFormat
 
@@ -34,19 +40,96 @@ class FaultyRequest(ValueError):
         self.reason = reason
 
 
+class Relaxation(msgspec.Struct, frozen=True):
+    """What arguments follow instead of their schema.
+
+    `schema`: of which unsupported keywords are ignored; None: any object.
+    `reason`: why, with the path in the body.
+    """
+
+    schema: Mapping[str, Any] | None
+    reason: str
+
+
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A function that the model may call. `parameters`: its arguments' schema, at `field` of the body."""
+    """A function that the model may call.
+
+    `parameters`: the schema of its arguments; None: any object.
+    `is_strict`: a request whose schema cannot be followed is refused.
+    `field`: where the schema is in the body.
+    `relaxed`: what its arguments follow instead; None: the schema.
+    """
 
     name: str
     parameters: Mapping[str, Any] | None
     is_strict: bool
     field: str
+    relaxed: Relaxation | None = None
+
+    @property
+    def may_be_relaxed(self) -> bool:
+        """Whether it has a schema, which it need not follow."""
+        has_schema = self.parameters is not None if self.relaxed is None else self.relaxed.schema is not None
+        return has_schema and not self.is_strict
+
+    @property
+    def grammar(self) -> ToolGrammar:
+        """The function with what its arguments follow."""
+        if self.relaxed is None:
+            return ToolGrammar(self.name, self.parameters)
+        return ToolGrammar(self.name, self.relaxed.schema, is_lenient=True)
+
+    @property
+    def warning(self) -> str:
+        """What a client should know of how its arguments are relaxed; empty if they are not."""
+        if self.relaxed is None:
+            return ""
+        rest = "any object is allowed" if self.relaxed.schema is None else "the rest of the schema holds"
+        return f"{self.relaxed.reason} ({rest})"
+
+    def check(self, left: int, *, lenient: bool) -> "tuple[ToolSpec, int]":
+        """Return it, relaxed if its schema is faulty, and how many bytes are left for others.
+
+        `left`: how many bytes its schema may have. `lenient`: unsupported keywords are ignored anyway. Raises
+        `FaultyRequest` if it is strict.
+        """
+        if self.parameters is None or self.relaxed is not None:
+            return self, left
+        try:
+            return self, _checked(self.parameters, self.field, left, lenient=lenient)
+        except FaultyRequest as fault:
+            if self.is_strict:
+                raise
+            schema = None if isinstance(fault, _TooLarge) else relax_schema(self.parameters)
+            return self.follow(schema, fault.reason, fault.field), left
+
+    def relax(self, reason: str) -> "ToolSpec":
+        """Return it with what is left of its schema, or with nothing of it if it follows no more already."""
+        followed = self.grammar.parameters
+        shape = shape_of(self.parameters)
+        return self.follow(None if shape == followed else shape, reason)
+
+    def follow(self, schema: Mapping[str, Any] | None, reason: str, field: str | None = None) -> "ToolSpec":
+        """Return it with another schema of its arguments; None: any object. The first reason is kept."""
+        known = f"{field or self.field}: {reason}" if self.relaxed is None else self.relaxed.reason
+        return msgspec.structs.replace(self, relaxed=Relaxation(schema, known))
+
+
+class AnswerPart(NamedTuple):
+    """The grammar of a part of an answer: of its text, or of the calls of one function.
+
+    `tool`: the function's name, if it may be relaxed. `field`: where the part is in the body.
+    """
+
+    tool: str | None
+    field: str
+    grammar: str
 
 
 class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The form of an answer.
 
-    `choice`: "auto", "required", or the name of the only function to call, with `is_named`. `parallel`: there
+    `choice`: "auto" or "required". `named`: the only function that may and must be called. `parallel`: there
     may be several calls. `answer`: the form of the text, at `answer_field` of the body. With `is_lenient`,
     keywords of schemas that are not supported are ignored.
     """
@@ -59,14 +142,47 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
     answer_field: str = "response_format"
     is_lenient: bool = False
 
-    def check(self) -> None:
-        """Raise `FaultyRequest` for the first schema that is faulty, not supported, or too large."""
+    def check(self) -> "AnswerSpec":
+        """Return this form, with the tools relaxed whose schemas are faulty, not supported, or too large.
+
+        Raises `FaultyRequest` for the first such schema of the text or a strict tool.
+        """
         left = MAX_GRAMMAR_BYTES
-        for schema, field in self._schemas():
-            _check(schema, field, lenient=self.is_lenient)
-            left -= _least_size(schema, left)
-            if left < 0:
-                raise FaultyRequest(field, f"the schemas have more than {MAX_GRAMMAR_BYTES} bytes")
+        if isinstance(self.answer, JsonAnswer):
+            left = _checked(self.answer.schema, self.answer_field, left, lenient=self.is_lenient)
+        tools = []
+        for tool in self.tools:
+            checked, left = tool.check(left, lenient=self.is_lenient)
+            tools.append(checked)
+        return msgspec.structs.replace(self, tools=tuple(tools))
+
+    def fit(self, wire_format: WireFormat, special: SpecialTokens | None = None) -> "AnswerSpec":
+        """Return this form, with the tools relaxed whose schemas a wire format cannot have."""
+        fitted = self
+        while True:
+            tools = [tool.grammar for tool in fitted.tools if tool.may_be_relaxed]
+            faults = tool_faults(tools, wire_format, special, lenient=self.is_lenient)
+            if not faults:
+                return fitted
+            fitted = fitted.relax(faults)
+
+    def relax(self, faults: Mapping[str, str]) -> "AnswerSpec":
+        """Return this form, with the tools of these names relaxed; `faults` has the reason for each."""
+        tools = [
+            tool.relax(faults[tool.name]) if tool.name in faults and tool.may_be_relaxed else tool
+            for tool in self.tools
+        ]
+        return msgspec.structs.replace(self, tools=tuple(tools))
+
+    def free_arguments(self, reason: str) -> "AnswerSpec":
+        """Return this form with any object as the arguments of every tool that is not strict."""
+        tools = [tool.follow(None, reason) if tool.may_be_relaxed else tool for tool in self.tools]
+        return msgspec.structs.replace(self, tools=tuple(tools))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a client should know of the tools that are relaxed."""
+        return [tool.warning for tool in self._called if tool.warning]
 
     def grammar(
         self,
@@ -89,32 +205,46 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise FaultyRequest(field, f"the schemas have more than {MAX_GRAMMAR_BYTES} bytes")
         return grammar
 
-    def schema_grammars(self) -> Iterator[tuple[str, str]]:
-        """Yield the field of each schema with a grammar of that schema alone."""
-        for schema, field in self._schemas():
-            yield field, answer_grammar(JsonAnswer(schema), lenient=self.is_lenient)
+    def parts(
+        self, wire_format: WireFormat = PLAIN, special: SpecialTokens | None = None
+    ) -> Iterator[AnswerPart]:
+        """Yield the parts whose grammars may be at fault; those come first that cannot be relaxed."""
+        if self.answer is not None:
+            yield AnswerPart(None, self.answer_field, answer_grammar(self.answer, lenient=self.is_lenient))
+        for tool in sorted(self._called, key=lambda one: one.may_be_relaxed):
+            if tool.grammar.parameters is not None:
+                calls = Calls([tool.grammar], is_required=True)
+                grammar = answer_grammar(calls, wire_format, special, lenient=self.is_lenient)
+                yield AnswerPart(tool.name if tool.may_be_relaxed else None, tool.field, grammar)
 
-    def _schemas(self) -> list[tuple[Mapping[str, Any] | bool, str]]:
-        """Return the schemas that the answer must follow, with their fields."""
-        schemas = [(self.answer.schema, self.answer_field)] if isinstance(self.answer, JsonAnswer) else []
-        schemas.extend(
-            (tool.parameters, tool.field)
-            for tool in self.tools
-            if tool.is_strict and tool.parameters is not None
-        )
-        return schemas
+    @property
+    def _called(self) -> Sequence[ToolSpec]:
+        """The tools that the model may call."""
+        return [tool for tool in self.tools if self.named in (None, tool.name)]
 
     def _body(self) -> Body | None:
         if not self.tools:
             return self.answer
-        tools = [
-            ToolGrammar(tool.name, tool.parameters if tool.is_strict else None)
-            for tool in self.tools
-            if self.named in (None, tool.name)
-        ]
+        tools = [tool.grammar for tool in self._called]
         is_required = self.choice == "required" or self.named is not None
         parallel = self.parallel and self.named is None
         return Calls(tools, is_required, parallel, None if is_required else self.answer)
+
+
+class _TooLarge(FaultyRequest):
+    """A schema with which the schemas of a request are too large."""
+
+
+def _checked(schema: Any, field: str, left: int, *, lenient: bool) -> int:
+    """Return how many bytes are left after a schema. Raises `FaultyRequest`."""
+    try:
+        check_schema(schema, lenient=lenient)
+    except SchemaFault as fault:
+        raise FaultyRequest(f"{field}.{fault.path}" if fault.path else field, fault.reason) from fault
+    size = _least_size(schema, left)
+    if size > left:
+        raise _TooLarge(field, f"the schemas have more than {MAX_GRAMMAR_BYTES} bytes")
+    return left - size
 
 
 def _least_size(value: Any, most: int) -> int:
@@ -135,10 +265,3 @@ def _least_size(value: Any, most: int) -> int:
         elif isinstance(one, list):
             pending += one
     return size
-
-
-def _check(schema: Any, field: str, *, lenient: bool) -> None:
-    try:
-        check_schema(schema, lenient=lenient)
-    except SchemaFault as fault:
-        raise FaultyRequest(f"{field}.{fault.path}" if fault.path else field, fault.reason) from fault

@@ -134,10 +134,9 @@ def message_spec(
         answer_field=output_field,
     )
     try:
-        spec.check()
+        return spec.check()
     except FaultyRequest as fault:
         raise invalid_field(fault.field, fault.reason) from fault
-    return spec
 
 
 def _object_schema(schema: Schema) -> dict[str, Any]:

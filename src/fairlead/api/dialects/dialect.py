@@ -114,7 +114,7 @@ class AnswerContext(NamedTuple):
 
     `options` are the request's. `prompt_texts`: the texts of the prompts, if the request has `echo`. `model`
     is None if only other servers have it; then the answer was translated from their dialect. `times` are for
-    dialects that show durations.
+    dialects that show durations. `warning`: why arguments of tools do not follow their schemas.
     """
 
     job: Job
@@ -123,6 +123,7 @@ class AnswerContext(NamedTuple):
     options: Any = None
     prompt_texts: tuple[str, ...] = ()
     times: AnswerTimes | None = None
+    warning: str = ""
 
     @property
     def own_model(self) -> TextModel:

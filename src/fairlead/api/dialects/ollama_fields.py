@@ -186,10 +186,9 @@ class OllamaRequest(msgspec.Struct, frozen=True, kw_only=True):
             spec or AnswerSpec(), answer=JsonAnswer(schema), answer_field="format"
         )
         try:
-            with_form.check()
+            return with_form.check()
         except FaultyRequest as fault:
             raise invalid_field(fault.field, fault.reason) from fault
-        return with_form
 
 
 class OllamaTool(msgspec.Struct, frozen=True):

@@ -138,10 +138,9 @@ def answer_form(
         is_lenient=is_lenient,
     )
     try:
-        spec.check()
+        return spec.check()
     except FaultyRequest as fault:
         raise invalid_field(fault.field, fault.reason) from fault
-    return spec
 
 
 def template_functions(functions: Sequence[OfferedFunction]) -> list[dict[str, Any]] | None:

@@ -125,10 +125,9 @@ def answer_spec(
         is_lenient=lenient,
     )
     try:
-        spec.check()
+        return spec.check()
     except FaultyRequest as fault:
         raise invalid_field(fault.field, fault.reason) from fault
-    return spec
 
 
 def _chosen(tools: tuple[ToolSpec, ...], choice: ToolChoice | None) -> tuple[tuple[ToolSpec, ...], bool]:

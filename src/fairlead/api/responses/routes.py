@@ -17,7 +17,7 @@ import trio
 from fairlead.api.body import invalid_field
 from fairlead.api.dialects.dialect import AnswerContext
 from fairlead.api.dialects.openai_responses import ResponsesDialect, ResponsesEnvelope
-from fairlead.api.generate import GenerationPipeline
+from fairlead.api.generate import GenerationPipeline, warning_headers
 from fairlead.api.job_service import JobService
 from fairlead.api.offload import LARGE_BODY_BYTES
 from fairlead.api.request import Request, Response, json_response
@@ -179,7 +179,8 @@ class ResponseRoutes:
             self.background.begin(nursery, response, context._replace(job=job), pending)
             if response.is_gone:
                 raise invalid_field("input", "is larger than what is kept (responses.maxBytes)")
-        return self._events(response, 0) if response.keeps_events else json_response(response.document)
+        begun = self._events(response, 0) if response.keeps_events else json_response(response.document)
+        return begun._replace(headers={**begun.headers, **warning_headers(context)})
 
     # Kept responses ----------------------------------------------------------------------------------
 
