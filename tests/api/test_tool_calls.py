@@ -6,7 +6,19 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from api.conftest import small_model
-from api.written_answers import CHAT, HERMES, MISTRAL, call, client_writing, merged, tool
+from api.written_answers import (
+    CHAT,
+    HERMES,
+    MISTRAL,
+    accepts,
+    call,
+    client_writing,
+    merged,
+    tool,
+    vocabulary_of,
+)
+from structured.families import FAMILIES
+from structured.rendering import written_calls
 
 TOOLS = [tool("weather"), tool("time", {"type": "object"})]
 NAMED = {"type": "function", "function": {"name": "weather"}}
@@ -132,6 +144,26 @@ async def test_what_begins_like_a_call_and_is_none_is_content(hermes, chat):
     whole, streamed = await answers_of(hermes, chat(tools=TOOLS), text)
     assert whole["choices"][0]["message"]["content"] == merged(streamed)["content"] == text
     assert whole["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("family", ["DeepSeek R1", "DeepSeek V3.1"])
+async def test_template_that_ignores_tools_gets_calls_in_the_format_that_is_explained(tmp_path, chat, family):
+    """The template writes calls in its own format, which the model may remember, too."""
+    model = small_model(tmp_path, "{%- set tools = none %}" + FAMILIES[family].template)
+    own = written_calls(FAMILIES[family].format, [("weather", {"city": "Oslo", "days": 3})])
+    for text in (f"I look it up.</think>\n{WEATHER_CALL}", f"I look it up.</think>\n{own}"):
+        body = chat(tools=TOOLS, chat_template_kwargs={"thinking": True})
+        client = client_writing(model, text)
+        whole = await client.post(CHAT, body)
+        job = client.gateway.job
+        assert "<tool_call>" in model.tokenizer.decode(job.prompts[0])
+        (choice,) = whole.json["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["reasoning_content"] == "I look it up."
+        assert [one["function"] for one in choice["message"]["tool_calls"]] == [
+            {"name": "weather", "arguments": OSLO}
+        ]
+    assert accepts(model, vocabulary_of(model), job.sampling.grammar, f"hm</think>\n{WEATHER_CALL}")
 
 
 async def test_ids_of_calls_fit_templates_of_mistral(tmp_path, chat):

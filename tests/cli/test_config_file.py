@@ -239,6 +239,7 @@ def test_valid_file_is_summarized_in_json_without_its_secrets(folder, capsys):
                     "reasoning": False,
                     "tool_calls": False,
                     "tools_explained": False,
+                    "template_calls": "",
                     "note": "none, because the model has no chat template",
                 },
             }

@@ -10,6 +10,11 @@ from text.chats import CHATS
 CALLS = {"tool_calls": {"open": "<c>", "close": "</c>", "content": "json"}, "content": {}}
 RECORD = {"fields": {"thinking": {"open": "<r>", "close": "</r>"}, **CALLS}}
 
+IGNORED = (
+    "json, the default; tools are explained in a system message; "
+    "its chat template writes calls as hermes, but ignores tools\n"
+)
+
 
 @pytest.mark.parametrize(
     ("settings", "template", "line"),
@@ -20,6 +25,11 @@ RECORD = {"fields": {"thinking": {"open": "<r>", "close": "</r>"}, **CALLS}}
             {},
             CHATS["gemma"].template,
             "json, the default; no reasoning; tools are explained in a system message",
+        ),
+        (
+            {},
+            CHATS["chatml"].template.replace("tools", "no_tools"),
+            IGNORED,
         ),
         ({"wireFormat": "mistral"}, CHATS["gemma"].template, "mistral, from wireFormat"),
         ({"wireFormat": {"fields": CALLS}}, "", "a record, from wireFormat; no reasoning"),

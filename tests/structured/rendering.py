@@ -9,7 +9,6 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
-from fairlead.structured import wire_format
 from fairlead.structured.formats import FORMATS, GENERIC
 from fairlead.structured.vocabulary import token_vocabulary
 from fairlead.structured.wire_format import WireFormat
@@ -18,9 +17,7 @@ from text.vocabularies import byte_level
 
 Call = tuple[str, dict[str, Any]]
 
-WIRE_FORMATS: dict[str, WireFormat] = {
-    record.name: wire_format.read(record.name, record.template) for record in (*FORMATS, GENERIC)
-}
+WIRE_FORMATS: dict[str, WireFormat] = {record.name: record.wire_format for record in (*FORMATS, GENERIC)}
 
 
 def dumped(value: Any) -> str:

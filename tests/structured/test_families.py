@@ -1,6 +1,8 @@
 """The wire formats that are found for well-known model families, and a family that is added."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +10,14 @@ import pytest
 from fairlead.structured import formats, wire_format
 from fairlead.structured.formats import FormatRecord
 from fairlead.structured.grammar import Calls, ToolGrammar, answer_grammar
+from fairlead.structured.instructions import explained
 from fairlead.structured.parser import AnswerParser
 from fairlead.structured.pieces import CallArguments, CallBegin
 from fairlead.structured.probing import detect, reasoning_state
 from fairlead.text.chat_template import ChatTemplate
 from structured.families import FAMILIES
 from structured.rendering import vocabulary
+from text.published_templates import COUNT, FOLDER
 
 families = pytest.mark.parametrize("family", FAMILIES)
 QUESTION = {"role": "user", "content": "Hello"}
@@ -65,6 +69,38 @@ def test_call_as_the_template_renders_it_is_parsed_back(family: str) -> None:
     assert [piece for piece in pieces if isinstance(piece, CallBegin)] == [CallBegin(0, "get_weather")]
     written = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
     assert json.loads(written) == ARGUMENTS
+
+
+FULL_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather.",
+        "parameters": {**SCHEMA, "required": []},
+    },
+}
+PUBLISHED = sorted(FOLDER.glob("*.jinja"))
+
+
+@pytest.mark.parametrize("path", PUBLISHED or [None], ids=lambda path: path.stem if path else "none")
+def test_who_explains_a_format_parses_it(path: Path | None) -> None:
+    """Either the template does, which writes calls so that they are read back, or the system message."""
+    if path is None:
+        pytest.skip(f"{COUNT} templates are not here; tests/text/published_templates.py fetches them")
+    template = ChatTemplate(path.read_text(encoding="utf-8"), special_tokens=TOKENS)
+    found = detect(template.render, template.literals)
+    if found.explains_tools:
+        system, *_ = explained([QUESTION], [FULL_TOOL])
+        (text,) = re.findall("<tool_call>\n.*?\n</tool_call>", system["content"], re.DOTALL)
+        text = text.replace("function name", "get_weather")
+    else:
+        message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+        before = template.render([QUESTION], tools=[FULL_TOOL], add_generation_prompt=False)
+        text = template.render([QUESTION, message], tools=[FULL_TOOL], add_generation_prompt=False)
+        assert "get_weather" in before, "nobody explains the tools"
+    parser = AnswerParser(found.wire_format, tools={"get_weather": SCHEMA})
+    names = [one.name for one in parser.push(text) + parser.finish() if isinstance(one, CallBegin)]
+    assert names[-1:] == ["get_weather"]
 
 
 def test_reasoning_in_a_prompt_is_found_behind_blanks() -> None:

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
+from fairlead.structured.parser import AnswerParser
+from fairlead.structured.pieces import CallBegin
 from fairlead.structured.probing import DetectedFormat, detect, reasoning_state
 from fairlead.text.chat_template import ChatTemplate
-from structured.rendering import WIRE_FORMATS
+from structured.families import FAMILIES
+from structured.rendering import WIRE_FORMATS, written_calls
+from structured.test_families import TOKENS
 from text.chats import CHATS
 
 QWEN_XML = """\
@@ -69,6 +73,36 @@ def test_template_without_tools_gets_the_generic_format(template: str) -> None:
     assert found.wire_format.name == "json"
     assert found.source == "default"
     assert found.explains_tools
+
+
+# It writes calls of its own, and does not mention the tools.
+DEAF = ("DeepSeek R1", "DeepSeek V3.1", "Qwen2.5", "Qwen3-Coder", "Mistral v3", "gpt-oss", "GLM-4.5")
+
+
+@pytest.mark.parametrize("family", DEAF)
+def test_template_that_writes_calls_but_ignores_tools_gets_what_is_explained(family: str) -> None:
+    source = f"{{%- set tools = none %}}{FAMILIES[family].template}"
+    found = detected(ChatTemplate(source, special_tokens=TOKENS))
+    assert (found.wire_format.name, found.source, found.explains_tools) == ("json", "default", True)
+    assert found.wire_format.calls == WIRE_FORMATS["json"].calls
+    assert found.shown == FAMILIES[family].format
+    # The model may write its own format nevertheless.
+    text = written_calls(found.shown, [("f", {"a": "b"})])
+    parser = AnswerParser(found.wire_format, tools={"f": None})
+    pieces = [piece for one in text for piece in parser.push(one)] + parser.finish()
+    assert CallBegin(0, "f") in pieces
+
+
+def test_format_is_not_taken_from_a_call_that_its_parser_does_not_read() -> None:
+    """As MiniMax M3 writes it: with the texts of Hermes, and others between them."""
+    source = (
+        "{{ tools | tojson if tools }}{% for m in messages %}{{ m.content or '' }}"
+        '{% for call in m.tool_calls or [] %}]~[<tool_call>]~[<invoke name="{{ call.function.name }}">'
+        "{% for key, value in call.function.arguments.items() %}]~[<{{ key }}>{{ value }}]~[</{{ key }}>"
+        "{% endfor %}]~[</invoke>]~[</tool_call>{% endfor %}{% endfor %}"
+    )
+    found = detected(ChatTemplate(source))
+    assert (found.wire_format.name, found.explains_tools, found.shown) == ("json", True, "")
 
 
 def test_reasoning_is_found_by_its_mark_in_the_template() -> None:

@@ -23,8 +23,9 @@ _OF_RECORDS = ("configured", "response_template")
 class ModelFormat(msgspec.Struct, frozen=True):
     """How the answers of one model mark reasoning and tool calls. `name` None: it has none, or is unknown.
 
-    `tools_explained`: a system message explains tools, because the chat template ignores them. `note`: why
-    there is no name, or why the model's own record is not used.
+    `tools_explained`: a system message explains tools, which the chat template does not.
+    `template_calls`: the format in which a template writes calls that ignores tools.
+    `note`: why there is no name, or why the model's own record is not used.
     """
 
     name: str | None = None
@@ -32,6 +33,7 @@ class ModelFormat(msgspec.Struct, frozen=True):
     reasoning: bool = False
     tool_calls: bool = False
     tools_explained: bool = False
+    template_calls: str = ""
     note: str = ""
 
     def __str__(self) -> str:
@@ -42,6 +44,8 @@ class ModelFormat(msgspec.Struct, frozen=True):
         parts += ["no reasoning"] * (not self.reasoning)
         parts += ["no tool calls"] * (not self.tool_calls)
         parts += ["tools are explained in a system message"] * self.tools_explained
+        calls = f"its chat template writes calls as {self.template_calls}, but ignores tools"
+        parts += [calls] * bool(self.template_calls)
         parts += [f"its response_template cannot be used: {self.note}"] * bool(self.note)
         return "; ".join(parts)
 
@@ -71,5 +75,6 @@ def _format_of(model: ModelConfig) -> ModelFormat:
         reasoning=found.wire_format.reasoning is not None,
         tool_calls=found.wire_format.calls is not None,
         tools_explained=found.explains_tools,
+        template_calls=found.shown,
         note=found.fault,
     )

@@ -16,16 +16,17 @@ _TIMEOUT_S = 1.0
 class Mark:
     """A mark that is searched for in a text which arrives in pieces.
 
-    `takes_blanks`: blanks before it belong to it, as they do if its pattern begins with `\\s*`.
+    `takes_blanks`: blanks before it belong to it, as they do if its pattern begins with `\\s*`. `first`: the
+    characters that it begins with after them; None: any.
     """
 
     def __init__(self, elements: Elements, *, takes_blanks: bool = False) -> None:
-        self._takes_blanks = takes_blanks
+        self.takes_blanks = takes_blanks
         while elements and elements[0] == Class(r"\s*"):
-            self._takes_blanks, elements = True, elements[1:]
+            self.takes_blanks, elements = True, elements[1:]
         self._compiled = regex.compile(pattern.to_regex(pattern.bounded(elements, MAX_BLANKS)), regex.DOTALL)
         self._may_grow = pattern.may_grow(elements)
-        self._first = pattern.first_characters(elements)
+        self.first = pattern.first_characters(elements)
 
     def find(self, text: str, *, is_end: bool) -> "tuple[int, regex.Match[str] | None]":
         """Return where the mark or its possible beginning is, and its match if no later text changes it.
@@ -33,7 +34,7 @@ class Mark:
         `is_end`: there is no later text. Without the mark, the position is where text may be part of it.
         """
         at = 0
-        if self._first is not None and not any(character in text for character in self._first):
+        if self.first is not None and not any(character in text for character in self.first):
             at = len(text)  # most texts have no mark, and a search takes microseconds
         while at < len(text) and (found := self._search(text, at, is_end=is_end)) is not None:
             at = found.start()
@@ -45,7 +46,7 @@ class Mark:
 
     def match(self, text: str, *, is_end: bool) -> "tuple[bool, regex.Match[str] | None]":
         """Return whether the text may begin with the mark, and its match as `find` does."""
-        start = len(text) - len(text.lstrip()) if self._takes_blanks else 0
+        start = len(text) - len(text.lstrip()) if self.takes_blanks else 0
         if start > MAX_BLANKS:
             return False, None
         found = self._compiled.match(text, start, partial=not is_end, timeout=_TIMEOUT_S)
@@ -58,13 +59,16 @@ class Mark:
         return self._compiled.search(text, at, partial=not is_end, timeout=_TIMEOUT_S)
 
     def _before_blanks(self, text: str, at: int) -> int:
-        if not self._takes_blanks:
-            return at
-        first = max(0, at - MAX_BLANKS)
-        return first + len(text[first:at].rstrip())
+        return before_blanks(text, at) if self.takes_blanks else at
 
     def _grows(self, text: str, start: int, *, is_end: bool) -> bool:
         """Return whether later text may make the match longer that begins at `start`."""
         if is_end or not self._may_grow:
             return False
         return self._compiled.fullmatch(text, start, partial=True, timeout=_TIMEOUT_S) is not None
+
+
+def before_blanks(text: str, at: int) -> int:
+    """Return where the blanks before `at` begin, of which only so many belong to a mark."""
+    first = max(0, at - MAX_BLANKS)
+    return first + len(text[first:at].rstrip())

@@ -4,17 +4,76 @@ Text is returned as soon as no continuation can make it part of a mark. What beg
 is returned as content, unless its name was returned already.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import regex
 
 from fairlead.structured.call_parsers import CallParser, call_parser
 from fairlead.structured.json_stream import BLANK
-from fairlead.structured.mark import MAX_CHARS, Mark
-from fairlead.structured.parsed import Call
+from fairlead.structured.mark import MAX_CHARS, Mark, before_blanks
+from fairlead.structured.parsed import Call, Parsed
 from fairlead.structured.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
-from fairlead.structured.wire_format import Marks, WireFormat
+from fairlead.structured.wire_format import CallSyntax, Marks, WireFormat
+
+_QUOTES = tuple("`'\"“”‘’«»([<")  # before a mark that the text is about
+
+
+class _Opening(NamedTuple):
+    """What may begin in a text.
+
+    `kind`: "reasoning", "content" or "call"; "stray": the mark that closes reasoning, without its opening;
+    "mention": the mark that opens reasoning, where it is text.
+    `mark`: what is searched for.
+    `syntax`: that of the call.
+    `is_slip`: it is a call only of a function that the request has.
+    `is_first`: it counts only where no text precedes it.
+    """
+
+    kind: str
+    mark: Mark
+    syntax: CallSyntax | None = None
+    is_slip: bool = False
+    is_first: bool = False
+
+
+@lru_cache(maxsize=64)
+def _openings(wire_format: WireFormat, has_calls: bool) -> tuple[_Opening, ...]:
+    """Return what may begin in a text of this format, in the order of precedence."""
+    reasoning, content, calls = wire_format.reasoning, wire_format.content, wire_format.calls
+    found = []
+    if reasoning is not None:
+        found.append(_Opening("reasoning", Mark(reasoning.open, takes_blanks=True), is_first=content is None))
+    if content is not None:
+        found.append(_Opening("content", Mark(content.open, takes_blanks=True)))
+    if calls is not None and has_calls:
+        for slip in wire_format.slips:
+            mark = Mark(slip.syntax.marks.open)
+            found.append(_Opening("call", mark, slip.syntax, is_slip=True, is_first=slip.at_start))
+        found.append(_Opening("call", Mark(calls.marks.open), calls))
+    if reasoning is not None and content is None:
+        found.append(_Opening("stray", Mark(reasoning.close)))
+        found.append(_Opening("mention", Mark(reasoning.open)))
+    return tuple(found)
+
+
+class _Expected:
+    """What may begin next in a text."""
+
+    def __init__(self, openings: Iterable[_Opening]) -> None:
+        self.openings = tuple(openings)
+        firsts = [one.mark.first for one in self.openings]
+        self._firsts = None if None in firsts else frozenset().union(*filter(None, firsts))
+        self._takes_blanks = any(one.mark.takes_blanks for one in self.openings)
+
+    def none_begins(self, text: str) -> bool:
+        """Return whether the text has no character that any of them begins with."""
+        return self._firsts is not None and self._firsts.isdisjoint(text)
+
+    def before_blanks(self, text: str) -> int:
+        """Return where the blanks at the end begin that may belong to one of them."""
+        return before_blanks(text, len(text)) if self._takes_blanks else len(text)
 
 
 class AnswerParser:
@@ -29,19 +88,20 @@ class AnswerParser:
     ) -> None:
         self._format = wire_format
         self._tools = tools or {}
-        self._openings: list[tuple[str, Mark]] = []
-        for kind, marks in (("reasoning", wire_format.reasoning), ("content", wire_format.content)):
-            if marks is not None:
-                self._openings.append((kind, Mark(marks.open, takes_blanks=True)))
-        if wire_format.calls is not None and tools is not None:
-            self._openings.append(("call", Mark(wire_format.calls.marks.open)))
+        self._openings = _openings(wire_format, tools is not None)
+        self._state: tuple[bool, ...] = ()  # on which depends what may begin
+        self._expected = _Expected(())
         self._buffer = ""
         self._pieces: list[Piece] = []
         self._region = ""  # "reasoning" or "content", between their marks
         self._close: Mark | None = None
         self._skips_blanks = False
         self._has_answer = False  # where texts have no marks, the reasoning precedes the answer
+        self._has_reasoned = in_reasoning  # or cannot any more: the answer has its opening mark as text
+        self._has_content = False
+        self._last = ""  # the last character of the content
         self._call: CallParser | None = None
+        self._written_as: _Opening | None = None  # the syntax of that call
         self._calls = 0
         self._held: list[str] | None = None  # the texts of a call since its mark, until its name was returned
         self._opening = ""  # the mark of that call
@@ -79,29 +139,73 @@ class AnswerParser:
             return self._advance_call(self._call, is_end=is_end)
         if self._region:
             return self._advance_region(is_end=is_end)
-        kind, start, match = "", len(self._buffer), None
-        for other, mark in self._openings:
-            if other == "reasoning" and self._has_answer:
-                continue
-            at, found = mark.find(self._buffer, is_end=is_end)
-            if other == "reasoning" and self._format.content is None and self._buffer[:at].strip():
-                continue
-            if at < start or (at == start and match is None):
-                kind, start, match = other, at, found
-        self._add_text(self._buffer[:start])
-        if match is None:
+        opening, start, match = self._next_opening(is_end=is_end)
+        if opening is None or match is None:
+            self._add_text(self._buffer[:start])
             self._buffer = self._buffer[start:]
             return False
+        if opening.kind == "stray":
+            return self._advance_stray(start, match.end(), is_end=is_end)
+        if opening.kind == "mention":
+            self._has_reasoned, start = True, match.end()
+        self._add_text(self._buffer[:start])
         self._opening, self._buffer = self._buffer[start : match.end()], self._buffer[match.end() :]
-        if kind == "call":
-            self._begin_call(match)
-        else:
+        if opening.kind == "call":
+            self._begin_call(opening, match)
+        elif opening.kind != "mention":
+            kind = opening.kind
             self._enter(kind, self._format.reasoning if kind == "reasoning" else self._format.content)
+        return True
+
+    def _next_opening(self, *, is_end: bool) -> "tuple[_Opening | None, int, regex.Match[str] | None]":
+        """Return what begins next, where, and the match of its mark if no later text changes it."""
+        state = (self._has_answer, self._has_reasoned, self._has_content)
+        if state != self._state:
+            self._state, self._expected = state, _Expected(filter(self._is_expected, self._openings))
+        opening, start, match = None, len(self._buffer), None
+        if self._expected.none_begins(self._buffer):  # as in most texts, and a search takes microseconds
+            return None, start if is_end else self._expected.before_blanks(self._buffer), None
+        for other in self._expected.openings:
+            at, found = other.mark.find(self._buffer, is_end=is_end)
+            if other.is_first and self._buffer[:at].strip():
+                continue
+            # Of several at one place the first is meant, also if it is not whole yet.
+            if at < start:
+                opening, start, match = other, at, found
+        return opening, start, match
+
+    def _is_expected(self, opening: _Opening) -> bool:
+        match opening.kind:
+            case "reasoning":
+                return not self._has_answer
+            case "stray" | "mention":
+                return not self._has_reasoned
+        return not (opening.is_first and self._has_content)
+
+    def _advance_stray(self, start: int, end: int, *, is_end: bool) -> bool:
+        """Drop a mark that closes reasoning which was not opened, unless the text is about such marks.
+
+        What precedes it may have been returned already, so it remains content. One that closes reasoning
+        stands at a line's end or right behind the last word, and one that is talked about does neither.
+        """
+        before = self._buffer[:start]
+        after = self._buffer[end : end + 1]
+        if not after and not is_end:
+            self._add_text(before)
+            self._buffer = self._buffer[start:]
+            return False
+        self._add_text(before)
+        self._has_reasoned = True
+        is_mark = after == "\n" if self._last in (" ", "\t") else self._last not in _QUOTES
+        if not is_mark:
+            self._add_text(self._buffer[start:end])
+        self._buffer, self._skips_blanks = self._buffer[end:], is_mark
         return True
 
     def _enter(self, region: str, marks: Marks | None) -> None:
         assert marks is not None
         self._region = region
+        self._has_reasoned |= region == "reasoning"
         self._skips_blanks = region == "reasoning"
         self._close = Mark(marks.close, takes_blanks=self._skips_blanks) if marks.close else None
 
@@ -134,16 +238,21 @@ class AnswerParser:
         if self._skips_blanks:
             text = text.lstrip(BLANK)
             self._skips_blanks = not text
+        if text and not self._region:
+            self._last = text[-1]
         if text.strip() and not self._region:
-            self._has_answer = self._format.content is None
+            self._has_answer, self._has_content = self._format.content is None, True
         if text:
             self._pieces.append(Reasoning(text) if self._region == "reasoning" else Content(text))
 
-    def _begin_call(self, match: "regex.Match[str]") -> None:
-        syntax = self._format.calls
+    def _begin_call(self, opening: "_Opening", match: "regex.Match[str]") -> None:
+        syntax = opening.syntax
         assert syntax is not None
         name = match["name"].strip() if syntax.name is None else ""
-        self._call = call_parser(syntax, name, self._tools.get(name))
+        if opening.is_slip and syntax.name is None and name not in self._tools:
+            self._add_text(self._opening)
+            return
+        self._call, self._written_as = call_parser(syntax, name, self._tools.get(name)), opening
         self._held = []
         self._has_answer = self._format.content is None
 
@@ -152,6 +261,11 @@ class AnswerParser:
         parsed = call.feed(text, is_end=is_end)
         if self._held is not None:
             self._held.append(text)
+        opening = self._written_as
+        assert opening is not None
+        if opening.is_slip and any(one.name not in (None, *self._tools) for one in parsed.calls):
+            rest = "" if parsed.rest is None else parsed.rest
+            parsed = Parsed(rest=rest, is_faulty=True)
         for one in parsed.calls:
             self._add_call(one)
         if parsed.rest is None and not is_end:
@@ -161,7 +275,7 @@ class AnswerParser:
             self._release("".join(self._held), parsed.rest)
             return True
         self._buffer, self._held = parsed.rest or "", None
-        syntax = self._format.calls
+        syntax = opening.syntax
         assert syntax is not None
         if syntax.marks.close and not parsed.is_faulty:
             self._region, self._close = "call end", Mark(syntax.marks.close)

@@ -7,7 +7,9 @@ from typing import Any, Literal
 from fairlead.structured import formats, pattern, wire_format
 from fairlead.structured.formats import FORMATS, GENERIC, FormatRecord
 from fairlead.structured.grammar import ReasoningState
-from fairlead.structured.wire_format import Marks, WireFormat
+from fairlead.structured.parser import AnswerParser
+from fairlead.structured.pieces import CallArguments, CallBegin
+from fairlead.structured.wire_format import Marks, Slip, WireFormat
 
 Render = Callable[..., str]
 """Renders messages, with the keyword `tools`; raises any error for messages that the template refuses."""
@@ -15,13 +17,10 @@ Source = Literal["configuration", "response_template", "chat template", "default
 
 _NAME, _KEY, _VALUE = "probe_function", "probe_key", "probe value"
 _USER = {"role": "user", "content": "probe question"}
+_PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
 _TOOL = {
     "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "probe description",
-        "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
-    },
+    "function": {"name": _NAME, "description": "probe description", "parameters": _PARAMETERS},
 }
 # Mistral's templates accept ids of nine letters only.
 _CALL = {"id": "probecall", "type": "function", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
@@ -31,13 +30,15 @@ _CALL = {"id": "probecall", "type": "function", "function": {"name": _NAME, "arg
 class DetectedFormat:
     """A model's wire format.
 
-    `explains_tools`: its template ignores tools; a system message explains them. `fault`: why the model's own
-    `response_template` is not used.
+    `explains_tools`: its template ignores tools, or writes calls in an unknown format; a system message
+    explains them. `shown`: the format in which a template writes calls that ignores tools. `fault`: why the
+    model's own `response_template` is not used.
     """
 
     wire_format: WireFormat
     source: Source
     explains_tools: bool = False
+    shown: str = ""
     fault: str = ""
 
 
@@ -62,11 +63,17 @@ def detect(
         except ValueError as error:
             fault = str(error)
     call = _rendered_call(render)
-    for candidate in FORMATS:
-        if call and _shows(call, candidate):
-            found = _of(candidate, literals)
-            return DetectedFormat(found, "chat template", _ignores_tools(render), fault)
-    return DetectedFormat(_of(GENERIC, literals), "default", True, fault)
+    shown = next((one for one in FORMATS if call and _shows(call, one) and _reads_back(call, one)), None)
+    if shown is None:
+        return DetectedFormat(_of(GENERIC, literals), "default", explains_tools=True, fault=fault)
+    if not _ignores_tools(render):
+        return DetectedFormat(_of(shown, literals), "chat template", fault=fault)
+    # The model learns the format from the explanation, which is the generic one. It may remember its own.
+    syntax = shown.wire_format.calls
+    assert syntax is not None
+    generic = _of(GENERIC, literals)
+    explained = replace(generic, slips=(*generic.slips, Slip(syntax)))
+    return DetectedFormat(explained, "default", explains_tools=True, shown=shown.name, fault=fault)
 
 
 def reasoning_state(marks: Marks | None, prompt_end: str) -> ReasoningState:
@@ -91,7 +98,7 @@ def _ignores_tools(render: Render) -> bool:
 
 def _of(candidate: FormatRecord, literals: Collection[str]) -> WireFormat:
     """Return the format, without reasoning if the template never writes its mark."""
-    found = wire_format.read(candidate.name, candidate.template)
+    found = candidate.wire_format
     if found.reasoning is None:
         return found
     mark = _last_text(found.reasoning.close).strip()
@@ -107,6 +114,15 @@ def _shows(call: str, candidate: FormatRecord) -> bool:
             return False
         at += len(wanted)
     return True
+
+
+def _reads_back(call: str, candidate: FormatRecord) -> bool:
+    """Return whether a format's parser reads a rendered call; other formats may have the texts of `shows`."""
+    parser = AnswerParser(replace(candidate.wire_format, slips=()), tools={_NAME: _PARAMETERS})
+    pieces = [*parser.push(call), *parser.finish()]
+    arguments = "".join(piece.text for piece in pieces if isinstance(piece, CallArguments))
+    names = [piece.name for piece in pieces if isinstance(piece, CallBegin)]
+    return names == [_NAME] and _VALUE in arguments
 
 
 def _rendered_call(render: Render) -> str:

@@ -5,6 +5,7 @@ of message fields to regions of the text, each with the marks that open and clos
 the grammar and the parser need of such a record.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,16 +88,35 @@ class CallSyntax:
 
 
 @dataclass(frozen=True)
+class Slip:
+    """Another way to write calls, which a model uses by mistake. Only the parser knows it.
+
+    It counts only for functions that the request has. `at_start`: only at the beginning of an answer, because
+    elsewhere the same text is often an example.
+    """
+
+    syntax: CallSyntax
+    at_start: bool = False
+
+
+@dataclass(frozen=True)
 class WireFormat:
     """How a model writes its answer. `reasoning` or `calls` is None if it has no syntax for that.
 
     `content`: the marks of the answer's text, if it has any; else it is what is outside of other regions.
+    `slips`: other ways to write calls, of which the first that fits is used, before `calls`.
     """
 
     name: str
     reasoning: Marks | None = None
     calls: CallSyntax | None = None
     content: Marks | None = None
+    slips: tuple[Slip, ...] = ()
+
+
+def read_slip(record: Mapping[str, Any], *, at_start: bool = False) -> Slip:
+    """Return another way to write calls; `record` is that of `tool_calls`."""
+    return Slip(_call_syntax(msgspec.convert(record, Region)), at_start)
 
 
 def read(name: str, record: Any) -> WireFormat:

@@ -105,9 +105,9 @@ def detected_format(
 
 def _texts_of_marks(wire_format: WireFormat) -> list[str]:
     """Return the regular expressions of all marks without their escapes, in which texts are searched for."""
-    calls = None if wire_format.calls is None else wire_format.calls.marks
-    marks = [wire_format.reasoning, wire_format.content, calls]
+    calls = [] if wire_format.calls is None else [wire_format.calls]
+    calls += [slip.syntax for slip in wire_format.slips]
+    marks = [wire_format.reasoning, wire_format.content, *(one.marks for one in calls)]
     elements = [one for pair in marks if pair is not None for one in (pair.open, pair.close)]
     texts = [text for one in elements for text in pattern.all_texts(one)]
-    delimiters = wire_format.calls.json.string_delimiters if wire_format.calls is not None else None
-    return [*texts, *(delimiters or ())]
+    return [*texts, *(text for one in calls for text in one.json.string_delimiters or ())]
