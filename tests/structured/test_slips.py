@@ -58,6 +58,40 @@ def test_slip_is_a_call(name: str, text: str) -> None:
     assert content.strip() in ("", "I list them.")
 
 
+@pytest.mark.parametrize("name", ["hermes", "json", "mistral-list", "llama-3"])
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        # ahwurm/localharness#104, shell-nlp/gpt_server#47: the arguments were lost
+        ('"name": "glob", "parameters": {"a": 1}', {"a": 1}),
+        ('"name": "glob", "arguments": {"a": 1}', {"a": 1}),
+        ('"name": "glob", "arguments": {"a": 1}, "parameters": {"b": 2}', {"a": 1}),
+        # vllm-project/vllm#25729, vllm-project/vllm#54964: Granite 4 writes them as a string
+        (r'"name": "glob", "arguments": "{\n \"a\": \"\\n\"\n}"', {"a": "\n"}),
+        (r'"arguments": "{\"a\": 1}", "name": "glob"', {"a": 1}),
+        ('"name": "glob", "arguments": null', {}),
+        ('"name": "glob", "arguments": ""', {}),
+        ('"name": "glob", "arguments": "words"', "words"),
+        ('"name": "glob", "arguments": [1]', [1]),
+        # vllm-project/vllm#40531
+        ('"name": "glob"', {}),
+    ],
+)
+def test_arguments_are_found_however_they_are_written(name: str, written: str, arguments: Any) -> None:
+    call = f"{{{written}}}"
+    forms = {"mistral-list": f"[TOOL_CALLS][{call}]", "llama-3": call}
+    if name == "llama-3" and not written.startswith('"name"'):
+        return  # its calls begin with the name
+    begin, found = parsed(name, forms.get(name, f"<tool_call>{call}</tool_call>"), TOOLS)
+    assert begin == CallBegin(0, "glob")
+    assert json.loads(found.text) == arguments
+
+
+def test_arguments_in_a_string_that_ends_early_are_what_was_read() -> None:
+    found = parsed("hermes", r'<tool_call>{"name": "glob", "arguments": "{\"a\": ', TOOLS)
+    assert found == [CallBegin(0, "glob"), CallArguments(0, r'"{\"a\": ')]
+
+
 @pytest.mark.parametrize("name", OF_TAGS)
 def test_several_slips_are_several_calls(name: str) -> None:
     for text in (f"{TAGS}\n{TAGS}", f"```json\n{JSON}\n```\n```json\n{JSON}\n```"):

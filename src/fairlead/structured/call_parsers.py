@@ -16,6 +16,9 @@ from fairlead.structured.wire_format import CallSyntax
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
+_ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+
+
 class CallParser(Protocol):
     """Parses what is between the marks of a call, or of a list of calls."""
 
@@ -67,13 +70,18 @@ class _Arguments:
 
 
 class _CallMembers:
-    """The name and the arguments among the members of an object, in either order."""
+    """The name and the arguments among the members of an object, in either order.
+
+    Models mix up the two common keys of arguments; the first of them counts.
+    """
 
     def __init__(self, keys: _Keys) -> None:
         self._keys = keys
+        self._argument_keys = _ARGUMENT_KEYS | {keys.arguments}
         self._written_name: list[str] = []
         self._early_arguments: list[str] = []
-        self._has_arguments = False
+        self._arguments_key: str | None = None  # the one that is used
+        self._value: list[str] | None = None  # arguments that are not written as an object, so far
         self.has_name = self.is_faulty = False
 
     def add(self, members: list[Member], *, is_last: bool) -> list[Call]:
@@ -87,17 +95,36 @@ class _CallMembers:
                     self.has_name = isinstance(name, str)
                     self.is_faulty |= not self.has_name
                     calls.append(Call(str(name), "".join(self._early_arguments)))
-            elif member.key == self._keys.arguments:
-                self._has_arguments = True
+            elif member.key in self._argument_keys and self._arguments_key in (None, member.key):
+                text = self._arguments_of(member)
                 if self.has_name:
-                    calls.append(Call(arguments=member.text))
+                    calls.append(Call(arguments=text))
                 else:
-                    self._early_arguments.append(member.text)
+                    self._early_arguments.append(text)
         if is_last:
             self.is_faulty |= not self.has_name
-            if not self._has_arguments:
+            if self._arguments_key is None:
                 calls.append(Call(arguments="{}"))
         return [] if self.is_faulty else calls
+
+    @property
+    def unfinished(self) -> list[Call]:
+        """What was read of arguments that are not returned in pieces."""
+        return [Call(arguments="".join(self._value))] if self._value and self.has_name else []
+
+    def _arguments_of(self, member: Member) -> str:
+        """Return what is known now of the arguments: of an object at once, of any other value at its end."""
+        if self._arguments_key is None:
+            self._arguments_key = member.key
+            if not member.text.startswith("{"):
+                self._value = []
+        if self._value is None:
+            return member.text
+        self._value.append(member.text)
+        if not member.is_last:
+            return ""
+        written, self._value = "".join(self._value), None
+        return _object_of(written)
 
 
 class _Object:
@@ -108,10 +135,11 @@ class _Object:
         self._members = _CallMembers(keys)
 
     def feed(self, text: str, *, is_end: bool) -> Parsed:
-        del is_end
         members, end = self._object.feed(text)
         is_faulty = self._object.is_faulty
         calls = self._members.add(members, is_last=end is not None and not is_faulty)
+        if is_end and end is None:
+            calls += self._members.unfinished
         if self._members.is_faulty:
             return Parsed(rest=text if end is None else text[end:], is_faulty=True)
         return Parsed(calls, None if end is None else text[end:], is_faulty)
@@ -126,7 +154,6 @@ class _Objects:
         self._members = _CallMembers(keys)
 
     def feed(self, text: str, *, is_end: bool) -> Parsed:
-        del is_end
         calls: list[Call] = []
         objects, end = self._list.feed(text)
         is_faulty = self._list.is_faulty
@@ -137,6 +164,8 @@ class _Objects:
                 self._members = _CallMembers(self._keys)
         if is_faulty and end is None:
             end = len(text)
+        if is_end and end is None:
+            calls += self._members.unfinished
         return Parsed(calls, None if end is None else text[end:], is_faulty)
 
 
@@ -208,6 +237,14 @@ def _decoded(written: str) -> Any:
         return json.loads(written)
     except (ValueError, RecursionError):
         return None
+
+
+def _object_of(written: str) -> str:
+    """Return arguments that were not written as an object: empty ones, or an object as JSON in a string."""
+    value = _decoded(written)
+    if value is None or value == "":
+        return "{}"
+    return value if isinstance(value, str) and isinstance(_decoded(value), dict) else written
 
 
 def _json_of(text: str, kind: TagValue) -> str:
