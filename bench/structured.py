@@ -10,7 +10,8 @@ so every text is arbitrary, and only its grammar makes it JSON. It measures, in 
   a new one;
 - the longest pause of a stream of the demonstration model, beside nothing, beside other requests, and beside
   the same with large schemas to compile;
-- in this process: the time of a mask, and of a compilation;
+- in this process: the time of a mask, and of a compilation; and what the tools of an agent take, whose
+  arguments follow their schemas: in each request, in the first one, in the engine, and for a mask in a call;
 - the memory of the demonstration model's server after 1,000, 2,000, 5,000 and all different schemas.
 """
 
@@ -26,17 +27,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import cycle, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import trio
+from llguidance import LLTokenizer
 
-from fairlead.structured.compiler import GrammarCompiler
+from fairlead.structured.compiler import GrammarCompiler, compile_grammar
 from fairlead.structured.constraint import Constraint
+from fairlead.structured.formats import configured
 from fairlead.structured.grammar import JsonAnswer, answer_grammar
+from fairlead.structured.request import AnswerSpec, ToolSpec
+from fairlead.structured.trials import GrammarTrials
 from fairlead.structured.vocabulary import token_vocabulary
 from fairlead.text.tokenizer import Tokenizer
 from random_model import make
@@ -44,6 +49,12 @@ from random_model import make
 STREAMS = 32
 TOKENS = 48
 CANARY_TOKENS = 400
+TOOL_ROUNDS = 15
+# The beginnings of calls, by wire format.
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "tool_0", "arguments": {"file_path": "/a/b.py", "offset": 12',
+    "qwen-xml": "<tool_call>\n<function=tool_0>\n<parameter=file_path>\n/a/b.py\n</parameter>\n",
+}
 PORTS = iter(range(18_400, 18_500))
 START_S = 600
 
@@ -205,6 +216,86 @@ async def measure_server(url: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def described(**more: Any) -> dict[str, Any]:
+    """Return the schema of a string with a description, as arguments have one."""
+    return {"type": "string", "description": "What this argument is for, in a sentence.", **more}
+
+
+def agent_tools(count: int) -> list[ToolSpec]:
+    """Return tools as coding agents have them: to read, search, edit and run, and lists of objects."""
+    edit = {
+        "old_string": described(),
+        "new_string": described(),
+        "replace_all": {"type": "boolean", "default": False},
+    }
+    todo = {"content": described(minLength=1), "status": {"enum": ["pending", "in_progress", "completed"]}}
+    number = {"type": "integer", "minimum": 0}
+    shapes: list[tuple[dict[str, Any], list[str]]] = [
+        ({"file_path": described(), "offset": number, "limit": number}, ["file_path"]),
+        ({"command": described(), "timeout": {"type": "number", "maximum": 600_000}}, ["command"]),
+        (
+            {
+                **{name: described() for name in ("pattern", "path", "glob", "type")},
+                "output_mode": {"enum": ["content", "files_with_matches", "count"]},
+                **{name: {"type": "number"} for name in ("-A", "-B", "-C", "head_limit")},
+                **{name: {"type": "boolean"} for name in ("-n", "-i", "multiline")},
+            },
+            ["pattern"],
+        ),
+        ({"todos": {"type": "array", "items": objects(todo)}}, ["todos"]),
+        (
+            {"file_path": described(), "edits": {"type": "array", "items": objects(edit)}},
+            ["file_path", "edits"],
+        ),
+        ({"query": described(minLength=2), "domains": {"type": "array", "items": described()}}, ["query"]),
+    ]
+    return [
+        ToolSpec(f"tool_{index}", {**objects(properties, required), "title": f"Tool {index}"}, False, "tools")
+        for index, (properties, required) in zip(range(count), cycle(shapes), strict=False)
+    ]
+
+
+def objects(properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:
+    """Return the schema of objects with these properties."""
+    names = list(properties) if required is None else required
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
+
+
+def measure_tools(tokenizer: Tokenizer, vocabulary: LLTokenizer, rounds: int) -> dict[str, Any]:
+    """Return what the tools of an agent take, by wire format and number of tools.
+
+    `check_ms`: checking the schemas and writing the grammar, in every request. `trial_ms`: in the first
+    request of a tenant with these tools. `compile_ms`: in the engine, for that request. `mask_us`: in a call.
+    """
+    trials = GrammarTrials()
+    trials.run(answer_grammar(JsonAnswer({})))  # starts its process
+    found: dict[str, Any] = {}
+    for (name, call), count in product(CALLS.items(), (1, 30, 100)):
+        tools = tuple(agent_tools(count))
+        times: dict[str, list[float]] = {"check_ms": [], "trial_ms": [], "compile_ms": [], "mask_us": []}
+        for _ in range(rounds):
+            marks = [time.perf_counter()]
+            grammar = AnswerSpec(tools=tools).check().grammar(configured(name))
+            assert grammar is not None
+            marks.append(time.perf_counter())
+            assert trials.run(grammar).fault is None
+            marks.append(time.perf_counter())
+            constraint = Constraint(compile_grammar(vocabulary, grammar))
+            marks.append(time.perf_counter())
+            for key, (before, after) in zip(times, pairwise(marks), strict=False):
+                times[key].append(1000 * (after - before))
+            mask = np.zeros(-(-tokenizer.vocab_size // 32), np.uint32)
+            for token in tokenizer.encode(call):
+                constraint.consume([token])
+                began = time.perf_counter()
+                constraint.fill(mask)
+                times["mask_us"].append(1e6 * (time.perf_counter() - began))
+            assert constraint.error is None, constraint.error
+        found[f"{name}, {count} tools"] = {key: quantile(values, 0.5) for key, values in times.items()}
+    trials.close()
+    return found
+
+
 def measure_masks(folder: Path) -> dict[str, Any]:
     """Walk through answers at random; return the times of masks, tokens and compilations in microseconds."""
     tokenizer = Tokenizer.load(folder)
@@ -243,6 +334,7 @@ def measure_masks(folder: Path) -> dict[str, Any]:
         "mask_us": quantiles(masks),
         "consume_us": quantiles(consumed),
         "compile_us": quantiles(compiled),
+        "tools": measure_tools(tokenizer, vocabulary, TOOL_ROUNDS),
     }
 
 
