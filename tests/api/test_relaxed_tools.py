@@ -87,10 +87,11 @@ async def test_results_are_not_shared_between_tenants(client, chat, tried):
     assert len(set(tried)) == 2
 
 
-async def test_strict_tool_is_refused_whatever_the_others_are(client, chat):
+async def test_strict_tool_is_refused_whatever_the_others_are(client, chat, tried):
     tools = [tool("f", LOOKAHEAD), tool("g", INTEGER), tool("h", LOOKAHEAD, strict=True)]
     field, _ = await refusal(client, CHAT, chat(tools=tools))
     assert field == "tools[2].function.parameters"
+    assert len(tried) == 2, "tools that need not be followed were tried first"
 
 
 async def test_form_of_the_text_is_refused_whatever_the_tools_are(client, chat):

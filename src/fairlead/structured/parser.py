@@ -249,9 +249,6 @@ class AnswerParser:
         syntax = opening.syntax
         assert syntax is not None
         name = match["name"].strip() if syntax.name is None else ""
-        if opening.is_slip and syntax.name is None and name not in self._tools:
-            self._add_text(self._opening)
-            return
         self._call, self._written_as = call_parser(syntax, name, self._tools.get(name)), opening
         self._held = []
         self._has_answer = self._format.content is None
