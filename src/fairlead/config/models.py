@@ -103,7 +103,8 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     wire_format: ConfiguredFormat = None
     """How its answers mark reasoning and tool calls: a known format or, in a file, a record in the vocabulary
     of Hugging Face's response_template. Default: its own response_template, or else the known format that
-    its chat template uses; if that has no tool calls, json, which a system message explains."""
+    its chat template uses; if that ignores tools or has no known tool calls, json, which a system message
+    explains."""
     kv_cache: KvCacheConfig = KvCacheConfig()
     gpu_memory: Annotated[float, Meta(gt=0)] | None = None
     """Its budget of GPU memory, for weights and cache together: a fraction of the total up to 1, such as 0.9,

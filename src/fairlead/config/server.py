@@ -120,7 +120,7 @@ class Limits(msgspec.Struct, frozen=True, rename=spelled):
     """
     grammar_timeout_s: Seconds = 2.0
     """How much processor time it may take to compile an answer's schema or grammar. If it takes more, the
-    request is refused with 400.
+    request is refused with 400; a tool that is not strict is relaxed instead.
     """
     sequences: AtLeastOne = 64
     """Maximum number of answers of one request: prompts times n."""
