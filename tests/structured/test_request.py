@@ -1,8 +1,11 @@
 """The requested form of an answer, and the fields of its faults."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fairlead.structured.grammar import JsonAnswer, RegexAnswer
 from fairlead.structured.request import MAX_GRAMMAR_BYTES, AnswerSpec, FaultyRequest, ToolSpec
@@ -226,3 +229,48 @@ def test_grammar_is_bounded() -> None:
     spec = AnswerSpec(answer=JsonAnswer({"enum": ["x" * 1000] * (MAX_GRAMMAR_BYTES // 1000)}))
     with pytest.raises(FaultyRequest, match=r"response_format: .* bytes"):
         spec.grammar()
+
+
+# Anything that a client may send as the schema of a tool, mostly of the keywords of JSON Schema.
+KEYWORDS = st.sampled_from(
+    [
+        *("type", "enum", "const", "required", "properties", "items", "prefixItems", "additionalProperties"),
+        *("anyOf", "oneOf", "allOf", "not", "$ref", "$defs", "pattern", "format", "minLength", "maxLength"),
+        *(
+            "minimum",
+            "exclusiveMinimum",
+            "multipleOf",
+            "minItems",
+            "maxItems",
+            "x-guidance",
+            "a",
+            "description",
+        ),
+    ]
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 10**20),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(
+        ["string", "object", "integer", "array", "#", "#/$defs/a", "^a$", "(", "date", 'é\n"', ""]
+    ),
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(parameters=st.dictionaries(KEYWORDS, ANYTHING, max_size=5), name=st.sampled_from(sorted(WIRE_FORMATS)))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+def test_any_schema_of_a_tool_that_is_not_strict_makes_a_grammar(parameters: Any, name: str) -> None:
+    special = vocabulary(name).special
+    spec = AnswerSpec(tools=(tool("f", parameters, is_strict=False), tool("g", index=1)), choice="required")
+    fitted = spec.check().fit(WIRE_FORMATS[name], special)
+    grammar = fitted.grammar(WIRE_FORMATS[name], special)
+    assert grammar is not None
+    assert json.loads(grammar)
+    assert fitted.tools[1].relaxed is None
