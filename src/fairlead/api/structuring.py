@@ -19,7 +19,7 @@ from fairlead.structured.trial_process import TrialResult
 from fairlead.text.model import TextModel
 
 MAX_REMEMBERED = 4096
-MOST_ALONE_S = 4.0
+MOST_ALONE_S = 16.0
 """How long the parts of an answer are tried alone, after the grammar of the whole was refused."""
 
 
