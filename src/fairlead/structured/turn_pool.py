@@ -59,6 +59,8 @@ class TurnPool:
             del task, future, function
             with self._changed:
                 self._busy.discard(owner)
+                if owner in self._lines:
+                    self._lines.move_to_end(owner)
                 self._changed.notify()
 
     def _take(self) -> tuple[Hashable, _Task] | None:
@@ -70,10 +72,10 @@ class TurnPool:
                     self._changed.wait()
                     continue
                 owner = waiting[0]
-                line = self._lines.pop(owner)
+                line = self._lines[owner]
                 task = line.popleft()
-                if line:
-                    self._lines[owner] = line  # behind the others
+                if not line:
+                    del self._lines[owner]
                 if task[0].set_running_or_notify_cancel():
                     self._busy.add(owner)
                     return owner, task
