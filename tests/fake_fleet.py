@@ -8,7 +8,7 @@ import trio
 
 from fairlead.config import AnyModelConfig, Config, NodeConfig, SelectorConfig
 from fairlead.config.models import MOST_DIALECTS
-from fairlead.errors import FairleadError, InvalidRequest
+from fairlead.errors import FairleadError, FaultyModel, InvalidRequest
 from fairlead.fleet.catalog import ModelCatalog
 from fairlead.fleet.fleet import Fleet
 from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
@@ -40,6 +40,7 @@ class FakeFleet(Fleet):  # mypy checks the methods
     loading_state_of: Iterable[str] = ()
     configs: Iterable[AnyModelConfig] = ()
     texts: dict[str, TextModel] = field(default_factory=dict)
+    faults: dict[str, FaultyModel] = field(default_factory=dict)
     is_ready: bool = True
     expiry_s: float = float("inf")
 
@@ -153,7 +154,7 @@ class FakeCatalog(ModelCatalog):  # mypy checks the methods
     def __init__(self, fleet: FakeFleet) -> None:  # no file is read
         self.models = {config.name: config for config in fleet.configs}
         self.config = Config(models=(), include_aliases_in_list=fleet.lists_aliases)
-        self.texts = fleet.texts
+        self.texts, self.faults = fleet.texts, fleet.faults
         self.aliases: dict[str, str] = {}
         self.selectors: dict[str, SelectorConfig] = {}
         self._loading_state_of = fleet.loading_state_of

@@ -275,6 +275,19 @@ class LoadFailed(FairleadError):
     code = "load_failed"
 
 
+class FaultyModel(LoadFailed):
+    """The files or the settings of a model are invalid. Repeating the request does not help.
+
+    `reason` is the message without the model's name: the file, the key, and what is wrong there.
+    """
+
+    should_retry = False
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"the model {model} cannot be loaded: {reason}", param="model")
+        self.reason = reason
+
+
 class LoadCancelled(LoadFailed):
     """The model was unloaded, or its configuration replaced, before it was ready."""
 

@@ -11,6 +11,7 @@ from fairlead.errors import LoadFailed
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.registry import ARCHITECTURES, read_built_in
 from fairlead.models.rope import Rope
+from fairlead.models.rotary import inverse_frequencies
 
 PATH = Path("model") / "config.json"
 VALID = {
@@ -19,6 +20,7 @@ VALID = {
     "intermediate_size": 96,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
+    "num_key_value_heads": 4,
     "max_position_embeddings": 1000,
 }
 LLAMA3 = {
@@ -65,9 +67,9 @@ def test_rope_without_keys_is_the_default():
 
 
 def test_dynamic_rope_equals_the_default_within_the_trained_context():
-    assert (Rope(theta=10_000.0),) * 4 == read_config(
-        rope_scaling={"rope_type": "dynamic", "factor": 4.0}
-    ).ropes
+    spec = read_config(rope_scaling={"rope_type": "dynamic", "factor": 4.0})
+    assert spec.for_context(spec.max_positions) == spec
+    assert inverse_frequencies(spec.ropes[0], 16).equal(inverse_frequencies(Rope(theta=10_000.0), 16))
 
 
 @pytest.mark.parametrize(("keys", "scale"), [({}, 1.1386), ({"attention_factor": 0.7}, 0.7)])

@@ -114,7 +114,7 @@ class GenerationPipeline:
         """
         request.user = envelope.user or envelope.safety_identifier
         body, requested, name = self._find(request, body, envelope)
-        model = self._services.models.get(name)
+        model = self._jobs.models.text_of(name)
         if model is None:
             self._check_choices(envelope.choices, "n")
             return await self._relays.job(request, dialect, body, envelope, model=name, requested=requested)

@@ -49,16 +49,21 @@ class ModelAccess:
         return model
 
     def find_text(self, request: Request, name: str | None) -> TextModel:
-        """Return the model, as `find` does. Raises `InvalidRequest`, too, if its tokenizer is unknown."""
+        """Return the model, as `known_text` does. Raises `InvalidRequest`, too, if its tokenizer is unknown."""
         found = self.find(request, name)
-        model = self._services.models.get(found)
+        model = self.text_of(found)
         if model is None:
             raise InvalidRequest(f"model: the tokens of {quoted(found)} are not known here", param="model")
         return model
 
     def known_text(self, request: Request, name: str | None) -> TextModel | None:
-        """Return the model, as `find` does; None if its tokenizer is unknown."""
-        return self._services.models.get(self.find(request, name))
+        """Return the model, as `find` does; None if its tokenizer is unknown. Raises `FaultyModel`, too."""
+        return self.text_of(self.find(request, name))
+
+    def text_of(self, model: str) -> TextModel | None:
+        """Return the model of this canonical name; None if its tokenizer is unknown. Raises `FaultyModel`."""
+        self._services.fleet.catalog.refuse_faulty(model)
+        return self._services.models.get(model)
 
     def _only_model(self, request: Request) -> str:
         models = self.listed(request)

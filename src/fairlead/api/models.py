@@ -43,7 +43,10 @@ class ModelRoutes:
             card["task"] = model.task
             if model.infill is not None:
                 card["infill"] = True
-        config = self._services.fleet.catalog.models.get(name)
+        catalog = self._services.fleet.catalog
+        if (fault := catalog.faults.get(name)) is not None:
+            card["problem"] = fault.message
+        config = catalog.models.get(name)
         if isinstance(config, CommandConfig):
             card |= _described(config)
         return card

@@ -158,7 +158,8 @@ class OllamaRoutes:
     def _is_served(self, name: str) -> bool:
         if self._models.selectors.has(name):
             return True
-        return self._services.serves(self._services.aliases.get(name, name))
+        model = self._services.aliases.get(name, name)
+        return self._services.serves(model) or self._services.is_faulty(model)
 
     # Models ------------------------------------------------------------------------------------------
 

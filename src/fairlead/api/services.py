@@ -52,11 +52,18 @@ class Services:
     fronts: int = 1
 
     def canonical(self, name: str) -> str:
-        """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`."""
+        """Return the canonical name of a model, from its name or an alias. Raises `ModelNotFound`.
+
+        The model may be faulty: see `ModelCatalog.refuse_faulty`.
+        """
         model = self.aliases.get(name, name)
-        if not self.serves(model):
+        if not self.serves(model) and not self.is_faulty(model):
             raise ModelNotFound(f"the model {quoted(name)} is not served here", param="model")
         return model
+
+    def is_faulty(self, model: str) -> bool:
+        """Return whether the model of this canonical name is configured, but cannot be loaded."""
+        return model in self.fleet.catalog.faults
 
     def serves(self, model: str) -> bool:
         """Return whether jobs for the model of this canonical name can be taken.

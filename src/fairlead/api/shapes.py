@@ -162,8 +162,9 @@ class ModelCard(msgspec.Struct, frozen=True):
 
     `root` is the model itself, and `parent` the one that it adapts: null, as adapters are not served. `task`,
     if known: whether it generates text, makes embeddings or scores pairs of texts. `infill`: completions may
-    have a `suffix`. The other fields are from the configuration of a model
-    that a command serves, or of a selector: a name that stands for several models.
+    have a `suffix`. `problem`: why the model cannot be loaded, from the faulty file or setting. The other
+    fields are from the configuration of a model that a command serves, or of a selector: a name that stands
+    for several models.
     """
 
     id: str
@@ -175,6 +176,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     task: Literal["generate", "embed", "score"] | None = None
     infill: bool | None = None
+    problem: str | None = None
     name: str | None = None
     description: str | None = None
     capabilities: dict[str, Any] | None = None

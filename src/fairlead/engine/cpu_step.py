@@ -18,7 +18,7 @@ from fairlead._cext.cpustep import CpuModel, variants
 from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import COMMON, ArchitectureSpec, TensorNames, unsupported
-from fairlead.models.rope import inverse_frequencies
+from fairlead.models.rotary import inverse_frequencies
 from fairlead.models.weights import Weights
 
 BLOCK_SIZE = 16

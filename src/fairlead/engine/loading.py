@@ -108,6 +108,7 @@ def load_runner(
             dtype=spec.dtype,
             quantization=spec.quantization,
             needs_head=False,
+            max_model_len=spec.max_model_len,
             ranks=ranks,
         )
         loaded = _load(spec, source, device, lambda fraction: report(fraction, "weights"), compiled=compiled)

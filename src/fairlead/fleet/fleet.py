@@ -19,7 +19,7 @@ import trio
 from fairlead.config import Config, NodeConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, InvalidRequest, ModelNotFound, ModelUnloaded, NodeFailed
-from fairlead.fleet.catalog import ModelCatalog, Reader
+from fairlead.fleet.catalog import ModelCatalog, Reader, Readings
 from fairlead.fleet.changes import changes_between
 from fairlead.fleet.cluster_models import ClusterModels
 from fairlead.fleet.discovery import Lookup, NodeDiscovery, address_of, look_up, refuse_restricted
@@ -32,9 +32,10 @@ from fairlead.nodes.model_process import ProcessFactory, make_process
 from fairlead.process.output import ProcessOutput
 from fairlead.requester import Requester, who
 from fairlead.supervision import FailureBoundary, contain, log_failure
-from fairlead.text.model import TextModel
 
 SURVEY_S = 5.0
+# The files of faulty models are read again after this time: somebody may have repaired them.
+REREAD_S = 30.0
 
 logger = structlog.get_logger("fairlead.fleet")
 
@@ -89,13 +90,17 @@ class Fleet:
         self.has_adopted = trio.Event()
         self._is_preloaded = False
         self._is_reloading = False
+        self._watches_faulty = False
 
     # Life cycle --------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Read what must be known of every model before it can be requested. Raises `LoadFailed`."""
-        config = self.catalog.config
-        self._apply(config, await self.catalog.read(config.models))
+        """Read what must be known of every model before it can be requested.
+
+        Faulty models are not loaded, and have a problem in their status. Raises `LoadFailed` or `ConfigError`
+        if there are no others.
+        """
+        self._apply(self.catalog.config, await self.catalog.read_all())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run models and nodes until cancelled; call `started()` when preloading is over.
@@ -109,6 +114,7 @@ class Fleet:
             for node in config.nodes:
                 self._add_configured(node)
             self._local.schedule()
+            self._watch_faulty()
             await self._local.adopt(name for name in self._adopted if name in self._local)
             self.has_adopted.set()
             failures = await self._local.preload()
@@ -218,6 +224,7 @@ class Fleet:
         `ModelNotFound`, `Draining`, or `InvalidRequest` for a model of a remote node.
         """
         self._local_model(model)
+        self.catalog.refuse_faulty(model)
         _log("load requested", by, model=model)
         await self._dispatcher.models.load(model, by=by)
 
@@ -294,11 +301,12 @@ class Fleet:
         changes = changes_between(self.catalog.config, config)
         changed = {*changes.models_added, *changes.models_changed}
         try:
-            texts = await self.catalog.read(model for model in config.models if model.name in changed)
+            readings = await self.catalog.read_changed(config, changed)
         finally:
             self._is_reloading = False
-        self._apply(config, texts)
+        self._apply(config, readings)
         self._local.schedule()
+        self._watch_faulty()
         for name in (*changes.models_changed, *changes.models_removed):
             self._dispatcher.unload(name)
         local = {model.name for model in config.local_models}
@@ -316,6 +324,30 @@ class Fleet:
         return changes
 
     # Background tasks --------------------------------------------------------------------------------
+
+    def _watch_faulty(self) -> None:
+        """Read faulty models again from time to time, if there are any."""
+        if self.catalog.faults and not self._watches_faulty:
+            self._watches_faulty = True
+            self._spawn(self._reread_faulty)
+
+    async def _reread_faulty(self) -> None:
+        """Use faulty models once their files have been repaired; return when there are none."""
+        try:
+            while self.catalog.faults:
+                await trio.sleep(REREAD_S)
+                config, readings = self.catalog.config, await self.catalog.read_faulty()
+                if config is not self.catalog.config or self._is_reloading:
+                    continue  # which reads them, too
+                self.catalog.apply_readings(readings)
+                self._local.configure(config, readings)
+                for model in config.local_models:
+                    if model.name in readings.texts:
+                        logger.info("model can be loaded again", model=model.name)
+                        if model.preload:
+                            self._spawn(self._load_in_background, model.name)
+        finally:
+            self._watches_faulty = False
 
     def _report_progress(self, model: str, fraction: float | None, stage: str) -> None:
         """Report the progress of a load. A closed terminal does not fail the load."""
@@ -372,10 +404,10 @@ class Fleet:
         if node_id in self._remote:
             await self._remote.remove(node_id, for_good=False)
 
-    def _apply(self, config: Config, texts: dict[str, TextModel]) -> None:
-        """Use this configuration. `texts` are those of the new and the changed models."""
-        self.catalog.apply(config, texts)
-        self._local.configure(config, texts)
+    def _apply(self, config: Config, readings: Readings) -> None:
+        """Use this configuration. `readings` are those of the new and the changed models."""
+        self.catalog.apply(config, readings)
+        self._local.configure(config, readings)
         self._remote.change_health(config.health_check)
 
     def _local_model(self, model: str) -> ManagedModel:

@@ -1,6 +1,6 @@
 """The local models: starts and stops them as the scheduler decides, and restarts those that died."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import trio
@@ -8,11 +8,11 @@ import trio
 from fairlead.config import Config, KeepSwap
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError, LoadCancelled, LoadFailed, ModelUnloaded
+from fairlead.fleet.catalog import Readings
 from fairlead.fleet.managed_model import ManagedModel
 from fairlead.fleet.model_memory import ModelMemory
 from fairlead.supervision import contain
 from fairlead.swap.policies import policy_for
-from fairlead.text.model import TextModel
 
 MEASURE_EVERY_S = 10.0
 
@@ -50,12 +50,12 @@ class LocalModels(dict[str, ManagedModel]):
 
     # Configuration -----------------------------------------------------------------------------------
 
-    def configure(self, config: Config, texts: Mapping[str, TextModel]) -> None:
-        """Use this configuration. `texts` are those of the new and the changed models."""
+    def configure(self, config: Config, readings: Readings) -> None:
+        """Use this configuration. `readings` are those of the new, the changed and the repaired models."""
         self._config = config
         self._memory.configure(config.local_models)
         for each in config.local_models:
-            text = texts.get(each.name)
+            text, fault = readings.texts.get(each.name), readings.faults.get(each.name)
             model = self.get(each.name)
             if model is None:
                 model = self[each.name] = self._make_model(
@@ -65,8 +65,10 @@ class LocalModels(dict[str, ManagedModel]):
                     on_died=lambda died: self._spawn(self._restart, died),
                     health=config.health_check,
                 )
-            elif model.config != each:
+            elif model.config != each or text is not None:
                 model.config, model.text = each, text
+            if fault is not None or text is not None:
+                model.fault = fault
             model.change_health(config.health_check)
 
     def schedule(self) -> None:
@@ -107,7 +109,7 @@ class LocalModels(dict[str, ManagedModel]):
 
         async with trio.open_nursery() as nursery:
             for model in self._config.local_models:
-                if model.preload:
+                if model.preload and self[model.name].fault is None:
                     nursery.start_soon(load, model.name)
         return failures
 

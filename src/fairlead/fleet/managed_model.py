@@ -14,7 +14,7 @@ import trio
 
 from fairlead.config import AnyModelConfig, HealthConfig
 from fairlead.dispatch.scheduling import JobScheduler
-from fairlead.errors import FairleadError, LoadFailed, NodeFailed
+from fairlead.errors import FairleadError, FaultyModel, LoadFailed, NodeFailed
 from fairlead.fleet.instance import Instance, Restarts
 from fairlead.fleet.model_history import ModelHistory
 from fairlead.fleet.node_registry import NodeRegistry
@@ -59,8 +59,8 @@ class ManagedModel:
     `on_loaded` is called when it is loaded, `on_died` when a ready instance has ended by itself, or when its
     replacement has failed to load, and `on_progress` with the progress of a load. `health` says when a
     command is given up. `config` applies from the next instance on. `output` has the last lines of all
-    instances. `restarts` says whether it is to be started again. Its nodes report to it, and it reports to
-    `nodes` and to the scheduler.
+    instances. `restarts` says whether it is to be started again. With a `fault` in its files or settings it
+    is not started. Its nodes report to it, and it reports to `nodes` and to the scheduler.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class ManagedModel:
     ) -> None:
         self.config = config
         self.text = text
+        self.fault: FaultyModel | None = None
         self.memory_bytes = 0
         self.output = ProcessOutput()
         self.restarts = Restarts()
@@ -282,18 +283,19 @@ class ManagedModel:
         seats = self._scheduler.node_counts(self.node_id)
         busy = 0 if seats is None else seats.busy
         is_draining = self._state == "ready" and seats is not None and seats.draining
+        state = "failed" if self._state == "stopped" and self.fault is not None else self._state
         return ModelStatus(
             model=self.name,
             kind=self.config.kind,
             node=self.node_id,
-            state="draining" if is_draining else self._state,
+            state="draining" if is_draining else state,
             seats=0 if ready is None else ready.seats,
             busy=busy,
             sequences=busy if ready is None else ready.sequences,
             waiting=0 if ready is None else ready.waiting,
             memory_bytes=self.memory_bytes,
             ttl_s=self.config.ttl_s,
-            problem=self.stuck or self._history.problem,
+            problem=self.stuck or self._history.problem or (self.fault.message if self.fault else None),
             aliases=self.config.aliases,
             unlisted=self.config.unlisted,
             output=() if now is None else now.output,
@@ -307,6 +309,9 @@ class ManagedModel:
         return None if self.instance is None else self.instance.node
 
     def _new_process(self) -> ModelProcess:
+        if self.fault is not None:
+            raise FaultyModel(self.name, self.fault.reason)
+
         def progressed(fraction: float | None, stage: str) -> None:
             self._history.load_progressed(fraction, stage)
             self._on_progress(self.name, fraction, stage)

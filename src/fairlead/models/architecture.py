@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.rope import Rope, read_rope
+from fairlead.models.rope import Rope, read_max_positions, read_rope
 from fairlead.models.shape import ModelShape
 
 
@@ -119,6 +119,18 @@ class ArchitectureSpec(ModelShape, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(self.ropes))
 
     @property
+    def most_positions(self) -> int:
+        """The longest texts that `for_context` takes."""
+        return max(self.max_positions, *(rope.most_positions for rope in self.distinct_ropes))
+
+    def for_context(self, tokens: int) -> "ArchitectureSpec":
+        """Return the network for texts of up to `tokens`, at most `most_positions`."""
+        if tokens <= self.max_positions:
+            return self
+        ropes = tuple(rope.for_context(tokens, self.head_dim) for rope in self.ropes)
+        return msgspec.structs.replace(self, max_positions=tokens, ropes=ropes)
+
+    @property
     def layer_ropes(self) -> tuple[int, ...]:
         """The index into `distinct_ropes` of each layer."""
         return tuple(map(self.distinct_ropes.index, self.ropes))
@@ -186,6 +198,7 @@ def read_architecture(
     max_positions = config.integer("max_position_embeddings")
     if "ropes" not in features:
         features["ropes"] = (read_rope(config, max_positions=max_positions),) * layers
+        max_positions = read_max_positions(config, max_positions)
     common = {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": hidden_size,
@@ -230,7 +243,9 @@ def read_experts(
     config: CheckpointConfig, *, inner_size: int, normalize: bool, layers: tuple[bool, ...]
 ) -> Experts:
     """Read the experts' keys; transformers has used two names for their number."""
-    key = "num_experts" if "num_experts" in config else "num_local_experts"
+    key = next((key for key in ("num_experts", "num_local_experts") if key in config.keys()), None)  # noqa: SIM118
+    if key is None:  # the family's own
+        key = "num_experts" if "num_experts" in config else "num_local_experts"
     count = config.integer(key, most=_MOST_EXPERTS)
     return Experts(
         count=count,

@@ -5,6 +5,7 @@ Defines no keys: each module that reads a key defines its meaning.
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,23 @@ from fairlead.errors import LoadFailed
 class CheckpointConfig:
     """A JSON object from a file. Every reader raises `LoadFailed` with the file and the key at fault.
 
-    A key that is null counts as absent, as in transformers. Without a `default` a key is required.
+    A key that is absent has its value in `defaults`, the family's, or else the reader's `default`. A key that
+    is null has the reader's: null is not always the same as absent. Without any, a key is required. Whole
+    numbers may be written as floats (2048.0), as Python's tools do.
     """
 
-    def __init__(self, path: Path, values: dict[str, Any], *, within: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        values: dict[str, Any],
+        *,
+        within: str = "",
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = path
         self._values = values
         self._within = within
+        self._defaults = defaults or {}
 
     @classmethod
     def read(cls, path: Path) -> "CheckpointConfig":
@@ -35,12 +46,17 @@ class CheckpointConfig:
             raise LoadFailed(f"{path}: must be a JSON object")
         return cls(path, values)
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "CheckpointConfig":
+        """Return the same object with a family's values of absent keys."""
+        return CheckpointConfig(self.path, self._values, within=self._within, defaults=defaults)
+
     def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
+        """Return whether the key has a value, its own or the family's."""
+        return self._values.get(key, self._defaults.get(key)) is not None
 
     def keys(self) -> list[str]:
         """Return the keys that are present and not null."""
-        return [key for key in self._values if key in self]
+        return [key for key, value in self._values.items() if value is not None]
 
     def fails(self, key: str, reason: str) -> LoadFailed:
         """Return the error to raise for `key`."""
@@ -49,22 +65,27 @@ class CheckpointConfig:
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int:
         """Return an integer from `least` to `most`."""
         value = self._value(key, default)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
+        value = _whole(value)
         if type(value) is not int:
             raise self.fails(key, f"must be an integer, not {value!r}")
         if not least <= value <= most:
             raise self.fails(key, f"must be from {least} to {most}, not {value}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive, finite number."""
+    def number(self, key: str, default: float | None = None, *, may_be_zero: bool = False) -> float:
+        """Return a positive, finite number; with `may_be_zero` also 0."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.fails(key, f"must be a number, not {value!r}")
-        if not math.isfinite(value) or value <= 0:
-            raise self.fails(key, f"must be positive and finite, not {value}")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            number = math.inf
+        if not math.isfinite(number) or number < 0 or (number == 0 and not may_be_zero):
+            raise self.fails(
+                key, f"must be {'0 or more' if may_be_zero else 'positive'} and finite, not {value}"
+            )
+        return number
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._value(key, default)
@@ -86,9 +107,13 @@ class CheckpointConfig:
         return value
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """Return the ids of a key with one token id or a list of them; none when absent."""
+        """Return the ids of a key with one token id or a list of them; none when absent.
+
+        Null stands for no token, alone or in a list.
+        """
         value = self._values.get(key)
-        ids = [] if value is None else value if isinstance(value, list) else [value]
+        listed = value if isinstance(value, list) else [value]
+        ids = [_whole(token_id) for token_id in listed if token_id is not None]
         if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
             raise self.fails(key, f"must be a token id or a list of them, not {value!r}")
         return tuple(ids)
@@ -109,8 +134,15 @@ class CheckpointConfig:
 
     def _value(self, key: str, default: object) -> Any:
         value = self._values.get(key)
+        if value is None and key not in self._values:
+            value = self._defaults.get(key)
         if value is None:
             value = default
         if value is None:
-            raise self.fails(key, "is missing")
+            raise self.fails(key, "must not be null" if key in self._values else "is missing")
         return value
+
+
+def _whole(value: object) -> Any:
+    """Return a number without a fraction as an integer, any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

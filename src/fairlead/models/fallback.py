@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fairlead.errors import LoadFailed
-from fairlead.models.architecture import REFUSED
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.fallback_attention import (
     NAME,
@@ -39,22 +38,17 @@ _TRIAL_LENGTHS = [7, 5]  # of the sequences in the trial run of a model
 
 
 def fallback(
-    config: CheckpointConfig, names: Sequence[str], built_in: Iterable[str]
+    config: CheckpointConfig, names: Sequence[str], built_in: Iterable[str], *, max_positions: int
 ) -> Callable[[Weights], "FallbackModel"]:
     """Return a builder of the model that `config` names; `LoadFailed` if it is known not to run here.
 
-    `built_in`: the architectures that do not need transformers, for error messages.
+    config: what `read_folder` has accepted.
+    names: its architectures.
+    built_in: the architectures that do not need transformers, for error messages.
+    max_positions: the most tokens that a text can have.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise config.fails(
-            "architectures",
-            f"{list(names)} is not supported ({', '.join(built_in)} are, and more with fairlead[hf])",
-        ) from error
-    for key, reason in REFUSED.items():
-        if key in config:
-            raise config.fails(key, reason)
+    import transformers
+
     known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     name = next((name for name in names if name in known and hasattr(transformers, name)), None)
     if name is None:
@@ -70,7 +64,7 @@ def fallback(
         raise LoadFailed(f"{config.path}: {error}") from error
     if not isinstance(model_config, model_class.config_class):
         raise config.fails("model_type", f"{model_config.model_type!r} does not belong to {name}")
-    return lambda weights: FallbackModel(config, model_class, model_config, weights)
+    return lambda weights: FallbackModel(config, model_class, model_config, weights, max_positions)
 
 
 class FallbackModel:
@@ -79,9 +73,15 @@ class FallbackModel:
     score = None
 
     def __init__(
-        self, config: CheckpointConfig, model_class: Any, model_config: Any, weights: Weights
+        self,
+        config: CheckpointConfig,
+        model_class: Any,
+        model_config: Any,
+        weights: Weights,
+        max_positions: int,
     ) -> None:
         self._config = config
+        self._max_positions = max_positions
         self._name = model_class.__name__
         register_attention()
         _check(config, model_class, model_config)
@@ -165,7 +165,7 @@ class FallbackModel:
         text = model_config.get_text_config()
         windows = tuple(call.window for call in calls)
         _check_windows(self._config, text, windows)
-        most = _read_max_positions(self._config, text)
+        most = self._max_positions
         return ModelShape(
             vocab_size=vocab_size,
             hidden_size=self._model.get_input_embeddings().weight.shape[1],
@@ -213,24 +213,6 @@ def _check(config: CheckpointConfig, model_class: Any, model_config: Any) -> Non
         raise config.fails("num_kv_shared_layers", "layers that share a cache are not supported")
     if not getattr(model_class, "_supports_attention_backend", False):
         raise config.fails("architectures", f"{model_class.__name__} has no way to attend with our cache")
-
-
-def _read_max_positions(config: CheckpointConfig, text: Any) -> int:
-    """Return the most tokens that a text can have.
-
-    longrope has different angles for short and long texts, and one batch cannot mix them. A model with it
-    serves only short texts.
-    """
-    most = getattr(text, "max_position_embeddings", None)
-    if type(most) is not int or most < 1:
-        raise config.fails("max_position_embeddings", f"must be a positive integer, not {most!r}")
-    rope = getattr(text, "rope_parameters", None) or {}
-    if "longrope" not in {rope.get("rope_type"), rope.get("type")}:
-        return most
-    trained = rope.get("original_max_position_embeddings") or getattr(
-        text, "original_max_position_embeddings", None
-    )
-    return min(most, trained or most)
 
 
 def _check_windows(config: CheckpointConfig, text: Any, windows: Sequence[int | None]) -> None:

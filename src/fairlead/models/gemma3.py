@@ -12,6 +12,15 @@ from fairlead.models.architecture import (
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.rope import Rope, read_variant
 
+DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
 _ACTIVATION = "gelu_pytorch_tanh"
 _NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")
 _IMAGE_PREFIXES = tuple(
@@ -28,8 +37,12 @@ _TEXT_PREFIXES = (
 
 
 def read_gemma3(config: CheckpointConfig) -> ArchitectureSpec:
-    """Read the text part of `config.json`: its `text_config` if it has one, else all of it."""
+    """Read the text part of `config.json`: its `text_config` if it has one, else all of it.
+
+    Its `max_position_embeddings` is the length after the scaling of its full-attention layers.
+    """
     config = config.section("text_config") if "text_config" in config else config
+    config = config.with_defaults(DEFAULTS)
     if config.flag("use_bidirectional_attention", default=False):
         raise config.fails("use_bidirectional_attention", "only causal attention is supported")
     if (activation := config.text("hidden_activation", _ACTIVATION)) != _ACTIVATION:

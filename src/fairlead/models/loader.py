@@ -15,16 +15,17 @@ import torch
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
+from fairlead.models.folder import FLOAT_TYPES, read_folder, read_stored_dtype, without_head
 from fairlead.models.linear import Quantization
 from fairlead.models.model import Model
 from fairlead.models.network import Network
 from fairlead.models.parallel import ALONE, Ranks, refusal
-from fairlead.models.pooling import Pooling, read_pooling
+from fairlead.models.pooling import Pooling
 from fairlead.models.quantization import find_quantization
-from fairlead.models.registry import ARCHITECTURES, read_built_in
+from fairlead.models.registry import ARCHITECTURES
 from fairlead.models.weights import Weights
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in FLOAT_TYPES}
 
 
 class LoadedModelFiles(msgspec.Struct, frozen=True):
@@ -94,28 +95,26 @@ def read_source(
     dtype: str = "auto",
     quantization: str | None = None,
     needs_head: bool = True,
+    max_model_len: int | None = None,
     ranks: Ranks = ALONE,
 ) -> WeightSource:
     """Read all but the weights of the model in `directory`.
 
-    Raises `LoadFailed` for a model that makes neither text nor embeddings and, with `needs_head`, for one
-    that makes no text, or one that cannot be divided among several `ranks`. `dtype`: a name of `DTYPES`, or
-    "auto" for the checkpoint's own if the device computes it.
+    Raises `LoadFailed` or `ConfigError` as `read_folder`, and for what this process cannot do.
+
+    device: where the model is computed.
+    dtype: a name of `DTYPES`, or "auto" for the checkpoint's own if the device computes it.
+    quantization: the name of a method, or None.
+    needs_head: whether a model that makes no text is refused.
+    max_model_len: the configured limit of a text; None: the model's own.
+    ranks: the processes that compute the model together.
     """
-    if not directory.is_dir():
-        raise LoadFailed(f"{directory}: no such directory")
-    config = CheckpointConfig.read(directory / "config.json")
-    if "auto_map" in config:
-        raise config.fails("auto_map", "the model needs code from its repository, which is never run")
-    spec = read_built_in(config)
-    pooling = read_pooling(directory, scores=spec is not None and spec.scores)
-    if pooling is not None and pooling.score_tokens:
-        spec = _with_score(config, spec, pooling.score_tokens)
-    if spec is not None and spec.headless and (needs_head or pooling is None):
-        reason = "has neither a head nor modules.json"
-        if needs_head:
-            reason = "scores texts, and makes none" if spec.scores else "makes embeddings, no text"
-        raise config.fails("architectures", f"{config.texts('architectures')} {reason}")
+    folder = read_folder(directory, max_model_len=max_model_len)
+    config, spec, pooling = folder.config, folder.spec, folder.pooling
+    if needs_head and spec is not None and spec.headless:
+        raise without_head(
+            config, "scores texts, and makes none" if spec.scores else "makes embeddings, no text"
+        )
     chosen = choose_dtype(config, dtype, device)
     method = find_quantization(quantization)
     if (problem := method.refusal(device, chosen)) is not None:
@@ -130,7 +129,9 @@ def read_source(
     else:
         from fairlead.models.fallback import fallback
 
-        build = fallback(config, config.texts("architectures"), ARCHITECTURES)
+        build = fallback(
+            config, config.texts("architectures"), ARCHITECTURES, max_positions=folder.max_model_len
+        )
     return WeightSource(
         directory, build, spec, chosen, method, read_eos_token_ids(config), pooling, ranks=ranks
     )
@@ -147,17 +148,6 @@ def _obstacle(
     return refusal(spec, ranks)
 
 
-def _with_score(
-    config: CheckpointConfig, spec: ArchitectureSpec | None, tokens: tuple[int, ...]
-) -> ArchitectureSpec:
-    """Return the network with the score of these tokens in place of its head."""
-    if spec is None:
-        raise config.fails("architectures", "scores are supported for our own model families only")
-    if max(tokens) >= spec.vocab_size:
-        raise config.fails("vocab_size", f"{max(tokens)}, the token of its score, is not in the vocabulary")
-    return msgspec.structs.replace(spec, headless=True, scores=True, score_tokens=tokens)
-
-
 def choose_dtype(config: CheckpointConfig, name: str, device: torch.device) -> torch.dtype:
     """Return the dtype to compute in: the requested one or, with "auto", the checkpoint's where it is fast.
 
@@ -168,10 +158,7 @@ def choose_dtype(config: CheckpointConfig, name: str, device: torch.device) -> t
         if name not in DTYPES:
             raise LoadFailed(f"dtype {name!r} is not supported (auto, {', '.join(DTYPES)} are)")
         return DTYPES[name]
-    key = "dtype" if "dtype" in config else "torch_dtype"
-    stored = config.text(key, "float32").removeprefix("torch.")
-    if stored not in DTYPES:
-        raise config.fails(key, f"{stored!r} is not supported ({', '.join(DTYPES)} are)")
+    stored = read_stored_dtype(config)
     if device.type == "cpu" and stored != "float32":
         return torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
     return DTYPES[stored]

@@ -15,7 +15,7 @@ from fairlead.models.layers import Embedding, GatedMLP, HeadRMSNorm, MixtureMLP,
 from fairlead.models.linear import Linear
 from fairlead.models.model import AttentionFunction
 from fairlead.models.parallel import ALONE, Ranks, Shard, SharedEmbedding, SummedLinear
-from fairlead.models.rope import Rotary, rotate
+from fairlead.models.rotary import Rotary, rotate
 from fairlead.models.weights import Weights
 
 Angles = tuple[Tensor, Tensor]

@@ -10,19 +10,43 @@ from fairlead.models.architecture import (
 )
 from fairlead.models.config import CheckpointConfig
 
+DEFAULTS = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 4096,
+}
+MOE_DEFAULTS = {
+    **DEFAULTS,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+
 
 def read_qwen2(config: CheckpointConfig) -> ArchitectureSpec:
     """Read `config.json` of a Qwen2. Its biases belong to the family and have no key."""
+    config = config.with_defaults(DEFAULTS)
     return read_architecture(config, windows=_read_windows(config), qkv_bias=True)
 
 
 def read_qwen3(config: CheckpointConfig) -> ArchitectureSpec:
     """Read `config.json` of a Qwen3."""
+    config = config.with_defaults(DEFAULTS)
     return _read_qwen3(config, _read_windows(config), None)
 
 
 def read_qwen3_moe(config: CheckpointConfig) -> ArchitectureSpec:
     """Read `config.json` of a Qwen3 with experts in some or all layers."""
+    config = config.with_defaults(MOE_DEFAULTS)
     windowed = config.flag("use_sliding_window", default=False) and "sliding_window" in config
     window = config.integer("sliding_window") if windowed else None
     layers = read_layers(config)

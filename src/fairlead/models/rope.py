@@ -1,23 +1,23 @@
-"""Rotary position embeddings: the variant that a checkpoint uses, and its frequencies.
+"""Reads which variant of rotary position embeddings a checkpoint has, and how long a context it is for.
 
-A pair of a head's channels (i, i + D/2) is rotated by the angle position · frequency_i. The variants have
-different frequencies (and YaRN a scale), so that a context longer than the trained one stays in range.
+The variants have different frequencies, so that a context longer than the trained one stays in range.
+`models/rotary.py` computes with them.
 """
 
 import math
 
 import msgspec
-import torch
-from torch import Tensor
 
-from fairlead.errors import LoadFailed
 from fairlead.models.config import CheckpointConfig
+
+MOST_POSITIONS = 2**31 - 1  # as `CheckpointConfig.integer`
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """One variant of rotary embedding; `kind` is "default", "linear", "llama3" or "yarn".
+    """One variant of rotary embedding; `kind` is "default", "linear", "dynamic", "llama3" or "yarn".
 
     `factor`: how much longer the context is than the trained one, of `original_positions` tokens.
+    A dynamic one has the trained frequencies; `for_context` returns those for longer texts.
     `low`, `high`: the bounds between which llama3 and yarn blend the stretched and the trained
     frequencies, in full rotations over the original context (yarn: `beta_slow` and `beta_fast`).
     `scale` multiplies cosine and sine.
@@ -32,14 +32,63 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     truncate: bool = True
 
+    @property
+    def most_positions(self) -> int:
+        """The longest text that a dynamic one can be made for; 0 for others."""
+        return _stretched(self.original_positions, self.factor) if self.kind == "dynamic" else 0
+
+    def for_context(self, tokens: int, head_dim: int) -> "Rope":
+        """Return it for texts of up to `tokens`, which only changes a dynamic one beyond its trained length.
+
+        The frequencies of dynamic scaling ("NTK") depend on the length of a text. transformers computes them
+        anew whenever the longest text of a batch grows, and leaves the keys in its cache as they are. Here
+        texts of all lengths share steps and cached prefixes, so all have the frequencies of the longest one
+        that is allowed.
+        """
+        if self.kind != "dynamic" or tokens <= self.original_positions or head_dim == 2:
+            return self
+        growth = self.factor * tokens / self.original_positions - (self.factor - 1)
+        return Rope(theta=self.theta * growth ** (head_dim / (head_dim - 2)))
+
 
 def read_rope(config: CheckpointConfig, *, max_positions: int) -> Rope:
     """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (earlier versions)."""
-    key = next((key for key in ("rope_parameters", "rope_scaling") if key in config), None)
+    section = find_rope_section(config)
     theta = config.number("rope_theta", 10_000.0)
-    if key is None:
+    if section is None:
         return Rope(theta=theta)
-    return read_variant(config, config.section(key), max_positions=max_positions, theta=theta)
+    return read_variant(config, section, max_positions=max_positions, theta=theta)
+
+
+def find_rope_section(config: CheckpointConfig) -> CheckpointConfig | None:
+    """Return the object with the variant's keys; None if there is none."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if key in config and (section := config.section(key)).keys():
+            return section
+    return None
+
+
+def read_max_positions(config: CheckpointConfig, written: int) -> int:
+    """Return the length of texts that a model is for, with `written` as its `max_position_embeddings`.
+
+    The makers of models describe YaRN and linear scaling as keys that are added to a configuration whose
+    `max_position_embeddings` stays: 4 times the trained length with a factor of 4. A configuration that was
+    saved after training with them has the longer length already, which stays then. Without
+    `original_max_position_embeddings`, `written` is the trained length.
+
+    longrope has different angles for short and long texts, and one batch cannot mix them: only the trained
+    length is served. llama3 scaling is part of training, so its length is always `written`.
+    """
+    section = find_rope_section(config)
+    if section is None:
+        return written
+    kind = _read_kind(section)
+    original = _read_original(config, section, written)
+    if kind in ("longrope", "su"):
+        return min(written, original)
+    if kind not in ("linear", "yarn"):
+        return written
+    return max(written, _stretched(original, _read_factor(section, kind, written / original)))
 
 
 def read_variant(
@@ -50,12 +99,15 @@ def read_variant(
     for source in (config, section):
         if source.number("partial_rotary_factor", 1.0) != 1:
             raise source.fails("partial_rotary_factor", "rotating only some channels is not supported")
-    kind = section.text("rope_type", section.text("type", "default"))
-    original_positions = section.integer("original_max_position_embeddings", max_positions)
+    kind = _read_kind(section)
+    original_positions = _read_original(config, section, max_positions)
     match kind:
-        # dynamic changes the frequencies only beyond max_position_embeddings, which is our limit.
-        case "default" | "dynamic":
+        case "default":
             return Rope(theta=theta)
+        case "dynamic":  # its reference is max_position_embeddings, also beside an original length
+            return Rope(
+                theta=theta, kind=kind, factor=section.number("factor"), original_positions=max_positions
+            )
         case "linear":
             return Rope(theta=theta, kind=kind, factor=section.number("factor"))
         case "llama3":
@@ -71,7 +123,7 @@ def read_variant(
                 high=high,
             )
         case "yarn":
-            factor = section.number("factor", max_positions / original_positions)
+            factor = _read_factor(section, kind, max_positions / original_positions)
             return Rope(
                 theta=theta,
                 kind=kind,
@@ -87,48 +139,22 @@ def read_variant(
     )
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Return the radians per position for each pair of channels: [head_dim / 2], float32."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    trained = 1.0 / rope.theta**exponents
-    match rope.kind:
-        case "linear":
-            return trained / rope.factor
-        case "llama3":
-            rotations = rope.original_positions * trained / (2 * math.pi)
-            kept = ((rotations - rope.low) / (rope.high - rope.low)).clamp(0, 1)
-            return torch.lerp(trained / rope.factor, trained, kept)
-        case "yarn":
-            return torch.lerp(trained, trained / rope.factor, _yarn_ramp(rope, head_dim))
-        case "default":
-            return trained
-    raise LoadFailed(f"rotary embeddings of kind {rope.kind!r} are not supported")
+def _read_kind(section: CheckpointConfig) -> str:
+    return section.text("rope_type", section.text("type", "default"))
 
 
-class Rotary:
-    """The angles by which queries and keys are rotated at their positions."""
-
-    def __init__(self, rope: Rope, head_dim: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(rope, head_dim).to(device)
-        self._scale = rope.scale
-        self._dtype = dtype
-
-    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosine and signed sine, each [tokens, 1, head_dim], of `positions` [tokens]: once per step.
-
-        Computed in float32 up to the last rounding: a bfloat16 angle is wrong by whole turns.
-        """
-        angles = positions.to(torch.float32)[:, None] * self._frequencies
-        cosine, sine = angles.cos() * self._scale, angles.sin() * self._scale
-        both = torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
-        return both[0][:, None].to(self._dtype), both[1][:, None].to(self._dtype)
+def _read_original(config: CheckpointConfig, section: CheckpointConfig, max_positions: int) -> int:
+    """Return the trained length, which some families have beside the section, where it takes precedence."""
+    key = "original_max_position_embeddings"
+    return (config if key in config else section).integer(key, max_positions)
 
 
-def rotate(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate [tokens, heads, head_dim] by `Rotary.angles`: x·cos + swap(x)·sin, signs in the sine."""
-    cosine, sine = angles
-    swapped = heads.roll(heads.shape[-1] // 2, -1)
-    return torch.addcmul(heads * cosine, swapped, sine)
+def _read_factor(section: CheckpointConfig, kind: str, implied: float) -> float:
+    return section.number("factor", implied if kind == "yarn" else None)
+
+
+def _stretched(positions: int, factor: float) -> int:
+    return int(min(positions * factor, MOST_POSITIONS))
 
 
 def _yarn_scale(section: CheckpointConfig, factor: float) -> float:
@@ -142,19 +168,3 @@ def _yarn_scale(section: CheckpointConfig, factor: float) -> float:
     if "mscale" in section and "mscale_all_dim" in section:
         return sharpness(section.number("mscale")) / sharpness(section.number("mscale_all_dim"))
     return sharpness(1.0)
-
-
-def _yarn_ramp(rope: Rope, head_dim: int) -> Tensor:
-    """Return 0 for channels fast enough to keep their frequency, 1 for stretched ones, and a ramp between."""
-
-    def channel(rotations: float) -> float:
-        turns = rope.original_positions / (rotations * 2 * math.pi)
-        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
-
-    low, high = channel(rope.high), channel(rope.low)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    if low == high:
-        high += 0.001  # makes the ramp a step without a division by zero
-    return ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from fairlead.errors import LoadFailed
-from fairlead.models.config import CheckpointConfig
 from fairlead.models.layers import Embedding
 from fairlead.models.linear import Linear, Quantization
+from fairlead.models.listing import list_weights
 from fairlead.models.quantization.none import NONE, UnquantizedLinear
 from fairlead.models.tensor_file import StoredTensor, TensorFile
 
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _PROGRESS_STEPS = 40
 _SHARED_BUFFER_BYTES = 64 * 1024 * 1024  # twice the size up to which the allocator keeps freed memory
 _PIECE_BYTES = 16 * 1024 * 1024  # of a file that are in memory at once during a copy
@@ -263,33 +262,21 @@ class Weights:
 
     def _open(self, directory: Path) -> None:
         """Open every file of the checkpoint; set `listing` to the file that lists the tensors."""
-        index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
-        if index.is_file():
-            self.listing = index
-            self._open_shards(CheckpointConfig.read(index), directory)
-        elif single.exists():
-            self.listing = single
-            self._tensors = dict(TensorFile(single).tensors)
-        elif any(found for pattern in _PICKLED for found in directory.glob(pattern)):
-            raise LoadFailed(
-                f"{directory}: only pickled weights here; safetensors are needed, pickle is never read"
-            )
+        found = list_weights(directory)
+        self.listing = found.path
+        if found.shards is None:
+            self._tensors = dict(TensorFile(found.path).tensors)
         else:
-            raise LoadFailed(
-                f"{directory}: neither model.safetensors nor model.safetensors.index.json is here"
-            )
+            self._open_shards(found.shards, directory)
 
-    def _open_shards(self, index: CheckpointConfig, directory: Path) -> None:
-        """Open the shards that the index names, only in its directory; both must list the same tensors."""
-        files = index.names("weight_map")
+    def _open_shards(self, files: Mapping[str, str], directory: Path) -> None:
+        """Open the shards that an index names; both must list the same tensors."""
         for shard in sorted(set(files.values())):
-            if Path(shard).name != shard or shard in {"", ".", ".."}:
-                raise index.fails("weight_map", f"{shard!r} is not a file beside it")
             for name, tensor in TensorFile(directory / shard).tensors.items():
                 if name in self._tensors:
                     raise tensor.fails(f"is also in {self._tensors[name].file.path.name}")
                 if name not in files:
-                    raise tensor.fails(f"is not in {index.path.name}")
+                    raise tensor.fails(f"is not in {self.listing.name}")
                 self._tensors[name] = tensor
         for name, shard in files.items():
             if name not in self._tensors or self._tensors[name].file.path.name != shard:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from ssl import SSLContext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,6 +23,7 @@ from fairlead.link.address import LinkAddress, listen
 from fairlead.link.handshake import HandshakeFailed
 from fairlead.link.handshakes import PendingHandshakes
 from fairlead.link.limited_log import LimitedLog
+from fairlead.models.folder import read_folder
 from fairlead.requester import Requester
 from fairlead.roles import control
 from fairlead.roles.child import SupervisorLink
@@ -230,6 +232,15 @@ def _requester(by: object) -> Requester | None:
 
 
 async def _find_files(model: ModelConfig) -> TextModel:
-    """Find a model's files, or fetch them from a hub. Only fronts have tokenizers. Raises `LoadFailed`."""
-    path = await trio.to_thread.run_sync(find_model, model.path, abandon_on_cancel=True)
+    """Find a model's files, or fetch them from a hub, and read them but for their vocabulary.
+
+    Only fronts have tokenizers. Raises `LoadFailed` or `ConfigError`.
+    """
+
+    def read() -> Path:
+        path = find_model(model.path)
+        read_folder(path, max_model_len=model.max_model_len)
+        return path
+
+    path = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
     return cast(TextModel, SimpleNamespace(path=path))

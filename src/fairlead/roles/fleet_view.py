@@ -11,6 +11,7 @@ import trio
 from fairlead.config import Config, NodeConfig
 from fairlead.errors import InvalidRequest, ModelNotFound, NoNode
 from fairlead.fleet.catalog import ModelCatalog, Reader
+from fairlead.fleet.fleet import REREAD_S
 from fairlead.fleet.status import ModelStatus, NodeStatus
 from fairlead.fronts.client import DispatchClient
 from fairlead.process.output import ProcessOutput
@@ -39,21 +40,36 @@ class FleetView:
         self._queue: dict[str, Any] = msgspec.to_builtins(self._state.queue)
 
     async def prepare(self) -> None:
-        """Read what a front must know of every model. Raises `LoadFailed`."""
-        config = self.catalog.config
-        self.catalog.apply(config, await self.catalog.read(config.models))
+        """Read what a front must know of every model. Raises `LoadFailed` or `ConfigError` as `Fleet`."""
+        self.catalog.apply(self.catalog.config, await self.catalog.read_all())
 
     async def reload(self, config: Config) -> None:
         """Use another configuration. Raises `LoadFailed`, in which case nothing has changed."""
         before = self.catalog.models
-        changed = [model for model in config.models if before.get(model.name) != model]
-        self.catalog.apply(config, await self.catalog.read(changed))
+        changed = {model.name for model in config.models if before.get(model.name) != model}
+        self.catalog.apply(config, await self.catalog.read_changed(config, changed))
 
     async def run(self) -> None:
         """Refresh regularly until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reread_faulty)
+            while True:
+                await self.refresh()
+                await trio.sleep(REFRESH_INTERVAL_S)
+
+    async def _reread_faulty(self) -> None:
+        """Use faulty models once their files have been repaired."""
         while True:
-            await self.refresh()
-            await trio.sleep(REFRESH_INTERVAL_S)
+            await trio.sleep(REREAD_S)
+            config, readings = self.catalog.config, await self.catalog.read_faulty()
+            if config is self.catalog.config:
+                self.catalog.apply_readings(readings)
+
+    def _with_fault(self, status: ModelStatus) -> ModelStatus:
+        fault = self.catalog.faults.get(status.model)
+        if fault is None or status.problem is not None:
+            return status
+        return msgspec.structs.replace(status, state="failed", problem=fault.message)
 
     async def refresh(self) -> None:
         """Get the current state. If the dispatcher does not answer, the last one stays."""
@@ -92,12 +108,13 @@ class FleetView:
         return self._queue
 
     def models(self) -> list[ModelStatus]:
-        """See `Fleet`."""
-        return list(self._state.models)
+        """See `Fleet`; the dispatcher reads no vocabularies, so it does not find faults in these."""
+        return [self._with_fault(status) for status in self._state.models]
 
     def model(self, name: str) -> ModelStatus | None:
         """See `Fleet`."""
-        return next((status for status in self._state.models if status.model == name), None)
+        found = next((status for status in self._state.models if status.model == name), None)
+        return None if found is None else self._with_fault(found)
 
     def nodes(self) -> list[NodeStatus]:
         """See `Fleet`."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from fairlead.errors import LoadFailed
+from fairlead.models.config import CheckpointConfig
+from fairlead.models.registry import read_built_in
 from fairlead.text.files import read_json
 
 _FILE = "modules.json"
@@ -24,14 +25,6 @@ class _Module(msgspec.Struct):
     type: str
 
 
-class _Text(msgspec.Struct):
-    hidden_size: int | None = None
-
-
-class _Config(_Text):
-    text_config: _Text | None = None
-
-
 def read_embedding(path: Path) -> EmbeddingSettings | None:
     """Return the form of the embeddings of the model in the directory `path`; None if it makes none.
 
@@ -41,8 +34,13 @@ def read_embedding(path: Path) -> EmbeddingSettings | None:
     if not (path / _FILE).is_file():
         return None
     modules = read_json(path / _FILE, list[_Module])
-    config = read_json(path / "config.json", _Config)
-    width = (config.text_config or config).hidden_size
-    if width is None or width < 1:
-        raise LoadFailed(f"{path / 'config.json'}: hidden_size, the length of the vectors, is missing")
+    width = _read_width(CheckpointConfig.read(path / "config.json"))
     return EmbeddingSettings(width, any(module.type.endswith(".Normalize") for module in modules))
+
+
+def _read_width(config: CheckpointConfig) -> int:
+    spec = read_built_in(config) if "architectures" in config else None
+    if spec is not None:
+        return spec.hidden_size
+    text = config.section("text_config") if "text_config" in config else config
+    return text.integer("hidden_size")

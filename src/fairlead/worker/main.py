@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from fairlead import messages
 from fairlead.compilers import explained
+from fairlead.config import ConfigError
 from fairlead.errors import LoadFailed
 from fairlead.grant import Grant
 from fairlead.worker.channel import Channel, ParentGone
@@ -73,8 +74,8 @@ def _load_and_run(  # noqa: RET503  the loop does not return
 ) -> int:
     try:
         model = load(spec, lambda fraction, stage: channel.write(messages.LoadProgress(fraction, stage)))
-    except LoadFailed as error:
-        channel.write(messages.LoadFailure(error.message))
+    except (LoadFailed, ConfigError) as error:
+        channel.write(messages.LoadFailure(str(error)))
         return 1
     except ParentGone:
         raise

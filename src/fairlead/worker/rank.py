@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from fairlead.compilers import explained
+from fairlead.config import ConfigError
 from fairlead.engine import process_groups
 from fairlead.engine.loading import follower_of, load_runner
 from fairlead.engine.ranks import Follower, FromRankZero, Membership
@@ -45,8 +46,8 @@ def main() -> int:
                 run(RankConnection(connection, _decoder))
         except RankGone:
             return 0
-        except LoadFailed as error:
-            print(error.message, file=sys.stderr, flush=True)  # noqa: T201  the parent reads these lines
+        except (LoadFailed, ConfigError) as error:
+            print(error, file=sys.stderr, flush=True)  # noqa: T201  the parent reads these lines
             time.sleep(SAME_FAILURE_WAIT_S)
             return 1
         except Exception as error:  # noqa: BLE001  its last line says why, as the parent reports it
@@ -82,7 +83,9 @@ def _load(start: StartRank, ranks: Ranks, connection: Connection) -> Follower:
     except Exception as error:
         if has_joined:  # rank 0 reads no more, but notices the end of this process
             raise
-        connection.send(RankFailed(error.message if isinstance(error, LoadFailed) else explained(error)))
+        connection.send(
+            RankFailed(str(error) if isinstance(error, LoadFailed | ConfigError) else explained(error))
+        )
         connection.receive()  # until rank 0, which reports the reason, has ended
         raise
     return follower_of(loaded, ranks)

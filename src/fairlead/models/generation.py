@@ -1,0 +1,41 @@
+"""Reads the sampling defaults of `generation_config.json`."""
+
+from pathlib import Path
+
+import msgspec
+
+from fairlead.models.config import CheckpointConfig
+
+FILE = "generation_config.json"
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True):
+    """Defaults of the sampling parameters of a request. The field names are OpenAI's and vLLM's."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def read_generation(directory: Path) -> CheckpointConfig:
+    """Return the file's object, which is empty if there is no file."""
+    path = directory / FILE
+    return CheckpointConfig.read(path) if path.is_file() else CheckpointConfig(path, {})
+
+
+def read_generation_defaults(generation: CheckpointConfig) -> GenerationDefaults:
+    """Return the sampling parameters of the file, unless they are for greedy decoding.
+
+    A `top_k` of -1 is off, as in vLLM.
+    """
+    off = GenerationDefaults()
+    found = GenerationDefaults(
+        temperature=generation.number("temperature", off.temperature, may_be_zero=True),
+        top_p=generation.number("top_p", off.top_p, may_be_zero=True),
+        top_k=max(0, generation.integer("top_k", off.top_k, least=-1)),
+        min_p=generation.number("min_p", off.min_p, may_be_zero=True),
+        repetition_penalty=generation.number("repetition_penalty", off.repetition_penalty),
+    )
+    return found if generation.flag("do_sample", default=True) else off
