@@ -21,6 +21,7 @@ from fairlead.config import (
 from fairlead.configfile import Reading
 from fairlead.fleet.reload import ConfigSource
 from fairlead.tenancy.access import key_id
+from text.model_folders import write_folder
 
 FILE = """\
 host: localhost
@@ -59,7 +60,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> FakeApp:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "small").mkdir()
+    write_folder(tmp_path / "small")
     (tmp_path / "fairlead.yaml").write_text(FILE)
     (tmp_path / "fairlead.yaml").chmod(0o600)
     monkeypatch.chdir(tmp_path)
@@ -254,6 +255,7 @@ def test_valid_file_is_summarized_in_json_without_its_secrets(folder, capsys):
         "without_effect": [],
         "remarks": [],
         "missing_commands": {},
+        "faulty_models": {},
     }
     assert "sk-file" not in out
 

@@ -18,6 +18,7 @@ from fairlead.compilers import ADVICE
 from fairlead.config import demonstration_model
 from fairlead.console import doctor
 from fairlead.http.listener import bind
+from text.model_folders import write_folder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((Path(str(files("fairlead"))) / "examples").glob("*.yaml"))
@@ -279,7 +280,7 @@ def test_config_check_refuses_a_selector_without_targets(tmp_path, capsys):
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_shipped_examples_pass_config_check(tmp_path, capsys, monkeypatch, example):
     for folder in ("qwen", "gemma"):
-        (tmp_path / folder).mkdir()
+        write_folder(tmp_path / folder, config={"max_position_embeddings": 65_536})
     for name, value in {
         "MODELS": str(tmp_path),
         "ADMIN_KEY": "r",

@@ -6,6 +6,7 @@ import pytest
 
 from fairlead.cli import main
 from text.chats import CHATS
+from text.model_folders import write_folder
 
 CALLS = {"tool_calls": {"open": "<c>", "close": "</c>", "content": "json"}, "content": {}}
 RECORD = {"fields": {"thinking": {"open": "<r>", "close": "</r>"}, **CALLS}}
@@ -48,14 +49,11 @@ def test_wire_format_of_a_model_is_shown_with_its_source(
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     record = {"response_template": settings.pop("record")} if "record" in settings else {}
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "tokenizer_config.json").write_text(
-        json.dumps({"chat_template": template, **record})
-    )
+    write_folder(tmp_path / "small", tokenizer_config={"chat_template": template, **record})
     models = {"qwen": {"path": "small", **settings}, "x": {"cmd": "x ${PORT}"}}
     file = tmp_path / "fairlead.yaml"
     file.write_text(json.dumps({"models": models}))
-    assert main(["config", "check", str(file)]) == 0
+    assert main(["config", "check", str(file)]) == (2 if template == "{{" else 0)
     printed = capsys.readouterr().out
     assert f"\n  wire format of qwen: {line}" in printed
     assert "format of x" not in printed

@@ -7,6 +7,7 @@ import structlog
 
 from fairlead.config import ModelConfig
 from fairlead.fleet.model_reading import read_model
+from text.model_folders import NO_TENSORS
 from text.vocabularies import library
 
 
@@ -17,7 +18,8 @@ from text.vocabularies import library
 async def test_control_tokens_that_a_template_loses_are_logged(tmp_path, written, lost):
     library("llama").save(str(tmp_path / "tokenizer.json"))
     template = f"{{% for m in messages %}}{written}{{% endfor %}}"
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 32, "eos_token_id": 2}')
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "eos_token_id": 2}')
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with structlog.testing.capture_logs() as lines:
         model = await read_model(

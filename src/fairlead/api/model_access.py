@@ -49,7 +49,7 @@ class ModelAccess:
         return model
 
     def find_text(self, request: Request, name: str | None) -> TextModel:
-        """Return the model, as `known_text` does. Raises `InvalidRequest`, too, if its tokenizer is unknown."""
+        """Return the model, as `known_text` does. Raises `InvalidRequest` if its tokenizer is unknown."""
         found = self.find(request, name)
         model = self.text_of(found)
         if model is None:

@@ -91,7 +91,10 @@ def _configure_log(*, json: bool, level: "logs.Level" = "info") -> None:
 
 
 def check(file: Path, *, as_json: bool) -> int:
-    """Print a summary of a file, or its errors. Return the exit code: 0 if it is valid, else 2."""
+    """Print a summary of a file, or its errors. Return the exit code.
+
+    0: it is valid, and its models can be loaded, as far as they are on this machine; 2: it is not so.
+    """
     try:
         reading = read_config(file, os.environ)
     except ConfigFileError as error:
@@ -101,16 +104,20 @@ def check(file: Path, *, as_json: bool) -> int:
         else:
             print(error, file=sys.stderr, flush=True)
         return 2
+    from fairlead.console.model_faults import faults_of
+
+    faults = faults_of(reading.config, may_be_elsewhere=True)
     if as_json:
         summary = _summary(reading.config) | {
             "without_effect": reading.without_effect,
             "remarks": _remarks(reading),
             "missing_commands": _missing_commands(reading.config),
+            "faulty_models": faults,
         }
-        print(json.dumps({"file": str(file), "ok": True, **summary}, indent=2))
+        print(json.dumps({"file": str(file), "ok": not faults, **summary}, indent=2))
     else:
-        print("\n".join(_lines(file, reading)))
-    return 0
+        print("\n".join(_lines(file, reading, faults)))
+    return 2 if faults else 0
 
 
 def print_schema() -> None:
@@ -146,14 +153,15 @@ def _remarks(reading: Reading) -> list[str]:
     return [*reading.remarks, *([NO_OPERATOR] if lacks_operator(reading.config.api_keys) else [])]
 
 
-def _lines(file: Path, reading: Reading) -> list[str]:
+def _lines(file: Path, reading: Reading, faults: dict[str, str]) -> list[str]:
     from fairlead.console.wire_formats import formats_of
 
     config = reading.config
     models = ", ".join(model.name for model in config.models) or "none"
     nodes = ", ".join(node.id for node in config.nodes) or "none"
     return [
-        f"{file} is good.",
+        f"{file} is good." if not faults else f"{file} is valid, but has models that cannot be loaded.",
+        *(f"  {model} cannot be loaded: {reason}" for model, reason in faults.items()),
         f"  models: {models}",
         *(f"  wire format of {model}: {found}" for model, found in formats_of(config).items()),
         f"  nodes: {nodes}",

@@ -28,6 +28,7 @@ MIN_DISK_GIB = 2
 MIN_FILES = 4096
 GIB = 1024**3
 CHILD_TIMEOUT_S = 120
+MODEL = "model"  # the name of what is found about a model
 NAME = 14  # characters, the minimum width of the column of names
 MARKS = {"good": "[green]✓[/]", "warning": "[yellow]![/]", "bad": "[red]✗[/]"}
 
@@ -80,9 +81,13 @@ def doctor(*, config: Path | None, host: str | None, port: int | None, as_json: 
             lines.add_row("", "", Text(finding.advice, "dim"))
     console = Console(highlight=False)
     console.print(lines)
-    console.print(
-        "[red]A server will not run here yet.[/]" if failed else "[green]A server will run here.[/]"
-    )
+    bad = {finding.name for finding in findings if finding.verdict == "bad"}
+    if not bad:
+        console.print("[green]A server will run here.[/]")
+    elif bad == {MODEL}:
+        console.print("[red]A server will not load all of its models here yet.[/]")
+    else:
+        console.print("[red]A server will not run here yet.[/]")
     return int(failed)
 
 
@@ -224,6 +229,16 @@ def _configuration(file: Path | None, reading: Reading | Exception | None) -> It
     found = f"{file}: {_counted(len(config.models), 'model')}, {_counted(len(config.nodes), 'node')}"
     without = ", ".join(reading.without_effect)
     yield Finding("configuration", "good", found, f"Without effect here: {without}" if without else "")
+    yield from _models(config)
+
+
+def _models(config: Config) -> Iterator[Finding]:
+    from fairlead.console.model_faults import faults_of, models_to_fetch
+
+    for name, reason in faults_of(config, may_be_elsewhere=False).items():
+        yield Finding(MODEL, "bad", f"{name} cannot be loaded: {reason}")
+    for name in models_to_fetch(config):
+        yield Finding(MODEL, "warning", f"{name} is not on this machine: a server fetches it from the hub")
 
 
 def _counted(number: int, thing: str) -> str:

@@ -8,7 +8,7 @@ import trio
 
 from fairlead.config import ModelConfig
 from fairlead.models.folder import read_folder
-from fairlead.text.hub import find_local, find_model, is_hub_id
+from fairlead.text.hub import find_model
 from fairlead.text.model import TextModel
 
 logger = structlog.get_logger("fairlead.model")
@@ -30,14 +30,6 @@ def read_files(model: ModelConfig, folder: Path) -> TextModel:
         special_tokens=model.special_tokens,
         wire_format=model.wire_format,
     )
-
-
-def read_local(model: ModelConfig) -> TextModel | None:
-    """Read a model's files as `read_files` does; None if they would have to be fetched from a hub first."""
-    folder = find_local(model.path)
-    if folder is None and is_hub_id(str(model.path)) and not Path(model.path).exists():
-        return None
-    return read_files(model, folder or find_model(model.path))
 
 
 async def read_model(

@@ -14,7 +14,7 @@ from fairlead.errors import LoadFailed
 from fairlead.models.architecture import REFUSED, ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.generation import GenerationDefaults, read_generation, read_generation_defaults
-from fairlead.models.listing import list_weights
+from fairlead.models.listing import list_tensors
 from fairlead.models.pooling import Pooling, read_pooling
 from fairlead.models.positions import read_own_positions
 from fairlead.models.registry import ARCHITECTURES, read_built_in
@@ -64,7 +64,7 @@ def read_folder(directory: Path, *, max_model_len: int | None = None) -> ModelFo
     generation = read_generation(directory)
     defaults = read_generation_defaults(generation)
     limit = read_max_model_len(config, spec, max_model_len)
-    list_weights(directory)
+    list_tensors(directory)
     return ModelFolder(
         config, generation, defaults, None if spec is None else spec.for_context(limit), pooling, limit
     )
@@ -116,8 +116,8 @@ def _check_fallback(config: CheckpointConfig) -> None:
     if find_spec("transformers") is None:
         raise config.fails(
             "architectures",
-            f"{config.texts('architectures')} is not supported ({', '.join(ARCHITECTURES)} are, and more with "
-            "fairlead[hf])",
+            f"{config.texts('architectures')} is not supported ({', '.join(ARCHITECTURES)} are, "
+            "and more with fairlead[hf])",
         )
 
 

@@ -2,7 +2,8 @@
 
 A file is 8 bytes with the header's length, the header in JSON, and the tensors' bytes without a gap.
 Guarantees that any other file is a `LoadFailed` with its name before a tensor of it is touched, and that
-pages which have been read are dropped from memory by `drop_pages`.
+pages which have been read are dropped from memory by `drop_pages`. Imports torch for the content only: the
+parent process reads headers, too.
 """
 
 import json
@@ -13,18 +14,21 @@ import struct
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
-from torch import Tensor
 
 from fairlead.errors import LoadFailed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_DIMENSIONS = 8
-_FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# The dtypes that weights are made from: their names in torch, and their bits per element.
+_FLOATS = {"F64": ("float64", 64), "F32": ("float32", 32), "F16": ("float16", 16), "BF16": ("bfloat16", 16)}
 # Bits per element of the dtypes that a file may contain, but that weights cannot be made from.
 _OTHERS = {
     "BOOL": 8,
@@ -51,13 +55,16 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """Return the error to raise for this tensor."""
         return LoadFailed(f"{self.file.path}: tensor {self.name!r} {reason}")
 
-    def floats(self) -> torch.dtype:
+    def floats(self) -> "torch.dtype":
         """Return its dtype; `LoadFailed` unless weights can be made from it."""
+        import torch
+
         if self.dtype not in _FLOATS:
             raise self.fails(f"is of {self.dtype}, which is not supported ({', '.join(_FLOATS)} are)")
-        return _FLOATS[self.dtype]
+        dtype: torch.dtype = getattr(torch, _FLOATS[self.dtype][0])
+        return dtype
 
-    def mapped(self) -> Tensor:
+    def mapped(self) -> "Tensor":
         """Return the tensor in place in the file: read-only, and read from there when it is used."""
         return self._view(0, self.nbytes).view(self.shape)
 
@@ -73,13 +80,13 @@ class StoredTensor(msgspec.Struct, frozen=True):
             len(rows) * row_bytes,
         )
 
-    def pieces(self, size_bytes: int) -> Iterator[Tensor]:
+    def pieces(self, size_bytes: int) -> Iterator["Tensor"]:
         """Yield its elements in order, flat, about `size_bytes` at a time; drop each piece after use."""
         for start, stop in self._ranges(size_bytes):
             yield self._view(start, stop)
             self.file.drop_pages(self.begin + start, self.begin + stop)
 
-    def column_pieces(self, columns: range, size_bytes: int) -> Iterator[Tensor]:
+    def column_pieces(self, columns: range, size_bytes: int) -> Iterator["Tensor"]:
         """Yield these columns of a matrix in order, some rows at a time; drop each piece after use.
 
         Only they are read, as far as the system reads no whole page and none ahead.
@@ -106,7 +113,9 @@ class StoredTensor(msgspec.Struct, frozen=True):
         for start in range(0, self.nbytes, step):
             yield start, min(start + step, self.nbytes)
 
-    def _view(self, start: int, stop: int) -> Tensor:
+    def _view(self, start: int, stop: int) -> "Tensor":
+        import torch
+
         dtype = self.floats()
         if start == stop:
             return torch.empty(0, dtype=dtype)
@@ -175,7 +184,7 @@ class TensorFile:
                 raise self._fails(f"its header lacks dtype, shape or data_offsets of {name!r}")
         if len(shape) > _MAX_DIMENSIONS or not all(type(size) is int and size >= 0 for size in shape):
             raise self._fails(f"tensor {name!r} has the shape {shape!r:.200}")
-        bits = _FLOATS[dtype].itemsize * 8 if dtype in _FLOATS else _OTHERS.get(dtype)
+        bits = _FLOATS[dtype][1] if dtype in _FLOATS else _OTHERS.get(dtype)
         if bits is None:
             raise self._fails(f"tensor {name!r} is of {dtype!r:.50}, which is not known")
         size = len(self.memory) - begin

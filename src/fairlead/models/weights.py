@@ -16,9 +16,9 @@ from torch import Tensor
 from fairlead.errors import LoadFailed
 from fairlead.models.layers import Embedding
 from fairlead.models.linear import Linear, Quantization
-from fairlead.models.listing import list_weights
+from fairlead.models.listing import list_tensors
 from fairlead.models.quantization.none import NONE, UnquantizedLinear
-from fairlead.models.tensor_file import StoredTensor, TensorFile
+from fairlead.models.tensor_file import StoredTensor
 
 _PROGRESS_STEPS = 40
 _SHARED_BUFFER_BYTES = 64 * 1024 * 1024  # twice the size up to which the allocator keeps freed memory
@@ -53,10 +53,8 @@ class Weights:
         self.device = device
         self.bytes_placed = 0
         self._report = report
-        self._tensors: dict[str, StoredTensor] = {}
         self._taken: dict[str, StoredTensor] = {}
-        self.listing = directory
-        self._open(directory)
+        self.listing, self._tensors = list_tensors(directory)
         self.bytes_total = self._count()
         self._shared_buffer = torch.empty(0, dtype=dtype)
         self.bytes_read = 0
@@ -259,30 +257,6 @@ class Weights:
 
     def _count(self) -> int:
         return max(1, sum(tensor.nbytes for tensor in self._tensors.values()))
-
-    def _open(self, directory: Path) -> None:
-        """Open every file of the checkpoint; set `listing` to the file that lists the tensors."""
-        found = list_weights(directory)
-        self.listing = found.path
-        if found.shards is None:
-            self._tensors = dict(TensorFile(found.path).tensors)
-        else:
-            self._open_shards(found.shards, directory)
-
-    def _open_shards(self, files: Mapping[str, str], directory: Path) -> None:
-        """Open the shards that an index names; both must list the same tensors."""
-        for shard in sorted(set(files.values())):
-            for name, tensor in TensorFile(directory / shard).tensors.items():
-                if name in self._tensors:
-                    raise tensor.fails(f"is also in {self._tensors[name].file.path.name}")
-                if name not in files:
-                    raise tensor.fails(f"is not in {self.listing.name}")
-                self._tensors[name] = tensor
-        for name, shard in files.items():
-            if name not in self._tensors or self._tensors[name].file.path.name != shard:
-                raise LoadFailed(
-                    f"{directory / shard}: tensor {name!r} is missing, but the index lists it here"
-                )
 
 
 _Value = TypeVar("_Value")
