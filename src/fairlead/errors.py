@@ -282,10 +282,14 @@ class FaultyModel(LoadFailed):
     """
 
     should_retry = False
+    reason: str = ""  # not sent to other processes
 
-    def __init__(self, model: str, reason: str) -> None:
-        super().__init__(f"the model {model} cannot be loaded: {reason}", param="model")
-        self.reason = reason
+    @classmethod
+    def of(cls, model: str, reason: str) -> "FaultyModel":
+        """Return the error for a model."""
+        error = cls(f"the model {model} cannot be loaded: {reason}", param="model")
+        error.reason = reason
+        return error
 
 
 class LoadCancelled(LoadFailed):

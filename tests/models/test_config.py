@@ -4,11 +4,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlead.config import ConfigError
 from fairlead.errors import LoadFailed
 from fairlead.models.config import CheckpointConfig
+from fairlead.models.folder import read_max_model_len
+from fairlead.models.positions import DEFAULT_POSITIONS
 from fairlead.models.registry import ARCHITECTURES, read_built_in
 from fairlead.models.rope import Rope
 from fairlead.models.rotary import inverse_frequencies
@@ -321,3 +326,120 @@ def test_any_values_make_a_shape_or_a_load_failure(family, values):
         assert str(PATH) in error.message  # noqa: PT017  either outcome is right
     else:
         assert len(shape.windows) == shape.layers
+
+
+CONFIGURATIONS = {
+    "Gemma3ForCausalLM": transformers.Gemma3TextConfig,
+    "Gemma3ForConditionalGeneration": transformers.Gemma3Config,
+    "LlamaForCausalLM": transformers.LlamaConfig,
+    "MistralForCausalLM": transformers.MistralConfig,
+    "MixtralForCausalLM": transformers.MixtralConfig,
+    "Qwen2ForCausalLM": transformers.Qwen2Config,
+    "Qwen3ForCausalLM": transformers.Qwen3Config,
+    "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
+}
+
+
+def test_every_family_is_compared_with_transformers():
+    assert ARCHITECTURES.keys() == CONFIGURATIONS.keys()
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_each_key_that_is_left_out_has_the_value_that_transformers_gives_it(name):
+    made = CONFIGURATIONS[name]()
+    complete, read = made.to_dict(), ARCHITECTURES[name]
+    text = made.get_text_config().to_dict()
+    expected = read(CheckpointConfig(PATH, complete))
+    assert read(CheckpointConfig(PATH, {})) == expected
+    for key in text:
+        without = {other: value for other, value in text.items() if other != key}
+        assert read(CheckpointConfig(PATH, without)) == expected, key
+
+
+def test_gemma_as_published_leaves_out_what_equals_the_defaults():
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    published = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}
+    spec = ARCHITECTURES["Gemma3ForConditionalGeneration"](CheckpointConfig(PATH, published))
+    theirs = transformers.Gemma3Config(text_config=dict(text)).text_config
+    assert (spec.vocab_size, spec.max_positions) == (theirs.vocab_size, theirs.max_position_embeddings)
+    assert (spec.heads, spec.kv_heads, spec.head_dim) == (8, 4, 256)
+    assert spec.windows.count(None) == theirs.layer_types.count("full_attention")
+
+
+def test_dense_decoders_of_transformers_have_its_default_length():
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+    compared = [kind for kind in DEFAULT_POSITIONS if kind in known]
+    assert len(compared) > 30
+    for kind in compared:
+        made = transformers.AutoConfig.for_model(kind).get_text_config()
+        assert made.max_position_embeddings == DEFAULT_POSITIONS[kind], kind
+
+
+FOUR, TRAINED = {"factor": 4.0}, {"original_max_position_embeddings": 512}
+LONGER = {"max_position_embeddings": 2048}
+QWEN = {"max_position_embeddings": 512, "rope_theta": 1_000_000.0}
+
+
+@pytest.mark.parametrize(
+    ("keys", "length", "most"),
+    [
+        # As the makers of Qwen2.5 and Qwen3 describe it: the trained length stays in the file.
+        ({"rope_scaling": {"type": "yarn", **FOUR, **TRAINED}}, 2048, 2048),
+        ({"max_position_embeddings": 640, "rope_scaling": {"type": "yarn", **FOUR, **TRAINED}}, 2048, 2048),
+        ({"rope_scaling": {"rope_type": "yarn", **FOUR}}, 2048, 2048),
+        # As models that were trained with it are saved: the file has the longer length.
+        (
+            {**LONGER, "rope_parameters": {"rope_type": "yarn", **FOUR, **TRAINED, "rope_theta": 1e6}},
+            2048,
+            2048,
+        ),
+        ({**LONGER, "rope_scaling": {"type": "yarn", **TRAINED}}, 2048, 2048),
+        ({**LONGER, **TRAINED, "rope_scaling": {"type": "yarn", **FOUR}}, 2048, 2048),
+        ({"rope_scaling": {"type": "linear", **FOUR}}, 2048, 2048),
+        ({**LONGER, "rope_scaling": {"type": "linear", **FOUR, **TRAINED}}, 2048, 2048),
+        ({"rope_scaling": {"type": "dynamic", **FOUR}}, 512, 2048),
+        ({"rope_scaling": {"rope_type": "llama3", **LLAMA3}}, 512, 512),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, 2**31 - 1, 2**31 - 1),
+        ({"rope_scaling": {}}, 512, 512),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "SmolLM3ForCausalLM"])
+def test_scaling_extends_the_trained_length_as_its_makers_document(architecture, keys, length, most):
+    config = CheckpointConfig(PATH, {"architectures": [architecture], **QWEN, **keys})
+    spec = read_built_in(config)
+    if spec is None:  # transformers' own dynamic scaling depends on the batch, so it gets no longer texts
+        most = length
+    assert read_max_model_len(config, spec, None) == length
+    assert read_max_model_len(config, spec, most) == most
+    if most < 2**31 - 1:
+        with pytest.raises(ConfigError, match=f"above the model's own limit of {most} tokens"):
+            read_max_model_len(config, spec, most + 1)
+
+
+def test_longrope_serves_the_trained_length():
+    keys = {"max_position_embeddings": 131_072, "original_max_position_embeddings": 4096}
+    config = CheckpointConfig(PATH, {**keys, "rope_scaling": {"type": "longrope", "short_factor": [1.0]}})
+    assert read_max_model_len(config, None, None) == 4096
+
+
+def test_scaling_of_gemma_is_part_of_its_length():
+    spec = read_config("Gemma3", rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert (spec.max_positions, spec.most_positions) == (1000, 1000)
+
+
+def test_longer_texts_with_dynamic_scaling_have_the_frequencies_that_transformers_computes_for_them():
+    scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
+    theirs = transformers.LlamaConfig(**VALID, rope_parameters=dict(scaling))
+    compute = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["dynamic"]
+    for tokens in (1000, 1001, 3000):
+        spec = read_config(rope_parameters=scaling).for_context(tokens)
+        expected = compute(theirs, device="cpu", seq_len=tokens)[0]
+        torch.testing.assert_close(inverse_frequencies(spec.ropes[0], spec.head_dim), expected)
+        assert spec.max_positions == tokens

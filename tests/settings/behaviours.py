@@ -358,3 +358,35 @@ async def one_persons_server_shares_all_prefixes(server: Served) -> None:
     await server.complete(_SAID, user="ana").done()
     await server.complete(_SAID, user="bob").done()
     assert server.engine.statistics.prefix_hits >= BLOCK
+
+
+_ODD = {"path": "DEMO", "maxModelLen": 10**7, "aliases": ["strange"]}
+
+
+@behaviour({"models": {"odd": _ODD}})
+async def faulty_model_does_not_stop_the_others_and_is_named_alone(server: Served) -> None:
+    assert (await server.complete().done()).status == 200
+    for name in ("odd", "strange"):
+        refused = await server.complete(model=name).done()
+        error = refused.document["error"]
+        assert (refused.status, error["code"]) == (502, "load_failed"), refused
+        assert error["message"].startswith("the model odd cannot be loaded: maxModelLen "), refused
+        assert "config.json gives" in error["message"], refused
+    assert (await server.fetch("/models/load", {"model": "odd"})).status == 502
+    cards = {card["id"]: card for card in (await server.get_json("/v1/models"))["data"]}
+    assert (list(cards), "problem" in cards["m"]) == (["m", "odd"], False)
+    statuses = {node["models"][0]: node for node in await server.get_json("/nodes")}
+    for shown in (cards["odd"], statuses["odd"]):
+        assert shown["problem"] == error["message"]
+    assert statuses["m"]["problem"] is None
+    assert (await server.fetch("/ready")).status == 200
+
+
+@behaviour({"models": {"odd": _ODD}})
+async def faulty_model_is_served_once_it_is_repaired(server: Served) -> None:
+    process = server.processes_of("fairlead.worker.main")
+    repaired = {"path": "DEMO", "aliases": ["strange"]}
+    assert await server.reload(file_with({"models": {"odd": repaired}})) == []
+    assert (await server.complete(model="odd").done()).status == 200
+    assert "problem" not in (await server.get_json("/v1/models/odd"))
+    assert process[0] in server.processes_of("fairlead.worker.main"), "the other model was not loaded again"

@@ -102,7 +102,7 @@ class ModelCatalog:
             try:
                 readings.texts[model.name] = await self._read(model)
             except (LoadFailed, ConfigError) as error:
-                fault = FaultyModel(model.name, str(error))
+                fault = FaultyModel.of(model.name, str(error))
                 fault.__cause__ = error
                 readings.faults[model.name] = fault
         return readings
@@ -126,7 +126,7 @@ class ModelCatalog:
     def refuse_faulty(self, model: str) -> None:
         """Raise `FaultyModel` if the model cannot be loaded because of its files or settings."""
         if (fault := self.faults.get(model)) is not None:
-            raise FaultyModel(model, fault.reason)  # an exception of its own, with its own traceback
+            raise FaultyModel.of(model, fault.reason)  # an exception of its own, with its own traceback
 
     def isolates_tenants(self, model: str) -> bool:
         """Return whether tenants share no cached prefixes of a model; False if it is not configured here."""

@@ -310,7 +310,7 @@ class ManagedModel:
 
     def _new_process(self) -> ModelProcess:
         if self.fault is not None:
-            raise FaultyModel(self.name, self.fault.reason)
+            raise FaultyModel.of(self.name, self.fault.reason)
 
         def progressed(fraction: float | None, stage: str) -> None:
             self._history.load_progressed(fraction, stage)

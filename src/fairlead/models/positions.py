@@ -6,9 +6,9 @@ from fairlead.models.rope import read_max_positions
 _KEYS = ("max_position_embeddings", "n_positions")
 # What transformers' configurations have without such a key, of dense decoders.
 _BY_DEFAULT = {
-    1024: "gpt2 gpt-sw3 gpt_bigcode",
-    2048: "bitnet codegen diffllama doge exaone exaone4 gpt_neox gptj granite hunyuan_v1_dense hyperclovax "
-    "internlm3 nanochat olmo olmo2 olmo3 opt phi",
+    1024: "gpt2 gpt_bigcode",
+    2048: "bitnet codegen diffllama doge exaone4 gpt_neox gptj granite hunyuan_v1_dense hyperclovax "
+    "nanochat olmo olmo2 olmo3 opt phi",
     4096: "arcee helium nemotron phi3 starcoder2",
     8192: "cohere cohere2 gemma gemma2 jais2 vaultgemma",
     16_384: "persimmon",
