@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import statistics
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import transformers
 
 from fairlead.job import Sampling
+from fairlead.models.loader import read_source
 from models.test_through_the_engine import EngineDriver
 from models.tiny import SIZES, Driver, generate, load, prompt_of, save
 
@@ -285,3 +287,59 @@ def test_rounding_errors_are_at_most_1_5_times_those_of_transformers(name, dtype
     found = [rounding(name, dtype, tmp_path / f"{seed}", monkeypatch, seed) for seed in seeds]
     assert min(found) > 0
     assert statistics.median(map(float, found)) <= 1.5
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+@pytest.mark.parametrize(
+    ("made", "kind", "length"),
+    [
+        (transformers.LlamaConfig, "yarn", None),
+        (transformers.LlamaConfig, "linear", None),
+        # Its frequencies are those of the longest text that is allowed, here this one.
+        (transformers.LlamaConfig, "dynamic", 200),
+        (transformers.Olmo2Config, "yarn", None),
+    ],
+    ids=["yarn", "linear", "dynamic", "yarn in transformers"],
+)
+def test_logits_of_a_text_beyond_the_trained_length_match(
+    tmp_path, monkeypatch, compiled, made, kind, length
+):
+    trained = {**SQUARE, "head_dim": 16, "max_position_embeddings": 64}
+    config = made(**trained, rope_parameters={"rope_type": kind, "rope_theta": 10_000.0, "factor": 4.0})
+    reference = save(config, tmp_path)
+    loaded = load(tmp_path, compiled=compiled, max_model_len=length, kv_cache_bytes=4 << 20)
+    assert loaded.max_model_len == (length or 256)
+    recorded = record_logits(loaded, monkeypatch)
+    prompt = prompt_of(200)
+    generate(loaded, [prompt], Sampling(max_tokens=1, temperature=0))
+    expected = reference_logits(reference, prompt)[-1:]
+    error = (recorded[-1] - expected).abs().max() / expected.abs().max()
+    assert error <= 1e-4
+
+
+def test_gemma_as_published_is_loaded_with_the_family_defaults_of_its_nested_configuration(
+    tmp_path, monkeypatch
+):
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "sliding_window": 64,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
+    reference = save(transformers.Gemma3TextConfig(**text), tmp_path)
+    published = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text}
+    architectures = ["Gemma3ForConditionalGeneration"]
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": architectures, **published}))
+    loaded = load(tmp_path, kv_cache_bytes=64 << 20)
+    assert (loaded.vocab_size, read_source(tmp_path, device=torch.device("cpu")).spec.max_positions) == (
+        262_208,
+        131_072,
+    )
+    recorded = record_logits(loaded, monkeypatch)
+    prompt = prompt_of(20)
+    generate(loaded, [prompt], Sampling(max_tokens=1, temperature=0))
+    expected = reference_logits(reference, prompt)[-1:]
+    error = (recorded[-1] - expected).abs().max() / expected.abs().max()
+    assert error <= 1e-4 + rounding_of(reference, prompt)[0]

@@ -93,7 +93,10 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     max_output_tokens: AtLeastOne | None = None
     """Maximum length of an answer, in tokens."""
     max_model_len: Annotated[int, Meta(ge=2)] | None = None  # one token each of prompt and answer
-    """Maximum length of prompt and answer together, in tokens. Default: the model's own limit."""
+    """Maximum length of prompt and answer together, in tokens. Default: the model's own limit, which YaRN and
+    linear scaling extend. Of a model with dynamic scaling that is the trained length; a greater value, up to
+    the scaling's factor, gives all its texts the frequencies of that length.
+    """
     special_tokens: SpecialTokens = "text"
     """How control tokens (`<|im_end|>`, `</s>`) in a client's messages, tools and chat_template_kwargs are
     treated. text: they remain text. parse: they become those tokens, with which a client can end its message
