@@ -8,10 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fairlead.cli import main
-from fairlead.config import ConfigError, ModelConfig
+from fairlead.config import Config, ConfigError, ModelConfig
 from fairlead.console import doctor
+from fairlead.console.model_faults import faults_of
 from fairlead.errors import LoadFailed
 from fairlead.fleet.model_reading import read_files
 from fairlead.models.folder import read_folder
@@ -131,3 +133,14 @@ def test_numbers_and_null_in_other_forms_are_read_by_all(tmp_path, capsys, chang
     assert main(["config", "check", str(checked_file(model))]) == 0
     found = doctor._configuration(checked_file(model), doctor._reading(checked_file(model)))
     assert [finding.verdict for finding in found] == ["good"]
+
+
+def test_what_only_transformers_knows_is_found_by_commands_as_by_the_models_process(tmp_path):
+    odd = write(tmp_path / "odd", {"config": {"architectures": ["NoForCausalLM"]}})
+    good = write(tmp_path / "good", {})
+    config = Config(models=(odd, replace(good, name="good")))
+    found = faults_of(config, may_be_elsewhere=False)
+    with pytest.raises(LoadFailed) as refused:
+        load(odd.path)
+    assert found == {"odd": refused.value.message}
+    assert "['NoForCausalLM'] is not supported" in found["odd"]

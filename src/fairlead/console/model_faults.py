@@ -1,31 +1,41 @@
 """Which models of a configuration cannot be loaded here, for `fairlead config check` and `doctor`."""
 
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fairlead.config import Config, ConfigError, ModelConfig
 from fairlead.errors import LoadFailed
 from fairlead.fleet.model_reading import read_files
+from fairlead.models.folder import read_folder
 from fairlead.text.hub import find_local, find_model, is_hub_id
+
+PROBE_TIMEOUT_S = 120
 
 
 def faults_of(config: Config, *, may_be_elsewhere: bool) -> dict[str, str]:
     """Return why models cannot be loaded, by name. Nothing is downloaded.
 
-    A server reads the same files by the same function, and gives the same reasons. Models that are still on a
-    hub have no faults. With `may_be_elsewhere`, nor have those whose folder does not exist: the file may be
+    A server reads the same files by the same function, and gives the same reasons. What transformers is
+    needed for is read in another process, which imports torch. Models that are still on a hub have no
+    faults. With `may_be_elsewhere`, nor have those whose folder does not exist: the file may be
     for another machine.
     """
-    faults = {}
+    faults, others = {}, {}
     for model in _engine_models(config):
         is_absent = _is_absent(model)
         if is_absent and (may_be_elsewhere or is_hub_id(str(model.path))):
             continue
         try:
-            read_files(model, find_model(find_local(model.path) or model.path))
+            folder = find_model(find_local(model.path) or model.path)
+            read_files(model, folder)
+            if read_folder(folder, max_model_len=model.max_model_len).spec is None:
+                others[model.name] = (str(folder), model.max_model_len)
         except (LoadFailed, ConfigError) as error:
             faults[model.name] = str(error)
-    return faults
+    return faults | _probe(others)
 
 
 def models_to_fetch(config: Config) -> list[str]:
@@ -33,6 +43,29 @@ def models_to_fetch(config: Config) -> list[str]:
     return [
         model.name for model in _engine_models(config) if _is_absent(model) and is_hub_id(str(model.path))
     ]
+
+
+def _probe(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
+    """Return the faults of models that transformers implements, by name; see `models/probe.py`."""
+    if not models:
+        return {}
+    command = [sys.executable, "-P", "-m", "fairlead.models.probe"]
+    try:
+        ran = subprocess.run(  # noqa: S603 - our own code
+            command,
+            input=json.dumps(models),
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["it printed no reason"])[-1]
+        return dict.fromkeys(models, f"transformers cannot read it: {reason}")
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(models, f"transformers did not read it within {PROBE_TIMEOUT_S} s")
+    faults: dict[str, str] = json.loads(ran.stdout.splitlines()[-1])
+    return faults
 
 
 def _engine_models(config: Config) -> Iterator[ModelConfig]:

@@ -64,6 +64,7 @@ def fallback(
         raise LoadFailed(f"{config.path}: {error}") from error
     if not isinstance(model_config, model_class.config_class):
         raise config.fails("model_type", f"{model_config.model_type!r} does not belong to {name}")
+    _check(config, model_class, model_config)
     return lambda weights: FallbackModel(config, model_class, model_config, weights, max_positions)
 
 
@@ -84,7 +85,6 @@ class FallbackModel:
         self._max_positions = max_positions
         self._name = model_class.__name__
         register_attention()
-        _check(config, model_class, model_config)
         try:
             self._model: Any = build_without_weights(model_class, model_config, weights, NAME)
             load_weights(self._model, weights)
