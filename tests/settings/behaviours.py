@@ -15,6 +15,7 @@ from settings.prompts import random_text
 from settings.queue_settings import LONG_TOKENS, RELAY_NODE
 from settings.relay_settings import URL
 from settings.served import SECOND, Pending, Scenario, Served
+from simulation.parent import model_folder
 
 TWO = {
     "models": {"m": None},
@@ -390,3 +391,25 @@ async def faulty_model_is_served_once_it_is_repaired(server: Served) -> None:
     assert (await server.complete(model="odd").done()).status == 200
     assert "problem" not in (await server.get_json("/v1/models/odd"))
     assert process[0] in server.processes_of("fairlead.worker.main"), "the other model was not loaded again"
+
+
+def _without_vocabulary() -> str:
+    """Return a folder whose fault only a front sees, as the dispatcher reads no vocabularies."""
+    folder = model_folder("without vocabulary")
+    (folder / "tokenizer.json").write_text("{}")
+    return str(folder)
+
+
+@behaviour({"models": {"odd": {"path": _without_vocabulary()}}})
+async def fault_of_a_vocabulary_is_shown_by_every_process(server: Served) -> None:
+    refused = await server.complete(model="odd").done()
+    message = refused.document["error"]["message"]
+    assert (refused.status, message.split("/")[0]) == (502, "the model odd cannot be loaded: "), refused
+    assert "tokenizer.json is broken" in message
+    for path in ("/v1/models/odd", "/running", "/nodes"):
+        found = await server.get_json(path)
+        shown = found if isinstance(found, dict) else {}
+        if path == "/nodes":
+            (shown,) = (node for node in found if node["models"] == ["odd"])
+        if shown:
+            assert shown["problem"] == message, path

@@ -10,6 +10,7 @@ from settings.command_settings import card, chat
 from settings.prompts import random_text
 from settings.served import Served
 from simulation.parent import model_folder
+from text.model_folders import NO_TENSORS
 
 DEMO_BYTES = 5_318_400
 
@@ -29,7 +30,15 @@ async def running(server: Served) -> dict[str, Any]:
     return dict(found)
 
 
-@setting("models.ENGINE.path", model(path="DEMO", preload=False), alternative=str(model_folder("alpha")))
+def _without_tensors() -> str:
+    """Return a folder that a server accepts, but from which its model cannot be loaded."""
+    folder = model_folder("without tensors")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
+    return str(folder)
+
+
+@setting("models.ENGINE.path", model(path="DEMO", preload=False), alternative=_without_tensors())
 async def model_is_loaded_from_its_folder(server: Served) -> None:
     answer = await server.complete().done()
     assert answer.status == 200, answer

@@ -49,11 +49,12 @@ def text() -> TextModel:
 
 @cache
 def model_folder(name: str) -> Path:
-    """Return a model's folder with the files that the parent reads; it has no weights."""
+    """Return a model's folder: copies of what the parent reads, and a link to weights."""
     folder = Path(_folder().name) / name
     folder.mkdir()
     for file in demonstration_model().glob("*.json"):
         shutil.copy(file, folder)
+    (folder / "model.safetensors").symlink_to(demonstration_model() / "model.safetensors")
     return folder
 
 

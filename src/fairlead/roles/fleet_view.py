@@ -65,6 +65,11 @@ class FleetView:
             if config is self.catalog.config:
                 self.catalog.apply_readings(readings)
 
+    def _node_with_fault(self, status: NodeStatus) -> NodeStatus:
+        faults = self.catalog.faults if status.kind == "engine" and status.problem is None else {}
+        fault = next((faults[model] for model in status.models if model in faults), None)
+        return status if fault is None else msgspec.structs.replace(status, problem=fault.message)
+
     def _with_fault(self, status: ModelStatus) -> ModelStatus:
         fault = self.catalog.faults.get(status.model)
         if fault is None or status.problem is not None:
@@ -117,8 +122,8 @@ class FleetView:
         return None if found is None else self._with_fault(found)
 
     def nodes(self) -> list[NodeStatus]:
-        """See `Fleet`."""
-        return list(self._state.nodes)
+        """See `Fleet`; with the faults of `models`."""
+        return [self._node_with_fault(status) for status in self._state.nodes]
 
     def load_times(self, model: str) -> tuple[float, float] | None:
         """See `Fleet`."""
