@@ -186,7 +186,7 @@ class Composition:
     ) -> AsyncIterator[Application]:
         """Run everything during the block; yield the application, to be served with its lifespan.
 
-        Calls `loaded` with the names of all models when preloading is over. `bypasses_quart` is as for
+        Calls `loaded` with the names of all models that are not faulty when preloading is over. `bypasses_quart` is as for
         `Application`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
         """
         app = Application(self._services(), bypasses_quart=bypasses_quart)
@@ -194,7 +194,8 @@ class Composition:
         async def load() -> None:
             async with trio.open_nursery() as fleet:
                 await fleet.start(self.fleet.run)
-                loaded([status.model for status in self.fleet.models()])
+                faulty = self.fleet.catalog.faults
+                loaded([status.model for status in self.fleet.models() if status.model not in faulty])
 
         async def change(latest: Config) -> None:
             await self.fleet.reload(latest)

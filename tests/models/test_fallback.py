@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.models.fallback import FallbackModel
-from fairlead.models.loader import load_model
+from fairlead.models.loader import load_model, read_source
 from models.test_agreement import record_logits, reference_logits
 from models.test_through_the_engine import EngineDriver, requests
 from models.tiny import SIZES, Driver, generate, load, prompt_of, save
@@ -148,9 +148,16 @@ def test_longrope_limits_the_context_to_its_short_factors(tmp_path):
     assert load(tmp_path, kv_cache_bytes=1 << 20).max_model_len == 64
 
 
+def load_with_limit(directory, **options):
+    """Load a model with a configured limit, as some have none of their own."""
+    cpu = torch.device("cpu")
+    source = read_source(directory, device=cpu, max_model_len=64, **options)
+    return source.load(cpu, lambda _fraction: None)
+
+
 def failure(directory, **options):
     with pytest.raises(LoadFailed) as caught:
-        load_model(directory, device=torch.device("cpu"), **options)
+        load_with_limit(directory, **options)
     assert str(directory) in caught.value.message
     return caught.value.message
 

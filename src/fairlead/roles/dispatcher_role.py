@@ -157,7 +157,8 @@ class DispatcherRole:
         async with trio.open_nursery() as fleet:
             await fleet.start(self._fleet.run)
             freeze()
-            names = tuple(status.model for status in self._fleet.models())
+            faulty = self._fleet.catalog.faults
+            names = tuple(status.model for status in self._fleet.models() if status.model not in faulty)
             self._link.send(control.ModelsLoaded(names))
 
     async def _serve(self, stream: trio.abc.Stream) -> None:
