@@ -186,8 +186,9 @@ class Composition:
     ) -> AsyncIterator[Application]:
         """Run everything during the block; yield the application, to be served with its lifespan.
 
-        Calls `loaded` with the names of all models that are not faulty when preloading is over. `bypasses_quart` is as for
-        `Application`. At the end of the block the models' processes end. Raises `LoadFailed` in a group.
+        Calls `loaded` with the names of all models that are not faulty when preloading is over.
+        `bypasses_quart` is as for `Application`. At the end of the block the models' processes end. Raises
+        `LoadFailed` in a group.
         """
         app = Application(self._services(), bypasses_quart=bypasses_quart)
 
