@@ -139,7 +139,7 @@ def test_what_only_transformers_knows_is_found_by_commands_as_by_the_models_proc
     odd = write(tmp_path / "odd", {"config": {"architectures": ["NoForCausalLM"]}})
     good = write(tmp_path / "good", {})
     config = Config(models=(odd, replace(good, name="good")))
-    found = faults_of(config, may_be_elsewhere=False)
+    found = faults_of(config)
     with pytest.raises(LoadFailed) as refused:
         load(odd.path)
     assert found == {"odd": refused.value.message}

@@ -106,7 +106,7 @@ def check(file: Path, *, as_json: bool) -> int:
         return 2
     from fairlead.console.model_faults import faults_of
 
-    faults = faults_of(reading.config, may_be_elsewhere=True)
+    faults = faults_of(reading.config)
     if as_json:
         summary = _summary(reading.config) | {
             "without_effect": reading.without_effect,

@@ -235,7 +235,7 @@ def _configuration(file: Path | None, reading: Reading | Exception | None) -> It
 def _models(config: Config) -> Iterator[Finding]:
     from fairlead.console.model_faults import faults_of, models_to_fetch
 
-    for name, reason in faults_of(config, may_be_elsewhere=False).items():
+    for name, reason in faults_of(config).items():
         yield Finding(MODEL, "bad", f"{name} cannot be loaded: {reason}")
     for name in models_to_fetch(config):
         yield Finding(MODEL, "warning", f"{name} is not on this machine: a server fetches it from the hub")

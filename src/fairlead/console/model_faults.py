@@ -15,18 +15,15 @@ from fairlead.text.hub import find_local, find_model, is_hub_id
 PROBE_TIMEOUT_S = 120
 
 
-def faults_of(config: Config, *, may_be_elsewhere: bool) -> dict[str, str]:
+def faults_of(config: Config) -> dict[str, str]:
     """Return why models cannot be loaded, by name. Nothing is downloaded.
 
     A server reads the same files by the same function, and gives the same reasons. What transformers is
-    needed for is read in another process, which imports torch. Models that are still on a hub have no
-    faults. With `may_be_elsewhere`, nor have those whose folder does not exist: the file may be
-    for another machine.
+    needed for is read in another process, which imports torch. Models that are still on a hub have no faults.
     """
     faults, others = {}, {}
     for model in _engine_models(config):
-        is_absent = _is_absent(model)
-        if is_absent and (may_be_elsewhere or is_hub_id(str(model.path))):
+        if _is_on_hub(model):
             continue
         try:
             folder = find_model(find_local(model.path) or model.path)
@@ -40,9 +37,7 @@ def faults_of(config: Config, *, may_be_elsewhere: bool) -> dict[str, str]:
 
 def models_to_fetch(config: Config) -> list[str]:
     """Return the names of models that a server would fetch from a hub."""
-    return [
-        model.name for model in _engine_models(config) if _is_absent(model) and is_hub_id(str(model.path))
-    ]
+    return [model.name for model in _engine_models(config) if _is_on_hub(model)]
 
 
 def _probe(models: Mapping[str, tuple[str, int | None]]) -> dict[str, str]:
@@ -74,5 +69,6 @@ def _engine_models(config: Config) -> Iterator[ModelConfig]:
             yield model
 
 
-def _is_absent(model: ModelConfig) -> bool:
-    return find_local(model.path) is None and not Path(model.path).exists()
+def _is_on_hub(model: ModelConfig) -> bool:
+    is_here = Path(model.path).exists() or find_local(model.path) is not None
+    return not is_here and is_hub_id(str(model.path))
