@@ -28,6 +28,7 @@ from models.rank_threads import TIMEOUT, on_ranks
 from models.test_agreement import CONFIGS, rounding_of
 from models.test_through_the_engine import EngineDriver
 from models.tiny import SHAPE, SIZES, generate, load, prompt_of, save
+from text.model_folders import NO_TENSORS
 
 BIASED = "llama, biases, linear rope"
 ONE_KV_HEAD = "qwen3, tied, biases, one KV head, upper layers slide, llama3 rope"
@@ -393,6 +394,7 @@ def test_network_that_cannot_be_divided_is_refused(changes, ranks, reason):
 def test_refusal_names_the_setting_and_the_file(config, reason, tmp_path):
     config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
     config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
     with pytest.raises(LoadFailed) as caught:
         read_source(tmp_path, device=torch.device("cpu"), ranks=Ranks(0, 2))
     assert f"{tmp_path / 'config.json'}: parallel: {reason}" in caught.value.message
@@ -402,6 +404,7 @@ def test_model_that_makes_embeddings_is_refused(tmp_path):
     config = CONFIGS["qwen3"]
     config.architectures = ["Qwen3ForCausalLM"]
     config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(NO_TENSORS)
     modules = [{"type": "x.Transformer"}, {"type": "x.Pooling", "path": "1_Pooling"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "1_Pooling").mkdir()

@@ -12,7 +12,7 @@ biases, mixtures of experts, checkpoints that are quantized or name tensors diff
 T tokens of all sequences of a step, flattened; H query heads, K KV heads, D channels per head; V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ from fairlead.models.fallback_attention import (
     register_attention,
 )
 from fairlead.models.fallback_weights import build_without_weights, load_weights
+from fairlead.models.folder import unknown_architecture
 from fairlead.models.model import AttentionFunction
 from fairlead.models.shape import ModelShape
 from fairlead.models.weights import Weights
@@ -37,26 +38,20 @@ _KINDS = {"full_attention", "sliding_attention", "attention"}
 _TRIAL_LENGTHS = [7, 5]  # of the sequences in the trial run of a model
 
 
-def fallback(
-    config: CheckpointConfig, names: Sequence[str], built_in: Iterable[str], *, max_positions: int
-) -> Callable[[Weights], "FallbackModel"]:
+def fallback(config: CheckpointConfig, *, max_positions: int) -> Callable[[Weights], "FallbackModel"]:
     """Return a builder of the model that `config` names; `LoadFailed` if it is known not to run here.
 
-    config: what `read_folder` has accepted.
-    names: its architectures.
-    built_in: the architectures that do not need transformers, for error messages.
-    max_positions: the most tokens that a text can have.
+    `read_folder` has accepted `config`. `max_positions`: the most tokens that a text can have.
     """
     import transformers
 
     known = set(transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    name = next((name for name in names if name in known and hasattr(transformers, name)), None)
+    name = next(
+        (name for name in config.texts("architectures") if name in known and hasattr(transformers, name)),
+        None,
+    )
     if name is None:
-        raise config.fails(
-            "architectures",
-            f"{list(names)} is not supported ({', '.join(built_in)} are, "
-            f"and dense decoders of transformers {transformers.__version__})",
-        )
+        raise unknown_architecture(config)
     model_class = getattr(transformers, name)
     try:
         model_config = transformers.AutoConfig.from_pretrained(config.path.parent, trust_remote_code=False)

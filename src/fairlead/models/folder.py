@@ -4,6 +4,7 @@ The parent, the model's process, `config check` and `doctor` all read a folder b
 agree whether it can be loaded, and give the same reason if not. Imports neither torch nor transformers.
 """
 
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from fairlead.models.positions import read_own_positions
 from fairlead.models.registry import ARCHITECTURES, read_built_in
 
 FILE = "config.json"
+# The endings of the names of transformers' models that make text.
+_MAKE_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
 
 
@@ -113,12 +116,20 @@ def _check_fallback(config: CheckpointConfig) -> None:
     for key, reason in REFUSED.items():
         if key in config:
             raise config.fails(key, reason)
-    if find_spec("transformers") is None:
-        raise config.fails(
-            "architectures",
-            f"{config.texts('architectures')} is not supported ({', '.join(ARCHITECTURES)} are, "
-            "and more with fairlead[hf])",
-        )
+    has_transformers = find_spec("transformers") is not None
+    if not has_transformers or not any(name.endswith(_MAKE_TEXT) for name in config.texts("architectures")):
+        raise unknown_architecture(config)
+
+
+def unknown_architecture(config: CheckpointConfig) -> LoadFailed:
+    """Return the error for an architecture that neither we nor transformers can run."""
+    others = "more with fairlead[hf]"
+    if find_spec("transformers") is not None:
+        others = f"dense decoders of transformers {version('transformers')}"
+    return config.fails(
+        "architectures",
+        f"{config.texts('architectures')} is not supported ({', '.join(ARCHITECTURES)} are, and {others})",
+    )
 
 
 def _with_score(

@@ -22,7 +22,6 @@ from fairlead.models.network import Network
 from fairlead.models.parallel import ALONE, Ranks, refusal
 from fairlead.models.pooling import Pooling
 from fairlead.models.quantization import find_quantization
-from fairlead.models.registry import ARCHITECTURES
 from fairlead.models.weights import Weights
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in FLOAT_TYPES}
@@ -129,9 +128,7 @@ def read_source(
     else:
         from fairlead.models.fallback import fallback
 
-        build = fallback(
-            config, config.texts("architectures"), ARCHITECTURES, max_positions=folder.max_model_len
-        )
+        build = fallback(config, max_positions=folder.max_model_len)
     return WeightSource(
         directory, build, spec, chosen, method, read_eos_token_ids(config), pooling, ranks=ranks
     )
