@@ -167,7 +167,7 @@ CONVERSATIONS = [
     ([{"role": "user", "content": "\ud800"}], "messages[0].content"),
     (
         [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{}]}],
-        "messages[1].tool_calls[0].id",
+        "messages[1].tool_calls[0].function",
     ),
     ([{"role": "user", "content": "hello " * 5000}], "messages"),
 ]

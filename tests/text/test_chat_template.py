@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.text import chat_template
-from fairlead.text.chat_template import MAX_ARGUMENT_VALUES, ChatTemplate
+from fairlead.text.chat_template import ChatTemplate
+from fairlead.text.template_limits import MAX_ARGUMENT_VALUES
 from text.vocabularies import library
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -131,10 +132,10 @@ def test_tools_are_rendered_as_by_transformers():
     assert isinstance(call["function"]["arguments"], str)
 
 
-def test_arguments_that_are_not_json_are_rendered_as_a_string():
+def test_arguments_that_are_not_json_are_rendered_as_the_only_argument():
     call = {"type": "function", "function": {"name": "look_up", "arguments": "{oops"}}
     messages = [*user("hi"), {"role": "assistant", "tool_calls": [call]}]
-    assert '<tool_call>look_up "{oops"' in rendered(CHATML, messages)
+    assert '<tool_call>look_up {\n  "arguments": "{oops"\n}' in rendered(CHATML, messages)
 
 
 # Forms of content ----------------------------------------------------------------------------------
@@ -365,10 +366,11 @@ def test_arguments_of_too_many_values_are_refused_before_they_are_parsed(monkeyp
         return [{"role": "assistant", "content": None, "tool_calls": calls}]
 
     half = "[" + "1," * (MAX_ARGUMENT_VALUES // 2 - 2) + "1]"
-    source = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | length }} {% endfor %}"
+    arguments = "call.function.arguments.arguments"
+    source = f"{{% for call in messages[0].tool_calls %}}{{{{ {arguments} | length }}}} {{% endfor %}}"
     length = MAX_ARGUMENT_VALUES // 2 - 1
     assert f"{length} {length} " == rendered(source, call_with(half, half))
-    monkeypatch.setattr("fairlead.text.chat_template.json", None)  # parsing would raise
+    monkeypatch.setattr("fairlead.text.template_limits.json", None)  # parsing would raise
     with pytest.raises(InvalidRequest, match="JSON values") as caught:
         rendered(source, call_with(half, half, "1"))
     assert caught.value.param == "messages"

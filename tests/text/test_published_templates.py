@@ -157,7 +157,7 @@ class Checked:
             "documents": None,
             **special,
             **variables,
-            "messages": [template._prepared(message) for message in template._order.fitted(messages)],
+            **dict(zip(("messages", "tools"), template._written(messages, variables["tools"]), strict=True)),
             "add_generation_prompt": True,
         }
         text = rendered_by_jinja(source, **names)
@@ -221,7 +221,7 @@ def test_published_template_is_rendered_as_by_jinja_and_keeps_its_tokens(path):
             "documents": None,
             **SPECIAL,
             **variables,
-            "messages": [template._prepared(message) for message in template._order.fitted(messages)],
+            **dict(zip(("messages", "tools"), template._written(messages, variables["tools"]), strict=True)),
             "add_generation_prompt": True,
         }
         assert text == rendered_by_jinja(checked.source, **names)

@@ -128,15 +128,14 @@ def _reads_back(call: str, candidate: FormatRecord) -> bool:
 def _rendered_call(render: Render) -> str:
     """Return how the template writes a call; empty if it does not, or refuses calls."""
     before = _rendered(render, [_USER], tools=[_TOOL])
-    for content in ("", None):
-        message = {"role": "assistant", "content": content, "tool_calls": [_CALL]}
-        text = _rendered(render, [_USER, message], tools=[_TOOL])
-        if _VALUE in text:
-            start = _shared(before, text)
-            # Some templates write the tools at the end, after the call.
-            end = _shared(before[start:][::-1], text[start:][::-1])
-            return text[start : len(text) - end]
-    return ""
+    message = {"role": "assistant", "content": None, "tool_calls": [_CALL]}
+    text = _rendered(render, [_USER, message], tools=[_TOOL])
+    if _VALUE not in text:
+        return ""
+    start = _shared(before, text)
+    # Some templates write the tools at the end, after the call.
+    end = _shared(before[start:][::-1], text[start:][::-1])
+    return text[start : len(text) - end]
 
 
 def _shared(one: str, other: str) -> int:

@@ -18,6 +18,7 @@ from fairlead.text.embedding import EmbeddingSettings, read_embedding
 from fairlead.text.infill import InfillTokens
 from fairlead.text.scoring import ScoringSettings, read_scoring
 from fairlead.text.settings import GenerationDefaults, read_settings
+from fairlead.text.template_limits import normalized
 from fairlead.text.tokenizer import Tokenizer
 
 Task = Literal["generate", "embed", "score"]
@@ -226,7 +227,7 @@ class TextModel:
         if self.chat_template is None:
             raise InvalidRequest(f"the model {self.name} has no chat template", param="messages")
         if self.answer_format is not None and self.answer_format.detected.explains_tools:
-            messages, tools = explained(messages, tools or ()), None
+            messages, tools = explained(normalized(messages), tools or ()), None
         variables = variables or {}
         if reserved := _RESERVED_VARIABLES & variables.keys():
             raise InvalidRequest(f"{min(reserved)} cannot be set", param="chat_template_kwargs")

@@ -72,7 +72,7 @@ def _messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _call(call: dict[str, Any], otherwise: str) -> dict[str, Any]:
     function = call["function"]
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments") or {}
     if not isinstance(arguments, str):
         arguments = _encode(arguments).decode()
     return {

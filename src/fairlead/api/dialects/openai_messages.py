@@ -9,26 +9,32 @@ from fairlead.api.body import invalid_field
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """A piece of a message. Only the type `text` is served; the error for others names them."""
+    """A piece of a message: `text`, or a `refusal` of the assistant. The error for other types names them."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
+
+_ROLES = {"developer": "system", "function": "tool"}
 
 Content = str | Annotated[list[ContentPart], Meta(max_length=4096)]
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """An assistant's call of a function; `arguments` is JSON in a string."""
+    """An assistant's call of a function; `arguments` is JSON in a string.
+
+    Text that is no JSON object, such as a call that was cut off, is the only argument in the prompt.
+    """
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True):
-    """One call in an assistant's message."""
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One call in an assistant's message. Without an `id`, results are those of the calls in their order."""
 
-    id: str
+    id: str | None = None
     function: FunctionCall
     type: str = "function"
 
@@ -56,22 +62,34 @@ class UserMessage(_Message, frozen=True, tag="user"):
 
 
 class AssistantMessage(_Message, frozen=True, tag="assistant"):
-    """An earlier message of the model: text, calls or both."""
+    """An earlier message of the model: text, calls or both. `function_call` is OpenAI's older form of a call.
+
+    The reasoning has any of its three names.
+    """
 
     content: Content | None = None
+    refusal: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
+    function_call: FunctionCall | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    thinking: str | None = None
 
 
 class ToolMessage(_Message, frozen=True, tag="tool"):
     """The result of a called tool."""
 
-    content: Content
+    content: Content | None = None
     tool_call_id: str | None = None
 
 
-Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+class FunctionMessage(_Message, frozen=True, tag="function"):
+    """OpenAI's older form of a result, which names the function instead of the call."""
+
+    content: Content | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=16_384)]
 
 
@@ -106,7 +124,7 @@ def template_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
 
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """Return messages as chat templates read them, with the role `system` for `developer`."""
+    """Return messages as chat templates read them, with their names of OpenAI's other roles."""
     return [_template_message(message, index) for index, message in enumerate(messages)]
 
 
@@ -120,28 +138,38 @@ def template_variables(effort: str | None, given: dict[str, Any] | None) -> dict
 
 def _template_message(message: Message, index: int) -> dict[str, Any]:
     role = str(message.__struct_config__.tag)
-    # Few templates support OpenAI's newer name, and some refuse unknown roles.
-    written = {"role": "system" if role == "developer" else role, **_given(message)}
+    # Few templates support OpenAI's other names, and some refuse unknown roles.
+    written = {"role": _ROLES.get(role, role), **_given(message)}
     if isinstance(message.content, list):
         written["content"] = [_template_part(part, index, at) for at, part in enumerate(message.content)]
-    if isinstance(message, AssistantMessage):
-        reasoning = message.reasoning_content or message.reasoning
-        if reasoning is not None:  # templates read one of the two
-            written["reasoning_content"] = written["reasoning"] = reasoning
-    if isinstance(message, AssistantMessage) and message.tool_calls:
+    return _template_answer(message, written) if isinstance(message, AssistantMessage) else written
+
+
+def _template_answer(message: AssistantMessage, written: dict[str, Any]) -> dict[str, Any]:
+    refusal, only_call = written.pop("refusal", None), written.pop("function_call", None)
+    written.pop("tool_calls", None)
+    if refusal is not None and not message.content:
+        written["content"] = refusal
+    reasoning = message.reasoning_content or message.reasoning or message.thinking
+    if reasoning is not None:  # other servers read one of the two
+        written["reasoning_content"] = written["reasoning"] = reasoning
+    if message.tool_calls:
         written["tool_calls"] = [
             {**_given(call), "function": _given(call.function)} for call in message.tool_calls
         ]
+    elif only_call is not None:
+        written["tool_calls"] = [{"type": "function", "function": _given(only_call)}]
     return written
 
 
 def _template_part(part: ContentPart, index: int, at: int) -> dict[str, str]:
-    if part.type != "text":
+    if part.type not in ("text", "refusal"):
         reason = f"parts of type {part.type[:50]!r} are not served, only 'text'"
         raise invalid_field(f"messages[{index}].content[{at}].type", reason)
-    if part.text is None:
-        raise invalid_field(f"messages[{index}].content[{at}].text", "is missing")
-    return {"type": "text", "text": part.text}
+    text = part.text if part.type == "text" else part.refusal
+    if text is None:
+        raise invalid_field(f"messages[{index}].content[{at}].{part.type}", "is missing")
+    return {"type": "text", "text": text}
 
 
 def _given(fields: msgspec.Struct) -> dict[str, Any]:

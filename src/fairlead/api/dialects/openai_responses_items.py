@@ -16,15 +16,16 @@ from fairlead.errors import quoted
 MAX_ITEMS = 16_384
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TEXTS = frozenset({"input_text", "output_text", "text"})
+_TEXTS = frozenset({"input_text", "output_text", "text", "refusal"})
 _REASONING_TEXTS = frozenset({"reasoning_text", "summary_text", "text"})
 
 
 class InputPart(msgspec.Struct, frozen=True):
-    """A piece of an item. Only text is served; the error for other types names them."""
+    """A piece of an item: text, or a `refusal`. The error for other types names them."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 InputParts = Annotated[list[InputPart], Meta(max_length=4096)]
@@ -163,6 +164,9 @@ def _texts(parts: list[InputPart], field: str, types: frozenset[str]) -> list[st
         if part.type not in types:
             reason = f"parts of type {quoted(part.type)} are not served, only text"
             raise invalid_field(f"{field}[{index}].type", reason)
-        if part.text is None:
-            raise invalid_field(f"{field}[{index}].text", "must be given")
-    return [part.text or "" for part in parts]
+    written = [part.refusal if part.type == "refusal" else part.text for part in parts]
+    for index, text in enumerate(written):
+        if text is None:
+            member = "refusal" if parts[index].type == "refusal" else "text"
+            raise invalid_field(f"{field}[{index}].{member}", "must be given")
+    return [text or "" for text in written]
