@@ -1,4 +1,4 @@
-"""`fairlead config check FILE` names the wire format of each model."""
+"""`fairlead config check FILE` names the wire format of each model, and what its template cannot take."""
 
 import json
 
@@ -57,3 +57,37 @@ def test_wire_format_of_a_model_is_shown_with_its_source(
     printed = capsys.readouterr().out
     assert f"\n  wire format of qwen: {line}" in printed
     assert "format of x" not in printed
+
+
+REFUSING = """\
+{%- for m in messages %}{%- if m.role == 'system' %}{{ raise_exception('no system') }}{%- endif %}
+{%- if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one') }}{%- endif %}
+{{- m.role + m.content }}{%- for c in m.tool_calls %}{{ c | tojson }}{%- endfor %}
+{%- endfor %}{%- for t in tools or [] %}{{ t.function.name + t.function.description }}{%- endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (CHATS["chatml"].template, []),
+        (
+            REFUSING,
+            [
+                "system messages become the beginning of the first user message",
+                "calls are written one a message",
+                "tools get an empty description",
+            ],
+        ),
+    ],
+)
+def test_what_a_chat_template_cannot_take_is_shown(tmp_path, capsys, template, expected):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    file = tmp_path / "fairlead.yaml"
+    file.write_text(json.dumps({"models": {"qwen": {"path": "small"}}}))
+    assert main(["config", "check", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert (f"\n  chat template of qwen: {'; '.join(expected)}\n" in printed) == bool(expected)
+    assert main(["config", "check", "--json", str(file)]) == 0
+    (model,) = json.loads(capsys.readouterr().out)["models"]
+    assert model["wire_format"]["rewritten"] == expected

@@ -157,13 +157,19 @@ def _lines(file: Path, reading: Reading, faults: dict[str, str]) -> list[str]:
     from fairlead.console.wire_formats import formats_of
 
     config = reading.config
+    formats = formats_of(config)
     models = ", ".join(model.name for model in config.models) or "none"
     nodes = ", ".join(node.id for node in config.nodes) or "none"
     return [
         f"{file} is good." if not faults else f"{file} is valid, but has models that cannot be loaded.",
         *(f"  {model} cannot be loaded: {reason}" for model, reason in faults.items()),
         f"  models: {models}",
-        *(f"  wire format of {model}: {found}" for model, found in formats_of(config).items()),
+        *(f"  wire format of {model}: {found}" for model, found in formats.items()),
+        *(
+            f"  chat template of {model}: {'; '.join(found.rewritten)}"
+            for model, found in formats.items()
+            if found.rewritten
+        ),
         f"  nodes: {nodes}",
         *([f"  selectors: {', '.join(config.selectors)}"] if config.selectors else []),
         f"  evictions: {_evictions(config.swap)}",

@@ -25,6 +25,7 @@ class ModelFormat(msgspec.Struct, frozen=True):
 
     `tools_explained`: a system message explains tools, which the chat template does not.
     `template_calls`: the format in which a template writes calls that ignores tools.
+    `rewritten`: what is written in another way in messages and tools, because the template cannot take it.
     `note`: why there is no name, or why the model's own record is not used.
     """
 
@@ -34,6 +35,7 @@ class ModelFormat(msgspec.Struct, frozen=True):
     tool_calls: bool = False
     tools_explained: bool = False
     template_calls: str = ""
+    rewritten: tuple[str, ...] = ()
     note: str = ""
 
     def __str__(self) -> str:
@@ -76,5 +78,6 @@ def _format_of(model: ModelConfig) -> ModelFormat:
         tool_calls=found.wire_format.calls is not None,
         tools_explained=found.explains_tools,
         template_calls=found.shown,
+        rewritten=tuple(template.limits.described()),
         note=found.fault,
     )

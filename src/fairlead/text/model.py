@@ -12,13 +12,13 @@ from fairlead.config import ConfigError, SpecialTokens
 from fairlead.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
 from fairlead.structured.instructions import explained
 from fairlead.text.answer_format import AnswerFormat
-from fairlead.text.chat_template import ChatTemplate, Message
+from fairlead.text.chat_template import ChatTemplate
 from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.embedding import EmbeddingSettings, read_embedding
 from fairlead.text.infill import InfillTokens
 from fairlead.text.scoring import ScoringSettings, read_scoring
 from fairlead.text.settings import GenerationDefaults, read_settings
-from fairlead.text.template_limits import normalized
+from fairlead.text.template_limits import Message, normalized
 from fairlead.text.tokenizer import Tokenizer
 
 Task = Literal["generate", "embed", "score"]

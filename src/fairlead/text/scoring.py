@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 
 from fairlead.errors import LoadFailed
-from fairlead.text.chat_template import ChatTemplate, Message
+from fairlead.text.chat_template import ChatTemplate
 from fairlead.text.files import read_json
+from fairlead.text.template_limits import Message
 
 _ARCHITECTURE = "ForSequenceClassification"
 _MODULE = ".LogitScore"
