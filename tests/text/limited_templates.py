@@ -63,7 +63,12 @@ LIMITED = {
     "turns of all messages": template(
         each=refusal("m.role == 'system' or (m.role == 'user') != (loop.index0 % 2 == 0)", "turns")
     ),
-    "roles in a row": template(each=refusal("m.role == loop.previtem.role", "in a row")),
+    "roles in a row": template(
+        each=refusal(
+            f"not loop.first and m.role == loop.previtem.role and m.role != 'tool' and not ({_IS_CALL})",
+            "in a row",
+        )
+    ),
     "empty answers": template(
         before=_TURNS, each=refusal(f"m.role == 'assistant' and not m.content and not ({_IS_CALL})", "empty")
     ),
@@ -93,7 +98,7 @@ LIMITED = {
     "reasoning beside content and calls": template(
         each=refusal(f"{_IS_CALL} and m.content and m.thinking", "both")
     ),
-    "arguments as text": template(calls=_EACH_CALL.replace("BODY", _KEYS)),
+    "arguments that are no object": template(calls=_EACH_CALL.replace("BODY", _KEYS)),
     "arguments as objects": template(
         calls=_EACH_CALL.replace("BODY", "{{ '(' + c.function.arguments + ')' }}")
     ),
@@ -104,10 +109,10 @@ LIMITED = {
     ),
     "text": template(content="{% for p in m.content or [] %}{{ p['text'] + '' }}{% endfor %}"),
     "tools without a description": template(
-        tools="{% for t in tools or [] %}{{ '<tool>' + t.function.name + t.function.description }}{% endfor %}"
+        tools="{% for t in tools or [] %}{{ t.function.name + t.function.description }}{% endfor %}"
     ),
     "tools without parameters": template(
-        tools="{% for t in tools or [] %}<tool>{{ t.function.name }}"
+        tools="{% for t in tools or [] %}<tool>{{ t.function.name ~ t.function.description }}"
         "{% for k, v in t.function.parameters.properties.items() %}{{ k }}{% endfor %}{% endfor %}"
     ),
     "parameters without a description": template(
@@ -131,14 +136,14 @@ class Conversation(NamedTuple):
     tools: list[dict[str, Any]] | None = None
 
 
-def call(arguments, call_id="call_81f1a88f063d", name="now"):
+def call(arguments, call_id="call_81f1a88f063d", name="horloge"):
     """Return a call as clients send it."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def tool(**members):
-    """Return the tool `now`."""
-    return [{"type": "function", "function": {"name": "now", **members}}]
+    """Return the tool `horloge`."""
+    return [{"type": "function", "function": {"name": "horloge", **members}}]
 
 
 def parts(*texts):
@@ -153,34 +158,41 @@ SYSTEM = {"role": "system", "content": "Sys"}
 LATE = {"role": "system", "content": "Late"}
 CALLING = {"role": "assistant", "content": None, "tool_calls": [call('{"k": "Arg"}')]}
 RESULT = {"role": "tool", "tool_call_id": "call_81f1a88f063d", "content": "Res"}
-TWO = {"role": "assistant", "content": None, "tool_calls": [call('{"k": "Arg"}'), call('{"k": "Brg"}', "toolu_01")]}
+TWO = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [call('{"k": "Arg"}'), call('{"k": "Brg"}', "toolu_01")],
+}
 OTHER = {"role": "tool", "tool_call_id": "toolu_01", "content": "Sec"}
 UNNAMED = [{name: value for name, value in call('{"k": "Arg"}', None).items() if name != "type"}]
 TOOL = tool(description="Tells", parameters={"type": "object", "properties": {"k": {"type": "string"}}})
 
 
-def calling(*arguments, **members):
-    """Return an answer with a call for each of these arguments."""
+def calls_and_results(*arguments):
+    """Return a question, an answer with a call for each of these arguments, and their results."""
     calls = [call(one, f"call_{at}") for at, one in enumerate(arguments)]
-    return {"role": "assistant", "content": None, "tool_calls": calls, **members}
+    results = [{"role": "tool", "tool_call_id": one["id"], "content": "Res"} for one in calls]
+    return [USER, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
 
 
 CONVERSATIONS = {
     "question": Conversation([USER], "Uno"),
     "turns": Conversation([SYSTEM, USER, ANSWER, NEXT], "Sys Uno Ans Duo"),
     "system only": Conversation([SYSTEM], "Sys"),
-    "system only with tools": Conversation([SYSTEM], "Sys now", TOOL),
+    "system only with tools": Conversation([SYSTEM], "Sys horloge", TOOL),
     "system twice": Conversation([SYSTEM, LATE, USER], "Sys Late Uno"),
     "system later": Conversation([SYSTEM, USER, ANSWER, LATE, NEXT], "Sys Uno Ans Late Duo"),
     "system at the end": Conversation([USER, LATE], "Uno Late"),
-    "system and tools": Conversation([SYSTEM, USER], "Sys Uno now", TOOL),
+    "system and tools": Conversation([SYSTEM, USER], "Sys Uno horloge", TOOL),
     "system in parts": Conversation(
         [{"role": "system", "content": parts("Sys", "Tem")}, USER], "Sys Tem Uno"
     ),
     "answer first": Conversation([ANSWER, USER], "Ans Uno"),
     "answer only": Conversation([ANSWER], "Ans"),
     "users in a row": Conversation([USER, NEXT], "Uno Duo"),
-    "answers in a row": Conversation([USER, ANSWER, {"role": "assistant", "content": "Bns"}, NEXT], "Ans Bns"),
+    "answers in a row": Conversation(
+        [USER, ANSWER, {"role": "assistant", "content": "Bns"}, NEXT], "Ans Bns"
+    ),
     "parts in a row": Conversation(
         [USER, {"role": "user", "content": parts("Par", "Tis")}, ANSWER], "Uno Par Tis Ans"
     ),
@@ -225,17 +237,21 @@ CONVERSATIONS = {
         [USER, {**CALLING, "tool_calls": UNNAMED}, {**RESULT, "tool_call_id": None}], "Arg Res", TOOL
     ),
     "calls without tools": Conversation([USER, CALLING, RESULT], "Uno Arg Res"),
-    "empty arguments": Conversation([USER, calling("", None, "{}", " ")], "Uno now", TOOL),
-    "truncated arguments": Conversation([USER, calling('{"k": "Arg')], "Arg", TOOL),
-    "arguments that are no object": Conversation([USER, calling('["Arg"]', '"Brg"', "null")], "Arg Brg", TOOL),
-    "arguments as an object": Conversation([USER, calling({"k": "Arg"})], "Arg", TOOL),
-    "arguments encoded twice": Conversation([USER, calling('"{\\"k\\": \\"Arg\\"}"')], "Arg", TOOL),
-    "tool with a name only": Conversation([USER], "Uno now", tool()),
-    "tool without parameters": Conversation([USER], "now Tells", tool(description="Tells")),
-    "tool without a description": Conversation([USER], "now", tool(parameters=TOOL[0]["function"]["parameters"])),
-    "tool with empty parameters": Conversation([USER], "now", tool(parameters={})),
-    "tool with an empty object": Conversation([USER], "now", tool(parameters={"type": "object"})),
+    "empty arguments": Conversation(calls_and_results("", None, "{}", " "), "Uno horloge", TOOL),
+    "truncated arguments": Conversation(calls_and_results('{"k": "Arg'), "Arg", TOOL),
+    "arguments that are no object": Conversation(
+        calls_and_results('["Arg"]', '"Brg"', "null"), "Arg Brg", TOOL
+    ),
+    "arguments as an object": Conversation(calls_and_results({"k": "Arg"}), "Arg", TOOL),
+    "arguments encoded twice": Conversation(calls_and_results('"{\\"k\\": \\"Arg\\"}"'), "Arg", TOOL),
+    "tool with a name only": Conversation([USER], "Uno horloge", tool()),
+    "tool without parameters": Conversation([USER], "horloge Tells", tool(description="Tells")),
+    "tool without a description": Conversation(
+        [USER], "horloge", tool(parameters=TOOL[0]["function"]["parameters"])
+    ),
+    "tool with empty parameters": Conversation([USER], "horloge", tool(parameters={})),
+    "tool with an empty object": Conversation([USER], "horloge", tool(parameters={"type": "object"})),
     "parameters of any type": Conversation(
-        [USER], "now", tool(parameters={"type": "object", "properties": {"k": {}, "l": {"enum": [1]}}})
+        [USER], "horloge", tool(parameters={"type": "object", "properties": {"k": {}, "l": {"enum": [1]}}})
     ),
 }

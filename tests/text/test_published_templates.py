@@ -12,6 +12,7 @@ from fairlead.text.chat_template import ChatTemplate
 from fairlead.text.control_tokens import BREAK, ControlTokens
 from fairlead.text.sandbox import environment
 from text.chats import CHATS
+from text.limited_templates import LIMITED
 from text.published_templates import COUNT, FOLDER
 from text.template_operations import control_tokens_in, rendered_by_jinja
 
@@ -173,6 +174,14 @@ def test_cut_tokens_stay_text_in_each_kind_of_template(kind):
             for at in range(1, len(token)):
                 checked.check(token, at)
     assert checked.own >= {"<|bos|>", "<|im_start|>", "<|im_end|>"}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_cut_tokens_stay_text_in_templates_for_which_chats_are_rewritten(name):
+    checked = Checked(LIMITED[name])
+    for at in range(1, len("<|im_end|>"), 3):
+        checked.check("<|im_end|>", at)
+    assert checked.own >= {"<|im_start|>", "<|im_end|>"}
 
 
 @pytest.mark.parametrize("name", CHATS)

@@ -494,7 +494,6 @@ class _Probe:
 
 # In this order: a later conversation is written with the limits that are known already.
 _OF_MESSAGES = (
-    _Probe("tool_list", [True], [_message("user", _ONE)], [_ONE]),
     _Probe("system", ["never"], [_message("system", _ONE), _message("user", _TWO)], [_ONE, _TWO]),
     _Probe(
         "merges_neighbours",
@@ -510,6 +509,15 @@ _OF_MESSAGES = (
         ["first"],
         [_message("system", _ONE), _USER, _ANSWER, _message("system", _TWO), _message("user", _THREE)],
         [_ONE, _TWO, _THREE],
+    ),
+    _Probe(
+        "system",
+        ["first"],
+        [
+            *(_message("system", _ONE), _message("system", _TWO), _USER),
+            *(_message("system", _THREE), _message("user", _FOUR)),
+        ],
+        [_ONE, _TWO, _THREE, _FOUR],
     ),
     _Probe("user", ["always"], [_message("system", _ONE)], [_ONE]),
     _Probe("user", ["with_tools"], [_message("system", _ONE)], [_ONE], _TOOL),
@@ -584,7 +592,8 @@ _OF_TOOLS = (
 
 def probe(render: Render) -> TemplateLimits:
     """Return what a template cannot take."""
-    limits = _probe_content(render, TemplateLimits(), "user", [])
+    limits = _refine(render, TemplateLimits(), _Probe("tool_list", [True], [_message("user", _ONE)], [_ONE]))
+    limits = _probe_content(render, limits, "user", [])
     limits = _probe_content(render, limits, "assistant", [_USER])
     limits = _probe_content(render, limits, "system", [])
     for one in _OF_MESSAGES:
