@@ -94,29 +94,35 @@ def test_probing_a_published_template_takes_less_than_50_ms(path):
 
 # What these templates refuse in so many words, but for the form of content.
 KNOWN = {
-    "google-gemma-2-2b-it": dict(system="never", user="first", merges_neighbours=True, results="never"),
-    "meta-llama-Llama-3.1-8B-Instruct": dict(one_call=True, user="with_tools"),
-    "mistralai-Mistral-Nemo-Instruct-2407": dict(
-        system="first",
-        user="first",
-        merges_neighbours=True,
-        closes_turns=True,
-        short_ids=True,
-        results="after_calls",
-    ),
-    "openai-gpt-oss-120b": dict(
-        system="first",
-        one_call=True,
-        joins_reasoning=True,
-        results="after_calls",
-        tool_members=frozenset({"description"}),
-    ),
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": dict(system="first", null_content=True),
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": dict(
-        tool_members=frozenset({"description", "parameters"}), tool_list=True
-    ),
-    "Qwen3.5-4B": dict(system="first", user="always"),
-    "Qwen-Qwen2.5-7B-Instruct": dict(),
+    "google-gemma-2-2b-it": {
+        "system": "never",
+        "user": "first",
+        "merges_neighbours": True,
+        "results": "never",
+    },
+    "meta-llama-Llama-3.1-8B-Instruct": {"one_call": True, "user": "with_tools"},
+    "mistralai-Mistral-Nemo-Instruct-2407": {
+        "system": "first",
+        "user": "first",
+        "merges_neighbours": True,
+        "closes_turns": True,
+        "short_ids": True,
+        "results": "after_calls",
+    },
+    "openai-gpt-oss-120b": {
+        "system": "first",
+        "one_call": True,
+        "joins_reasoning": True,
+        "results": "after_calls",
+        "tool_members": frozenset({"description"}),
+    },
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": {"system": "first", "null_content": True},
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": {
+        "tool_members": frozenset({"description", "parameters"}),
+        "tool_list": True,
+    },
+    "Qwen3.5-4B": {"system": "first", "user": "always"},
+    "Qwen-Qwen2.5-7B-Instruct": {},
 }
 
 
