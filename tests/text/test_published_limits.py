@@ -80,6 +80,15 @@ def test_published_template_takes_each_conversation_by_itself(path):
     assert lost(template, lambda text: text not in named, lambda *given: given) == {}
 
 
+@pytest.mark.parametrize(
+    "name", ["openai-gpt-oss-120b", "LFM2.5-8B-A1B", "Qwen3.5-4B", "upstage-Solar-Open-100B"]
+)
+@pytest.mark.parametrize("kind", ["call and reasoning", "reasoning named thinking"])
+def test_reasoning_before_a_call_is_shown_under_any_name(name, kind):
+    messages, _, tools = CONVERSATIONS[kind]
+    assert "Why" in read(FOLDER / f"{name}.jinja" if PATHS else None).render(messages, tools=tools)
+
+
 @published
 def test_probing_a_published_template_takes_less_than_50_ms(path):
     template = read(path)

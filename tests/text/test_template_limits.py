@@ -218,6 +218,8 @@ def test_calls_without_ids_get_one_that_their_results_have_by_name_or_order():
     ]
     called, answered = ids([*chat, {"role": "tool", "content": "b"}])
     assert answered == called[::-1]
+    called, answered = ids([*chat[:2], {"role": "tool", "content": "a"}, {"role": "tool", "content": "b"}])
+    assert answered == called
 
 
 def test_results_have_the_names_of_their_calls():
@@ -327,6 +329,7 @@ def test_only_absent_members_of_tools_are_added():
 
 words = st.sampled_from(["Abc", "Def", "Ghi"])
 contents = st.none() | st.just("") | words | st.lists(words, max_size=2).map(lambda texts: parts(*texts))
+answers = st.none() | st.sampled_from(["", "Ans", parts("Ans", "Wer")])
 call_ids = st.none() | st.sampled_from(["call_1", "toolu_2", "nineparts"])
 written_arguments = st.sampled_from(
     [None, "", "{}", '{"k": "Arg"}', '{"k": "Ar', "[1]", '"x"', {"k": {"l": [None]}}]
@@ -336,8 +339,10 @@ calls_of = st.lists(
 )
 any_message = st.one_of(
     st.builds(message, st.sampled_from(["system", "user"]), contents.map(lambda content: content or "Abc")),
-    st.builds(message, st.just("assistant"), contents, reasoning=st.none() | words),
-    st.builds(message, st.just("assistant"), contents, thinking=st.none() | words, tool_calls=calls_of),
+    st.builds(message, st.just("assistant"), answers, reasoning=st.none() | st.just("Why")),
+    st.builds(
+        message, st.just("assistant"), answers, thinking=st.none() | st.just("Why"), tool_calls=calls_of
+    ),
     st.builds(message, st.just("tool"), contents, tool_call_id=call_ids, name=st.none() | st.just("then")),
 )
 any_tools = st.none() | st.sampled_from(
