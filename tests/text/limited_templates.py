@@ -120,6 +120,12 @@ LIMITED = {
         "{% for k, v in t.function.parameters.properties.items() %}{{ k + v.description }}{% endfor %}"
         "{% endfor %}"
     ),
+    "parameters of several types": template(
+        tools="{% macro show(s) %}{% if s.type == 'string' %}s{% elif s.type is iterable %}"
+        "{% for t in s.type %}{{ show({'type': t}) }}{% endfor %}{% endif %}{% endmacro %}"
+        "{% for t in tools or [] %}<tool>{{ t.function.name ~ t.function.description }}"
+        "{% for v in t.function.parameters.properties.values() %}{{ show(v) }}{% endfor %}{% endfor %}"
+    ),
     "no tools": template(tools="{% for t in tools %}<tool>{{ t.function | tojson }}{% endfor %}"),
     "reasoning unless named reasoning": template(reasoning=REASONING.replace("thinking", "reasoning")),
     "reasoning unless named reasoning_content": template(
@@ -251,6 +257,17 @@ CONVERSATIONS = {
     ),
     "tool with empty parameters": Conversation([USER], "horloge", tool(parameters={})),
     "tool with an empty object": Conversation([USER], "horloge", tool(parameters={"type": "object"})),
+    "parameters that may be null": Conversation(
+        [USER],
+        "Uno horloge",
+        tool(
+            description="Tells",
+            parameters={
+                "type": "object",
+                "properties": {"k": {"type": ["string", "null"]}, "l": {"type": "null"}},
+            },
+        ),
+    ),
     "parameters of any type": Conversation(
         [USER], "horloge", tool(parameters={"type": "object", "properties": {"k": {}, "l": {"enum": [1]}}})
     ),

@@ -368,9 +368,10 @@ def test_arguments_of_too_many_values_are_refused_before_they_are_parsed(monkeyp
     half = "[" + "1," * (MAX_ARGUMENT_VALUES // 2 - 2) + "1]"
     arguments = "call.function.arguments.arguments"
     source = f"{{% for call in messages[0].tool_calls %}}{{{{ {arguments} | length }}}} {{% endfor %}}"
+    template = ChatTemplate(source)
     length = MAX_ARGUMENT_VALUES // 2 - 1
-    assert f"{length} {length} " == rendered(source, call_with(half, half))
+    assert template.render(call_with(half, half)) == f"{length} {length} "
     monkeypatch.setattr("fairlead.text.template_limits.json", None)  # parsing would raise
     with pytest.raises(InvalidRequest, match="JSON values") as caught:
-        rendered(source, call_with(half, half, "1"))
+        template.render(call_with(half, half, "1"))
     assert caught.value.param == "messages"

@@ -9,7 +9,8 @@ from fairlead.errors import InvalidRequest
 from fairlead.structured.instructions import explained
 from fairlead.structured.probing import detect
 from fairlead.text.chat_template import ChatTemplate
-from fairlead.text.template_limits import TemplateLimits, normalized, probe
+from fairlead.text.template_limits import TemplateLimits, normalized
+from fairlead.text.template_probes import probe
 from text.limited_templates import CALLING, CONVERSATIONS, RESULT, TOOL, USER
 from text.published_templates import COUNT, FOLDER
 
@@ -127,7 +128,7 @@ KNOWN = {
     },
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": {"system": "first", "null_content": True},
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": {
-        "tool_members": frozenset({"description", "parameters"}),
+        "tool_members": frozenset({"description", "parameters", "types"}),
         "tool_list": True,
     },
     "Qwen3.5-4B": {"system": "first", "user": "always"},

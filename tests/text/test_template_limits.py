@@ -325,6 +325,18 @@ def test_only_absent_members_of_tools_are_added():
     assert limited("two calls").limits.rewrite([USER], tool())[1] == tool()
 
 
+def test_parameters_keep_the_first_of_several_types():
+    given = {"k": {"type": ["null", "string", "object"], "x": 1}, "l": {"type": "null"}, "m": True}
+    _, tools = limited("parameters of several types").limits.rewrite(
+        [USER], tool(parameters={"properties": given})
+    )
+    assert tools[0]["function"]["parameters"]["properties"] == {
+        "k": {"type": "string", "x": 1},
+        "l": {},
+        "m": True,
+    }
+
+
 # Any conversation ------------------------------------------------------------------------------------
 
 words = st.sampled_from(["Abc", "Def", "Ghi"])

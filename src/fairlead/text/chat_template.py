@@ -3,8 +3,8 @@
 Renders the same text as transformers' `apply_chat_template`. Every failure in rendering is an
 `InvalidRequest`. Handles tokens only by their spelling: see `control_tokens`.
 
-`template_limits` finds what a template cannot take when it is loaded, and writes each conversation so that it
-can.
+`template_probes` finds what a template cannot take when it is loaded, and `template_limits` writes each
+conversation so that it can.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,8 @@ from fairlead.errors import InvalidRequest, LoadFailed
 from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.files import Templates, TokenizerConfig, read_json, read_special_tokens, read_text
 from fairlead.text.sandbox import Refusal, environment
-from fairlead.text.template_limits import Message, Tools, probe
+from fairlead.text.template_limits import Message, Tools
+from fairlead.text.template_probes import probe
 from fairlead.text.template_text import concat, literal
 
 MAX_RENDERED_CHARS = 64 * 1024 * 1024

@@ -1,39 +1,28 @@
 """What a chat template cannot take, and how a conversation is written so that it can.
 
 Templates refuse or drop what their authors did not think of: a system message, two calls in one message, a
-call's id of another length, two messages of a role in a row, a tool without a description. `probe` renders
-short conversations when a template is loaded, and finds what it takes. `TemplateLimits.rewrite` then writes
-each conversation in that form, and leaves the rest as the client has sent it.
+call's id of another length, two messages of a role in a row, a tool without a description. `template_probes`
+finds that when a template is loaded. `TemplateLimits.rewrite` then writes each conversation in the form that
+the template takes, and leaves the rest as the client has sent it.
 
-    limits: one_call                            limits: system "never"
-
-    assistant  calls a, b                       system     be brief
-    tool       result of a                      user       hello
-    tool       result of b
-                                                user       be brief, an empty line, hello
-    assistant  calls a
-    tool       result of a
-    assistant  calls b
-    tool       result of b
-
-A limit is set only if the template shows a conversation in the other form, and not in this one. So a template
-that fails for other reasons is given what the client has sent.
+    one_call           assistant calls a, b · result a · result b
+                     → assistant calls a · result a · assistant calls b · result b
+    system "never"     system "be brief" · user "hello"
+                     → user "be brief", an empty line, "hello"
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from fairlead._cext.jsoncount import count
 from fairlead.errors import InvalidRequest
 
 Message = dict[str, Any]
 Tools = Sequence[Message]
-Render = Callable[[Sequence[Message], Tools | None], str]
-"""Renders messages and tools as they are; returns an empty text if the template refuses them."""
 
 MAX_ARGUMENT_VALUES = 128 * 1024
 """Maximum number of JSON values in the arguments of all tool calls of a chat."""
@@ -41,8 +30,6 @@ MAX_ARGUMENT_VALUES = 128 * 1024
 _SEPARATOR = "\n\n"
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
-_ROLES_WITH_CONTENT = ("user", "assistant", "system", "tool")
-_BLANKS = (" ", "…")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +55,8 @@ class TemplateLimits:
         text_apart: The text of a message with calls is a message of its own, before it.
         joins_reasoning: A message with calls has a text or reasoning. If it has both, the text follows the
             reasoning.
-        tool_members: Members that each tool needs, of `description`, `parameters` and `properties`, which are
-            the descriptions of parameters. Absent ones are empty.
+        tool_members: What each tool needs: `description`, `parameters`, `properties` (a description of each
+            parameter), `types` (one type of each parameter). Absent ones are empty.
         tool_list: Tools are a list even if there are none.
     """
 
@@ -130,7 +117,10 @@ class TemplateLimits:
             "results become user messages": self.results == "never",
             "text beside calls is a message of its own": self.text_apart,
             "text beside calls follows the reasoning": self.joins_reasoning,
-            f"tools get an empty {' and '.join(sorted(self.tool_members))}": bool(self.tool_members),
+            "tools get an empty description": "description" in self.tool_members,
+            "tools get empty parameters": "parameters" in self.tool_members,
+            "parameters of tools get an empty description": "properties" in self.tool_members,
+            "parameters of tools keep the first of several types": "types" in self.tool_members,
         }
         return [phrase for phrase, is_rewritten in phrases.items() if is_rewritten]
 
@@ -423,238 +413,20 @@ def _with_members(tool: Message, members: frozenset[str]) -> Message:
     if "parameters" in members:
         function["parameters"] = {"type": "object", "properties": {}} | (function.get("parameters") or {})
     parameters = function.get("parameters")
-    if (
-        "properties" in members
-        and isinstance(parameters, dict)
-        and isinstance(parameters.get("properties"), dict)
-    ):
-        properties = {
-            name: {"description": "", **value} if isinstance(value, dict) else value
-            for name, value in parameters["properties"].items()
-        }
-        function["parameters"] = {**parameters, "properties": properties}
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if isinstance(properties, dict) and members & {"properties", "types"}:
+        fitted = {name: _fitted_property(value, members) for name, value in properties.items()}
+        function["parameters"] = {**function["parameters"], "properties": fitted}
     return {**tool, "function": function}
 
 
-# Probing ---------------------------------------------------------------------------------------------
-
-_ONE, _TWO, _THREE, _FOUR = (f"fairlead probe {number}" for number in ("one", "two", "three", "four"))
-_NAME: Final = "probe_function"
-
-
-def _message(role: str, content: Any, **members: Any) -> Message:
-    return {"role": role, "content": content, **members}
-
-
-def _calling(*texts: str, ids: Sequence[str] = ("probecall", "probenext"), **members: Any) -> Message:
-    """Return a message with a call for each of these texts, its argument. Nine letters fit any template."""
-    calls = [
-        {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": {"a": text}}}
-        for call_id, text in zip(ids, texts, strict=False)
-    ]
-    return {"role": "assistant", "tool_calls": calls, **members}
-
-
-def _result(content: Any, call_id: str | None = "probecall") -> Message:
-    return {"role": "tool", "content": content, "tool_call_id": call_id}
-
-
-def _tool(**members: Any) -> list[Message]:
-    return [{"type": "function", "function": {"name": _NAME, **members}}]
-
-
-_USER, _ANSWER = _message("user", "a"), _message("assistant", "b")
-_PROPERTY: Final = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-_DESCRIBED: Final = {
-    **_PROPERTY,
-    "properties": {"a": {"type": "string", "description": "c"}},
-}
-_TOOL = _tool(description="b", parameters=_DESCRIBED)
-_FOREIGN_ID: Final = "call_0123456789abcdefABCDEF"
-
-
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A conversation that shows whether a limit holds.
-
-    Attributes:
-        limit: The name of the limit.
-        values: Its values, tried in this order if the template does not show the conversation without it.
-        messages: The conversation.
-        texts: What the template must show of it.
-        tools: The tools of the conversation.
-    """
-
-    limit: str
-    values: Sequence[Any]
-    messages: Sequence[Message]
-    texts: Sequence[str]
-    tools: Tools | None = None
-
-
-# In this order: a later conversation is written with the limits that are known already.
-_OF_MESSAGES = (
-    _Probe("system", ["never"], [_message("system", _ONE), _message("user", _TWO)], [_ONE, _TWO]),
-    _Probe(
-        "merges_neighbours",
-        [True],
-        [
-            *(_message("user", _ONE), _message("user", _TWO)),
-            *(_message("assistant", _THREE), _message("assistant", _FOUR), _USER),
-        ],
-        [_ONE, _TWO, _THREE, _FOUR],
-    ),
-    _Probe(
-        "system",
-        ["first"],
-        [_message("system", _ONE), _USER, _ANSWER, _message("system", _TWO), _message("user", _THREE)],
-        [_ONE, _TWO, _THREE],
-    ),
-    _Probe(
-        "system",
-        ["first"],
-        [
-            *(_message("system", _ONE), _message("system", _TWO), _USER),
-            *(_message("system", _THREE), _message("user", _FOUR)),
-        ],
-        [_ONE, _TWO, _THREE, _FOUR],
-    ),
-    _Probe("user", ["always"], [_message("system", _ONE)], [_ONE]),
-    _Probe("user", ["with_tools"], [_message("system", _ONE)], [_ONE], _TOOL),
-    _Probe("user", ["first"], [_message("assistant", _ONE), _message("user", _TWO)], [_ONE, _TWO]),
-    _Probe(
-        "blank_answer",
-        _BLANKS,
-        [_message("user", _ONE), _message("assistant", ""), _message("user", _TWO)],
-        [_ONE, _TWO],
-    ),
-)
-_OF_CALLS = (
-    _Probe(
-        "short_ids",
-        [True],
-        [_USER, _calling(_ONE, ids=[_FOREIGN_ID]), _result(_TWO, _FOREIGN_ID)],
-        [_ONE, _TWO],
-        _TOOL,
-    ),
-    _Probe(
-        "one_call",
-        [True],
-        [_USER, _calling(_ONE, _TWO), _result(_THREE), _result(_FOUR, "probenext")],
-        [_ONE, _TWO, _THREE, _FOUR],
-        _TOOL,
-    ),
-    _Probe(
-        "closes_turns",
-        [True],
-        [_USER, _calling(_ONE), _result(_TWO), _message("user", _THREE)],
-        [_ONE, _TWO, _THREE],
-        _TOOL,
-    ),
-    _Probe(
-        "results",
-        ["after_calls"],
-        [
-            *(_USER, _result(_ONE), _result(_TWO)),
-            *(_message("assistant", _THREE), _result(_FOUR), _ANSWER, _USER),
-        ],
-        [_ONE, _TWO, _THREE, _FOUR],
-        _TOOL,
-    ),
-    _Probe(
-        "results",
-        ["never"],
-        [_USER, _calling("a"), _result(_ONE), _message("user", _TWO)],
-        [_ONE, _TWO],
-        _TOOL,
-    ),
-    _Probe("text_apart", [True], [_USER, _calling(_ONE, content="c"), _result(_TWO)], [_ONE, _TWO], _TOOL),
-    _Probe(
-        "joins_reasoning",
-        [True],
-        [_USER, _calling(_ONE, content="c", reasoning="d"), _result(_TWO)],
-        [_ONE, _TWO],
-        _TOOL,
-    ),
-)
-_MEMBERS = [frozenset(names.split()) for names in ("description", "parameters", "description parameters")]
-_OF_TOOLS = (
-    _Probe("tool_members", _MEMBERS, [_USER], [_NAME], _tool()),
-    _Probe(
-        "tool_members",
-        [frozenset({"properties"}), *(members | {"properties"} for members in _MEMBERS)],
-        [_USER],
-        [_NAME],
-        _tool(description="b", parameters=_PROPERTY),
-    ),
-)
-
-
-def probe(render: Render) -> TemplateLimits:
-    """Return what a template cannot take."""
-    limits = _refine(render, TemplateLimits(), _Probe("tool_list", [True], [_message("user", _ONE)], [_ONE]))
-    limits = _probe_content(render, limits, "user", [])
-    limits = _probe_content(render, limits, "assistant", [_USER])
-    limits = _probe_content(render, limits, "system", [])
-    for one in _OF_MESSAGES:
-        limits = _refine(render, limits, one)
-    limits = _probe_calls(render, limits)
-    limits = _probe_content(render, limits, "tool", [_USER, _calling("a")])
-    for one in (*_OF_CALLS, *_OF_TOOLS):
-        limits = _refine(render, limits, one)
-    return limits
-
-
-def _refine(render: Render, limits: TemplateLimits, one: _Probe) -> TemplateLimits:
-    """Return the limits with which the template shows a conversation, or the given ones if there are none."""
-    known = getattr(limits, one.limit)
-    values = [known | value if isinstance(known, frozenset) else value for value in one.values]
-    for candidate in (limits, *(replace(limits, **{one.limit: value}) for value in values)):
-        text = render(*candidate.rewrite(one.messages, one.tools))
-        if all(wanted in text for wanted in one.texts):
-            return candidate
-    return limits
-
-
-def _probe_content(
-    render: Render, limits: TemplateLimits, role: str, before: Sequence[Message]
-) -> TemplateLimits:
-    """Probe whether a template takes the content of a role as parts, as text, or as both.
-
-    `before`: the messages before one of this role. A system message has a user message after it.
-    """
-
-    def shows(content: Any, texts: Sequence[str]) -> bool:
-        message = _result(content) if role == "tool" else _message(role, content)
-        after = [_USER] if role == "system" else []
-        text = render(*limits.rewrite([*before, message, *after], _TOOL if role == "tool" else None))
-        is_notation = not isinstance(content, str) and any(
-            f"{one!r}" in text or f'"{one}"' in text for one in texts
-        )
-        return all(one in text for one in texts) and not is_notation
-
-    parts = [{"type": "text", "text": text} for text in (_ONE, _TWO)]
-    if not shows(parts, [_ONE, _TWO]):
-        return replace(limits, parts_as_text=limits.parts_as_text | {role})
-    if not shows(_ONE, [_ONE]):
-        return replace(limits, text_as_parts=limits.text_as_parts | {role})
-    return limits
-
-
-def _probe_calls(render: Render, limits: TemplateLimits) -> TemplateLimits:
-    """Probe the arguments of calls and the content of messages that have nothing else.
-
-    Null is used only if the text is shorter with it: some templates then leave out an empty turn, and others
-    write the word None.
-    """
-    messages = [_USER, _calling(_ONE), _result("a")]
-    shown: list[tuple[int, TemplateLimits]] = []
-    for encodes in (False, True):
-        for null in (False, True):
-            candidate = replace(limits, encodes_arguments=encodes, null_content=null)
-            text = render(*candidate.rewrite(messages, _TOOL))
-            if _ONE in text:
-                shown.append((len(text), candidate))
-        if shown:
-            break
-    return min(shown, key=lambda one: one[0], default=(0, limits))[1]
+def _fitted_property(schema: Any, members: frozenset[str]) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    written = {"description": "", **schema} if "properties" in members else dict(schema)
+    types = schema.get("type")
+    if "types" in members and (types == "null" or isinstance(types, list)):
+        first = next((name for name in types if name != "null"), None) if types != "null" else None
+        written = {name: value for name, value in written.items() if name != "type"}
+        written |= {} if first is None else {"type": first}
+    return written
