@@ -121,10 +121,15 @@ LIMITED = {
         "{% endfor %}"
     ),
     "parameters of several types": template(
-        tools="{% macro show(s) %}{% if s.type == 'string' %}s{% elif s.type is iterable %}"
+        tools="{% macro show(s) %}{% if s.type in ('string', 'object') %}s{% elif s.type is iterable %}"
         "{% for t in s.type %}{{ show({'type': t}) }}{% endfor %}{% endif %}{% endmacro %}"
         "{% for t in tools or [] %}<tool>{{ t.function.name ~ t.function.description }}"
         "{% for v in t.function.parameters.properties.values() %}{{ show(v) }}{% endfor %}{% endfor %}"
+    ),
+    "parameters that are objects": template(
+        tools="{% for t in tools or [] %}<tool>{{ t.function.name ~ t.function.description }}"
+        "{% for v in t.function.parameters.properties.values() if v.type == 'object' %}"
+        "{{ v.additionalProperties.type }}{% endfor %}{% endfor %}"
     ),
     "no tools": template(tools="{% for t in tools %}<tool>{{ t.function | tojson }}{% endfor %}"),
     "reasoning unless named reasoning": template(reasoning=REASONING.replace("thinking", "reasoning")),
@@ -264,7 +269,11 @@ CONVERSATIONS = {
             description="Tells",
             parameters={
                 "type": "object",
-                "properties": {"k": {"type": ["string", "null"]}, "l": {"type": "null"}},
+                "properties": {
+                    "k": {"type": ["string", "null"]},
+                    "l": {"type": "null"},
+                    "m": {"type": "object"},
+                },
             },
         ),
     ),

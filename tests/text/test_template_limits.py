@@ -325,6 +325,17 @@ def test_only_absent_members_of_tools_are_added():
     assert limited("two calls").limits.rewrite([USER], tool())[1] == tool()
 
 
+def test_only_parameters_that_are_objects_get_additional_properties():
+    given = {"k": {"type": "object"}, "l": {"type": "object", "additionalProperties": False}, "m": {}}
+    _, tools = limited("parameters that are objects").limits.rewrite(
+        [USER], tool(parameters={"properties": given})
+    )
+    assert tools[0]["function"]["parameters"]["properties"] == {
+        **given,
+        "k": {"type": "object", "additionalProperties": {}},
+    }
+
+
 def test_parameters_keep_the_first_of_several_types():
     given = {"k": {"type": ["null", "string", "object"], "x": 1}, "l": {"type": "null"}, "m": True}
     _, tools = limited("parameters of several types").limits.rewrite(

@@ -56,7 +56,8 @@ class TemplateLimits:
         joins_reasoning: A message with calls has a text or reasoning. If it has both, the text follows the
             reasoning.
         tool_members: What each tool needs: `description`, `parameters`, `properties` (a description of each
-            parameter), `types` (one type of each parameter). Absent ones are empty.
+            parameter), `types` (one type of each parameter), `objects` (`additionalProperties` of parameters
+            that are objects). Absent ones are empty.
         tool_list: Tools are a list even if there are none.
     """
 
@@ -120,6 +121,7 @@ class TemplateLimits:
             "tools get an empty description": "description" in self.tool_members,
             "tools get empty parameters": "parameters" in self.tool_members,
             "parameters of tools get an empty description": "properties" in self.tool_members,
+            "parameters that are objects get empty additionalProperties": "objects" in self.tool_members,
             "parameters of tools keep the first of several types": "types" in self.tool_members,
         }
         return [phrase for phrase, is_rewritten in phrases.items() if is_rewritten]
@@ -414,7 +416,7 @@ def _with_members(tool: Message, members: frozenset[str]) -> Message:
         function["parameters"] = {"type": "object", "properties": {}} | (function.get("parameters") or {})
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    if isinstance(properties, dict) and members & {"properties", "types"}:
+    if isinstance(properties, dict) and members & {"properties", "types", "objects"}:
         fitted = {name: _fitted_property(value, members) for name, value in properties.items()}
         function["parameters"] = {**function["parameters"], "properties": fitted}
     return {**tool, "function": function}
@@ -425,6 +427,8 @@ def _fitted_property(schema: Any, members: frozenset[str]) -> Any:
         return schema
     written = {"description": "", **schema} if "properties" in members else dict(schema)
     types = schema.get("type")
+    if "objects" in members and types == "object":
+        written.setdefault("additionalProperties", {})
     if "types" in members and (types == "null" or isinstance(types, list)):
         first = next((name for name in types if name != "null"), None) if types != "null" else None
         written = {name: value for name, value in written.items() if name != "type"}

@@ -50,6 +50,7 @@ _NULLABLE: Final = {
     **_PROPERTY,
     "properties": {"a": {"type": ["string", "null"], "description": "c"}},
 }
+_OBJECT: Final = {**_PROPERTY, "properties": {"a": {"type": "object", "description": "c"}}}
 _TOOL = _tool(description="b", parameters=_DESCRIBED)
 _FOREIGN_ID: Final = "call_0123456789abcdefABCDEF"
 
@@ -174,6 +175,13 @@ _OF_TOOLS = (
         [_USER],
         [_NAME],
         _tool(description="b", parameters=_NULLABLE),
+    ),
+    _Probe(
+        "tool_members",
+        [frozenset({"objects"})],
+        [_USER],
+        [_NAME],
+        _tool(description="b", parameters=_OBJECT),
     ),
 )
 
