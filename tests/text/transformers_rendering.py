@@ -1,0 +1,420 @@
+"""How transformers renders a conversation, and why ours may differ.
+
+A template cannot take every conversation that a client may send. Ours is then what transformers renders of
+another form of the conversation, one of `REWRITES`. `EXPECTED` lists the forms that each template needs, and
+the conversations that it refuses, with the reason.
+
+    python tests/text/transformers_rendering.py
+
+writes the lists anew, and names what has no reason yet.
+"""
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, reduce
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from transformers.utils import chat_template_utils
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from fairlead.errors import InvalidRequest
+from fairlead.text.chat_template import ChatTemplate
+from text.conversations import CONVERSATIONS, Conversation, Message
+from text.published_templates import FOLDER
+
+SPECIAL = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>", "unk_token": "<|unk|>"}
+EXPECTED = Path(__file__).with_name("transformers_differences.json")
+_MARK = "id0000000"
+"""Nine letters in place of an id, of which a test cannot know the digest; see `_matches`."""
+
+
+class Rewrite(NamedTuple):
+    """Another form of a conversation. `reason`: why it is better than what transformers does."""
+
+    apply: Callable[[Conversation], Conversation]
+    reason: str
+
+
+# The forms ----------------------------------------------------------------------------------------------
+
+
+def each(change: Callable[[Message], Message]) -> Callable[[Conversation], Conversation]:
+    """Return the rewriting that changes each message alone."""
+    return lambda chat: chat._replace(messages=[change(message) for message in chat.messages])
+
+
+def with_role(old: str, new: str) -> Callable[[Conversation], Conversation]:
+    return each(lambda message: {**message, "role": new} if message["role"] == old else message)
+
+
+def text_of(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return "\n".join(part["text"] for part in content)
+
+
+def parts_as_text(message: Message) -> Message:
+    return {**message, "content": text_of(message.get("content"))}
+
+
+def text_as_parts(message: Message) -> Message:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": [{"type": "text", "text": content}]}
+    return message
+
+
+def null_as_empty(message: Message) -> Message:
+    return message if message.get("content") is not None else {**message, "content": ""}
+
+
+def refusal_as_text(message: Message) -> Message:
+    if (refusal := message.get("refusal")) is None:
+        return message
+    kept = {name: value for name, value in message.items() if name != "refusal"}
+    return {**kept, "content": message["content"] or refusal}
+
+
+def without_empty_calls(message: Message) -> Message:
+    return {name: value for name, value in message.items() if name != "tool_calls" or value}
+
+
+def function_call_as_tool_call(message: Message) -> Message:
+    kept = {name: value for name, value in message.items() if name != "function_call"}
+    if "function_call" in message:
+        return {
+            **kept,
+            "tool_calls": [{"id": _MARK, "type": "function", "function": message["function_call"]}],
+        }
+    return kept if message["role"] != "function" else {**kept, "role": "tool", "tool_call_id": _MARK}
+
+
+def joined(messages: Sequence[Message]) -> Message:
+    """Return one message with the texts and the calls of all."""
+    texts = [text for message in messages if (text := text_of(message.get("content")))]
+    made = reduce(lambda one, other: {**other, **one}, messages) | {"content": "\n\n".join(texts)}
+    found = [call for message in messages for call in message.get("tool_calls") or ()]
+    return made | ({"tool_calls": found} if found else {})
+
+
+def one_system_message(chat: Conversation) -> Conversation:
+    systems = [message for message in chat.messages if message["role"] == "system"]
+    others = [message for message in chat.messages if message["role"] != "system"]
+    return chat._replace(messages=[*([joined(systems)] if systems else ()), *others])
+
+
+def merged_neighbours(chat: Conversation) -> Conversation:
+    runs: list[list[Message]] = []
+    for message in chat.messages:
+        if runs and message["role"] in ("user", "assistant") and runs[-1][-1]["role"] == message["role"]:
+            runs[-1].append(message)
+        else:
+            runs.append([message])
+    return chat._replace(messages=[joined(run) if len(run) > 1 else run[0] for run in runs])
+
+
+def system_in_the_question(chat: Conversation) -> Conversation:
+    if chat.messages[0]["role"] != "system":
+        return chat
+    system, *others = chat.messages
+    first = next((at for at, message in enumerate(others) if message["role"] == "user"), None)
+    if first is None:
+        return chat._replace(messages=[{**system, "role": "user"}, *others])
+    others[first] = joined([others[first] | {"content": text_of(system["content"])}, others[first]])
+    return chat._replace(messages=others)
+
+
+def one_call_a_message(chat: Conversation) -> Conversation:
+    """Split messages with several calls, each followed by its result."""
+    made: list[Message] = []
+    results = {message.get("tool_call_id"): message for message in chat.messages if message["role"] == "tool"}
+    for message in chat.messages:
+        if message["role"] == "tool":
+            continue
+        calls = message.get("tool_calls") or ()
+        if not calls:
+            made.append(message)
+        for at, call in enumerate(calls):
+            # The text and the reasoning come before the first call.
+            head = message if not at else {"role": "assistant", "content": ""}
+            made.append({**head, "tool_calls": [call]})
+            if call["id"] in results:
+                made.append(results[call["id"]])
+    return chat._replace(messages=made)
+
+
+def changed_calls(change: Callable[[Message], Message]) -> Callable[[Conversation], Conversation]:
+    def change_calls(message: Message) -> Message:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [change(call) for call in calls]} if calls else message
+
+    return each(change_calls)
+
+
+def argument_object(call: Message) -> Message:
+    """Return the call with an object of arguments: empty in place of none; another value as it is."""
+    arguments = parsed(call["function"]["arguments"])
+    return {**call, "function": {**call["function"], "arguments": arguments if arguments is not None else {}}}
+
+
+def parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def short_ids(chat: Conversation) -> Conversation:
+    marks: dict[Any, str] = {}
+
+    def short(id_: Any) -> str:
+        return marks.setdefault(id_, f"id{len(marks) + 1:07}")
+
+    made = changed_calls(lambda call: {**call, "id": short(call.get("id"))})(chat)
+    return each(
+        lambda message: (
+            message | {"tool_call_id": short(message.get("tool_call_id"))}
+            if message["role"] == "tool"
+            else message
+        )
+    )(made)
+
+
+def described_tools(chat: Conversation) -> Conversation:
+    default = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    tools = [{**tool, "function": {**default, **tool["function"]}} for tool in chat.tools or ()]
+    return chat._replace(tools=tools or None)
+
+
+REWRITES: Mapping[str, Rewrite] = {
+    "developer": Rewrite(
+        with_role("developer", "system"),
+        "The role developer is the system message of OpenAI's newer models; the template does not know it.",
+    ),
+    "function": Rewrite(
+        each(function_call_as_tool_call),
+        "function_call and the role function are the earlier form of tool_calls and the role tool.",
+    ),
+    "refusal": Rewrite(each(refusal_as_text), "A refusal is the text of the answer; the template drops it."),
+    "parts": Rewrite(
+        each(parts_as_text),
+        "The template drops parts, fails for them, or writes Python's notation of the list.",
+    ),
+    "lists": Rewrite(each(text_as_parts), "The template reads lists of parts only."),
+    "null": Rewrite(each(null_as_empty), "The template fails for a message without content, or writes None."),
+    "calls": Rewrite(
+        each(without_empty_calls), "An empty list of calls is no call; the template fails, or writes one."
+    ),
+    "system": Rewrite(
+        one_system_message,
+        "The template drops or refuses a system message that is not the first; here all are one.",
+    ),
+    "no system": Rewrite(
+        system_in_the_question, "The template has no system role; the text begins the first question."
+    ),
+    "one call": Rewrite(one_call_a_message, "The template refuses a message with several calls."),
+    "neighbours": Rewrite(
+        merged_neighbours, "The template refuses two messages of a role in a row; here they are one."
+    ),
+    "arguments": Rewrite(
+        changed_calls(argument_object), "The template fails for arguments that are no object."
+    ),
+    "ids": Rewrite(short_ids, "The template takes ids of nine letters only, or fails without an id."),
+    "tools": Rewrite(
+        described_tools, "The description and the parameters of a tool are optional; the template fails."
+    ),
+}
+
+
+# Rendering ----------------------------------------------------------------------------------------------
+
+# A template that wants variables of its own, as its makers pass them.
+VARIABLES = {
+    "fireworks-ai-llama-3-firefunction-v2": {"functions": "[]", "datetime": "2026-11-28"},
+}
+
+
+def chats_for(template: str, chats: Mapping[str, Conversation] = CONVERSATIONS) -> dict[str, Conversation]:
+    """Return the conversations that a template may get: one called tool_use is used with tools only."""
+    more = VARIABLES.get(template, {})
+    return {
+        name: chat._replace(variables={**more, **chat.variables})
+        for name, chat in chats.items()
+        if chat.tools or not template.endswith("tool_use")
+    }
+
+
+def rendered_by_transformers(source: str, chat: Conversation) -> str:
+    """Return the text. Raises any error for what the template does not take.
+
+    Arguments of calls are objects, as transformers demands, unless the template takes their JSON only.
+    """
+    try:
+        return _rendered(source, changed_calls(_with_object)(chat))
+    except Exception:  # noqa: BLE001  an expression in a template can raise anything
+        return _rendered(source, chat)
+
+
+def _with_object(call: Message) -> Message:
+    return {**call, "function": {**call["function"], "arguments": parsed(call["function"]["arguments"])}}
+
+
+def _rendered(source: str, chat: Conversation) -> str:
+    (text,), _ = chat_template_utils.render_jinja_template(
+        conversations=[chat_template_utils._normalize_chat_messages(chat.messages)],
+        tools=chat.tools,
+        chat_template=source,
+        add_generation_prompt=True,
+        **SPECIAL,
+        **chat.variables,
+    )
+    return text
+
+
+@lru_cache(1)
+def template_of(source: str) -> ChatTemplate:
+    return ChatTemplate(source, special_tokens=SPECIAL)
+
+
+def rendered_by_us(source: str, chat: Conversation) -> str:
+    """Return the text. Raises `InvalidRequest` for a conversation that is refused."""
+    return str(template_of(source).render(chat.messages, tools=chat.tools, **chat.variables))
+
+
+def rewritten(chat: Conversation, names: Sequence[str]) -> Conversation:
+    return reduce(lambda made, name: REWRITES[name].apply(made), names, chat)
+
+
+def explanation(source: str, chat: Conversation, ours: str, names: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the fewest of the forms `names` with which transformers renders our text; None if none do."""
+    effective = [name for name in names if rewritten(chat, [name]) != chat]
+    # A form may have an effect only after another: two questions that a late system message separated.
+    effective += [name for name in ("neighbours", "null") if name in names and name not in effective]
+    effective.sort(key=list(REWRITES).index)
+    for count in range(len(effective) + 1):
+        for chosen in combinations(effective, count):
+            try:
+                expected = rendered_by_transformers(source, rewritten(chat, chosen))
+            except Exception:  # noqa: BLE001  the template does not take this form
+                continue
+            if _matches(expected, ours):
+                return chosen
+    return None
+
+
+def _matches(expected: str, text: str) -> bool:
+    """Return whether two texts are equal, where each id that a test has marked stands for nine letters."""
+    if expected == text:
+        return True
+    marks: dict[str, str] = {}
+
+    def group(match: re.Match[str]) -> str:
+        if match[0] in marks:
+            return f"(?P={marks[match[0]]})"
+        marks[match[0]] = f"g{len(marks)}"
+        return f"(?P<{marks[match[0]]}>[a-zA-Z0-9]{{9}})"
+
+    if not re.search(r"id\d{7}", expected):
+        return False
+    return re.fullmatch(re.sub(r"id\d{7}", group, re.escape(expected)), text) is not None
+
+
+# What is expected ---------------------------------------------------------------------------------------
+
+
+class Listed(msgspec.Struct):
+    """One reason, and the conversations by template for which it holds."""
+
+    reason: str
+    templates: dict[str, list[str]]
+
+
+class Differences(msgspec.Struct):
+    """The file `EXPECTED`.
+
+    `forms`: the forms that each template needs.
+    `refused`: what is refused, and why it cannot be written in any form.
+    `faults`: what is refused or written otherwise, and should not be.
+    """
+
+    forms: dict[str, list[str]] = {}
+    refused: list[Listed] = []
+    faults: list[Listed] = []
+
+    @classmethod
+    def read(cls) -> "Differences":
+        return msgspec.json.decode(EXPECTED.read_bytes(), type=cls)
+
+    def listed(self, template: str) -> dict[str, str]:
+        """Return the conversations that are refused or at fault, with the reason."""
+        return {
+            name: one.reason
+            for one in (*self.refused, *self.faults)
+            for name in one.templates.get(template, ())
+        }
+
+
+class Comparison(msgspec.Struct):
+    """What came of one template: forms that were needed, and conversations refused or unexplained."""
+
+    needed: set[str]
+    refused: dict[str, str]
+    unexplained: list[str]
+
+
+def compare(source: str, names: Sequence[str], chats: Mapping[str, Conversation]) -> Comparison:
+    """Render the conversations by ours and by transformers; `names`: the forms that may be needed."""
+    found = Comparison(set(), {}, [])
+    for name, chat in chats.items():
+        try:
+            ours = rendered_by_us(source, chat)
+        except InvalidRequest as error:
+            found.refused[name] = error.message
+            continue
+        if (forms := explanation(source, chat, ours, names)) is None:
+            found.unexplained.append(name)
+        else:
+            found.needed.update(forms)
+    return found
+
+
+def write() -> int:
+    """Write the lists anew; return the number of conversations that have no reason."""
+    old = Differences.read() if EXPECTED.exists() else Differences()
+    forms: dict[str, list[str]] = {}
+    seen: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    missing = 0
+    for path in sorted(FOLDER.glob("*.jinja")):
+        found = compare(path.read_text(encoding="utf-8"), list(REWRITES), chats_for(path.stem))
+        if found.needed:
+            forms[path.stem] = sorted(found.needed, key=list(REWRITES).index)
+        listed = old.listed(path.stem)
+        for name in [*found.refused, *found.unexplained]:
+            if name in listed:
+                seen[listed[name]][path.stem].append(name)
+                continue
+            missing += 1
+            sys.stderr.write(f"{path.stem}: {name}: {found.refused.get(name, 'differs')}\n")
+    kept = [
+        [Listed(one.reason, seen[one.reason]) for one in part if one.reason in seen]
+        for part in (old.refused, old.faults)
+    ]
+    text = msgspec.json.encode(Differences(forms, *kept))
+    EXPECTED.write_bytes(_folded(msgspec.json.format(text, indent=1).decode()).encode())
+    return missing
+
+
+def _folded(text: str) -> str:
+    """Return JSON with each list of strings on one line."""
+    return re.sub(r'\[\s*((?:"[^"]*",?\s*)+)\]', lambda match: f"[{' '.join(match[1].split())}]", text) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(write() > 0)
