@@ -1233,6 +1233,18 @@ FORMS: dict[str, Form] = {
         "auto_map: the model needs code from its repository, which is never run",
         family="DeepSeek V3",
     ),
+    "gte Qwen2 1.5B, whose code is not that of its architecture": Form(
+        qwen2(
+            *(1536, 8960, 28, 12, 2),
+            auto_map={
+                "AutoModel": "modeling_qwen.Qwen2Model",
+                "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM",
+            },
+            is_causal=False,
+        ),
+        QWEN,
+        "auto_map: the model needs code from its repository, which is never run",
+    ),
     "FLUX.2's Mistral Small 3, with images": Form(
         {
             "architectures": ["Mistral3ForConditionalGeneration"],
