@@ -3,6 +3,8 @@
 import copy
 import json
 
+import pytest
+
 from fairlead.structured.instructions import explained
 from fairlead.structured.parser import AnswerParser
 from fairlead.structured.pieces import CallArguments, CallBegin
@@ -50,7 +52,25 @@ def test_calls_are_written_as_they_are_parsed() -> None:
     assert parser.push(message["content"]) == [CallBegin(0, "f"), CallArguments(0, '{"a": "é"}')]
 
 
-def test_arguments_that_are_no_json_are_shown_as_a_string() -> None:
-    call = {"function": {"name": "f", "arguments": "{broken"}}
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ({"arguments": "{broken"}, {"arguments": "{broken"}),
+        ({"arguments": '["Bern"]'}, {"arguments": ["Bern"]}),
+        ({"arguments": ""}, {}),
+        ({"arguments": None}, {}),
+        ({"arguments": "null"}, {}),
+        ({}, {}),
+        ({"arguments": {"a": 1}}, {"a": 1}),
+    ],
+)
+def test_arguments_of_an_earlier_call_are_an_object(function, arguments) -> None:
+    call = {"function": {"name": "f", **function}}
     (message,) = explained([{"role": "assistant", "content": "", "tool_calls": [call]}], [])
-    assert '"arguments": "{broken"' in message["content"]
+    written = message["content"].removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    assert json.loads(written) == {"name": "f", "arguments": arguments}
+
+
+def test_result_without_content_is_empty() -> None:
+    (message,) = explained([{"role": "tool", "tool_call_id": "1"}], [])
+    assert message == {"role": "user", "content": "<tool_response>\n\n</tool_response>"}

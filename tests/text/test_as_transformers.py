@@ -4,10 +4,13 @@ In short form for templates like those of well-known models and for a few publis
 the whole collection. `transformers_rendering` says what is compared, and how the lists are written anew.
 """
 
+import json
+
 import pytest
 
 pytest.importorskip("transformers")
 
+from fairlead.structured.instructions import explained
 from text.chats import CHATS
 from text.conversations import ASK, CONVERSATIONS, Conversation
 from text.published_templates import COUNT, FOLDER
@@ -16,8 +19,10 @@ from text.transformers_rendering import (
     Differences,
     chats_for,
     compare,
+    decoded,
     explanation,
     rendered_by_us,
+    template_of,
 )
 
 DIFFERENCES = Differences.read()
@@ -34,6 +39,13 @@ FEW = {
 PUBLISHED = [
     pytest.param(name, marks=() if name in FEW else pytest.mark.nightly)
     for name in (PATHS or sorted(FEW)[:1])
+]
+# No request with null ids or null arguments is decoded yet.
+EXPLAINED = [
+    pytest.param(
+        name, marks=[*marks, pytest.mark.xfail(reason="Null ids and arguments are refused.", strict=True)]
+    )
+    for (name,), marks, _ in PUBLISHED
 ]
 
 
@@ -53,6 +65,17 @@ def test_published_template_is_rendered_as_by_transformers_or_in_a_listed_form(n
 def test_template_like_a_well_known_one_is_rendered_as_by_transformers_or_in_a_form(name):
     found = compare(CHATS[name].template, list(REWRITES), CONVERSATIONS)
     assert (set(found.refused), found.unexplained) == (set(), [])
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_tools_are_explained_in_every_conversation_for_a_template_that_ignores_them(name):
+    if name not in PATHS:
+        pytest.skip(f"{COUNT} templates are not here; tests/text/published_templates.py fetches them")
+    template = template_of(PATHS[name].read_text(encoding="utf-8"))
+    for chat in chats_for(name).values():
+        messages, tools = decoded(chat)
+        text = template.render(explained(messages, tools), **chat.variables)
+        assert all(json.dumps(tool, ensure_ascii=False) in text for tool in tools)
 
 
 def test_each_listed_difference_is_of_a_template_and_a_form_that_exist():

@@ -445,12 +445,18 @@ def template_of(source: str) -> ChatTemplate:
 
 def rendered_by_us(source: str, chat: Conversation) -> str:
     """Return the text of a request to /v1/chat/completions. Raises `InvalidRequest` if it is refused."""
+    messages, tools = decoded(chat)
+    return str(template_of(source).render(messages, tools=tools, **chat.variables))
+
+
+def decoded(chat: Conversation) -> tuple[list[Message], list[Message]]:
+    """Return the messages and the tools of a request. Raises `InvalidRequest` if it is refused."""
     try:
-        messages = template_messages(msgspec.convert(chat.messages, list[openai_messages.Message]))
-        tools = template_tools(msgspec.convert(chat.tools, list[openai_messages.Tool] | None))
+        messages = msgspec.convert(chat.messages, list[openai_messages.Message])
+        tools = msgspec.convert(chat.tools, list[openai_messages.Tool] | None)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from error
-    return str(template_of(source).render(messages, tools=tools, **chat.variables))
+    return template_messages(messages), template_tools(tools) or []
 
 
 def rewritten(chat: Conversation, names: Sequence[str]) -> Conversation:

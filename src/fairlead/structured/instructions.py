@@ -28,13 +28,16 @@ def explained(messages: Sequence[Message], tools: Sequence[Message]) -> list[Mes
     explanation = _EXPLANATION.format(tools=listed)
     if written and written[0]["role"] == "system":
         first = written[0]
-        return [{**first, "content": f"{_text(first['content'])}\n\n{explanation}"}, *written[1:]]
+        return [{**first, "content": f"{_text(first.get('content'))}\n\n{explanation}"}, *written[1:]]
     return [{"role": "system", "content": explanation}, *written]
 
 
 def _as_text(message: Message) -> Message:
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{_text(message['content'])}\n</tool_response>"}
+        return {
+            "role": "user",
+            "content": f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>",
+        }
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -45,11 +48,21 @@ def _as_text(message: Message) -> Message:
 
 
 def _call(function: Message) -> str:
-    arguments = function["arguments"]
+    called = {"name": function["name"], "arguments": _object(function.get("arguments"))}
+    return json.dumps(called, ensure_ascii=False)
+
+
+def _object(arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call as the object that the explanation asks for.
+
+    It is empty for none. What is no object, such as a text that was cut off, is its only member, `arguments`.
+    """
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # a text that is not JSON is shown as a string
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-    return json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
+    if isinstance(arguments, dict):
+        return arguments
+    return {} if arguments in (None, "") else {"arguments": arguments}
 
 
 def _text(content: Any) -> str:
