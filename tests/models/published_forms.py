@@ -639,7 +639,8 @@ FORMS: dict[str, Form] = {
             use_mrope=False,
         ),
         QWEN,
-        Reading(32768, ends("<|endoftext|>"), 64, rope=("default", 1e6, 1.0), tied=True),
+        # Its chat template ends each turn with <|im_end|>.
+        Reading(32768, QWEN3_ENDS, 64, rope=("default", 1e6, 1.0), tied=True),
         generation={
             "bos_token_id": 151643,
             "do_sample": False,
