@@ -206,6 +206,20 @@ def test_grammar_refuses_arguments_that_break_a_strict_schema(name: str, is_requ
 
 
 @formats
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_number_with_an_exponent_is_accepted_and_parsed_back(name: str, is_strict: bool) -> None:
+    made = vocabulary(name)
+    arguments = {"small": 8.854e-12, "large": -2.5e20, "listed": [1e-9, {"deep": 5e-7}]}
+    number = {"type": "number"}
+    schema = {"properties": {"small": number, "large": number, "listed": {"type": "array"}}}
+    text = written_calls(name, [("f", arguments)])
+    tools = [ToolGrammar("f", schema if is_strict else None)]
+    grammar = answer_grammar(Calls(tools, is_required=True), WIRE_FORMATS[name], made.special)
+    assert made.accepts(grammar, text)
+    assert parsed(name, list(text), {"f": schema}).calls == [("f", arguments)]
+
+
+@formats
 def test_required_call_cannot_be_replaced_by_text(name: str) -> None:
     made = vocabulary(name)
     grammar = answer_grammar(Calls([ToolGrammar("f")], is_required=True), WIRE_FORMATS[name], made.special)

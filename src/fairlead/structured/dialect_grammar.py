@@ -9,7 +9,11 @@ from fairlead.structured.schema import properties_of, resolved
 from fairlead.structured.text_grammar import add_text
 from fairlead.structured.wire_format import JsonDialect
 
-_NUMBERS = {"integer": "/-?(0|[1-9][0-9]{0,18})/", "number": "/-?(0|[1-9][0-9]{0,18})(\\.[0-9]{1,18})?/"}
+# With exponents of two digits, every number is finite for its readers.
+_NUMBERS = {
+    "integer": "/-?(0|[1-9][0-9]{0,18})/",
+    "number": "/-?(0|[1-9][0-9]{0,18})(\\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?/",
+}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _UNSUPPORTED = frozenset(
     {
