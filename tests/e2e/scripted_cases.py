@@ -61,7 +61,7 @@ FORMED = dumped({"city": "Köln 😀", "n": -5, "tags": ["a", {"b": None}]})
 class Case(NamedTuple):
     """The texts that a model writes, each followed by the token that ends an answer; and what is asked for.
 
-    `answer` None: only what holds for every answer is known, as the masks of its grammar change the text.
+    `answer` None: the masks of its grammar change the text, and only what holds for every answer is known.
     """
 
     name: str
@@ -160,7 +160,8 @@ def _forms(writer: Writer) -> Iterator[Case]:
     yield Case("schema", (writer.answer(THOUGHT, FORMED),), formed, expected)
     # The masks of this schema leave no choice, whatever the model prefers.
     only = Request(schema={"enum": ["only"]})
-    yield Case("form that the model does not write", (writer.answer(THOUGHT, "no"),), only, None)
+    forced = writer.expected(THOUGHT, '"only"')
+    yield Case("form that the model does not write", (writer.answer(THOUGHT, "no"),), only, forced)
 
 
 def _damaged(writer: Writer) -> Iterator[Case]:

@@ -5,17 +5,20 @@ many tokens come at once.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import h11
+import jsonschema
 import pytest
 import trio
 
 from e2e.scripted_cases import Case, cases
-from e2e.scripted_dialects import DIALECTS, Answer, Dialect
+from e2e.scripted_dialects import DIALECTS, LENGTH, Answer, Dialect
 from e2e.scripted_model import SLOTS, Scripts, serving, write_folder
+from fairlead.job import CallPiece
+from fairlead.structured.mark import Mark
 from structured.families import FAMILIES, Family
 from structured.rendering import WIRE_FORMATS, vocabulary
 
@@ -48,6 +51,7 @@ class Asked(NamedTuple):
         return DIALECTS[self.name]
 
 
+Forms = Callable[[Case, int], Iterator[Asked]]
 Reply = tuple[Asked, Answer | str]
 """The answer to a request, or what is wrong with the response."""
 
@@ -150,7 +154,9 @@ def faults(found: list[Reply]) -> Iterator[str]:
             yield f"{where}: {answer}"
             continue
         expected = one.case.answer
-        if expected is not None:
+        if expected is None:
+            yield from (f"{where}: {fault}" for fault in invalid_calls(one, answer))
+        else:
             shown = one.dialect.shown(expected._replace(end=one.dialect.ends[expected.end]))
             if values_of(answer) != values_of(shown):
                 yield f"{where}:\n  {answer}\n  instead of\n  {shown}"
@@ -163,9 +169,26 @@ def test_every_wire_format_is_served():
     assert {served.format for served in SERVED.values()} == set(WIRE_FORMATS)
 
 
+def invalid_calls(one: Asked, answer: Answer) -> Iterator[str]:
+    """Yield why calls are not valid for their strict schemas. The limit may cut the last one."""
+    schemas = {tool.name: tool.parameters for tool in one.case.request.tools if tool.is_strict}
+    is_cut = answer.end == one.dialect.ends[LENGTH]
+    for name, arguments in answer.calls[:-1] if is_cut else answer.calls:
+        if name in schemas:
+            try:
+                jsonschema.validate(json.loads(arguments), schemas[name])
+            except (ValueError, jsonschema.ValidationError) as error:
+                yield f"{name}({arguments}): {error}"
+
+
 @pytest.mark.parametrize("family", SERVED)
 @pytest.mark.parametrize("forms", [few_forms, pytest.param(all_forms, marks=pytest.mark.nightly)])
 async def test_answer_has_the_parts_that_the_model_wrote(tmp_path, family, forms):
+    assert not [*faults(await answers_of_family(tmp_path, family, forms))]
+
+
+async def answers_of_family(tmp_path: Path, family: str, forms: Forms) -> list[Reply]:
+    """Return the replies of a model of this family, in those of the forms that their dialects have."""
     served = SERVED[family]
     _, state = served.states[0]
     made = vocabulary(served.format)
@@ -180,4 +203,63 @@ async def test_answer_has_the_parts_that_the_model_wrote(tmp_path, family, forms
     ]
     found = await answers_of(tmp_path, Scripts(), asked)
     assert len(found) == len(asked)
-    assert not [*faults(found)]
+    return found
+
+
+def find_only_whole_marks(mark: Mark, text: str, *, is_end: bool) -> tuple[int, object]:
+    """Find a mark as `Mark.find` does, but hold nothing back that may be its beginning."""
+    found = mark._compiled.search(text)
+    return (len(text), None) if found is None else (found.start(), found)
+
+
+def decode_each_piece(stream: Any, ids: Sequence[int]) -> str:
+    """Decode as `Detokenizer` does, but without the bytes of a character that came before."""
+    shown = [stream._token_bytes(token_id) for token_id in ids if token_id not in stream._skipped]
+    return b"".join(shown).decode(errors="replace")
+
+
+def forget_the_arguments(calls: list[CallPiece], piece: CallPiece) -> None:
+    """Add a piece of a call to a delta, but none to a call that the delta has."""
+    if not calls or calls[-1].number != piece.number:
+        calls.append(piece)
+
+
+# What is replaced by a mistake, and the cases that must show it.
+MUTANTS = {
+    "stop string is not held back": (
+        "fairlead.text.stops.StopStrings._safe_chars",
+        lambda _stops, text: len(text),
+        "stop string",
+    ),
+    "mark is not held back": ("fairlead.structured.mark.Mark.find", find_only_whole_marks, "reasoning"),
+    "part of a character is decoded": ("fairlead.text.detokenizer._Bytes.push", decode_each_piece, "text"),
+    "arguments are forgotten": ("fairlead.job.add_piece", forget_the_arguments, "call"),
+    "mask is ignored": (
+        "fairlead.structured.constraint.Constraint.fill",
+        lambda _constraint, mask: mask.fill(0xFFFF_FFFF),
+        "form that the model does not write",
+    ),
+    "calls are not checked": (
+        "fairlead.structured.request.AnswerSpec._body",
+        lambda _spec: None,
+        "damaged call",
+    ),
+    "call does not end the answer as one": (
+        "fairlead.structured.parser.AnswerParser.calls",
+        property(lambda _parser: 0),
+        "call",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_mistake_is_found(tmp_path, monkeypatch, name):
+    replaced, mistake, begin = MUTANTS[name]
+
+    def forms(case: Case, number: int) -> Iterator[Asked]:
+        if case.name.startswith(begin):
+            for piece in (1, 2, 5):
+                yield Asked(case, "chat", stream=piece != 2, piece=piece)
+
+    monkeypatch.setattr(replaced, mistake)
+    assert [*faults(await answers_of_family(tmp_path, "Qwen3", forms))]
