@@ -14,13 +14,15 @@ import jsonschema
 import pytest
 import trio
 
-from e2e.scripted_cases import Case, cases
-from e2e.scripted_dialects import DIALECTS, LENGTH, Answer, Dialect
+from e2e.scripted_cases import Case, Writer, cases
+from e2e.scripted_dialects import DIALECTS, LENGTH, Answer, Dialect, Request, Tool
 from e2e.scripted_model import SLOTS, Scripts, serving, write_folder
 from fairlead.job import CallPiece
 from fairlead.structured.mark import Mark
+from structured import bfcl
+from structured.bfcl_counts import ordered, unusual
 from structured.families import FAMILIES, Family
-from structured.rendering import WIRE_FORMATS, vocabulary
+from structured.rendering import SINGLE, WIRE_FORMATS, vocabulary
 
 # A model of each wire format. The prompts of two of them open the reasoning.
 SERVED = {
@@ -36,6 +38,8 @@ SERVED["no calls in its template"] = Family(
 )
 PIECES = range(1, 8)
 TIMEOUT_S = 240
+EVERY = 30  # of so many questions of the leaderboard, one is asked
+MOST_TOOLS = 3000  # characters of the tools' schemas, which fit the context
 
 
 class Asked(NamedTuple):
@@ -204,6 +208,33 @@ async def answers_of_family(tmp_path: Path, family: str, forms: Forms) -> list[R
     found = await answers_of(tmp_path, Scripts(), asked)
     assert len(found) == len(asked)
     return found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", SERVED)
+async def test_calls_of_the_leaderboard_arrive(tmp_path, family):
+    """Some of those that `structured/test_bfcl.py` writes, parses and allows in every wire format."""
+    if not bfcl.is_present():
+        pytest.skip("run `python tests/structured/bfcl.py`")
+    served = SERVED[family]
+    writer = Writer(served.format, served.states[0][1])
+
+    def forms(_case: Case, number: int) -> Iterator[Asked]:
+        for at, question in enumerate(bfcl.questions()):
+            if number or at % EVERY or not question.calls or len(json.dumps(question.tools)) > MOST_TOOLS:
+                continue
+            calls = [(name, ordered(arguments, question.tools[name])) for name, arguments in question.calls]
+            calls = calls[:1] if served.format in SINGLE else calls
+            tools = tuple(Tool(name, schema) for name, schema in question.tools.items())
+            text = writer.answer("", "", calls)
+            if unusual(served.format, question, calls):
+                continue
+            case = Case(question.id, (text,), Request(tools), writer.expected("", "", calls))
+            yield Asked(case, [*DIALECTS][at // EVERY % len(DIALECTS)], at % 2 == 0, PIECES[at // EVERY % 7])
+
+    found = await answers_of_family(tmp_path, family, forms)
+    assert len(found) > 50
+    assert not [*faults(found)]
 
 
 def find_only_whole_marks(mark: Mark, text: str, *, is_end: bool) -> tuple[int, object]:

@@ -24,6 +24,7 @@ from fairlead.structured.compiler import LIMITS
 from fairlead.structured.parser import AnswerParser
 from fairlead.structured.pieces import CallArguments, CallBegin
 from fairlead.structured.request import AnswerSpec, FaultyRequest, ToolSpec
+from fairlead.structured.schema import properties_of
 from structured import bfcl
 from structured.bfcl import Call, Question
 from structured.rendering import SINGLE, WIRE_FORMATS, vocabulary, written_calls
@@ -34,6 +35,7 @@ EVERY_CUT = 20  # of so many questions, one is cut once at each place
 INVALID = "the ground truth is not valid for its schema"
 UNNAMED = "an argument that the schema does not name"
 UNSUPPORTED = "a keyword that this syntax of calls does not support"
+CONTRADICTORY = "an enum without any value of the schema's type, whose values this syntax of calls allows"
 
 
 class Outcome(NamedTuple):
@@ -62,8 +64,9 @@ def ordered(value: Any, schema: Any) -> Any:
     schema = schema if isinstance(schema, dict) else {}
     match value:
         case dict():
-            properties = schema.get("properties") or {}
-            names = [*(name for name in properties if name in value), *(value.keys() - properties.keys())]
+            properties = properties_of(schema, schema)
+            names = [name for name in properties if name in value]
+            names += [name for name in value if name not in properties]
             others = schema.get("additionalProperties")
             return {name: ordered(value[name], properties.get(name, others)) for name in names}
         case list():
@@ -80,12 +83,25 @@ def cuts(text: str, *, every_cut: bool) -> Iterator[list[str]]:
         yield from ([text[:at], text[at:]] for at in range(1, len(text)))
 
 
+def unusual(name: str, question: Question, calls: list[Call]) -> str:
+    """Return why calls need not be parsed back or accepted; empty if they must be."""
+    schemas = [question.tools[tool] for tool, _ in calls]
+    for schema, (_, arguments) in zip(schemas, calls, strict=True):
+        if not jsonschema.Draft202012Validator(schema).is_valid(arguments):
+            return INVALID
+    syntax = WIRE_FORMATS[name].calls
+    is_json = syntax is not None and not syntax.is_dialect and not _has_tags(name)
+    if not is_json and any(map(_has_unnamed, (arguments for _, arguments in calls), schemas)):
+        return UNNAMED
+    return ""
+
+
 def _parsed(name: str, question: Question, calls: list[Call], *, every_cut: bool) -> Outcome:
     expected = _comparable(calls)
     for pieces in cuts(written_calls(name, calls), every_cut=every_cut):
         found = _parse(name, pieces, question.tools)
         if found != expected:
-            return Outcome("parsed", _reason(name, question, calls), f"{pieces}: {found}")
+            return Outcome("parsed", unusual(name, question, calls), f"{pieces}: {found}")
     return Outcome("parsed")
 
 
@@ -130,8 +146,11 @@ def _allowed(name: str, question: Question, calls: list[Call], choice: Any, *, i
     ids = made.ids(written_calls(name, calls))
     count = 0 if matcher.is_error() else matcher.try_consume_tokens(ids)
     is_accepted = count == len(ids) and matcher.is_accepting()
-    reason = _reason(name, question, calls)
+    reason = unusual(name, question, calls)
     if is_strict and is_accepted and reason == INVALID and not _has_tags(name):
+        syntax = WIRE_FORMATS[name].calls
+        if syntax is not None and syntax.is_dialect and any(map(_contradicts, question.tools.values())):
+            return Outcome(kind, CONTRADICTORY)
         return Outcome(kind, "", f"{calls} is accepted, which {INVALID}")
     if is_accepted:
         return Outcome(kind)
@@ -142,19 +161,6 @@ def _has_tags(name: str) -> bool:
     """Return whether arguments are written as texts, so that 5 is not different from "5"."""
     syntax = WIRE_FORMATS[name].calls
     return syntax is not None and syntax.content == "xml-inline"
-
-
-def _reason(name: str, question: Question, calls: list[Call]) -> str:
-    """Return why calls need not be parsed back or accepted; empty if there is no reason."""
-    schemas = [question.tools[tool] for tool, _ in calls]
-    for schema, (_, arguments) in zip(schemas, calls, strict=True):
-        if not jsonschema.Draft202012Validator(schema).is_valid(arguments):
-            return INVALID
-    syntax = WIRE_FORMATS[name].calls
-    is_json = syntax is not None and not syntax.is_dialect and not _has_tags(name)
-    if not is_json and any(map(_has_unnamed, (arguments for _, arguments in calls), schemas)):
-        return UNNAMED
-    return ""
 
 
 def _has_unnamed(value: Any, schema: Any) -> bool:
@@ -171,6 +177,17 @@ def _has_unnamed(value: Any, schema: Any) -> bool:
         case list():
             return any(_has_unnamed(one, schema.get("items")) for one in value)
     return False
+
+
+def _contradicts(schema: Any) -> bool:
+    """Return whether a part of a schema has an enum of which no value has its type."""
+    if not isinstance(schema, dict):
+        return False
+    if "enum" in schema and "type" in schema:
+        typed = jsonschema.Draft202012Validator({"type": schema["type"]})
+        if not any(map(typed.is_valid, schema["enum"])):
+            return True
+    return any(map(_contradicts, [*(schema.get("properties") or {}).values(), schema.get("items")]))
 
 
 def counted(names: Iterable[str], questions: Sequence[Question]) -> tuple[dict[str, Any], list[str]]:
