@@ -22,7 +22,7 @@ def questions() -> list[Question]:
 def test_ground_truth_is_parsed_back_and_allowed(questions: list[Question], name: str, every: int) -> None:
     counts, defects = counted([name], questions[::every])
     assert not defects
-    assert sum(counts[name]["parsed"].values()) >= len(questions[::every]) - 5  # five have no calls
+    assert sum(counts[name]["parsed"].values()) >= len(questions[::every])  # of some formats, each call
 
 
 def test_questions_are_complete(questions: list[Question]) -> None:
