@@ -32,7 +32,10 @@ FAULTS = {
     "a number as text": ({"config": {"vocab_size": "32000"}}, "config.json: vocab_size: must be an integer"),
     "null": ({"config": {"num_attention_heads": None}}, "config.json: num_attention_heads: must not be null"),
     "no architecture": ({"config": {"architectures": None}}, "config.json: architectures: must not be null"),
-    "code": ({"config": {"auto_map": {}}}, "config.json: auto_map: the model needs code"),
+    "code": (
+        {"config": {"auto_map": {"AutoModel": "modeling.Model"}}},
+        "config.json: auto_map: the model needs code",
+    ),
     "quantized": ({"config": {"quantization_config": {}}}, "config.json: quantization_config: "),
     "stored in bytes": ({"config": {"dtype": "int8"}}, "config.json: dtype: 'int8' is not supported"),
     "activation": ({"config": {"hidden_act": "relu"}}, "config.json: hidden_act: only silu"),

@@ -222,7 +222,6 @@ def read_layers(config: CheckpointConfig) -> int:
 
 
 REFUSED = {
-    "auto_map": "the model needs code from its repository, which is never run",
     "quantization_config": "quantized checkpoints are not supported",
 }
 

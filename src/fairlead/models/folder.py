@@ -23,6 +23,8 @@ from fairlead.models.registry import ARCHITECTURES, read_built_in
 FILE = "config.json"
 # The endings of the names of transformers' models that make text.
 _MAKE_TEXT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+# Their makers gave this code to transformers, and name it in published checkpoints all the same.
+_SAME_CODE = frozenset({"PhiForCausalLM", "Phi3ForCausalLM"})
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
 
 
@@ -53,8 +55,7 @@ def read_folder(directory: Path, *, max_model_len: int | None = None) -> ModelFo
     if not directory.is_dir():
         raise LoadFailed(f"{directory}: no such directory")
     config = CheckpointConfig.read(directory / FILE)
-    if "auto_map" in config:
-        raise config.fails("auto_map", REFUSED["auto_map"])
+    _check_own_code(config)
     spec = read_built_in(config)
     pooling = read_pooling(directory, scores=spec is not None and spec.scores)
     if pooling is not None and pooling.score_tokens:
@@ -109,6 +110,18 @@ def read_stored_dtype(config: CheckpointConfig) -> str:
 def without_head(config: CheckpointConfig, reason: str) -> LoadFailed:
     """Return the error for an architecture that lacks what is needed of it."""
     return config.fails("architectures", f"{config.texts('architectures')} {reason}")
+
+
+def _check_own_code(config: CheckpointConfig) -> None:
+    """Refuse a model that needs code from its repository, unless transformers has the same code.
+
+    An empty `auto_map` names none. What it names beside the network, such as a tokenizer, is not needed.
+    """
+    if "auto_map" not in config or not config.section("auto_map").keys():
+        return
+    code = config.section("auto_map").text("AutoModelForCausalLM", "").rpartition(".")[2]
+    if code not in _SAME_CODE or code not in config.texts("architectures"):
+        raise config.fails("auto_map", "the model needs code from its repository, which is never run")
 
 
 def _check_fallback(config: CheckpointConfig) -> None:
