@@ -280,7 +280,7 @@ def measure_tools(tokenizer: Tokenizer, vocabulary: LLTokenizer, rounds: int) ->
             marks.append(time.perf_counter())
             assert trials.run(grammar).fault is None
             marks.append(time.perf_counter())
-            constraint = Constraint(compile_grammar(vocabulary, grammar))
+            constraint = Constraint(compile_grammar(vocabulary, grammar)[0])
             marks.append(time.perf_counter())
             for key, (before, after) in zip(times, pairwise(marks), strict=False):
                 times[key].append(1000 * (after - before))
