@@ -10,6 +10,7 @@ import trio
 from api.conftest import client_of
 from api.written_answers import CHAT, COMPLETIONS, WEATHER, accepts, refusal, vocabulary_of
 from fairlead.config import Limits
+from fairlead.structured.request import AnswerSpec
 from fairlead.structured.trials import GrammarTrials
 
 BODIES = {
@@ -242,6 +243,38 @@ async def test_trials_of_one_tenant_do_not_delay_those_of_another(client, chat, 
         assert reply.status == 200
         waiting.set()
     assert order == ["quick", "slow", "slow", "slow"]
+
+
+async def test_form_is_not_checked_for_a_client_that_leaves_before_its_turn(client, chat, monkeypatch):
+    """Two forms of a tenant are tried; those behind them cost nothing until then. Other tenants go on."""
+    waiting, run, check, checked = threading.Event(), GrammarTrials.run, AnswerSpec.check, []
+
+    def slow(trials, grammar):
+        assert '"slow' not in grammar or waiting.wait(20)
+        return run(trials, grammar)
+
+    def noted(spec):
+        checked.append(spec.answer.schema["const"])
+        return check(spec)
+
+    monkeypatch.setattr(GrammarTrials, "run", slow)
+    monkeypatch.setattr(AnswerSpec, "check", noted)
+
+    def request(const, user):
+        return chat(response_format=schema_format({"const": const}), user=user)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(2):
+            nursery.start_soon(client.post, CHAT, request(f"slow{number}", "many"))
+        await trio.sleep(0.05)
+        with trio.move_on_after(0.1):
+            async with trio.open_nursery() as leaving:
+                for number in range(2, 9):
+                    leaving.start_soon(client.post, CHAT, request(f"slow{number}", "many"))
+        assert (await client.post(CHAT, request("quick", "one"))).status == 200
+        waiting.set()
+    assert sorted(checked) == ["quick", "slow0", "slow1"]
+    assert (await client.post(CHAT, request("again", "many"))).status == 200
 
 
 async def test_trial_is_remembered_for_its_tenant_only(client, chat, monkeypatch):

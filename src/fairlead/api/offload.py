@@ -4,11 +4,12 @@ Tenants use the threads in turn (`turns`). Small work is done at once, in the ev
 """
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
 from fairlead.api.request import Request
-from fairlead.api.turns import RETRY_S, Threads
+from fairlead.api.turns import RETRY_S, Threads, Turns, in_turn
 from fairlead.config import Config, Limits
 from fairlead.errors import QueueFull
 from fairlead.structured.trial_process import TrialResult
@@ -26,6 +27,8 @@ ENCODING_THREADS = 2
 LARGE_BODY_BYTES = 64 * 1024
 PARSING_THREADS = WRITING_THREADS = 1
 TRIALS = 2  # of grammars at a time, each in a process
+FORMS, FORMS_EACH = 16, 2
+"""How many forms of answers are checked and tried at a time, and of one tenant. Others wait at no cost."""
 
 
 class Offload:
@@ -39,6 +42,8 @@ class Offload:
         self._writing = Threads(WRITING_THREADS, timeout_s=timeout_s)
         self._encoding = Threads(ENCODING_THREADS, timeout_s=timeout_s)
         self._trying = Threads(TRIALS, timeout_s=timeout_s)
+        self._forming = Turns(FORMS, each=FORMS_EACH)
+        self._timeout_s = timeout_s
         self._trials = GrammarTrials(cpu_s=config.limits.grammar_timeout_s)
 
     async def parse(self, request: Request, body: bytes, parse: Callable[[bytes, Limits], Parsed]) -> Parsed:
@@ -85,6 +90,14 @@ class Offload:
     async def in_thread(self, request: Request, function: Callable[..., Encoded], *arguments: Any) -> Encoded:
         """Call a function that takes milliseconds whatever the size, in a thread, by tenants' turns."""
         return await self._encoding.run(tenant_so_far(request), function, *arguments)
+
+    def form_in_turn(self, request: Request) -> AbstractAsyncContextManager[None]:
+        """Enter the block by tenants' turns, to check the form of an answer and to try its grammar.
+
+        The checks take milliseconds for a hostile schema. A tenant that sends many has two of them at a time,
+        and nothing is done for a client that leaves before its turn. Raises as `in_turn` does.
+        """
+        return in_turn(self._forming, tenant_so_far(request), timeout_s=self._timeout_s)
 
     async def try_grammar(self, request: Request, grammar: str) -> TrialResult:
         """Try a grammar in a process of its own. Raises as `in_turn` does, and `QueueFull` if that failed."""

@@ -42,6 +42,16 @@ class Structure(NamedTuple):
     warning: str = ""
 
 
+def with_checked_form(request: GenerationRequest) -> GenerationRequest:
+    """Return a request with the form that is possible. Raises `InvalidRequest`, which names the field."""
+    if request.answer is None:
+        return request
+    try:
+        return msgspec.structs.replace(request, answer=request.answer.check())
+    except FaultyRequest as fault:
+        raise invalid_field(fault.field, fault.reason) from fault
+
+
 def structure_of(request: GenerationRequest, model: TextModel, prompt: Sequence[int]) -> Structure:
     """Return the structure of a request's answer. Pure. Raises `InvalidRequest`, which names the field."""
     spec, answer_format = request.answer, model.answer_format
@@ -116,6 +126,15 @@ class StructureTrials:
 
         Raises `InvalidRequest`, which names the field, and as `Offload.try_grammar` does.
         """
+        if generation.answer is None:
+            return await self._offload.encode(request, structure_of, generation, model, prompt)
+        async with self._offload.form_in_turn(request):
+            return await self._tried_structure(request, generation, model, prompt)
+
+    async def _tried_structure(
+        self, request: Request, generation: GenerationRequest, model: TextModel, prompt: Sequence[int]
+    ) -> Structure:
+        generation = await self._offload.encode(request, with_checked_form, generation)
         structure = await self._offload.encode(request, structure_of, generation, model, prompt)
         check_combinations(generation, structure.grammar)
         if structure.grammar is None:

@@ -5,7 +5,8 @@ free for other tenants. Its further calls are queued behind the first ones of ot
 removed from the queue. A thread cannot be cancelled: its turn lasts until it ends.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
@@ -132,6 +133,20 @@ class Threads:
             raise error
         finally:
             del error  # which refers to this frame
+
+
+@asynccontextmanager
+async def in_turn(turns: Turns, tenant: str, *, timeout_s: float) -> AsyncIterator[None]:
+    """Wait for a turn of a tenant, at most `timeout_s`, and have it during the block.
+
+    Raises `QueueFull` and `QueueTimeout`.
+    """
+    limiter = _Limiter(turns, tenant, timeout_s)
+    await limiter.acquire_on_behalf_of(None)
+    try:
+        yield
+    finally:
+        limiter.release_on_behalf_of(None)
 
 
 def _attempt(call: Callable[[], Result]) -> tuple[Result | None, FairleadError | None]:

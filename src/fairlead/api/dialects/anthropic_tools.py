@@ -11,7 +11,7 @@ from fairlead.api.dialects.openai_messages import Function, Tool, template_tools
 from fairlead.api.dialects.openai_structured import Schema, ToolName
 from fairlead.errors import quoted
 from fairlead.structured.grammar import JsonAnswer
-from fairlead.structured.request import AnswerSpec, FaultyRequest, ToolSpec
+from fairlead.structured.request import AnswerSpec, ToolSpec
 
 
 class CustomTool(msgspec.Struct, frozen=True):
@@ -125,7 +125,7 @@ def message_spec(
         ToolSpec(tool.name, tool.input_schema, bool(tool.strict), f"tools[{index}].input_schema")
         for index, tool in tools.items()
     )
-    spec = AnswerSpec(
+    return AnswerSpec(
         tools=tuple(specs),
         choice="required" if isinstance(choice, AnyChoice) else "auto",
         named=choice.name if isinstance(choice, NamedChoice) else None,
@@ -133,10 +133,6 @@ def message_spec(
         answer=None if output is None else JsonAnswer(_object_schema(output.schema)),
         answer_field=output_field,
     )
-    try:
-        return spec.check()
-    except FaultyRequest as fault:
-        raise invalid_field(fault.field, fault.reason) from fault
 
 
 def _object_schema(schema: Schema) -> dict[str, Any]:

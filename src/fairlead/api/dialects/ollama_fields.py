@@ -13,7 +13,7 @@ from fairlead.api.dialects.openai_messages import Function, Tool, Tools
 from fairlead.api.dialects.openai_structured import answer_spec
 from fairlead.api.dialects.unserved import Fields, Unserved, capturing, refuse_unserved
 from fairlead.structured.grammar import JsonAnswer
-from fairlead.structured.request import AnswerSpec, FaultyRequest
+from fairlead.structured.request import AnswerSpec
 
 # Above this, a model stays loaded without a limit.
 LONGEST_KEEP_ALIVE_S = 100 * 365 * 86_400.0
@@ -182,13 +182,7 @@ class OllamaRequest(msgspec.Struct, frozen=True, kw_only=True):
             return spec
         schema = {"type": "object"} if self.format == "json" else self.format
         assert isinstance(schema, dict)
-        with_form = msgspec.structs.replace(
-            spec or AnswerSpec(), answer=JsonAnswer(schema), answer_field="format"
-        )
-        try:
-            return with_form.check()
-        except FaultyRequest as fault:
-            raise invalid_field(fault.field, fault.reason) from fault
+        return msgspec.structs.replace(spec or AnswerSpec(), answer=JsonAnswer(schema), answer_field="format")
 
 
 class OllamaTool(msgspec.Struct, frozen=True):

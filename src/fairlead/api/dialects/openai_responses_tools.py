@@ -16,7 +16,7 @@ from fairlead.api.dialects.openai_structured import (
 )
 from fairlead.errors import quoted
 from fairlead.structured.grammar import JsonAnswer
-from fairlead.structured.request import AnswerSpec, AnyAnswer, FaultyRequest, ToolSpec
+from fairlead.structured.request import AnswerSpec, AnyAnswer, ToolSpec
 
 # Tools of OpenAI's own servers without which a model can answer: it does not get them.
 LEFT_OUT = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview"})
@@ -128,7 +128,7 @@ def answer_form(
     listed, is_required, named = _chosen(specs, choice)
     if answer is None and not listed:
         return None
-    spec = AnswerSpec(
+    return AnswerSpec(
         tools=listed,
         choice="required" if is_required else "auto",
         named=named,
@@ -137,10 +137,6 @@ def answer_form(
         answer_field=field,
         is_lenient=is_lenient,
     )
-    try:
-        return spec.check()
-    except FaultyRequest as fault:
-        raise invalid_field(fault.field, fault.reason) from fault
 
 
 def template_functions(functions: Sequence[OfferedFunction]) -> list[dict[str, Any]] | None:

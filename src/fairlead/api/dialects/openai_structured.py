@@ -11,7 +11,7 @@ from fairlead.api.body import MAX_QUOTED_CHARS, invalid_field
 from fairlead.api.dialects.openai_messages import Tool, Tools
 from fairlead.errors import quoted
 from fairlead.structured.grammar import ChoiceAnswer, JsonAnswer, LarkAnswer, RegexAnswer
-from fairlead.structured.request import AnswerSpec, AnyAnswer, FaultyRequest, ToolSpec
+from fairlead.structured.request import AnswerSpec, AnyAnswer, ToolSpec
 
 MAX_CHOICES = 10_000
 MAX_PATTERN_CHARS = 64 * 1024
@@ -115,7 +115,7 @@ def answer_spec(
     listed, is_required = _chosen(_tool_specs(tools or ()), tool_choice)
     if answer is None and not listed:
         return None
-    spec = AnswerSpec(
+    return AnswerSpec(
         tools=listed,
         choice="required" if is_required else "auto",
         named=tool_choice.function.name if isinstance(tool_choice, NamedToolChoice) else None,
@@ -124,10 +124,6 @@ def answer_spec(
         answer_field=field,
         is_lenient=lenient,
     )
-    try:
-        return spec.check()
-    except FaultyRequest as fault:
-        raise invalid_field(fault.field, fault.reason) from fault
 
 
 def _chosen(tools: tuple[ToolSpec, ...], choice: ToolChoice | None) -> tuple[tuple[ToolSpec, ...], bool]:
