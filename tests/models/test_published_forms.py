@@ -30,56 +30,6 @@ NATIVE = [name for name, form in READ.items() if form.expected.native]
 GENERATING = [name for name, form in READ.items() if form.expected.task == "generate"]
 CPU = torch.device("cpu")
 
-# What fails today, by test and form.
-_DEFAULTS = "The defaults of the family are not read."
-_SCALED = "A scaled context is not longer than max_position_embeddings."
-_CHECK = "config check does not read the model's config.json."
-_CODE = "auto_map is refused, although transformers has the same code."
-_GEMMA = dict.fromkeys(
-    (
-        "Gemma 3 4B, which leaves out its defaults",
-        "Gemma 3 12B",
-        "Gemma 3 27B, whose scale is not that of its heads",
-        "Gemma 3 27B, its text part alone",
-    ),
-    _DEFAULTS,
-)
-_LONGER = dict.fromkeys(
-    (
-        "Vicuna 7B v1.5 16k, whose linear scaling extends its context",
-        "Qwen2.5 Coder 32B with the YaRN of its card",
-        "Qwen3 8B with the YaRN of its card",
-    ),
-    _SCALED,
-)
-_LONGROPE = dict.fromkeys(
-    (
-        "Phi 3.5 mini, whose longrope serves the trained length",
-        "Phi 4 mini, which rotates a part of its heads",
-    ),
-    "The parent reads more positions than the child serves.",
-)
-_PHI = dict.fromkeys([name for name in READ if "auto_map" in FORMS[name].config], _CODE)
-_TURN = {"Qwen2.5 0.5B, the base model": "The end of a turn in the chat template ends no answer."}
-FAILING = {
-    "parent": {**_GEMMA, **_LONGER, **_LONGROPE, **_TURN},
-    "child": {**_GEMMA, **_LONGER},
-    "check": dict.fromkeys(REFUSED, _CHECK),
-    "sizes": _GEMMA,
-    "logits": {**_GEMMA, **_PHI},
-}
-
-
-def cases(names, test):
-    """Return the names as parameters; those that fail today are marked, until they no longer do."""
-    failing = FAILING[test]
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=failing[name], strict=True))
-        if name in failing
-        else name
-        for name in names
-    ]
-
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
@@ -104,7 +54,7 @@ def windows_of(expected, layers):
     return windows if isinstance(windows, tuple) else (windows,) * layers
 
 
-@pytest.mark.parametrize("name", cases(READ, "parent"))
+@pytest.mark.parametrize("name", READ)
 def test_parent_reads_context_ends_defaults_and_format(name, folder_of):
     form, expected = FORMS[name], FORMS[name].expected
     model = TextModel.load(folder_of(name), name="m")
@@ -118,7 +68,7 @@ def test_parent_reads_context_ends_defaults_and_format(name, folder_of):
         assert (detected.wire_format.reasoning is not None) == family.has_reasoning
 
 
-@pytest.mark.parametrize("name", cases(NATIVE, "child"))
+@pytest.mark.parametrize("name", NATIVE)
 def test_child_reads_the_network(name, folder_of):
     expected = FORMS[name].expected
     spec = read_source(folder_of(name), device=CPU, needs_head=False).spec
@@ -140,7 +90,7 @@ def test_refusal_names_the_file_and_the_key(name, folder_of):
     assert f"config.json: {FORMS[name].expected}" in caught.value.message
 
 
-@pytest.mark.parametrize("name", cases(FORMS, "check"))
+@pytest.mark.parametrize("name", FORMS)
 def test_config_check_says_what_a_server_would(name, folder_of, tmp_path, capsys):
     form = FORMS[name]
     file = tmp_path / "fairlead.yaml"
@@ -205,7 +155,7 @@ def test_transformers_reads_the_same(name, folder_of):
     assert texts(tokenizer, ends_by_transformers(folder, whole)) <= expected.ends
 
 
-@pytest.mark.parametrize("name", cases(NATIVE, "sizes"))
+@pytest.mark.parametrize("name", NATIVE)
 def test_child_reads_the_sizes_that_transformers_reads(name, folder_of):
     folder = folder_of(name)
     spec = read_source(folder, device=CPU, needs_head=False).spec
@@ -245,7 +195,7 @@ def weighted(request, folder_of):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("weighted", cases(GENERATING, "logits"), indirect=True)
+@pytest.mark.parametrize("weighted", GENERATING, indirect=True)
 def test_model_is_loaded_and_its_logits_are_those_of_transformers(weighted, monkeypatch):
     name, folder, model = weighted
     expected, loaded = FORMS[name].expected, load(folder, kv_cache_bytes=4 << 20)

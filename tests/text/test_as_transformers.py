@@ -40,13 +40,6 @@ PUBLISHED = [
     pytest.param(name, marks=() if name in FEW else pytest.mark.nightly)
     for name in (PATHS or sorted(FEW)[:1])
 ]
-# No request with null ids or null arguments is decoded yet.
-EXPLAINED = [
-    pytest.param(
-        name, marks=[*marks, pytest.mark.xfail(reason="Null ids and arguments are refused.", strict=True)]
-    )
-    for (name,), marks, _ in PUBLISHED
-]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -60,14 +53,13 @@ def test_published_template_is_rendered_as_by_transformers_or_in_a_listed_form(n
     assert found.needed == set(forms)
 
 
-@pytest.mark.xfail(reason="Conversations are not yet written as a template can take them.", strict=True)
 @pytest.mark.parametrize("name", CHATS)
 def test_template_like_a_well_known_one_is_rendered_as_by_transformers_or_in_a_form(name):
     found = compare(CHATS[name].template, list(REWRITES), CONVERSATIONS)
     assert (set(found.refused), found.unexplained) == (set(), [])
 
 
-@pytest.mark.parametrize("name", EXPLAINED)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_tools_are_explained_in_every_conversation_for_a_template_that_ignores_them(name):
     if name not in PATHS:
         pytest.skip(f"{COUNT} templates are not here; tests/text/published_templates.py fetches them")
