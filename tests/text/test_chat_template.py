@@ -322,19 +322,25 @@ def test_additional_templates_are_read_from_their_directory(tmp_path):
     assert ChatTemplate.load(tmp_path).render(user("hi"), tools=TOOLS) == "tooled"
 
 
-def test_special_tokens_are_read_as_text_or_as_objects(tmp_path):
-    write(tmp_path, "special_tokens_map.json", {"bos_token": "<old>", "unk_token": "<unk>"})
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [({}, "<s></s><unk>"), ({"added_tokens_decoder": {}}, "<new></s>")],
+    ids=["the older file overrides", "the older file is a copy"],
+)
+def test_special_tokens_are_read_as_by_transformers(tmp_path, added, expected):
+    write(tmp_path, "special_tokens_map.json", {"bos_token": "<s>", "unk_token": "<unk>"})
     write(
         tmp_path,
         "tokenizer_config.json",
         {
-            "bos_token": {"content": "<s>", "lstrip": False, "__type": "AddedToken"},
+            "bos_token": {"content": "<new>", "lstrip": False, "__type": "AddedToken"},
             "eos_token": "</s>",
             "pad_token": None,
             "chat_template": "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token }}",
+            **added,
         },
     )
-    assert ChatTemplate.load(tmp_path).render(user("hi")) == "<s></s><unk>"
+    assert ChatTemplate.load(tmp_path).render(user("hi")) == expected
 
 
 @pytest.mark.parametrize(

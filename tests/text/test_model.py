@@ -111,7 +111,6 @@ def test_limit_above_that_of_the_model_is_a_configuration_error(directory, confi
         ({"eos_token_id": 1}, {}, None, {1}),
         ({"eos_token_id": 1}, {"eos_token_id": [0, 2]}, None, {0, 2}),
         ({"eos_token_id": 1}, {"eos_token_id": 0}, "</s>", {0, 2}),
-        ({}, None, "no such token", set()),
     ],
 )
 def test_eos_token_ids_are_read_from_the_configuration_files(directory, config, generation, token, expected):

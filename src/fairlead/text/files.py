@@ -27,6 +27,9 @@ class NamedTemplate(msgspec.Struct):
     template: str
 
 
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The special tokens that every tokenizer may have."""
+
 Templates = str | list[NamedTemplate] | dict[str, str]
 
 
@@ -42,11 +45,11 @@ class TokenizerConfig(msgspec.Struct):
     pad_token: str | AddedToken | None = None
     cls_token: str | AddedToken | None = None
     mask_token: str | AddedToken | None = None
+    added_tokens_decoder: Any = None
 
     def special_tokens(self) -> dict[str, str]:
         """Return the texts of the tokens that are set, by name ("eos_token")."""
-        names = (name for name in self.__struct_fields__ if name.endswith("_token"))
-        tokens = {name: getattr(self, name) for name in names}
+        tokens = {name: getattr(self, name) for name in ROLES}
         return {
             name: token.content if isinstance(token, AddedToken) else token
             for name, token in tokens.items()
@@ -71,7 +74,7 @@ def read_json(path: Path, form: type[T]) -> T:
     """
     text = read_text(path)
     try:
-        return msgspec.convert(json.loads(text), type=form)
+        return msgspec.convert(json.loads(text), type=form, str_keys=True)
     except msgspec.ValidationError as error:
         raise LoadFailed(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:
@@ -79,9 +82,14 @@ def read_json(path: Path, form: type[T]) -> T:
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:
-    """Return the special tokens by name. tokenizer_config.json overrides special_tokens_map.json."""
-    tokens: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (path := directory / name).exists():
-            tokens |= read_json(path, TokenizerConfig).special_tokens()
+    """Return the special tokens by name, read as transformers 5 reads them.
+
+    special_tokens_map.json overrides tokenizer_config.json, unless that has an `added_tokens_decoder`: then
+    the other file is a copy that older versions need, and is not read.
+    """
+    path = directory / "tokenizer_config.json"
+    config = read_json(path, TokenizerConfig) if path.exists() else TokenizerConfig()
+    tokens = config.special_tokens()
+    if config.added_tokens_decoder is None and (path := directory / "special_tokens_map.json").exists():
+        tokens |= read_json(path, TokenizerConfig).special_tokens()
     return tokens

@@ -13,6 +13,7 @@ import msgspec
 import tokenizers
 
 from fairlead.errors import InvalidRequest, LoadFailed
+from fairlead.text.added_tokens import add_tokens
 from fairlead.text.breaking import control_tokens, with_breaks
 from fairlead.text.control_tokens import BREAK
 from fairlead.text.files import read_special_tokens
@@ -71,20 +72,27 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Read the directory's tokenizer.json. Raises `LoadFailed` if it is missing or invalid."""
+        """Read the directory's tokenizer.json, and add the tokens that only its other files have.
+
+        Raises `LoadFailed`, which names the missing or invalid file.
+        """
         path = directory / FILE
         named = read_special_tokens(directory).values()
         try:
             content = path.read_bytes()
             declared = msgspec.json.decode(content, type=_Declared)
+            library = tokenizers.Tokenizer.from_buffer(content)
+            add_tokens(directory, library)
             # The library raises nothing narrower than Exception.
             return cls(
-                tokenizers.Tokenizer.from_buffer(content),
+                library,
                 decoder_kinds=frozenset(_kinds(declared.decoder)),
                 named=tuple(named),
             )
         except FileNotFoundError:
             raise LoadFailed(f"{path} is missing") from None
+        except LoadFailed:
+            raise
         except Exception as error:
             raise LoadFailed(f"{path} is broken: {error}") from error
 
