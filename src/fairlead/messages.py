@@ -38,10 +38,12 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     the unix socket for fronts, in a directory that only this user can enter; None: there are no fronts.
     `first_grant`: grants of its epoch before this one were for an earlier run of the model.
     `parallel`: how many processes compute the model together. They share `kv_cache_bytes` and `threads`, and
-    each uses `gpu_memory` of a GPU of its own.
+    each uses `gpu_memory` of a GPU of its own. `eos_token_ids`: the tokens that end an answer. The process
+    sets them itself, for all of its ranks: a dispatcher with fronts has read nothing of the model.
     """
 
     path: str
+    eos_token_ids: tuple[int, ...] = ()
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None

@@ -18,6 +18,7 @@ from fairlead.messages import WorkerSpec
 from fairlead.structured.compiler import GrammarCompiler
 from fairlead.structured.grammar import JsonAnswer, answer_grammar
 from fairlead.structured.vocabulary import token_vocabulary
+from fairlead.text.model import TextModel
 from fairlead.text.tokenizer import Tokenizer
 from structured.schemas import schema_of
 
@@ -31,18 +32,19 @@ def tokenizer():
 
 @functools.cache
 def model():
-    spec = WorkerSpec(path=str(FOLDER), device="cpu", dtype="float32")
+    ends = tuple(TextModel.load(FOLDER, name="demonstration").eos_token_ids)
+    spec = WorkerSpec(path=str(FOLDER), device="cpu", dtype="float32", eos_token_ids=ends)
     return load_runner(spec, lambda _fraction, _stage: None)
 
 
 @functools.cache
-def vocabulary():
+def vocabulary(*, has_end=True):
     loaded = model()
     return token_vocabulary(
         tokenizer().token_bytes,
         vocab_size=loaded.vocab_size,
         special_ids=tokenizer().special_ids,
-        eos_token_ids=list(loaded.eos_token_ids),
+        eos_token_ids=list(loaded.eos_token_ids) if has_end else [],
     )
 
 
@@ -57,15 +59,20 @@ def grammar_of(schema):
 class Constrained(Loop):
     """An engine's loop that waits for grammars, with the texts of its sequences."""
 
-    def __init__(self, *, overlaps=False, slow=False, **limits):
-        """`slow`: every mask is found by a thread, while its sequence is left out of steps."""
-        loaded = model()
+    def __init__(self, *, overlaps=False, slow=False, has_end=True, **limits):
+        """Make the loop.
+
+        slow: every mask is found by a thread, while its sequence is left out of steps.
+        has_end: whether the model has a token that ends answers.
+        """
+        loaded = model() if has_end else msgspec.structs.replace(model(), eos_token_ids=())
         if slow:
             limits["slow_masks"] = SlowMasks(share=0.0, least_budget_s=-1.0)
-        self.compiler = GrammarCompiler(vocabulary())
+        missing = None if has_end else loaded.vocab_size
+        self.compiler = GrammarCompiler(vocabulary(has_end=has_end), missing_end=missing)
         runner = loaded.runner
-        if overlaps:
-            runner = ModelRunner(loaded.runner.forward, loaded.eos_token_ids, overlaps=True)
+        if overlaps or not has_end:
+            runner = ModelRunner(loaded.runner.forward, loaded.eos_token_ids, overlaps=overlaps)
         engine = engine_over(msgspec.structs.replace(loaded, runner=runner), compiler=self.compiler, **limits)
         super().__init__(engine, runner)
         self.capacity = engine.statistics()

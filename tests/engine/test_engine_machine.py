@@ -100,6 +100,7 @@ class FakeCompiler:
         pass
 
     mask_words = 1
+    missing_end = None
 
     def first_mask_s(self, grammar, owner) -> float:
         return 0.0

@@ -284,11 +284,6 @@ def test_long_text_of_a_hybrid_model_needs_few_blocks_in_sliding_layers(tmp_path
     assert expected == generate(small, prompts, sampling, max_batched_tokens=40)
 
 
-def test_eos_token_ids_come_from_the_checkpoint(tmp_path):
-    save(transformers.LlamaConfig(**{**SIZES, "eos_token_id": [3, 5]}), tmp_path)
-    assert load(tmp_path).eos_token_ids == (3, 5)
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

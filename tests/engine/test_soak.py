@@ -112,7 +112,8 @@ class Soak:
 @pytest.mark.parametrize("steps", [2_500, pytest.param(20_000, marks=pytest.mark.nightly)])
 def test_random_aborts_timeouts_and_preemptions_change_no_output(steps):
     path = demonstration_model()
-    loaded = load_runner(WorkerSpec(path=str(path), dtype="float32", device="cpu"), lambda *_: None)
+    spec = WorkerSpec(path=str(path), dtype="float32", device="cpu", eos_token_ids=(1,))
+    loaded = load_runner(spec, lambda *_: None)
     chance = random.Random(4)
     requests_to_run = requests(Tokenizer.from_file(str(path / "tokenizer.json")), chance)
     expected = [unbatched(loaded, request) for request in requests_to_run]

@@ -8,7 +8,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from engine.constrained_model import Constrained, grammar_of, tokenizer, validated
+from engine.constrained_model import Constrained, grammar_of, prompt_of, tokenizer, validated
 from engine.fake_model import EOS, VOCABULARY, FakeRunner
 from engine.fake_model import Loop as FakeLoop
 from engine.test_engine_machine import BlindPredictor
@@ -358,3 +358,56 @@ def test_eight_answers_of_one_long_text_end_whole(monkeypatch):
     for key in range(8):
         assert tested.ends[key].error is None
         assert 380 <= len(json.loads(tested.text(key))) <= 400
+
+
+# A model without a token that ends answers -----------------------------------------------------------
+
+
+def without_end(**limits):
+    """Return a loop whose model has no token that ends an answer."""
+    return Constrained(has_end=False, **limits)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_answer_ends_with_its_grammar_if_no_token_ends_it(setting):
+    tested = without_end(**SETTINGS[setting])
+    schema = schema_of(3)
+    for key, grammar in enumerate((YES_OR_NO, DIGITS, grammar_of(schema)) * 4):
+        tested.submit(key, f"{key} {LONG_PROMPT}", grammar=grammar)
+    tested.submit(20, LONG_PROMPT, max_tokens=30)
+    tested.run()
+    for key in range(12):
+        assert tested.ends[key].finish_reason == "stop"
+        assert tested.ends[key].stop_token is None
+    assert {tested.text(key) for key in range(0, 12, 3)} <= {"yes", "no"}
+    assert all(tested.text(key).isdigit() and len(tested.text(key)) == 30 for key in range(1, 12, 3))
+    for key in range(2, 12, 3):
+        jsonschema.Draft202012Validator(schema).validate(json.loads(tested.text(key)))
+    assert (tested.ends[20].finish_reason, len(tested.token_ids_of[20])) == ("length", 30)
+    assert tested.everything_is_free()
+
+
+def test_answer_that_may_go_on_does_so_up_to_its_limit_if_no_token_ends_it():
+    tested = without_end()
+    tested.submit(1, grammar=answer_grammar(RegexAnswer("[a-z]+")), max_tokens=20)
+    tested.submit(2, grammar=answer_grammar(LarkAnswer('start: "[" NEVER\nNEVER: /x/ & /y/')))
+    tested.run()
+    assert tested.ends[1].finish_reason == "length"
+    assert tested.text(1).isalpha()
+    assert "grammar" in tested.ends[2].error
+    assert tested.everything_is_free()
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_empty_answer_ends_without_a_token_and_reports_its_prompt(overlaps, slow):
+    tested = without_end(overlaps=overlaps, slow=slow)
+    for key in range(2):
+        tested.submit(key, grammar=answer_grammar(RegexAnswer("")), prompt_logprobs=0 if key else None)
+    tested.run()
+    assert [tested.ends[key].token_ids for key in range(2)] == [[], []]
+    assert [len(tested.ends[key].prompt_logprobs) for key in range(2)] == [
+        0,
+        len(prompt_of("What is Fairlead?")) - 1,
+    ]
+    assert tested.everything_is_free()

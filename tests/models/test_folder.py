@@ -44,6 +44,15 @@ FAULTS = {
     "top_k": ({"generation_config": {"top_k": 20.5}}, "generation_config.json: top_k: must be an integer"),
     "top_p": ({"generation_config": {"top_p": "0.9"}}, "generation_config.json: top_p: must be a number"),
     "temperature": ({"generation_config": {"temperature": -1}}, "generation_config.json: temperature: must"),
+    "an end as text": ({"config": {"eos_token_id": "2"}}, "config.json: eos_token_id: must be a token id or"),
+    "an end of generation": (
+        {"generation_config": {"eos_token_id": [2, True]}},
+        "generation_config.json: eos_token_id: must be a token id or a list of them, not [2, True]",
+    ),
+    "an end of a section": (
+        {"config": {"text_config": {"eos_token_id": 2.5}}},
+        "config.json: text_config.eos_token_id: must be a token id or a list of them, not 2.5",
+    ),
     "no weights": ({"model.safetensors": None}, "neither model.safetensors nor model.safetensors.index"),
     "missing shards": ({INDEX: SHARDS}, "index.json: weight_map: model-1.safetensors and 1 more are missing"),
     "shard elsewhere": ({INDEX: {"weight_map": {"a": "../a"}}}, "index.json: weight_map: '../a' is not"),
@@ -60,6 +69,7 @@ FAULTS = {
 GOOD = {
     "top_k of a float": {"generation_config": {"top_k": 20.0}},
     "null among the ends": {"generation_config": {"eos_token_id": [2, None]}},
+    "no end": {"generation_config": {"eos_token_id": -1}},
     "positions of a float": {"config": {"max_position_embeddings": 2048.0}},
     "shorter": {"settings": {"max_model_len": 511}},
 }

@@ -16,7 +16,7 @@ from fairlead.errors import LoadFailed
 from fairlead.job import Sampling
 from fairlead.messages import WorkerSpec
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.loader import choose_dtype, load_model, read_eos_token_ids
+from fairlead.models.loader import choose_dtype, load_model
 from models.tiny import SIZES, generate, load, prompt_of, save
 
 CPU = torch.device("cpu")
@@ -344,19 +344,3 @@ def test_auto_dtype_on_a_gpu_keeps_float16(tmp_path):
 def test_unsupported_dtypes_are_refused(name, tmp_path):
     with pytest.raises(LoadFailed, match="dtype"):
         choose_dtype(CheckpointConfig(tmp_path, {}), name, CPU)
-
-
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [
-        ({"eos_token_id": [3, 4]}, {"eos_token_id": 2}, (3, 4)),
-        ({"eos_token_id": 5}, {}, (5,)),
-        ({}, {"eos_token_id": 2}, (2,)),
-        (None, {"eos_token_id": [0]}, (0,)),
-        (None, {}, ()),
-    ],
-)
-def test_eos_token_ids_come_from_generation_config_or_else_config(generation, config, expected, tmp_path):
-    if generation is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    assert expected == read_eos_token_ids(CheckpointConfig(tmp_path / "config.json", config))

@@ -5,10 +5,11 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from fairlead.job import ReasoningLimit
 from fairlead.structured import compiler as compilers
-from fairlead.structured.compiler import GrammarRefused
+from fairlead.structured.compiler import LIMITS, GrammarRefused
 from fairlead.structured.constraint import Constraint, _matched
 from fairlead.structured.grammar import JsonAnswer, answer_grammar
 from fairlead.structured.vocabulary import token_vocabulary
@@ -24,6 +25,7 @@ from structured.words import (
     constrained,
     few_states,
     id_of,
+    lark,
 )
 
 MARK = (id_of("<"), id_of("/t"), id_of(">"))
@@ -203,9 +205,26 @@ def test_any_end_token_ends_an_answer():
     assert several.eos_tokens == [0, 1]
 
 
-def test_model_without_an_end_token_has_no_vocabulary():
-    with pytest.raises(ValueError, match="no token that ends"):
-        token_vocabulary(lambda token_id: TOKENS[token_id], vocab_size=6, special_ids=(), eos_token_ids=[77])
+@pytest.mark.parametrize("width", [25, 31, 32, 64])
+def test_without_an_end_token_an_answer_is_complete_when_nothing_can_follow(width):
+    vocabulary = token_vocabulary(
+        lambda token_id: TOKENS[token_id] if token_id < len(TOKENS) else b"",
+        vocab_size=width,
+        special_ids=SPECIAL,
+        eos_token_ids=[width, -1],
+    )
+    constraint = Constraint()
+    grammar = LLMatcher(vocabulary, lark('start: "a" "b"*'), log_level=0, limits=LIMITS)
+    bounded = LLMatcher(vocabulary, lark('start: "ab"'), log_level=0, limits=LIMITS)
+    constraint.begin(grammar, None, None, missing_end=width)
+    assert allowed_ids(constraint, width) == {id_of("a"), id_of("ab")}
+    assert allowed_ids(consumed(constraint, "a"), width) == {id_of("b")}
+    assert not constraint.is_complete
+    constraint.begin(bounded, None, None, missing_end=width)
+    assert allowed_ids(consumed(constraint, "ab"), width) == set()
+    assert (constraint.is_complete, constraint.error) == (True, None)
+    constraint.consume([-1])  # of a step that was launched before the end was known
+    assert (allowed_ids(constraint, width), constraint.error) == (set(), None)
 
 
 def long_text(length):

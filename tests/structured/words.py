@@ -46,11 +46,11 @@ def matcher(source):
     return LLMatcher(VOCABULARY, lark(source), log_level=0, limits=LIMITS)
 
 
-def allowed_ids(constraint):
+def allowed_ids(constraint, width=WIDTH):
     """Return the ids that a constraint allows next."""
-    mask = np.full(-(-WIDTH // 32), 0xDEAD_BEEF, np.uint32)
+    mask = np.full(-(-width // 32), 0xDEAD_BEEF, np.uint32)
     constraint.fill(mask)
-    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:WIDTH]).tolist())
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:width]).tolist())
 
 
 def allowed(constraint):

@@ -104,24 +104,6 @@ def test_limit_above_that_of_the_model_is_a_configuration_error(directory, confi
 
 
 @pytest.mark.parametrize(
-    ("config", "generation", "token", "expected"),
-    [
-        ({"eos_token_id": 1}, None, None, {1}),
-        ({"eos_token_id": [1, 0]}, None, None, {0, 1}),
-        ({"eos_token_id": 1}, {}, None, {1}),
-        ({"eos_token_id": 1}, {"eos_token_id": [0, 2]}, None, {0, 2}),
-        ({"eos_token_id": 1}, {"eos_token_id": 0}, "</s>", {0, 2}),
-    ],
-)
-def test_eos_token_ids_are_read_from_the_configuration_files(directory, config, generation, token, expected):
-    write(directory, "config.json", CONFIG | {"eos_token_id": None} | config)
-    write(directory, "tokenizer_config.json", {"eos_token": token})
-    if generation is not None:
-        write(directory, "generation_config.json", generation)
-    assert expected == load(directory).eos_token_ids
-
-
-@pytest.mark.parametrize(
     ("written", "expected"),
     [
         ({}, GenerationDefaults()),

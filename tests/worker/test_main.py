@@ -7,10 +7,12 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from fairlead import messages
 from fairlead.compilers import ADVICE
+from fairlead.config import demonstration_model
 from fairlead.job import Sampling
 from fairlead.worker import channel, main
 from worker import fake_child
@@ -191,3 +193,16 @@ def test_parents_side_imports_neither_torch_nor_the_engine():
         "sys.exit(bool({'torch', 'fairlead.engine', 'fairlead.worker.main'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_process_finds_the_end_tokens_of_its_model_and_constrains_answers_without_any() -> None:
+    spec = messages.WorkerSpec(path=str(demonstration_model()), device="cpu", dtype="float32")
+    loaded = main._load(spec, lambda _fraction, _stage: None)
+    assert loaded.eos_token_ids == (1,)
+    found = []
+    for ends in ((1,), (loaded.vocab_size,), ()):
+        compiler = main._compiler(msgspec.structs.replace(loaded, eos_token_ids=ends), spec)
+        assert compiler is not None
+        found.append(compiler.missing_end)
+        compiler.close()
+    assert found == [None, loaded.vocab_size, loaded.vocab_size]

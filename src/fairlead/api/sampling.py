@@ -3,7 +3,7 @@
 Pure. Every refusal is an `InvalidRequest` that names the field.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -32,8 +32,8 @@ def sampling_of(request: GenerationRequest, model: TextModel, prompts: Sequence[
     limit = longest if request.max_tokens is None else min(max(1, request.max_tokens), longest)
     if (requested.min_tokens or 0) > limit:
         raise invalid_field("min_tokens", f"{requested.min_tokens} is more than the answer may have: {limit}")
-    check_token_ids(requested.logit_bias or (), model, "logit_bias")
-    check_token_ids(requested.stop_token_ids or (), model, "stop_token_ids")
+    model.check_token_ids(requested.logit_bias or (), param="logit_bias")
+    model.check_token_ids(requested.stop_token_ids or (), param="stop_token_ids")
     values = msgspec.structs.asdict(model.defaults)
     for name in _PARAMETERS:
         if (value := getattr(requested, name)) is not None:
@@ -43,13 +43,6 @@ def sampling_of(request: GenerationRequest, model: TextModel, prompts: Sequence[
         values["stop_token_ids"] = (*(requested.stop_token_ids or ()), *model.infill.ends)
     values["prompt_logprobs"] = _prompt_logprobs(request, prompts)
     return Sampling(max_tokens=limit, logprobs=request.logprobs, **values)
-
-
-def check_token_ids(token_ids: Iterable[int], model: TextModel, param: str) -> None:
-    """Raise `InvalidRequest` for ids that are not in the model's vocabulary."""
-    size, largest = model.tokenizer.vocab_size, max(token_ids, default=0)
-    if largest >= size:
-        raise invalid_field(param, f"{largest} is not a token id; this model has {size}")
 
 
 def _prompt_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> int | None:

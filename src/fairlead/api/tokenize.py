@@ -18,7 +18,6 @@ from fairlead.api.dialects.unserved import TOKENIZE, capturing, refuse_unserved
 from fairlead.api.encoding import encode_conversation
 from fairlead.api.job_service import JobService
 from fairlead.api.request import Request, Response, json_response
-from fairlead.api.sampling import check_token_ids
 from fairlead.config import SpecialTokens
 from fairlead.errors import ContextLengthExceeded, FairleadError
 from fairlead.tenancy.key_quotas import JobCharge
@@ -169,7 +168,7 @@ def _tokenized(model: TextModel, request: TokenizeRequest) -> tuple[bytes, int]:
 
 def _detokenized(model: TextModel, tokens: list[int]) -> bytes:
     """Return the response in JSON. Raises `InvalidRequest`."""
-    check_token_ids(tokens, model, "tokens")
+    model.check_token_ids(tokens, param="tokens")
     return _encode({"prompt": model.tokenizer.decode(tokens, skip_special_tokens=False)})
 
 

@@ -276,8 +276,13 @@ class Engine:
         self._step_tokens += step.tokens
         committed = self._batch.commit_tokens(step, sampled.token_ids)
         outputs = self._live.take_early_outputs()
+        complete = []
         for slot, sample in committed.failed:
-            outputs.append(self._live.fail(self._running_in(slot), self._failure_reason(sampled, sample)))
+            sequence = self._running_in(slot)
+            if sample in sampled.complete:
+                complete.append(sequence)
+            else:
+                outputs.append(self._live.fail(sequence, self._failure_reason(sampled, sample)))
         self._scheduler.indexed(committed.filled)
         keys: npt.NDArray[np.int64] = np.asarray(committed.keys)
         tokens: npt.NDArray[np.int32] = np.asarray(committed.tokens)
@@ -291,6 +296,9 @@ class Engine:
             details = details_of.of_tokens.pop(index, NO_DETAILS)
             key, token_id = committed.keys[index], committed.tokens[index]
             outputs.append(self._live.complete(key, token_id, reason, details))
+        for sequence in complete:
+            details = details_of.of_prompts.pop(sequence.key, NO_DETAILS)
+            outputs.append(self._live.complete_without_token(sequence, details))
         for index, details in details_of.of_tokens.items():
             go_on[index] = False
             outputs.append(self._live.report(committed.keys[index], [committed.tokens[index]], details))

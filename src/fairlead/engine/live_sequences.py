@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from functools import partial
 
+import msgspec
 from llguidance import LLMatcher
 
 from fairlead.engine.deadlines import Deadlines
@@ -146,6 +147,15 @@ class LiveSequences:
             return details.output(key, [token_id], "stop", token_id)
         return details.output(key, [token_id], "length")
 
+    def complete_without_token(self, sequence: Sequence, details: OutputDetails) -> Output:
+        """End a sequence whose constrained answer is complete; the model has no token that ends one."""
+        if details.error is not None:
+            return self.fail(sequence, details.error)
+        cached = self._scheduler.cached.get(sequence.key, 0)  # if it had no token that it came with
+        self._scheduler.admission.predictor.learn(sequence.tokens.output_length)
+        self._end(sequence, COMPLETED)
+        return msgspec.structs.replace(details, cached_tokens=cached).output(sequence.key, [], "stop")
+
     def complete_embedding(self, sequence: Sequence, vector: bytes) -> Output:
         """End a sequence with the vector of its prompt."""
         self._end(sequence, SequenceStatus.COMPLETED, keep=False)
@@ -184,6 +194,7 @@ class LiveSequences:
             matcher,
             constraint.lexer,
             renew,
+            missing_end=self._compiler.missing_end,
             expected_s=self._compiler.first_mask_s(constraint.grammar, constraint.owner),
             words=self._compiler.mask_words,
         )

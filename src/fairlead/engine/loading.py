@@ -248,7 +248,7 @@ def _with_cache(
         ),
     )
     return LoadedModel(
-        runner=_runner(source, forward, arenas, slots=slots, overlaps=not on_cpu),
+        runner=_runner(source, forward, arenas, spec.eos_token_ids, slots=slots, overlaps=not on_cpu),
         slots=slots,
         max_batch=max_batch,
         max_batched_tokens=max_batched_tokens,
@@ -259,7 +259,7 @@ def _with_cache(
         windows=shape.groups,
         blocks_total=blocks,
         block_size=spec.block_size,
-        eos_token_ids=source.eos_token_ids,
+        eos_token_ids=spec.eos_token_ids,
         device=str(device),
         dtype=str(source.dtype).removeprefix("torch."),
         weight_bytes=sum(ranks.numbers(loaded.weight_bytes, device)),
@@ -272,10 +272,16 @@ def _with_cache(
 
 
 def _runner(
-    source: WeightSource, forward: Forward, arenas: "Sequence[Buffer] | int", *, slots: int, overlaps: bool
+    source: WeightSource,
+    forward: Forward,
+    arenas: "Sequence[Buffer] | int",
+    eos_token_ids: tuple[int, ...],
+    *,
+    slots: int,
+    overlaps: bool,
 ) -> ModelRunner | EmbeddingRunner:
     if source.pooling is None:
-        return ModelRunner(forward, source.eos_token_ids, overlaps=overlaps, arenas=arenas)
+        return ModelRunner(forward, eos_token_ids, overlaps=overlaps, arenas=arenas)
     assert isinstance(forward, TorchForward)
     return EmbeddingRunner(forward, source.pooling, slots=slots, arenas=arenas)
 

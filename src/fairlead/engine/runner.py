@@ -114,4 +114,10 @@ class LaunchedStep:
         token_ids[list(self._errors)] = -1
         logprobs = {index: one for index, one in sampled.logprobs.items() if index not in self._errors}
         errors = {**sampled.errors, **self._errors}
-        return SampledTokens(token_ids.data, logprobs, errors, prompt_scores=sampled.prompt_scores)
+        return msgspec.structs.replace(
+            sampled,
+            token_ids=token_ids.data,
+            logprobs=logprobs,
+            errors=errors,
+            complete=sampled.complete - self._errors.keys(),
+        )

@@ -27,7 +27,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
     `token_ids`: int32 [S], one per sampling row, in the step's order. A negative id fails only that row's
     sequence, for the reason in `errors`. `logprobs`, `errors` and `vectors` are keyed by sample index.
     `vectors` (float32, little-endian) are the embeddings of prompts; token ids of such rows have no meaning.
-    `prompt_scores` are keyed by sequence key.
+    `prompt_scores` are keyed by sequence key. `complete`: samples with a negative id whose answer has ended.
     """
 
     token_ids: "Buffer"
@@ -35,6 +35,7 @@ class SampledTokens(msgspec.Struct, frozen=True):
     errors: dict[int, str] = {}
     vectors: dict[int, bytes] = {}
     prompt_scores: dict[int, PromptScores] = {}
+    complete: frozenset[int] = frozenset()
 
 
 class PendingStep(Protocol):

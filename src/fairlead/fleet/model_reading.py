@@ -51,4 +51,9 @@ async def read_model(
     if tokens := found.untraced_tokens():
         reason = "the chat template writes them by an operation that is not traced"
         logger.warning("control tokens stay text", model=model.name, tokens=tokens, reason=reason)
+    if found.ignored_end_tokens:
+        reason = "the files name them, but the network has fewer token ids"
+        logger.warning(
+            "end tokens are ignored", model=model.name, ids=found.ignored_end_tokens, reason=reason
+        )
     return found

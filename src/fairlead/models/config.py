@@ -106,7 +106,7 @@ class CheckpointConfig:
             raise self.fails(key, f"must be a list of strings, not {value!r}")
         return value
 
-    def token_ids(self, key: str) -> tuple[int, ...]:
+    def token_ids(self, key: str, *, may_be_negative: bool = False) -> tuple[int, ...]:
         """Return the ids of a key with one token id or a list of them; none when absent.
 
         Null stands for no token, alone or in a list.
@@ -114,7 +114,7 @@ class CheckpointConfig:
         value = self._values.get(key)
         listed = value if isinstance(value, list) else [value]
         ids = [_whole(token_id) for token_id in listed if token_id is not None]
-        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        if not all(type(token_id) is int and (may_be_negative or token_id >= 0) for token_id in ids):
             raise self.fails(key, f"must be a token id or a list of them, not {value!r}")
         return tuple(ids)
 

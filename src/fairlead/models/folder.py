@@ -14,7 +14,12 @@ from fairlead.config import ConfigError
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import REFUSED, ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
-from fairlead.models.generation import GenerationDefaults, read_generation, read_generation_defaults
+from fairlead.models.generation import (
+    GenerationDefaults,
+    read_end_ids,
+    read_generation,
+    read_generation_defaults,
+)
 from fairlead.models.listing import list_tensors
 from fairlead.models.pooling import Pooling, read_pooling
 from fairlead.models.positions import read_own_positions
@@ -67,6 +72,7 @@ def read_folder(directory: Path, *, max_model_len: int | None = None) -> ModelFo
     read_stored_dtype(config)
     generation = read_generation(directory)
     defaults = read_generation_defaults(generation)
+    read_end_ids(config, generation)  # `text.end_tokens` adds those of the vocabulary and the template
     limit = read_max_model_len(config, spec, max_model_len)
     list_tensors(directory)
     return ModelFolder(

@@ -1,4 +1,4 @@
-"""Reads the sampling defaults of `generation_config.json`."""
+"""Reads what `generation_config.json` says of generation: sampling defaults, and the ends of answers."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import msgspec
 from fairlead.models.config import CheckpointConfig
 
 FILE = "generation_config.json"
+END = "eos_token_id"
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True):
@@ -39,3 +40,15 @@ def read_generation_defaults(generation: CheckpointConfig) -> GenerationDefaults
         repetition_penalty=generation.number("repetition_penalty", off.repetition_penalty),
     )
     return found if generation.flag("do_sample", default=True) else off
+
+
+def read_end_ids(config: CheckpointConfig, generation: CheckpointConfig) -> frozenset[int]:
+    """Return the ids of the tokens that end an answer, as `config.json` and this file name them.
+
+    Those of a multimodal model may be in the section of its text model. As in transformers, null and negative
+    numbers stand for no token.
+    """
+    parts = [config, generation]
+    if "text_config" in config:
+        parts.append(config.section("text_config"))
+    return frozenset(id_ for part in parts for id_ in part.token_ids(END, may_be_negative=True) if id_ >= 0)

@@ -35,7 +35,6 @@ class LoadedModelFiles(msgspec.Struct, frozen=True):
 
     model: Model
     dtype: torch.dtype
-    eos_token_ids: tuple[int, ...]
     weight_bytes: int
     pooling: Pooling | None = None
 
@@ -52,7 +51,6 @@ class WeightSource(msgspec.Struct, frozen=True):
     spec: ArchitectureSpec | None
     dtype: torch.dtype
     quantization: Quantization
-    eos_token_ids: tuple[int, ...]
     pooling: Pooling | None
     ranks: Ranks = ALONE
 
@@ -72,7 +70,7 @@ class WeightSource(msgspec.Struct, frozen=True):
         with self.weights(device, report) as weights:
             model = self.build(weights)
             weights.finish()
-            return LoadedModelFiles(model, self.dtype, self.eos_token_ids, weights.bytes_placed, self.pooling)
+            return LoadedModelFiles(model, self.dtype, weights.bytes_placed, self.pooling)
 
 
 def load_model(
@@ -129,9 +127,7 @@ def read_source(
         from fairlead.models.fallback import fallback
 
         build = fallback(config, max_positions=folder.max_model_len)
-    return WeightSource(
-        directory, build, spec, chosen, method, read_eos_token_ids(config), pooling, ranks=ranks
-    )
+    return WeightSource(directory, build, spec, chosen, method, pooling, ranks=ranks)
 
 
 def _obstacle(
@@ -165,10 +161,3 @@ def cpu_computes_bfloat16() -> bool:
     """Return whether this processor multiplies bfloat16 in hardware (AMX, AVX-512 BF16, or Arm's own)."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16", "arm_bf16"))
-
-
-def read_eos_token_ids(config: CheckpointConfig) -> tuple[int, ...]:
-    """Return the ids that end a sequence, from `generation_config.json` if it has any, else `config.json`."""
-    path = config.path.with_name("generation_config.json")
-    generation = CheckpointConfig.read(path).token_ids("eos_token_id") if path.is_file() else ()
-    return generation or config.token_ids("eos_token_id")

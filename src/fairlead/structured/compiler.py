@@ -92,9 +92,13 @@ class GrammarCompiler:
     """Compiles grammars for one vocabulary, in turn by their owners, each of which has one thread at a time.
 
     A grammar is kept for its owner, so that no tenant learns from the time that another has used it.
+    `missing_end`: the id that ends answers in the vocabulary, if the model has no token that does.
     """
 
-    def __init__(self, vocabulary: LLTokenizer, *, threads: int = THREADS) -> None:
+    def __init__(
+        self, vocabulary: LLTokenizer, *, threads: int = THREADS, missing_end: int | None = None
+    ) -> None:
+        self.missing_end = missing_end
         self._vocabulary = vocabulary
         self._pool = TurnPool(threads, "grammars")
         self._kept: OrderedDict[Name, _Kept] = OrderedDict()
@@ -137,8 +141,9 @@ class GrammarCompiler:
 
     @property
     def mask_words(self) -> int:
-        """The length of a mask, in words of 32 bits."""
-        return int(-(-self._vocabulary.vocab_size // WORD_BITS))
+        """The length of a mask, in words of 32 bits. It has no bit for an end that the model lacks."""
+        size = self._vocabulary.vocab_size if self.missing_end is None else self.missing_end
+        return int(-(-size // WORD_BITS))
 
     def renew(self, grammar: str) -> LLMatcher:
         """Compile a grammar again, for a sequence that shares nothing with others. Raises `GrammarRefused`.

@@ -40,6 +40,7 @@ class Constraint:
     `expected_s`: the CPU time that its next mask is expected to take.
     `ahead`: its next mask, which a thread finds before the step that needs it; None: that step fills it.
     `error`: why it cannot go on; None if it can.
+    `is_complete`: whether the answer has ended without a token for that, as the model has none.
     `owner`: whose sequence it is.
     `lexer`: identifies the lexer that copies of the matcher share; None if it is not shared.
     """
@@ -63,7 +64,9 @@ class Constraint:
         self._words = 0
         self.owner: Hashable = None
         self.error: str | None = None
+        self.is_complete = False
         self.lexer: Hashable = grammar
+        self._missing_end: int | None = None
 
     @property
     def is_free(self) -> bool:
@@ -77,21 +80,27 @@ class Constraint:
         lexer: Hashable,
         renew: Callable[[], LLMatcher],
         *,
+        missing_end: int | None = None,
         expected_s: float = 0.0,
         words: int = 0,
     ) -> None:
         """Use a matcher from now on.
 
-        `lexer`: identifies what its copies share.
-        `renew`: compiles another one of the same grammar.
-        `expected_s`: the CPU time of its first mask.
-        `words`: the length of a mask, in words of `WORD_BITS` bits.
+        lexer: identifies what its copies share.
+        renew: compiles another one of the same grammar.
+        missing_end: the id of the matcher's end if the model has no such token. The answer ends when the
+            grammar allows its end and nothing else.
+        expected_s: the CPU time of its first mask.
+        words: the length of a mask, in words of `WORD_BITS` bits.
         """
         self.matcher, self.lexer, self._renew = matcher, lexer, renew
+        self._missing_end = missing_end
         self.expected_s, self._words = expected_s, words
 
     def consume(self, token_ids: Sequence[int]) -> None:
         """Advance by tokens of the answer, an end-of-sequence token included. Other tokens are an error."""
+        if self.is_complete:
+            return
         self.consumed += len(token_ids)
         if self._reasoning is not None:
             for token_id in token_ids:
@@ -112,16 +121,20 @@ class Constraint:
         if self.matcher is None:
             mask[:] = _ALL
         elif self.error is None:
-            self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self._compute(self.matcher, mask)
             if self.matcher.is_error() and self._renewed():
-                self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+                self._compute(self.matcher, mask)
             if self.matcher.is_error():
                 self.error = error_of(self.matcher)
+            elif self._missing_end is not None and not mask.any():
+                self.is_complete = self.matcher.is_accepting()
         if self.error is not None:
             mask[:] = 0
             return
         forced = None if self._reasoning is None else self._reasoning.forced
-        if forced is not None and int(mask[forced // WORD_BITS]) >> forced % WORD_BITS & 1:
+        if forced is None or forced >= WORD_BITS * len(mask):  # a mark that the network has no token for
+            return
+        if int(mask[forced // WORD_BITS]) >> forced % WORD_BITS & 1:
             mask[:] = 0
             mask[forced // WORD_BITS] = 1 << forced % WORD_BITS
 
@@ -142,6 +155,16 @@ class Constraint:
         self.slow_s += took_s
         if self.slow_s > SLOW_ANSWER_S and self.error is None:
             self.error = f"its tokens took longer than {SLOW_ANSWER_S:g} s to find"
+
+    def _compute(self, matcher: LLMatcher, mask: np.ndarray) -> None:
+        """Write a matcher's bits to `mask`, except that of an end which the model lacks."""
+        if (end := self._missing_end) is None:
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            return
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint32)  # the end may need one more word
+        mask[:] = bits[: len(mask)]
+        if end < WORD_BITS * len(mask):
+            mask[end // WORD_BITS] &= _ALL ^ 1 << end % WORD_BITS
 
     def _renewed(self) -> bool:
         """Replace the matcher after an error by one with a lexer of its own; return whether it can go on.

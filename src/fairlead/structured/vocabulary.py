@@ -31,12 +31,16 @@ def token_vocabulary(
     """Return a vocabulary of `vocab_size` tokens, the width of the logits. Takes seconds for 150,000.
 
     `token_bytes` returns a token's bytes in a text, empty for an unknown id. No text of a grammar matches
-    the tokens of `special_ids`. Any of `eos_token_ids` ends an answer where the grammar allows it.
+    the tokens of `special_ids`. Any of `eos_token_ids` ends an answer where the grammar allows it. If none of
+    them is in the vocabulary, a token that the model lacks does, with the id `vocab_size`: llguidance needs
+    one.
     """
     known_ends = [token_id for token_id in eos_token_ids if 0 <= token_id < vocab_size]
-    if not known_ends:
-        raise ValueError("the model has no token that ends an answer")
     tokens = [token_bytes(token_id) for token_id in range(vocab_size)]
     special = {token_id for token_id in (*special_ids, *known_ends) if token_id < vocab_size}
+    if not known_ends:
+        known_ends = [vocab_size]
+        tokens.append(b"")
+        special.add(vocab_size)
     source = _Source(tokens, special, known_ends[0])
-    return LLTokenizer(Wrapper(source), n_vocab=vocab_size, eos_token=known_ends)
+    return LLTokenizer(Wrapper(source), n_vocab=len(tokens), eos_token=known_ends)

@@ -40,19 +40,27 @@ class AnswerFormat:
         tokenizer: Tokenizer,
         eos_token_ids: frozenset[int],
         configured: str | Mapping[str, Any] | None = None,
+        *,
+        vocab_size: int | None = None,
     ) -> "AnswerFormat":
-        """Return the format of the model in a directory. Raises ValueError for a faulty configuration."""
+        """Return the format of the model in a directory. Raises ValueError for a faulty configuration.
+
+        Tokens from `vocab_size` on are text, because the network lacks them.
+        """
+        known = tokenizer.special_ids
+        if vocab_size is not None:
+            known = frozenset(token_id for token_id in known if token_id < vocab_size)
         special = {
             text: None if token_id in eos_token_ids else token_id
             for text, token_id in tokenizer.control_tokens.items()
-            if token_id in tokenizer.special_ids
+            if token_id in known
         }
         detected = detected_format(path, template, configured)
         marks = _texts_of_marks(detected.wire_format)
         shown = {
             token_id
             for text, token_id in tokenizer.control_tokens.items()
-            if token_id in tokenizer.special_ids and any(text in mark for mark in marks)
+            if token_id in known and any(text in mark for mark in marks)
         }
         return cls(detected, special, frozenset(shown))
 

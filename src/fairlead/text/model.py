@@ -3,7 +3,7 @@
 Read once from a local Hugging Face directory, and immutable. Does not read the weights.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from fairlead.text.answer_format import AnswerFormat
 from fairlead.text.chat_template import ChatTemplate
 from fairlead.text.control_tokens import ControlTokens
 from fairlead.text.embedding import EmbeddingSettings, read_embedding
+from fairlead.text.end_tokens import read_end_tokens
 from fairlead.text.infill import InfillTokens
 from fairlead.text.scoring import ScoringSettings, read_scoring
 from fairlead.text.settings import GenerationDefaults, read_settings
@@ -40,6 +41,9 @@ class TextModel:
     between two others; None if it has none.
 
     `special_tokens`: whether a control token that a client spells in a chat remains text or is parsed.
+
+    `network_vocab_size`: how many token ids the network has, None if that is not known before it is loaded.
+    A tokenizer may have more. `ignored_end_tokens` are beyond it.
     """
 
     name: str
@@ -57,6 +61,8 @@ class TextModel:
     answer_format: AnswerFormat | None = None
     infill: InfillTokens | None = None
     scoring: ScoringSettings | None = None
+    network_vocab_size: int | None = None
+    ignored_end_tokens: tuple[int, ...] = ()
     _control: ControlTokens = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -85,23 +91,29 @@ class TextModel:
         if not (path / "config.json").exists():  # first, as a folder that has none is not a model's
             raise LoadFailed(f"{path / 'config.json'} is missing")
         tokenizer = Tokenizer.load(path)
-        settings = read_settings(path, tokenizer, max_model_len=max_model_len)
+        settings = read_settings(path, max_model_len=max_model_len)
         chat_template = ChatTemplate.load(path)
         scoring = read_scoring(path, chat_template)
         embedding = None if scoring is not None else read_embedding(path)
         generates = scoring is None and embedding is None
+        size = settings.vocab_size
+        # Embedding and scoring models end no answers, so their templates are not searched for an end.
+        ends = read_end_tokens(path, tokenizer, chat_template if generates else None)
         try:
             answer_format = AnswerFormat.find(
-                path, chat_template, tokenizer, settings.eos_token_ids, wire_format
+                path, chat_template, tokenizer, ends.ids, wire_format, vocab_size=size
             )
         except ValueError as error:
             raise ConfigError(f"wireFormat: {error}") from error
+        marks = {text: id_ for text, id_ in tokenizer.control_tokens.items() if size is None or id_ < size}
         return cls(
             name=name,
             path=path,
             tokenizer=tokenizer,
             chat_template=chat_template,
-            eos_token_ids=settings.eos_token_ids,
+            eos_token_ids=ends.ids,
+            ignored_end_tokens=ends.ignored,
+            network_vocab_size=settings.vocab_size,
             max_model_len=settings.max_model_len,
             defaults=settings.defaults,
             created=settings.created,
@@ -110,9 +122,15 @@ class TextModel:
             embedding=embedding,
             special_tokens=special_tokens,
             answer_format=answer_format,
-            infill=InfillTokens.find(tokenizer.control_tokens) if generates else None,
+            infill=InfillTokens.find(marks) if generates else None,
             scoring=scoring,
         )
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids both the tokenizer and the network have."""
+        sizes = (self.tokenizer.vocab_size, self.network_vocab_size)
+        return min(size for size in sizes if size is not None)
 
     @property
     def longest_prompt(self) -> int:
@@ -270,10 +288,20 @@ class TextModel:
             raise InvalidRequest("the prompt is empty", param=param)
         if len(ids) > self.longest_prompt:
             raise self._too_long(f"this one has {len(ids)}", param)
-        if min(ids) < 0 or max(ids) >= self.tokenizer.vocab_size:
-            raise InvalidRequest(
-                f"token ids of this model are 0...{self.tokenizer.vocab_size - 1}", param=param
-            )
+        self.check_token_ids(ids, param=param)
+
+    def check_token_ids(self, ids: Collection[int], *, param: str) -> None:
+        """Raise `InvalidRequest` of `param` if the model has no token with one of these ids."""
+        least, most = min(ids, default=0), max(ids, default=0)
+        if least >= 0 and most < self.vocab_size:
+            return
+        wrong = least if least < 0 else most
+        token = self.tokenizer.spelling(wrong)
+        named = str(wrong) if token is None else f"{wrong} ({token})"
+        raise InvalidRequest(
+            f"the model has no token {named}; its ids are 0...{self.vocab_size - 1}",
+            param=param,
+        )
 
     def _check_continuation(self, text: str) -> None:
         """Raise `InvalidRequest` if the beginning of an answer cannot follow a rendered chat."""

@@ -1,17 +1,16 @@
-"""Reads a model's limits, end tokens and sampling defaults from its configuration files."""
+"""Reads a model's limits and sampling defaults from its configuration files."""
 
 from pathlib import Path
 
 import msgspec
 
+from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.config import CheckpointConfig
 from fairlead.models.folder import FILE, read_max_model_len
 from fairlead.models.generation import GenerationDefaults, read_generation, read_generation_defaults
 from fairlead.models.registry import read_built_in
-from fairlead.text.files import read_special_tokens
-from fairlead.text.tokenizer import Tokenizer
 
-__all__ = ["GenerationDefaults", "TextSettings", "read_settings"]
+__all__ = ["GenerationDefaults", "TextSettings", "read_settings", "read_vocab_size"]
 
 
 class TextSettings(msgspec.Struct, frozen=True):
@@ -20,42 +19,36 @@ class TextSettings(msgspec.Struct, frozen=True):
     `vocab_size`: how many token ids the network has; None if that is not known.
     """
 
-    eos_token_ids: frozenset[int]
     vocab_size: int | None
     max_model_len: int
     defaults: GenerationDefaults
     created: int
 
 
-def read_settings(path: Path, tokenizer: Tokenizer, *, max_model_len: int | None = None) -> TextSettings:
+def read_settings(path: Path, *, max_model_len: int | None = None) -> TextSettings:
     """Read the files of the directory `path`. Raises `LoadFailed`, which names the invalid file.
 
     A folder without weights will do, which `read_folder` refuses. `max_model_len` is the configured limit.
     Raises `ConfigError` if the model does not reach it.
     """
     config = CheckpointConfig.read(path / FILE)
-    spec = read_built_in(config) if "architectures" in config else None
-    generation = read_generation(path)
     return TextSettings(
-        eos_token_ids=_eos_token_ids(path, config, generation, tokenizer),
-        vocab_size=_read_vocab_size(config) if spec is None else spec.vocab_size,
-        max_model_len=read_max_model_len(config, spec, max_model_len),
-        defaults=read_generation_defaults(generation),
+        vocab_size=read_vocab_size(config),
+        max_model_len=read_max_model_len(config, _read_spec(config), max_model_len),
+        defaults=read_generation_defaults(read_generation(path)),
         created=int(config.path.stat().st_mtime),
     )
 
 
-def _read_vocab_size(config: CheckpointConfig) -> int | None:
+def read_vocab_size(config: CheckpointConfig) -> int | None:
+    """Return how many token ids the network has, by its family's default if need be; None: unknown."""
+    spec = _read_spec(config)
+    if spec is not None:
+        return spec.vocab_size
     text = config.section("text_config") if "text_config" in config else config
     found = next((part for part in (text, config) if "vocab_size" in part), None)
     return None if found is None else found.integer("vocab_size")
 
 
-def _eos_token_ids(
-    path: Path, config: CheckpointConfig, generation: CheckpointConfig, tokenizer: Tokenizer
-) -> frozenset[int]:
-    ids = set(generation.token_ids("eos_token_id") or config.token_ids("eos_token_id"))
-    token = read_special_tokens(path).get("eos_token")
-    if token is not None and (token_id := tokenizer.token_id(token)) is not None:
-        ids.add(token_id)
-    return frozenset(ids)
+def _read_spec(config: CheckpointConfig) -> ArchitectureSpec | None:
+    return read_built_in(config) if "architectures" in config else None

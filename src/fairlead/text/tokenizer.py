@@ -167,7 +167,12 @@ class Tokenizer:
 
     def has_token(self, token_id: int) -> bool:
         """Return whether there is a token with this id."""
-        return 0 <= token_id < self.vocab_size and self._tokenizer.id_to_token(token_id) is not None
+        return self.spelling(token_id) is not None
+
+    def spelling(self, token_id: int) -> str | None:
+        """Return how the vocabulary spells a token; None if there is none with this id."""
+        found: str | None = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return found
 
     def token(self, token_id: int) -> str:
         """Return the token's text within a longer text (a leading space is kept); "" if unknown."""
@@ -176,8 +181,7 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """Return the UTF-8 bytes of the token in a text, perhaps only part of a character; b"" if unknown."""
         if (found := self._bytes_by_id.get(token_id)) is None:
-            token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
-            if token is None:
+            if (token := self.spelling(token_id)) is None:
                 return b""  # not cached: clients can send any number of unknown ids
             found = self._bytes_by_id[token_id] = self._compute_bytes(token_id, token)
         return found

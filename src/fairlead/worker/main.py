@@ -14,8 +14,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fairlead import messages
 from fairlead.compilers import explained
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from fairlead.engine.engine import Engine
     from fairlead.engine.loading import LoadedModel
     from fairlead.structured.compiler import GrammarCompiler
+    from fairlead.text.tokenizer import Tokenizer
     from fairlead.worker.shared_channel import SharedChannel
 
 Report = Callable[[float, str], None]
@@ -86,6 +90,7 @@ def _load_and_run(  # noqa: RET503  the loop does not return
     from fairlead.worker.loop import Loop
 
     compiler = None if model.embeds else _compiler(model, spec)
+    _tokenizer.cache_clear()  # it may take a hundred megabytes
     engine, ready = _engine(model, spec, compiler), _ready(model)
     shared = None if listener is None else _shared(channel, listener, ready, spec.first_grant)
     channel.write(ready)
@@ -114,29 +119,44 @@ def _shared(
 
 
 def _compiler(model: "LoadedModel", spec: messages.WorkerSpec) -> "GrammarCompiler | None":
-    """Return the compiler of grammars; None without a readable tokenizer or a token that ends answers.
+    """Return the compiler of grammars; None without a readable tokenizer.
 
     llguidance holds the GIL for seconds while it reads a vocabulary of 150,000 tokens. Even in a thread, this
     would stop every stream for that long, so it is part of the load.
     """
     from fairlead.structured.compiler import GrammarCompiler
     from fairlead.structured.vocabulary import token_vocabulary
-    from fairlead.text.tokenizer import Tokenizer
 
-    try:
-        tokenizer = Tokenizer.load(Path(spec.path))
-    except LoadFailed:
+    tokenizer = _tokenizer(spec.path)
+    if tokenizer is None:
         return None
-    ends = [token_id for token_id in model.eos_token_ids if 0 <= token_id < model.vocab_size]
-    if not ends:
-        return None
+    has_end = any(token_id < model.vocab_size for token_id in model.eos_token_ids)
     vocabulary = token_vocabulary(
         tokenizer.token_bytes,
         vocab_size=model.vocab_size,
         special_ids=tokenizer.special_ids,
-        eos_token_ids=ends,
+        eos_token_ids=model.eos_token_ids,
     )
-    return GrammarCompiler(vocabulary)
+    return GrammarCompiler(vocabulary, missing_end=None if has_end else model.vocab_size)
+
+
+@cache
+def _tokenizer(path: str) -> "Tokenizer | None":
+    """Return the model's tokenizer; None without a readable one. It is used twice in a load."""
+    from fairlead.text.tokenizer import Tokenizer
+
+    try:
+        return Tokenizer.load(Path(path))
+    except LoadFailed:
+        return None
+
+
+def _end_tokens(path: str) -> tuple[int, ...]:
+    from fairlead.text.chat_template import ChatTemplate
+    from fairlead.text.end_tokens import read_end_tokens
+
+    directory = Path(path)
+    return tuple(sorted(read_end_tokens(directory, _tokenizer(path), ChatTemplate.load(directory)).ids))
 
 
 def _engine(
@@ -176,6 +196,7 @@ def _load(spec: messages.WorkerSpec, report: Report) -> "LoadedModel":
     # Threads that spin while they wait take the core from the parent, and from the thread they wait for:
     # with one other busy process a step took 14 times as long. torch reads this when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    spec = msgspec.structs.replace(spec, eos_token_ids=_end_tokens(spec.path))
     if spec.parallel > 1:
         from fairlead.worker.ranks import load_on_ranks
 

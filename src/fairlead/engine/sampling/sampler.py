@@ -98,7 +98,7 @@ class PendingSamples:
     """Choices that the device may still be computing; `wait` fetches them.
 
     `tokens` [S], int64, stay on the device: the next step may begin with them. `explained`: why rows have no
-    token left, where that is known.
+    token left, where that is known. `complete`: rows that need none.
     """
 
     def __init__(
@@ -107,10 +107,12 @@ class PendingSamples:
         highest: Tensor,
         logprobs: "_Logprobs | None",
         explained: dict[int, str] | None = None,
+        complete: frozenset[int] = frozenset(),
     ) -> None:
         self.tokens = tokens
         self._logprobs = logprobs
         self._explained = explained or {}
+        self._complete = complete
         arriving = [tokens.int(), highest, *(logprobs.columns if logprobs else ())]
         # Queued now, after this step and before the next one; `wait` waits for this step's event only.
         self._arriving = [column.to("cpu", non_blocking=True) for column in arriving]
@@ -129,11 +131,16 @@ class PendingSamples:
         tokens, highest, *columns = (column.numpy() for column in self._arriving)
         failed = np.flatnonzero(~(highest > -np.inf))
         tokens[failed] = -1
-        errors = {row: self._explained.get(row) or _explain(highest[row]) for row in failed.tolist()}
+        without_token = failed.tolist()
+        errors = {
+            row: self._explained.get(row) or _explain(highest[row])
+            for row in without_token
+            if row not in self._complete
+        }
         logprobs = self._logprobs.read(columns) if self._logprobs else {}
-        for row in errors:
+        for row in without_token:
             logprobs.pop(row, None)
-        return SampledTokens(tokens.data, logprobs, errors)
+        return SampledTokens(tokens.data, logprobs, errors, complete=self._complete)
 
 
 class _Logprobs(msgspec.Struct, frozen=True):
@@ -168,7 +175,9 @@ def choose(
         allowed = processed if masks is None else without_forbidden(processed, masks)
         tokens, highest = choose_by_torch(allowed, parameters)
     logprobs = _logprobs(logits, tokens, parameters.get("logprobs"))
-    return PendingSamples(tokens, highest, logprobs, None if masks is None else masks.errors)
+    if masks is None:
+        return PendingSamples(tokens, highest, logprobs)
+    return PendingSamples(tokens, highest, logprobs, masks.errors, masks.complete)
 
 
 def choose_compiled(

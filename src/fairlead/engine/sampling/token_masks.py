@@ -23,12 +23,13 @@ class TokenMasks(NamedTuple):
     """The masks of a step. `bits` [M, ⌈V / 32⌉], uint32: a bit for each token that may be chosen.
 
     `rows` [S], int32: the index of each row's mask, −1 if all tokens may be chosen. `errors`: why a row has
-    no token left, by row.
+    no token left, by row. `complete`: the rows whose answer has ended, so that none may be chosen.
     """
 
     bits: np.ndarray
     rows: np.ndarray
     errors: dict[int, str]
+    complete: frozenset[int] = frozenset()
 
 
 class ConstrainedSequences:
@@ -82,7 +83,8 @@ class ConstrainedSequences:
             for row, constraint in constrained
             if constraint.error is not None
         }
-        return TokenMasks(bits, mask_of, errors)
+        complete = frozenset(row for row, constraint in constrained if constraint.is_complete)
+        return TokenMasks(bits, mask_of, errors, complete)
 
 
 def without_forbidden(logits: Tensor, masks: TokenMasks) -> Tensor:
