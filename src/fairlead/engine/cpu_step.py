@@ -19,7 +19,7 @@ from fairlead.engine.inputs import Inputs
 from fairlead.errors import LoadFailed
 from fairlead.models.architecture import COMMON, ArchitectureSpec, TensorNames, unsupported
 from fairlead.models.rotary import inverse_frequencies
-from fairlead.models.weights import Weights
+from fairlead.models.weights import Weights, tied_as_stored
 
 BLOCK_SIZE = 16
 """Tokens per block; the kernel supports no other size."""
@@ -78,6 +78,8 @@ class CpuStep:
         `variant`: one of `cpustep.variants`, None for the fastest that this processor has. `quantization`:
         "int8" to round every matrix to 8 bits while loading, embedding and head included; else None.
         """
+        weights.rename(spec.names.renamed)
+        spec = tied_as_stored(spec, weights)
         problem = refusal(spec, weights.dtype, quantization)
         if problem is None:
             try:
@@ -93,10 +95,6 @@ class CpuStep:
                 problem = str(error)
         if problem is not None:
             raise LoadFailed(f"{weights.listing}: the CPU kernel cannot run this model: {problem}")
-        weights.rename(spec.names.renamed)
-        if spec.tied:  # some checkpoints keep a second copy
-            head = f"{spec.names.head}.weight"
-            weights.rename(lambda name: None if name == head else name)
         for layer, stored, parts in stored_tensors(model, spec.names):
             shapes = [model.rows(part) for part in parts]
             sizes = [shape[0] for shape in shapes]

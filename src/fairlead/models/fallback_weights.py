@@ -40,9 +40,9 @@ def load_weights(model: Any, weights: Weights) -> None:
     if head.weight is table.weight:
         if head.bias is not None:
             raise NotImplementedError("its head is tied and has a bias")
-        embedding, projection = weights.vocabulary(
-            names[id(table)], names[id(head)], *table.weight.shape, tied=True
-        )
+        tensors = names[id(table)], names[id(head)]
+        is_tied = weights.ties(*tensors)
+        embedding, projection = weights.vocabulary(*tensors, *table.weight.shape, tied=is_tied)
         table.weight = nn.Parameter(embedding.table, requires_grad=False)
         assert projection is not None
         model.set_submodule(names[id(head)], _LinearModule(projection))

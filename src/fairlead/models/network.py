@@ -16,7 +16,7 @@ from fairlead.models.linear import Linear
 from fairlead.models.model import AttentionFunction
 from fairlead.models.parallel import ALONE, Ranks, Shard, SharedEmbedding, SummedLinear
 from fairlead.models.rotary import Rotary, rotate
-from fairlead.models.weights import Weights
+from fairlead.models.weights import Weights, tied_as_stored
 
 Angles = tuple[Tensor, Tensor]
 Norm = RMSNorm | OffsetRMSNorm
@@ -45,6 +45,7 @@ class Network:
         if (value := unsupported(spec, SUPPORTED)) is not None:
             raise LoadFailed(f"{weights.listing}: torch cannot run this model: {value} is not supported")
         weights.rename(spec.names.renamed)
+        spec = tied_as_stored(spec, weights)
         shard = Shard(spec, ranks)
         self.shape = shard.local
         self._ranks = ranks
@@ -80,11 +81,7 @@ class Network:
         if not spec.score_tokens:
             return weights.tensor(f"{spec.names.score}.weight", 1, spec.hidden_size).float()
         head = f"{spec.names.head}.weight"
-        if spec.tied:
-            weights.rename(lambda name: None if name == head else name)  # some checkpoints keep a second copy
-            table = self.embedding.table
-        else:
-            table = weights.tensor(head, spec.vocab_size, spec.hidden_size)
+        table = self.embedding.table if spec.tied else weights.tensor(head, spec.vocab_size, spec.hidden_size)
         first, *second = table[list(spec.score_tokens)].float()
         row: Tensor = first - second[0] if second else first
         return row[None]

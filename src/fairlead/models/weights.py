@@ -5,20 +5,25 @@ tensors left over. Guarantees `LoadFailed` with the file and the tensor at fault
 weights, there is never more than the one tensor that is being made. Never unpickles.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
 from fairlead.errors import LoadFailed
+from fairlead.models.architecture import ArchitectureSpec
 from fairlead.models.layers import Embedding
 from fairlead.models.linear import Linear, Quantization
 from fairlead.models.listing import list_tensors
 from fairlead.models.quantization.none import NONE, UnquantizedLinear
 from fairlead.models.tensor_file import StoredTensor
+
+logger = logging.getLogger(__name__)
 
 _PROGRESS_STEPS = 40
 _SHARED_BUFFER_BYTES = 64 * 1024 * 1024  # twice the size up to which the allocator keeps freed memory
@@ -89,6 +94,26 @@ class Weights:
         self._tensors = renamed
         self.bytes_total = self._count()
 
+    def ties(self, embedding: str, head: str) -> bool:
+        """Return whether a `head` that the configuration ties to the `embedding` is tied.
+
+        As in transformers 5, it is not if the checkpoint has both and they differ in the dtype that is
+        computed in. Some fine-tunes train the head alone, and leave the configuration as it was. A second
+        copy is dropped; a checkpoint may also have the head only.
+        """
+        table_name, head_name = f"{embedding}.weight", f"{head}.weight"
+        own = self._tensors.get(head_name)
+        if own is None:
+            return True
+        table = self._tensors.get(table_name)
+        if table is not None and not self._are_equal(table, own):
+            logger.warning("%s: %s is used: it differs from %s", self.listing, head_name, table_name)
+            return False
+        del self._tensors[head_name]
+        self._tensors.setdefault(table_name, own)
+        self.bytes_total = self._count()
+        return True
+
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Take one tensor, which must have this shape."""
         return self.stack({name: shape[0]}, shape[1:])
@@ -148,8 +173,8 @@ class Weights:
     ) -> tuple[Embedding, Linear | None]:
         """Take the embedding `name` and the projection `head` to the vocabulary, `tied`: the same table.
 
-        With `tokens`, only their rows are read. Call it before making the layers: the head, the largest
-        weight, is in memory twice while reordered.
+        Whether it is tied is what `ties` says. With `tokens`, only their rows are read. Call it before making
+        the layers: the head, the largest weight, is in memory twice while reordered.
         """
         rows = {f"{name}.weight": vocab_size}
         kept = None if tokens is None else {f"{name}.weight": [tokens]}
@@ -162,7 +187,6 @@ class Weights:
                 quantized=False,
                 kept=None if tokens is None else {head: [tokens]},
             )
-        self._tensors.pop(f"{head}.weight", None)  # some checkpoints keep a second copy
         if not (
             UnquantizedLinear.reorders(self.dtype, self.device) and self._usable_in_place(f"{name}.weight")
         ):
@@ -183,6 +207,21 @@ class Weights:
         for tensor in left:
             raise tensor.fails(f"is unexpected ({len(left)} in all): this is another model")
         self._report(1.0)
+
+    def _are_equal(self, one: StoredTensor, other: StoredTensor) -> bool:
+        """Compare two tensors piece by piece, up to the first difference."""
+        if one.shape != other.shape or not one.nbytes:
+            return False
+        size = one.shape[0]
+        step = max(1, _PIECE_BYTES * size // max(one.nbytes, other.nbytes))
+        for first in range(0, size, step):
+            pieces = [tensor.rows(range(first, min(first + step, size))) for tensor in (one, other)]
+            are_equal = torch.equal(*(piece.mapped().to(self.dtype) for piece in pieces))
+            for piece in pieces:
+                piece.drop_pages()
+            if not are_equal:
+                return False
+        return True
 
     def _take_all(
         self, rows: Mapping[str, int], rest: Sequence[int], kept: KeptRows | None
@@ -257,6 +296,17 @@ class Weights:
 
     def _count(self) -> int:
         return max(1, sum(tensor.nbytes for tensor in self._tensors.values()))
+
+
+def tied_as_stored(spec: ArchitectureSpec, weights: Weights) -> ArchitectureSpec:
+    """Return the network with its own head if the checkpoint has one that differs from the embedding.
+
+    `weights` must have the names of `spec` already.
+    """
+    has_head = not spec.headless or spec.score_tokens
+    if not spec.tied or not has_head or weights.ties(spec.names.embedding, spec.names.head):
+        return spec
+    return msgspec.structs.replace(spec, tied=False)
 
 
 _Value = TypeVar("_Value")
