@@ -20,11 +20,11 @@ _LENGTH = struct.Struct("<I")
 _INT_IS_LITTLE_INT32 = array("i", [1]).tobytes() == b"\x01\0\0\0"
 
 # Of the messages between an engine and its fronts: increased when one of them changes.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 # A sequence's key is `prefix << KEY_BITS | number`. The prefix is that of its connection: 0 for the parent's.
 KEY_BITS = 40
 
-ErrorCode = Literal["engine_failed", "grammar_failed", "request_timeout", "stale_grant"]
+ErrorCode = Literal["engine_failed", "grammar_failed", "invalid_request", "request_timeout", "stale_grant"]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,10 +167,10 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's output of one step. `finish_reason` or `error` marks the last one.
 
     `stop_token` is the id that ended it, if one did; it is also the last of `token_ids`. `code` is the
-    error's; None: `engine_failed`. `vector`: the prompt's embedding, float32, little-endian; such a sequence
-    has no tokens, and ends with it. `prompt_logprobs`: those of the next tokens of the prompt, beginning with
-    its second; the last of them come with the first token. The same holds for `cached_tokens`, the number of
-    tokens of the prompt that were cached.
+    error's; None: `engine_failed`. `param`: the client's field at fault, if one is. `vector`: the prompt's
+    embedding, float32, little-endian; such a sequence has no tokens, and ends with it. `prompt_logprobs`:
+    those of the next tokens of the prompt, beginning with its second; the last of them come with the first
+    token. The same holds for `cached_tokens`, the number of tokens of the prompt that were cached.
     """
 
     key: int
@@ -183,6 +183,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     vector: bytes = b""
     prompt_logprobs: list[TokenLogprob] = []
     cached_tokens: int = 0
+    param: str | None = None
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, array_like=True):

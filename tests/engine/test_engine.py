@@ -150,11 +150,19 @@ def test_max_tokens_is_limited_by(limits, tokens):
         (b"\1\0\0\0\2", GREEDY, "buffer size must be a multiple"),
         ([1] * 40, GREEDY, "the prompt has 40 tokens; with one of output, 40 fit"),
         ([1] * 31, GREEDY, "the prompt has 31 tokens; at most 30 are accepted"),
-        ([1, VOCABULARY], GREEDY, f"token id {VOCABULARY}, outside 0…12"),
+        (
+            [1, VOCABULARY],
+            GREEDY,
+            f"the model has no token {VOCABULARY}; its ids are 0...12",
+        ),
         ([1, -1], GREEDY, "token ids must be in 0...2147483647, not -1"),
         ([1, 2**40], GREEDY, ""),
         (PROMPT, Sampling(max_tokens=0), "max_tokens is 0"),
-        (PROMPT, Sampling(max_tokens=4, logit_bias={VOCABULARY: 1.0}), "logit_bias names a token id"),
+        (
+            PROMPT,
+            Sampling(max_tokens=4, logit_bias={VOCABULARY: 1.0}),
+            "the model has no token",
+        ),
         (PROMPT, Sampling(max_tokens=4, temperature=-1.0), "temperature"),
         (PROMPT, Sampling(max_tokens=4, top_p=float("nan")), "top_p"),
     ],
@@ -169,6 +177,21 @@ def test_sequence_that_can_never_run_fails_alone_at_the_next_step(prompt, sampli
     tested.run()
     assert answer(PROMPT, GREEDY, 40)[0] == tested.token_ids_of[1]
     assert all_free(tested.engine)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "biases", "code", "param"),
+    [
+        ([1, VOCABULARY], {}, "invalid_request", "prompt"),
+        (PROMPT, {VOCABULARY: 1.0}, "invalid_request", "logit_bias"),
+        ([], {}, None, None),
+    ],
+)
+def test_refusal_of_an_unknown_token_is_the_clients_fault_and_names_the_field(prompt, biases, code, param):
+    tested = engine()
+    tested.submit(2, prompt, Sampling(max_tokens=4, logit_bias=biases))
+    (refusal,) = tested.take_outcome().outputs
+    assert (refusal.code, refusal.param) == (code, param)
 
 
 def test_refusal_is_reported_without_a_step():

@@ -12,7 +12,7 @@ import trio
 
 from fairlead.answer.deltas import Deltas
 from fairlead.config import ModelConfig, demonstration_model
-from fairlead.errors import ContextLengthExceeded, NodeFailed, StaleGrant
+from fairlead.errors import ContextLengthExceeded, InvalidRequest, NodeFailed, StaleGrant
 from fairlead.grant import Grant
 from fairlead.job import Job, Sampling
 from fairlead.messages import WorkerSpec
@@ -20,6 +20,7 @@ from fairlead.nodes.attached_engine import AttachedEngine
 from fairlead.nodes.engine_node import EngineNode, worker_spec
 from fairlead.text.model import TextModel
 from nodes.test_engine_node import FAKE_CHILD, MODEL, Reports, job, whole
+from worker import fake_child
 
 GREEDY = Sampling(max_tokens=40, temperature=0.0)
 
@@ -155,6 +156,24 @@ async def test_limits_of_the_configuration_hold_for_fronts(model, tmp_path):
         deltas = Deltas(1)
         async with node.generate(job(100), deltas, grant=Grant(1, 2)):
             assert len((await whole(deltas))[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "biases", "param"),
+    [([1, fake_child.VOCABULARY], {}, "prompt"), ([1, 2], {fake_child.VOCABULARY: 1.0}, "logit_bias")],
+)
+async def test_token_that_only_the_loaded_network_is_known_to_lack_is_the_clients_fault(
+    model, tmp_path, prompt, biases, param
+):
+    """The configuration may leave the size of the vocabulary to a default that only transformers knows."""
+    spec = WorkerSpec(path="fake:", listen=str(tmp_path / "engine.sock"))
+    sampling = Sampling(max_tokens=3, logit_bias=biases)
+    refused = msgspec.structs.replace(job(3), prompts=(prompt,), sampling=sampling)
+    async with started(model, spec, command=FAKE_CHILD), attached(model, spec, Reports()) as node:
+        with pytest.raises(InvalidRequest, match="the model has no token 1000") as caught:
+            await texts(node, refused, Grant(1, 1))
+        assert caught.value.param == param
+        assert len(await texts(node, job(3), Grant(1, 2))) == 1
 
 
 async def test_node_that_is_not_attached_refuses_to_generate(model, tmp_path: Path):

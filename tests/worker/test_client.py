@@ -152,8 +152,8 @@ async def test_refused_sequence_does_not_affect_others():
         await failing.ended.wait()
         await working.ended.wait()
     (error,) = failing.ends
-    assert isinstance(error, EngineFailed)
-    assert "token id 4000" in error.message
+    assert isinstance(error, InvalidRequest)
+    assert (error.param, "no token 4000" in error.message) == ("prompt", True)
     assert working.ends == ["length"]
 
 

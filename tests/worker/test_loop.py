@@ -172,7 +172,7 @@ def test_refusal_is_reported_without_a_step(overlaps):
     harness.submit(1, prompt=(VOCABULARY,))
     harness.run_until_blocked()
     (output,) = harness.frames[0].outputs
-    assert "token id 50" in str(output.error)
+    assert "no token 50" in str(output.error)
     assert harness.log == ["frame 1", "blocked"]
 
 

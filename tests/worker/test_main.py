@@ -140,7 +140,7 @@ def test_failed_sequence_is_reported_with_the_reason_and_the_child_continues():
         begin(parent)
         parent.send(messages.Submit(1, messages.pack_tokens([4000]), GREEDY))
         (output,) = step(parent).outputs
-        assert "token id 4000" in str(output.error)
+        assert "no token 4000" in str(output.error)
         parent.send(messages.Submit(2, messages.pack_tokens([4]), GREEDY))
         assert step(parent).tokens == messages.pack_tokens(fake_child.answer([4], 1))
 

@@ -17,7 +17,7 @@ from fairlead.engine.cache_trimming import CacheTrimming, TrimmedCache
 from fairlead.engine.live_sequences import LiveSequences
 from fairlead.engine.memory import Memory, longest
 from fairlead.engine.output_details import NO_DETAILS, step_details
-from fairlead.engine.request_validator import Prompt, RequestValidator
+from fairlead.engine.request_validator import Prompt, RequestValidator, UnknownToken
 from fairlead.engine.scheduler import StepScheduler
 from fairlead.engine.sequence import Sequence, SequenceStatus
 from fairlead.engine.slow_masks import SlowMasks
@@ -176,7 +176,7 @@ class Engine:
                 raise ValueError("this model cannot be constrained by a grammar")
             tokens = self._validator.accept(key, prompt, ONE_TOKEN if embed else sampling)
         except (ValueError, TypeError, OverflowError) as error:
-            self._live.refuse(key, str(error))
+            self._live.refuse(key, str(error), error.param if isinstance(error, UnknownToken) else None)
             return
         is_scored = sampling.prompt_logprobs is not None and not embed
         hashes = None if is_scored else self._memory.new_hashes(salt)

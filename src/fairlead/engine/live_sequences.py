@@ -105,9 +105,10 @@ class LiveSequences:
             else:
                 self._queue_constrained(sequence, result)
 
-    def refuse(self, key: int, reason: str) -> None:
-        """Report that a sequence can never run."""
-        self._early_outputs[key] = Output(key, [], error=reason)
+    def refuse(self, key: int, reason: str, param: str | None = None) -> None:
+        """Report that a sequence can never run; `param`: the client's field at fault, if one is."""
+        code: ErrorCode | None = None if param is None else "invalid_request"
+        self._early_outputs[key] = Output(key, [], error=reason, code=code, param=param)
 
     def cancel(self, key: int) -> None:
         """End a sequence without any output for it. One that has ended is ignored."""

@@ -19,6 +19,14 @@ Prompt: TypeAlias = "Buffer | Sequence[int]"
 _LITTLE_ENDIAN = np.dtype("<i4")
 
 
+class UnknownToken(ValueError):
+    """A token id of a request, in the field `param`, that the network does not have."""
+
+    def __init__(self, param: str, token_id: int, vocab_size: int) -> None:
+        super().__init__(f"the model has no token {token_id}; its ids are 0...{vocab_size - 1}")
+        self.param = param
+
+
 class RequestValidator:
     """Validates requests. `longest`: prompt + output, in tokens. `draw_seed` is for those without a seed."""
 
@@ -40,7 +48,8 @@ class RequestValidator:
     def accept(self, key: int, prompt: Prompt, sampling: Sampling) -> SequenceState:
         """Return the sequence's state, with `max_tokens` cut to what fits after its prompt.
 
-        Raises ValueError, TypeError or OverflowError with the reason if it can never run.
+        Raises ValueError, TypeError or OverflowError with the reason if it can never run; `UnknownToken` for
+        what the parent cannot check where a configuration does not say how large the vocabulary is.
         """
         token_ids = as_token_ids(prompt)
         self._check_length(len(token_ids))
@@ -50,8 +59,9 @@ class RequestValidator:
         if sampling.grammar is not None or sampling.reasoning_limit is not None:
             constraint = Constraint(limit=sampling.reasoning_limit, grammar=sampling.grammar)
             encoded = encoded._replace(constraint=constraint)
-        if sampling.logit_bias and not all(map(self._is_token, sampling.logit_bias)):
-            raise ValueError(f"logit_bias names a token id outside 0…{self._vocab_size - 1}")
+        for token_id in sampling.logit_bias or ():
+            if not self._is_token(token_id):
+                raise UnknownToken("logit_bias", token_id, self._vocab_size)
         max_tokens = min(sampling.max_tokens, self.longest - len(token_ids), self._most_output)
         state = SequenceState(
             key,
@@ -64,7 +74,7 @@ class RequestValidator:
             sampling=encoded,
         )
         if not self._is_token(state.largest_id):
-            raise ValueError(f"the prompt has token id {state.largest_id}, outside 0…{self._vocab_size - 1}")
+            raise UnknownToken("prompt", state.largest_id, self._vocab_size)
         return state
 
     def _check_length(self, length: int) -> None:

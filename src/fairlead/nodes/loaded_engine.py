@@ -78,8 +78,8 @@ class LoadedEngine:
         def failed(error: FairleadError) -> None:
             # The node goes down before its tasks wake up, which would free seats that no longer exist.
             try:
-                if isinstance(error, InvalidRequest):  # the process gets the grammar without its field
-                    error.param = job.grammar_field or None
+                if isinstance(error, InvalidRequest) and error.param is None:
+                    error.param = job.grammar_field or None  # the process gets the grammar without its field
                 elif isinstance(error, NodeFailed) and not isinstance(error, StaleGrant):
                     self.went_down()
             finally:

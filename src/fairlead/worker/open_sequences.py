@@ -33,8 +33,8 @@ class Receiver(Protocol):
     def failed(self, error: FairleadError) -> None:
         """Receive the error that ended the sequence.
 
-        It is `EngineFailed`, `RequestTimeout`, `StaleGrant`, `InvalidRequest` if its grammar failed, or
-        `NodeFailed` if the child is gone.
+        It is `EngineFailed`, `RequestTimeout`, `StaleGrant`, `InvalidRequest` if its grammar or a field was
+        refused, or `NodeFailed` if the child is gone.
         """
 
 
@@ -94,8 +94,8 @@ class OpenSequences:
             _fail(receiver, RequestTimeout(output.error))
         elif output.code == "stale_grant":
             _fail(receiver, StaleGrant(output.error))
-        elif output.code == "grammar_failed":  # of the client, or made of its schemas
-            _fail(receiver, InvalidRequest(output.error))
+        elif output.code in {"grammar_failed", "invalid_request"}:  # a grammar may be made of schemas
+            _fail(receiver, InvalidRequest(output.error, param=output.param))
         else:
             _fail(receiver, EngineFailed(output.error))
 
