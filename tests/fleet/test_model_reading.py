@@ -7,7 +7,7 @@ import structlog
 
 from fairlead.config import ModelConfig
 from fairlead.fleet.model_reading import read_model
-from text.model_folders import NO_TENSORS
+from text.model_folders import NO_TENSORS, write_folder
 from text.vocabularies import library
 
 
@@ -27,3 +27,11 @@ async def test_control_tokens_that_a_template_loses_are_logged(tmp_path, written
         )
     assert model.name == "small"
     assert [(line["model"], line["tokens"]) for line in lines] == [("small", lost)] * bool(lost)
+
+
+async def test_end_tokens_that_the_network_lacks_are_logged(tmp_path):
+    write_folder(tmp_path, config={"vocab_size": 100, "eos_token_id": [2, 100, 32000]})
+    with structlog.testing.capture_logs() as lines:
+        await read_model(ModelConfig(name="small", path=str(tmp_path)), on_progress=lambda *progress: None)
+    (line,) = lines
+    assert (line["event"], line["model"], line["ids"]) == ("end tokens are ignored", "small", (100, 32000))
