@@ -241,6 +241,7 @@ def test_valid_file_is_summarized_in_json_without_its_secrets(folder, capsys):
                     "tool_calls": False,
                     "tools_explained": False,
                     "template_calls": "",
+                    "rewritten": [],
                     "note": "none, because the model has no chat template",
                 },
             }

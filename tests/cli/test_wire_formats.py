@@ -81,8 +81,7 @@ REFUSING = """\
     ],
 )
 def test_what_a_chat_template_cannot_take_is_shown(tmp_path, capsys, template, expected):
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    write_folder(tmp_path / "small", tokenizer_config={"chat_template": template})
     file = tmp_path / "fairlead.yaml"
     file.write_text(json.dumps({"models": {"qwen": {"path": "small"}}}))
     assert main(["config", "check", str(file)]) == 0
