@@ -35,7 +35,7 @@ def client(hermes):
 @pytest.mark.parametrize(
     ("text", "right", "wrong"),
     [
-        ({"format": FORM, "verbosity": "low"}, '{"a": 5}', '{"a": "b"}'),
+        ({"format": FORM, "verbosity": "medium"}, '{"a": 5}', '{"a": "b"}'),
         ({"format": {"type": "json_object"}}, '{"x": []}', "[]"),
     ],
 )
@@ -121,7 +121,7 @@ async def test_harmless_values_are_accepted(client):
         "top_logprobs": 0,
         "tool_choice": "auto",
         "tools": [],
-        "text": {"format": {"type": "text"}, "verbosity": "high"},
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
         "service_tier": "flex",
         "never_heard_of": [1],
     }
@@ -156,6 +156,11 @@ async def test_field_that_is_not_served_is_refused_by_name(client, name):
     param, message = await refusal(client, RESPONSES, {"input": "hello", name: value})
     assert param == name
     assert message.startswith(f"{name}: is not served")
+
+
+async def test_verbosity_other_than_the_default_is_refused(client):
+    param, message = await refusal(client, RESPONSES, {"input": "hello", "text": {"verbosity": "low"}})
+    assert (param, message) == ("text.verbosity", "text.verbosity: is not served")
 
 
 def test_field_is_served_or_refused_and_never_both():

@@ -330,3 +330,41 @@ async def test_relayed_request_keeps_the_form_of_its_answer(relay_client):
     body = {"model": "remote", **BODIES[CHAT], **fields}
     assert (await relay_client.post(CHAT, body)).status == 200
     assert json.loads(relay_client.gateway.job.relay.body) == body
+
+
+@pytest.mark.parametrize("place", ["", ".properties.a", ".$defs.b.items"])
+async def test_schema_that_no_grammar_can_have_is_refused_with_its_path(client, chat, place):
+    faulty = {"oneOf": [{"minimum": 1}, {"maximum": 2}]}
+    schema = {
+        "": faulty,
+        ".properties.a": {"type": "object", "properties": {"x": {"multipleOf": 7}, "a": faulty}},
+        ".$defs.b.items": {
+            "type": "object",
+            "properties": {"c": {"$ref": "#/$defs/b"}},
+            "$defs": {"b": {"type": "array", "items": faulty}},
+        },
+    }[place]
+    field, message = await refusal(client, CHAT, chat(response_format=schema_format(schema)))
+    assert field == AT + place
+    assert message.startswith(f"{field}: oneOf needs alternatives")
+
+
+async def test_format_that_is_not_known_is_an_annotation(client, chat, model, vocabulary):
+    schema = {
+        "type": "object",
+        "properties": {"file": {"type": "string", "format": "path"}},
+        "required": ["file"],
+    }
+    for strict in (None, False, True):
+        client.gateway.jobs.clear()
+        reply = await client.post(CHAT, chat(response_format=schema_format(schema, strict=strict)))
+        assert reply.status == 200, reply.body
+        assert accepts(model, vocabulary, client.gateway.job.sampling.grammar, '{"file": "/etc"}')
+
+
+async def test_text_longer_than_can_be_counted_is_refused_before_the_queue(client, chat):
+    schema = {"type": "object", "properties": {"k0": {"type": "string", "maxLength": 10_000}}}
+    field, message = await refusal(client, CHAT, chat(response_format=schema_format(schema)))
+    assert field == f"{AT}.properties.k0"
+    assert "8000 characters" in message
+    assert client.gateway.jobs == []

@@ -249,7 +249,6 @@ HOSTILE = {
     "branches": JsonAnswer({"anyOf": branches(2000)}),
     "patterns": JsonAnswer({"anyOf": [{"type": "string", "pattern": f"^x{i}.*$"} for i in range(500)]}),
     "deep": JsonAnswer(deep(64)),
-    "deeper than the parser": JsonAnswer(deep(300)),
     "reference to itself": JsonAnswer({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
     "optional properties": JsonAnswer(
         {"type": "object", "properties": {f"k{index}": {"type": "string"} for index in range(1500)}}
@@ -270,6 +269,11 @@ def test_hostile_grammar_is_refused_or_compiled_within_bounds(tested, name):
     assert fault is not None or not isinstance(result, str), "accepted, and refused when its sequence came"
     if isinstance(result, str):
         assert 0 < len(result.splitlines()[0]) < 500
+
+
+def test_schema_that_is_deeper_than_any_that_is_checked_has_no_grammar():
+    with pytest.raises(ValueError, match="too deeply"):
+        answer_grammar(JsonAnswer(deep(3000)))
 
 
 def test_fault_names_the_reason_without_a_vocabulary():

@@ -196,8 +196,9 @@ def test_lenient_request_ignores_unsupported_keywords() -> None:
 
 
 def test_grammar_that_a_wire_format_does_not_support_is_a_fault_of_the_tools() -> None:
-    spec = AnswerSpec(tools=(tool(parameters={"properties": {"d": {"type": "string", "format": "date"}}}),))
-    with pytest.raises(FaultyRequest, match="tools: the function f: format of a string"):
+    parameters = {"properties": {"d": {"type": "string", "allOf": [{"minLength": 1}, {"maxLength": 9}]}}}
+    spec = AnswerSpec(tools=(tool(parameters=parameters),))
+    with pytest.raises(FaultyRequest, match=r"tools\[0\].function.parameters: allOf of a string"):
         spec.grammar(WIRE_FORMATS["qwen-xml"])
 
 
@@ -225,8 +226,24 @@ def test_schema_that_a_wire_format_does_not_support_relaxes_only_its_tool(name: 
     assert warning.startswith("tools[0].function.parameters: pattern: a^b")
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_schema_without_a_value_is_a_fault_with_its_path(name: str) -> None:
+    parameters = {"properties": {"d": {"type": "string", "minLength": 2, "maxLength": 1}}, "required": ["d"]}
+    spec = AnswerSpec(tools=(tool(), tool("g", {"type": "object", **parameters}, index=1)))
+    spec.check()
+    with pytest.raises(FaultyRequest, match="minLength is above maxLength") as caught:
+        spec.grammar(WIRE_FORMATS[name])
+    assert caught.value.field == "tools[1].function.parameters.properties.d"
+    answer = AnswerSpec(
+        answer=JsonAnswer({"items": {"allOf": [{"type": "null"}, False]}, "minItems": 1, "type": "array"})
+    )
+    with pytest.raises(FaultyRequest) as caught:
+        answer.grammar()
+    assert caught.value.field == "response_format.items"
+
+
 def test_grammar_is_bounded() -> None:
-    spec = AnswerSpec(answer=JsonAnswer({"enum": ["x" * 1000] * (MAX_GRAMMAR_BYTES // 1000)}))
+    spec = AnswerSpec(answer=JsonAnswer({"enum": [f"{n:01000}" for n in range(MAX_GRAMMAR_BYTES // 1000)]}))
     with pytest.raises(FaultyRequest, match=r"response_format: .* bytes"):
         spec.grammar()
 

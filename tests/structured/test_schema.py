@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fairlead.structured.grammar import JsonAnswer, answer_grammar
+from fairlead.structured.json_grammar import NoValue
 from fairlead.structured.schema import (
     MAX_DEPTH,
     MAX_SUBSCHEMAS,
@@ -19,7 +20,14 @@ from fairlead.structured.schema import (
 from structured.trying import grammar_fault
 
 NESTED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-KEYWORD_VALUES: dict[str, Any] = {"uniqueItems": True, "minContains": 1, "maxContains": 1}
+KEYWORD_VALUES: dict[str, Any] = {
+    "uniqueItems": True,
+    "minContains": 1,
+    "maxContains": 1,
+    "dependencies": {"a": ["b"]},
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": {"required": ["b"]}},
+}
 
 
 def fault(schema: Any, *, lenient: bool = False) -> SchemaFault:
@@ -148,7 +156,11 @@ def test_required_properties_without_a_schema_may_be_anything() -> None:
     assert properties_of({"properties": 5, "required": [5]}, {}) == {}
 
 
-@pytest.mark.parametrize("schema", [True, False, NESTED, {"type": "array", "items": [{"type": "integer"}]}])
+@pytest.mark.parametrize("schema", [True, NESTED, {"type": "array", "items": [{"type": "integer"}]}])
 def test_accepted_schema_becomes_a_grammar(schema: Any) -> None:
-    found = grammar_fault(answer_grammar(JsonAnswer(schema)))
-    assert (found is None) == (schema is not False)
+    assert grammar_fault(answer_grammar(JsonAnswer(schema))) is None
+
+
+def test_schema_that_is_false_has_no_grammar() -> None:
+    with pytest.raises(NoValue):
+        answer_grammar(JsonAnswer(False))

@@ -39,8 +39,9 @@ def test_grammar_that_compiles_has_no_fault_and_a_size(trials):
 
 
 def test_fault_is_one_line_without_the_grammar(trials):
-    fault = trials.run(answer_grammar(JsonAnswer({"type": "string", "format": "nonsense"}))).fault
-    assert "nonsense" in fault
+    overlapping = {"oneOf": [{"minimum": 1}, {"maximum": 2}]}
+    fault = trials.run(answer_grammar(JsonAnswer(overlapping))).fault
+    assert "oneOf" in fault
     assert "%json" not in fault
     assert "\n" not in fault
 
@@ -147,3 +148,19 @@ def test_processes_end_when_they_are_closed(trials):
     pid = trials._idle[0]._process.pid
     trials.close()
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"oneOf": [{"minimum": 1}, {"maximum": 2}]}, "oneOf"),
+        ({"type": "string", "pattern": "^(?=a)b"}, "regular expression"),
+        ({"type": "string", "pattern": "(a"}, "regular expression"),
+        ({"type": "object", "patternProperties": {"a": {}, "b": {"type": "null"}}}, "patternProperties"),
+        ({"properties": {"a": {}}, "maxProperties": 1}, "maxProperties"),
+    ],
+)
+def test_fault_names_the_keyword_and_shows_no_grammar(trials, schema, word):
+    fault = trials.run(answer_grammar(JsonAnswer(schema))).fault
+    assert word in fault
+    assert not any(shown in fault for shown in ("\n", "%json", "TERMINAL", "x-guidance", "llguidance"))

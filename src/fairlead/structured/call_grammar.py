@@ -5,6 +5,7 @@ from typing import Any
 
 from fairlead.structured import pattern
 from fairlead.structured.dialect_grammar import DialectGrammar
+from fairlead.structured.json_grammar import add_json
 from fairlead.structured.lark import BLANKS, JSON_BLANKS, TEXT, Rules
 from fairlead.structured.tag_grammar import add_tags
 from fairlead.structured.wire_format import CallSyntax
@@ -88,7 +89,7 @@ class CallGrammar:
             return add_tags(self._rules, name, syntax.tag, schema)
         if syntax.is_dialect:
             return DialectGrammar(self._rules, syntax.json, schema).add(name, schema)
-        return self._rules.add_json(name, schema)
+        return add_json(self._rules, name, schema)
 
     def _object(self, name_key: str, name: str, arguments_key: str, arguments: str) -> str:
         """Return a call as a JSON object, its name first."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairlead.structured import pattern
+from fairlead.structured.json_grammar import add_json
 from fairlead.structured.lark import Rules
 from fairlead.structured.schema import properties_of, resolved
 from fairlead.structured.text_grammar import add_text
@@ -93,7 +94,7 @@ class DialectGrammar:
                 bounds = {key: schema[key] for key in _BOUNDS if key in schema}
                 if not bounds:
                     return _NUMBERS[kind]
-                return self._rules.add_json(f"{name}_bounded", {"type": kind, **bounds})
+                return add_json(self._rules, f"{name}_bounded", {"type": kind, **bounds})
             case "boolean":
                 return '"true" | "false"'
             case "null":

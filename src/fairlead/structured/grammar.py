@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from fairlead.structured import pattern
 from fairlead.structured.call_grammar import CallGrammar
+from fairlead.structured.drafts import modern
+from fairlead.structured.json_grammar import NoValue, add_json
 from fairlead.structured.lark import BLANKS, TEXT, Rules
 from fairlead.structured.pattern import SpecialTokens
 from fairlead.structured.wire_format import Marks, WireFormat
@@ -29,6 +31,17 @@ class ToolGrammar(NamedTuple):
     name: str
     parameters: Mapping[str, Any] | bool | None = None
     is_lenient: bool = False
+
+
+class ToolFault(ValueError):
+    """A fault of the schema of a function's arguments. `path` is where, as in `properties.a`."""
+
+    def __init__(self, name: str, fault: ValueError) -> None:
+        super().__init__(f"the function {name}: {fault}")
+        self.name = name
+        self.path, self.reason = (
+            (fault.path, fault.reason) if isinstance(fault, NoValue) else ("", str(fault))
+        )
 
 
 class JsonAnswer(NamedTuple):
@@ -112,7 +125,7 @@ def tool_faults(
     for tool in tools:
         grammar = CallGrammar(Rules(special or {}, lenient=lenient), wire_format.calls)
         try:
-            grammar.add(tool.name, tool.parameters, is_lenient=tool.is_lenient)
+            grammar.add(tool.name, modern(tool.parameters), is_lenient=tool.is_lenient)
         except ValueError as error:
             faults[tool.name] = str(error)
     return faults
@@ -137,7 +150,7 @@ def _body(rules: Rules, body: Body, wire_format: WireFormat) -> str:
         return _calls(rules, body, wire_format)
     match body:
         case JsonAnswer(schema):
-            rules.add_json("body", schema)
+            add_json(rules, "body", modern(schema))
         case RegexAnswer(regex):
             rules.add("body", pattern.regex_literal(regex))
         case ChoiceAnswer(choices):
@@ -155,9 +168,9 @@ def _calls(rules: Rules, calls: Calls, wire_format: WireFormat) -> str:
     grammar = CallGrammar(rules, wire_format.calls)
     for tool in calls.tools:
         try:
-            grammar.add(tool.name, tool.parameters, is_lenient=tool.is_lenient)
+            grammar.add(tool.name, modern(tool.parameters), is_lenient=tool.is_lenient)
         except ValueError as error:
-            raise ValueError(f"the function {tool.name}: {error}") from error
+            raise ToolFault(tool.name, error) from error
     if calls.is_required:
         return grammar.calls(parallel=calls.parallel)
     if calls.otherwise is not None:

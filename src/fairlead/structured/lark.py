@@ -1,9 +1,5 @@
 """Rules of a grammar in llguidance's dialect of Lark."""
 
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from fairlead.structured import pattern
 from fairlead.structured.pattern import Elements, SpecialTokens
 
@@ -21,6 +17,8 @@ class Rules:
         self.special = special
         self.lenient = lenient
         self._rules: dict[str, str] = {}
+        self._reserved: set[str] = set()
+        self._shared: dict[str, str] = {}  # names by definition
 
     def add(self, name: str, definition: str) -> str:
         """Add a rule and return its name. The same rule may be added again."""
@@ -28,12 +26,32 @@ class Rules:
         self._rules[name] = definition
         return name
 
-    def add_json(self, name: str, schema: Mapping[str, Any] | bool) -> str:
-        """Add a rule of the JSON texts that are valid for a schema."""
-        if isinstance(schema, bool):
-            schema = {} if schema else {"enum": []}
-        options = {"whitespace_pattern": JSON_BLANKS, "lenient": self.lenient}
-        return self.add(name, "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False))
+    def has(self, name: str) -> bool:
+        """Return whether there is a rule of this name, or will be."""
+        return name in self._rules or name in self._reserved
+
+    def reserve(self, name: str) -> None:
+        """Announce a rule that refers to itself."""
+        self._reserved.add(name)
+
+    def shared(self, definition: str) -> str:
+        """Add a rule, unless there is one of this definition, and return its name."""
+        if definition not in self._shared:
+            self._shared[definition] = self.add(f"shared_{len(self._shared)}", definition)
+        return self._shared[definition]
+
+    def terminal(self, *expressions: str, but: str | None = None) -> str:
+        """Add a terminal of the texts that all regular expressions match, and return its name.
+
+        `but`: a regular expression of texts that it does not match.
+        """
+        if but is not None:
+            definition = f"{self.terminal(*expressions)} & ~{pattern.regex_literal(but)}"
+        else:
+            definition = " & ".join(map(pattern.regex_literal, expressions))
+        if definition not in self._shared:
+            self._shared[definition] = self.add(f"TERMINAL_{len(self._shared)}", definition)
+        return self._shared[definition]
 
     def add_until(self, name: str, end: str, *bodies: str, between: str = "") -> str:
         """Add a rule of a text, up to and including the first occurrence of `end`, and return its name.

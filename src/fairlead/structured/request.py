@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from fairlead.structured.drafts import modern
 from fairlead.structured.grammar import (
     PLAIN,
     Body,
@@ -18,10 +19,12 @@ from fairlead.structured.grammar import (
     LarkAnswer,
     ReasoningState,
     RegexAnswer,
+    ToolFault,
     ToolGrammar,
     answer_grammar,
     tool_faults,
 )
+from fairlead.structured.json_grammar import NoValue, left_parts
 from fairlead.structured.pattern import SpecialTokens
 from fairlead.structured.relaxing import relax_schema, shape_of
 from fairlead.structured.schema import SchemaFault, check_schema
@@ -197,25 +200,44 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
         try:
             grammar = answer_grammar(body, wire_format, special, reasoning, lenient=self.is_lenient)
         except ValueError as error:
-            raise FaultyRequest(
-                "tools" if isinstance(body, Calls) else self.answer_field, str(error)
-            ) from error
+            raise self._fault(error) from error
         if len(grammar) > MAX_GRAMMAR_BYTES:
             field = "tools" if self.tools else self.answer_field
             raise FaultyRequest(field, f"the schemas have more than {MAX_GRAMMAR_BYTES} bytes")
         return grammar
+
+    def _fault(self, error: ValueError) -> FaultyRequest:
+        """Return an error of the grammar with the field that it concerns."""
+        match error:
+            case ToolFault():
+                fields = [tool.field for tool in self.tools if tool.name == error.name]
+                return FaultyRequest(_at(fields[0], error.path), error.reason)
+            case NoValue():
+                return FaultyRequest(_at(self.answer_field, error.path), error.reason)
+        return FaultyRequest("tools" if self.tools else self.answer_field, str(error))
 
     def parts(
         self, wire_format: WireFormat = PLAIN, special: SpecialTokens | None = None
     ) -> Iterator[AnswerPart]:
         """Yield the parts whose grammars may be at fault; those come first that cannot be relaxed."""
         if self.answer is not None:
+            if isinstance(self.answer, JsonAnswer):
+                yield from self._inner_parts(self.answer.schema, self.answer_field)
             yield AnswerPart(None, self.answer_field, answer_grammar(self.answer, lenient=self.is_lenient))
         for tool in sorted(self._called, key=lambda one: one.may_be_relaxed):
             if tool.grammar.parameters is not None:
+                if not tool.may_be_relaxed:
+                    yield from self._inner_parts(tool.grammar.parameters, tool.field)
                 calls = Calls([tool.grammar], is_required=True)
                 grammar = answer_grammar(calls, wire_format, special, lenient=self.is_lenient)
                 yield AnswerPart(tool.name if tool.may_be_relaxed else None, tool.field, grammar)
+
+    def _inner_parts(self, schema: Any, field: str) -> Iterator[AnswerPart]:
+        """Yield the parts of a schema of which one may be refused by itself."""
+        for path, part in left_parts(modern(schema)):
+            if path:
+                grammar = answer_grammar(JsonAnswer(part), lenient=self.is_lenient)
+                yield AnswerPart(None, _at(field, path), grammar)
 
     @property
     def _called(self) -> Sequence[ToolSpec]:
@@ -240,7 +262,7 @@ def _checked(schema: Any, field: str, left: int, *, lenient: bool) -> int:
     try:
         check_schema(schema, lenient=lenient)
     except SchemaFault as fault:
-        raise FaultyRequest(f"{field}.{fault.path}" if fault.path else field, fault.reason) from fault
+        raise FaultyRequest(_at(field, fault.path), fault.reason) from fault
     size = _least_size(schema, left)
     if size > left:
         raise _TooLarge(field, f"the schemas have more than {MAX_GRAMMAR_BYTES} bytes")
@@ -265,3 +287,7 @@ def _least_size(value: Any, most: int) -> int:
         elif isinstance(one, list):
             pending += one
     return size
+
+
+def _at(field: str, path: str) -> str:
+    return f"{field}.{path}" if path else field

@@ -1,14 +1,23 @@
 """What the schemas of clients may contain. Faults are found here, before a job waits in the queue.
 
-JSON Schema 2020-12 and Draft 7, as far as llguidance generates valid texts for them.
+JSON Schema from draft 4 on, as far as a grammar can have only valid texts.
 """
 
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
 
 from fairlead.structured.bounds import CountedText, Multiples, counted_text
+from fairlead.structured.drafts import (
+    IN_LIST,
+    IN_MAPPING,
+    References,
+    Subschema,
+    TooMany,
+    at,
+    draft_of,
+    known,
+    walk,
+)
 
 MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 20_000
@@ -33,20 +42,19 @@ JSON_TYPES: Mapping[type, str] = {
 }
 TYPES = frozenset(JSON_TYPES.values())
 
-_IN_MAPPING = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = (
-    *("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains"),
-    *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
-)
 UNSUPPORTED = (
     *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems"),
     *("propertyNames", "dependencies", "dependentSchemas", "dependentRequired"),
     *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef", "contentSchema"),
 )
-_NEUTRAL = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), (True,)),
+    **dict.fromkeys(("dependencies", "dependentSchemas", "dependentRequired"), ({},)),
+}
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _NUMBERS = ("minimum", "maximum", "multipleOf")
+_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
 _STRINGS = ("pattern", "format")
 
 
@@ -63,9 +71,13 @@ def check_schema(schema: Any, *, lenient: bool = False) -> None:
     """Raise `SchemaFault` for the first fault. `lenient`: keywords that are not supported are ignored."""
     references: set[str] = set()
     texts: set[CountedText] = set()
-    multiples = Multiples(partial(_target, schema), MAX_MULTIPLE)
-    for path, one in _subschemas(schema):
-        _check_one(schema, path, one, lenient=lenient)
+    targets, draft = References(schema), draft_of(schema)
+    multiples = Multiples(targets.target, MAX_MULTIPLE)
+    for part in _subschemas(schema):
+        path, one = part.path, part.schema
+        if isinstance(one, dict):
+            one = known(one, draft)
+        _check_one(targets, part._replace(schema=one), lenient=lenient)
         if multiples.remainders(one) > MAX_MULTIPLE:
             reason = f"the least common multiple of the multipleOf for one number is above {MAX_MULTIPLE}"
             raise SchemaFault(path, reason)
@@ -90,7 +102,7 @@ def resolved(schema: Any, root: Any) -> Any:
             return schema
         match schema:
             case {"$ref": reference}:
-                found = _target(root, reference)
+                found = References(root).target(reference)
             case {"allOf": [found]}:
                 pass
             case _:
@@ -113,37 +125,42 @@ def properties_of(schema: Any, root: Any) -> dict[str, Any]:
     return found
 
 
-def _check_one(root: Any, path: str, schema: Any, *, lenient: bool) -> None:
+def _check_one(targets: References, part: Subschema, *, lenient: bool) -> None:
+    path, schema = part.path, part.schema
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
         raise SchemaFault(path, "a schema is an object")
     if "x-guidance" in schema:
-        raise SchemaFault(_at(path, "x-guidance"), "is not a keyword of JSON Schema")
+        raise SchemaFault(at(path, "x-guidance"), "is not a keyword of JSON Schema")
     types = schema.get("type", [])
     for name in types if isinstance(types, list) else [types]:
         if not isinstance(name, str) or name not in TYPES:
             reason = f"is {str(name)[:50]!r}, and must be one of {', '.join(sorted(TYPES))}"
-            raise SchemaFault(_at(path, "type"), reason)
+            raise SchemaFault(at(path, "type"), reason)
     for keyword, value in schema.items():
         fault = _keyword_fault(keyword, value, lenient=lenient)
         if fault is not None:
-            raise SchemaFault(_at(path, keyword), fault)
+            raise SchemaFault(at(path, keyword), fault)
     if "$ref" in schema:
-        _check_reference(root, _at(path, "$ref"), schema["$ref"])
+        _check_reference(targets, part)
 
 
 def _keyword_fault(keyword: str, value: Any, *, lenient: bool) -> str | None:
-    is_neutral = keyword in _NEUTRAL and value is _NEUTRAL[keyword]
+    is_neutral = (
+        keyword in _NEUTRAL and value in _NEUTRAL[keyword] and type(value) is type(_NEUTRAL[keyword][0])
+    )
     if keyword in UNSUPPORTED and not (lenient or is_neutral):
         return "is not supported"
-    if keyword in (*_IN_LIST, "enum") and not (isinstance(value, list) and value):
+    if keyword in (*IN_LIST, "enum") and not (isinstance(value, list) and value):
         return "must be a list that is not empty"
-    if keyword in _IN_MAPPING and not isinstance(value, dict):
+    if keyword in IN_MAPPING and not isinstance(value, dict):
         return "must be an object"
-    if keyword in _COUNTS and not (type(value) is int and value >= 0):
+    if keyword in _COUNTS and not (_is_whole(value) and value >= 0):
         return "must be a whole number that is not negative"
-    if keyword in _NUMBERS and type(value) not in (int, float):
+    if keyword in _EXCLUSIVE and isinstance(value, bool):
+        return None  # as draft 4 has it
+    if keyword in (*_NUMBERS, *_EXCLUSIVE) and type(value) not in (int, float):
         return "must be a number"
     if keyword in _STRINGS and not isinstance(value, str):
         return "must be a string"
@@ -152,71 +169,41 @@ def _keyword_fault(keyword: str, value: Any, *, lenient: bool) -> str | None:
     return None
 
 
-def _check_reference(root: Any, path: str, reference: Any) -> None:
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and value.is_integer())
+
+
+def _check_reference(targets: References, part: Subschema) -> None:
     """Check that a reference points to a part of the schema, and that the chain of references ends."""
+    place, reference = at(part.path, "$ref"), part.schema["$ref"]
     seen: set[str] = set()
     while True:
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise SchemaFault(path, "must refer to a part of the schema, as in #/$defs/name")
+        if not isinstance(reference, str):
+            raise SchemaFault(place, "must refer to a part of the schema, as in #/$defs/name")
         if reference in seen:
-            raise SchemaFault(path, f"{reference[:100]} refers to itself only")
+            raise SchemaFault(place, f"{reference[:100]} refers to itself only")
         seen.add(reference)
-        target = _target(root, reference)
+        target = targets.target(reference, part.base)
         if target is None:
-            raise SchemaFault(path, f"{reference[:100]} is not in the schema")
+            reason = (
+                "is not in the schema"
+                if reference.startswith("#")
+                else "is not in the schema, which may only refer to its own parts"
+            )
+            raise SchemaFault(place, f"{reference[:100]} {reason}")
         if not (isinstance(target, dict) and set(target) == {"$ref"}):
             return
         reference = target["$ref"]
 
 
-def _target(root: Any, reference: Any) -> Any:
-    """Return the part of a schema that a reference points to; None if it has no such part."""
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        return None
-    target = root
-    for part in reference.split("/")[1:]:
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
-            target = target[int(name)]
-        elif isinstance(target, dict) and name in target:
-            target = target[name]
-        else:
-            return None
-    return target
-
-
-def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each schema in a schema, itself included, with its path. Not recursive.
-
-    Raises `SchemaFault` if they are too many or too deep.
-    """
-    pending = [("", schema, 0)]
-    count = 1
-    while pending:
-        path, one, depth = pending.pop()
-        if depth > MAX_DEPTH:
-            raise SchemaFault("", f"schemas are nested deeper than {MAX_DEPTH}")
-        yield path, one
-        if not isinstance(one, dict):
-            continue
-        for keyword, value in one.items():
-            in_list = isinstance(value, list) and keyword in (*_IN_LIST, "enum", "items")
-            in_mapping = isinstance(value, dict) and keyword in _IN_MAPPING
-            count += len(value) if in_list or in_mapping else keyword in _SINGLE
-            if count > MAX_SUBSCHEMAS:
-                raise SchemaFault(_at(path, keyword), f"there are more than {MAX_SUBSCHEMAS} schemas")
-            pending += [(at, part, depth + 1) for at, part in _parts(_at(path, keyword), keyword, value)]
-
-
-def _parts(at: str, keyword: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the schemas in the value of a keyword, which is at `at`, with their paths."""
-    if isinstance(value, list) and keyword in (*_IN_LIST, "items"):
-        yield from ((f"{at}[{index}]", part) for index, part in enumerate(value))
-    elif keyword in _SINGLE:
-        yield at, value
-    elif keyword in _IN_MAPPING and isinstance(value, dict):
-        yield from ((_at(at, name), part) for name, part in value.items())
-
-
-def _at(path: str, keyword: str) -> str:
-    return f"{path}.{keyword}" if path else keyword
+def _subschemas(schema: Any) -> list[Subschema]:
+    """Return each schema in a schema, itself included. Raises `SchemaFault` for too many or too deep ones."""
+    found = []
+    try:
+        for one in walk(schema, MAX_SUBSCHEMAS):
+            if one.depth > MAX_DEPTH:
+                raise SchemaFault("", f"schemas are nested deeper than {MAX_DEPTH}")
+            found.append(one)
+    except TooMany as fault:
+        raise SchemaFault(fault.path, f"there are more than {MAX_SUBSCHEMAS} schemas") from fault
+    return found

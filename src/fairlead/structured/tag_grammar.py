@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairlead.structured import pattern
+from fairlead.structured.json_grammar import add_json
 from fairlead.structured.lark import Rules
 from fairlead.structured.pattern import Elements, PatternGroup
 from fairlead.structured.schema import properties_of, resolved
@@ -60,7 +61,7 @@ class _TagGrammar:
             for number, text in enumerate(value.texts)
         ]
         if value.others:
-            json_value = self._rules.add_json(f"{name}_json", self._json_schema(value.others))
+            json_value = add_json(self._rules, f"{name}_json", self._json_schema(value.others))
             ways.append(f"{json_value} {self._rules.of(self._before_end)} {end}")
         return self._rules.add(name, f"{head} ({' | '.join(ways)}) {self._rules.of(self._after_end)}")
 

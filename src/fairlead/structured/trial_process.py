@@ -48,6 +48,20 @@ _TOO_MANY = f"an answer may go on in more than {MOST_ALTERNATIVES} ways"
 _WALKS = 4
 _BYTES_A_WALK = 8
 _PR_SET_PDEATHSIG = 1
+# What llguidance says, and what that means to somebody who has written a schema.
+_PLAIN = {
+    "oneOf constraints are not supported": (
+        "oneOf needs alternatives that exclude each other by a type, a constant or a required property;"
+        " anyOf does not"
+    ),
+    "circular references with sibling keys": (
+        "$ref to a schema that has itself in it is not supported beside other keywords"
+    ),
+    "are not disjoint": "patternProperties of which two may match one name are not supported",
+    "min/maxProperties only supported": "minProperties and maxProperties need required properties only",
+    "lookarounds not supported": "a regular expression has a lookahead or an anchor that is not supported",
+    "regex parse error": "a regular expression is not valid, or has a lookaround, which is not supported",
+}
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -248,8 +262,10 @@ def _time_to_write(matcher: LLMatcher, byte: int) -> float:
 
 
 def _plain(fault: str) -> str:
-    """Return a fault without the lines that show the grammar, which the client has not written."""
-    return fault.partition("\n")[0].rpartition("failed to compile JSON schema: ")[2][:1000]
+    """Return a fault in the words of schemas, without the grammar, which the client has not written."""
+    line = fault.partition("\n")[0].rpartition("failed to compile JSON schema: ")[2]
+    words = next((words for begin, words in _PLAIN.items() if begin in line), line)
+    return "it cannot be compiled" if "%json" in words else words[:1000]
 
 
 def _with_known_tokens(grammar: str) -> str:

@@ -14,7 +14,7 @@ from fairlead.api.dialects.openai_structured import (
     constrained_answer,
     object_schema,
 )
-from fairlead.errors import quoted
+from fairlead.errors import InvalidRequest, quoted
 from fairlead.structured.grammar import JsonAnswer
 from fairlead.structured.request import AnswerSpec, AnyAnswer, ToolSpec
 
@@ -87,7 +87,7 @@ class TextFormat(msgspec.Struct, frozen=True):
 
 
 class TextConfig(msgspec.Struct, frozen=True):
-    """The form of the text. `verbosity` is ignored."""
+    """The form of the text. Of `verbosity`, only OpenAI's default `medium` is served."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -123,6 +123,8 @@ def answer_form(
     parallel: bool,
 ) -> AnswerSpec | None:
     """Return the form of the answer, None if it is any text. Raises `InvalidRequest`."""
+    if text is not None and text.verbosity not in (None, "medium"):
+        raise InvalidRequest("text.verbosity: is not served", param="text.verbosity")
     answer, field, is_lenient = _text_form(text, outputs)
     specs = _tool_specs(functions)
     listed, is_required, named = _chosen(specs, choice)

@@ -80,6 +80,7 @@ _SAMPLING: Fields = {
     "thinking_token_budget": Unserved((-1,)),
     "lora": _EMPTY_LIST,
     "lora_path": _ANY,
+    "lora_request": _ANY,
     "vllm_xargs": _EMPTY_OBJECT,
 }
 # The model's input.
@@ -139,6 +140,7 @@ CHAT: Fields = {
     "modalities": Unserved((["text"],)),
     "audio": _ANY,
     "prediction": _ANY,
+    "verbosity": Unserved(("medium",)),
     "web_search_options": _ANY,
 }
 
@@ -185,6 +187,7 @@ EMBEDDING: Fields = {
     "use_activation": _ANY,
     "input_type": _ANY,
     "lora_path": _ANY,
+    "lora_request": _ANY,
 }
 
 COMPARISON: Fields = {
@@ -207,6 +210,7 @@ COMPARISON: Fields = {
     "data_1": _ANY,
     "data_2": _ANY,
     "lora_path": _ANY,
+    "lora_request": _ANY,
 }
 
 TOKENIZE: Fields = {
@@ -240,9 +244,7 @@ _HARMLESS = {
         "timings_per_token return_progress return_meta_info return_cached_tokens_details return_token_offsets"
         " verbose"
     ),
-    "is a hint at the length of the reasoning or the answer, which any answer satisfies": (
-        "reasoning verbosity"
-    ),
+    "is a hint at the length of the reasoning, which any answer satisfies": "reasoning",
     "concerns in how large pieces reasoning is streamed": "stream_reasoning",
 }
 IGNORED = {name: reason for reason, names in _HARMLESS.items() for name in names.split()}
