@@ -15,7 +15,7 @@ from typing import Any
 from fairlead.structured import json_numbers, json_strings, pattern
 from fairlead.structured.drafts import at
 from fairlead.structured.json_numbers import Bound
-from fairlead.structured.json_patterns import PatternFault, written_pattern
+from fairlead.structured.json_patterns import PatternFault, lengths, written_pattern
 from fairlead.structured.json_strings import CHARACTER
 from fairlead.structured.lark import JSON_BLANKS, Rules
 from fairlead.structured.schema import JSON_TYPES, UNSUPPORTED
@@ -100,7 +100,8 @@ class _JsonGrammar:
         # Schemas that may have themselves in them have rules of their own, by a key, which are added later.
         self._named: dict[str, str] = {}
         self._pending: list[tuple[str, Any, str]] = []  # keys, schemas and their places
-        self._without_value: dict[str, str] = {}  # the keys of schemas without a value, and why
+        endless = dict.fromkeys(_endless(root), "each of its values has another one in it, without end")
+        self._without_value: dict[str, str] = endless  # the keys of schemas without a value, and why
 
     def add(self) -> str:
         """Add the rules. They are added again without a target that turns out to have no value."""
@@ -126,7 +127,8 @@ class _JsonGrammar:
             return self._written(schema, path)
         meaningful = schema.keys() & _MEANINGFUL
         if meaningful == {"$ref"}:
-            return self._later(schema["$ref"], self._pointed(schema["$ref"]), _name_of(schema["$ref"]))
+            name = _name_of(schema["$ref"])
+            return self._later(schema["$ref"], self._pointed(schema["$ref"]), "" if name == "#" else name)
         if meaningful & {"$ref", "allOf"}:
             key = json.dumps({name: schema[name] for name in sorted(meaningful)})
             return self._later(key, schema, path)
@@ -364,6 +366,9 @@ class _JsonGrammar:
             expressions.append(f'"{CHARACTER}{counts}"')
         for source in shape.get("patterns", ()):
             try:
+                shortest, longest = lengths(source)
+                if (most is not None and shortest > most) or (longest is not None and longest < least):
+                    raise NoValue(path, "no text has both the pattern and the length")
                 expressions.append(f'"(?:{written_pattern(source)})"')
             except PatternFault:
                 raise _Left from None
@@ -419,6 +424,7 @@ class _JsonGrammar:
             if more is None or most == 0:
                 return '""'
             rest = f"({comma} {more}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+            rest = "" if most == 1 else rest
             return f"{more} {rest}" if least else f"({more} {rest})?"
         tail = ""
         if more is not None and (most is None or most > len(items)):
@@ -513,6 +519,10 @@ _BEGIN_OBJECT, _END_OBJECT = rf"\{{{JSON_BLANKS}", rf"{JSON_BLANKS}\}}"
 _BEGIN_ARRAY, _END_ARRAY = rf"\[{JSON_BLANKS}", rf"{JSON_BLANKS}\]"
 
 
+def _escaped_name(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
+
+
 def _name_of(reference: str) -> str:
     name = reference.removeprefix("#/$defs/").replace("%25", "%")
     return name.replace("~1", "/").replace("~0", "~")
@@ -528,6 +538,43 @@ def _references(value: Any) -> Iterator[str]:
             pending += one.values()
         elif isinstance(one, list):
             pending += one
+
+
+def _endless(root: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the references to schemas whose values would have values of the same schemas in them for ever."""
+    definitions = root.get("$defs", {})
+    references = {f"#/$defs/{_escaped_name(name)}": schema for name, schema in definitions.items()}
+    ending: set[str] = set()
+    while found := {
+        reference
+        for reference, schema in references.items()
+        if reference not in ending and _ends(schema, ending)
+    }:
+        ending |= found
+    yield from references.keys() - ending
+
+
+def _ends(schema: Any, ending: set[str]) -> bool:
+    """Return whether a schema has a value that ends, as far as its required parts tell."""
+    if not isinstance(schema, Mapping):
+        return True
+    if "$ref" in schema and schema["$ref"] not in ending:
+        return False
+    if not all(_ends(part, ending) for part in schema.get("allOf", ())):
+        return False
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in schema and not any(_ends(part, ending) for part in schema[keyword]):
+            return False
+    types = _types(schema)
+    if types == ("object",):
+        properties = schema.get("properties", {})
+        others = schema.get("additionalProperties", True)
+        return all(_ends(properties.get(name, others), ending) for name in schema.get("required", ()))
+    if types == ("array",) and schema.get("minItems", 0):
+        first, rest = schema.get("prefixItems", ()), schema.get("items", True)
+        needed = [*first[: schema["minItems"]], *([rest] if len(first) < schema["minItems"] else [])]
+        return all(_ends(part, ending) for part in needed)
+    return True
 
 
 def _has_patterns(value: Any) -> bool:
@@ -574,7 +621,7 @@ _MERGED: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _types(shape: Shape) -> tuple[str, ...]:
+def _types(shape: Mapping[str, Any]) -> tuple[str, ...]:
     kinds = shape.get("type", _ALL_TYPES)
     found = [kinds] if isinstance(kinds, str) else list(dict.fromkeys(kinds))
     return tuple(kind for kind in found if kind != "integer" or "number" not in found)

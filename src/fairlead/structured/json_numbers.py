@@ -8,6 +8,7 @@ MOST_DIGITS = 30
 _REST = MOST_DIGITS - 1
 _DIGITS = f"[0-9]{{0,{MOST_DIGITS}}}"
 _WHOLE = f"(?:0|[1-9][0-9]{{0,{_REST}}})"
+_EXPONENT = "(?:[eE][+-]?[0-9]{1,2})?"  # which only a bound of zero allows
 _LARGEST = Decimal(10) ** MOST_DIGITS
 _MOST_PLACES = 15
 
@@ -58,15 +59,19 @@ def _is_within(value: Decimal, least: Bound, most: Bound) -> bool:
 
 
 def _at_least(bound: Bound) -> str:
-    if bound.value < 0 or (bound.value == 0 and not bound.is_open):
+    if bound.value == 0:
+        return f"(?:{_above(bound)}){_EXPONENT}"
+    if bound.value < 0:
         positive = _WHOLE + _fraction()
-        negative = [f"-(?:{_below(-bound)})"] if bound.value < 0 else []
-        return "|".join([positive, *negative])
+        return f"{positive}|-(?:{_below(-bound)})"
     return _above(bound)
 
 
 def _at_most(bound: Bound) -> str:
-    if bound.value < 0 or (bound.value == 0 and bound.is_open):
+    if bound.value == 0:
+        zero = "" if bound.is_open else rf"|0(?:\.0{{1,{MOST_DIGITS}}})?"
+        return f"-(?:{_above(Bound(bound.value, is_open=True))}){_EXPONENT}{zero}"
+    if bound.value < 0:
         return f"-(?:{_above(-bound)})"
     return f"-{_WHOLE}{_fraction()}|{_below(bound)}"
 

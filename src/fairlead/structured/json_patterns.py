@@ -87,6 +87,37 @@ def written_pattern(source: str) -> str:
     return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
 
 
+@lru_cache(maxsize=512)
+def lengths(source: str) -> tuple[int, int | None]:
+    """Return the least and the most characters of texts in which `source` is found. Raises `PatternFault`."""
+    least, most = [], []
+    for begins, body, ends in _edges(_Parser(source).parse()):
+        low, high = _lengths(body)
+        least.append(low)
+        most.append(high if begins and ends else None)
+    return min(least), None if None in most else max(one for one in most if one is not None)
+
+
+def _lengths(node: _Node) -> tuple[int, int | None]:
+    match node:
+        case _Sequence(items):
+            found = list(map(_lengths, items))
+            is_bounded = all(most is not None for _, most in found)
+            return sum(least for least, _ in found), sum(
+                most or 0 for _, most in found
+            ) if is_bounded else None
+        case _Choice(options):
+            found = list(map(_lengths, options))
+            is_bounded = all(most is not None for _, most in found)
+            return min(least for least, _ in found), max(
+                most or 0 for _, most in found
+            ) if is_bounded else None
+        case _Repeat(item, least, most):
+            low, high = _lengths(item)
+            return low * least, None if most is None or high is None else high * most
+    return 1, 1
+
+
 def _edges(node: _Node) -> Iterator[tuple[bool, _Sequence, bool]]:
     """Yield the alternatives without their anchors, each with whether it begins and ends with one."""
     items = node.items if isinstance(node, _Sequence) else (node,)

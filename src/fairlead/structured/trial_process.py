@@ -50,6 +50,7 @@ _BYTES_A_WALK = 8
 _PR_SET_PDEATHSIG = 1
 # What llguidance says, and what that means to somebody who has written a schema.
 _PLAIN = {
+    "Regex is empty": "no text has all of its patterns and lengths",
     "oneOf constraints are not supported": (
         "oneOf needs alternatives that exclude each other by a type, a constant or a required property;"
         " anyOf does not"
