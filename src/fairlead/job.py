@@ -39,7 +39,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     `logit_bias` maps token ids to what is added to their logits. `stop_token_ids` end the sequence, as do the
     model's end-of-sequence ids, unless `ignore_eos` is set. No end is accepted before `min_tokens`.
     `grammar`: the whole output has to match this grammar of llguidance, which takes about `grammar_bytes` of
-    memory when it is compiled.
+    memory when it is compiled. `close_at_limit`: an answer with a grammar that nears `max_tokens` is closed.
     """
 
     max_tokens: int
@@ -60,6 +60,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     grammar: str | None = None
     grammar_bytes: int = 0
     reasoning_limit: ReasoningLimit | None = None
+    close_at_limit: bool = False
 
 
 class Passthrough(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from itertools import pairwise
 import jsonschema
 import pytest
 
-from e2e.real_server import RealServer
+from e2e.real_server import RealServer, configured, real_server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Count from 1 to 5."}]
@@ -73,6 +73,35 @@ def test_answers_of_a_batch_fit_their_schema_at_any_temperature(server: RealServ
         jsonschema.validate(json.loads(text), SCHEMA)
     assert len(set(texts)) > 1
     assert not any(server.wait_until_at_rest().values())
+
+
+SUMMARY = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "maxLength": 8000}, "done": {"type": "boolean"}},
+    "required": ["text", "done"],
+    "additionalProperties": False,
+}
+SUMMARY_FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SUMMARY}}
+
+
+@pytest.mark.parametrize("most", [40, 900])
+def test_answer_that_nears_its_limit_is_closed_and_fits_its_schema(server: RealServer, most):
+    fields = {"temperature": 1.3, "seed": 3, "max_tokens": most, "response_format": SUMMARY_FORM}
+    answer = ask(server, **fields, messages=[{"role": "user", "content": "Write a summary."}])
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    jsonschema.validate(json.loads(choice["message"]["content"]), SUMMARY)
+    assert answer["usage"]["completion_tokens"] <= most
+
+
+@pytest.mark.parametrize("fronts", [1, 2])
+def test_answer_is_cut_at_its_limit_where_closing_is_off(tmp_path, fronts):
+    server_settings = {} if fronts == 1 else {"fronts": fronts}
+    arguments = configured(tmp_path, {"closeAtLimit": False}, **server_settings)
+    with real_server(*arguments) as server:
+        fields = {"temperature": 1.3, "seed": 3, "max_tokens": 40, "response_format": SUMMARY_FORM}
+        (choice,) = ask(server, **fields)["choices"]
+        assert choice["finish_reason"] == "length"
 
 
 def test_choices_of_a_request_all_fit_the_schema(server: RealServer):

@@ -47,6 +47,9 @@ ELSEWHERE = {
         ("models.ENGINE.replicas.max", "models.ENGINE.replicas.min"),
         "cluster/test_controller.py::test_replicas_follow_the_estimated_wait",
     ),
+    "models.ENGINE.closeAtLimit": (
+        "e2e/test_structured_answers.py::test_answer_is_cut_at_its_limit_where_closing_is_off"
+    ),
     "lease.kubernetes": "lease/test_factory.py::test_kubernetes_object_of_the_configuration_is_used",
 }
 

@@ -180,6 +180,7 @@ class GenerationPipeline:
                 grammar=structure.grammar,
                 grammar_bytes=structure.grammar_bytes,
                 reasoning_limit=structure.reasoning_limit,
+                close_at_limit=model.close_at_limit and structure.grammar is not None,
             )
         return sampling, structure
 

@@ -103,6 +103,9 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     and begin one of another role. The template's own are always parsed, and so are `<think>`, `<tool_call>`
     and others that appear in answers. Raw prompts are parsed unless a request says otherwise.
     """
+    close_at_limit: bool | None = None
+    """Whether an answer with a schema, a grammar or calls that nears its limit of tokens is closed, if the
+    rest of it fits, so that it fits its schema. Default: only the demonstration model's."""
     wire_format: ConfiguredFormat = None
     """How its answers mark reasoning and tool calls: a known format or, in a file, a record in the vocabulary
     of Hugging Face's response_template. Default: its own response_template, or else the known format that
@@ -128,6 +131,13 @@ class ModelConfig(msgspec.Struct, frozen=True, rename=spelled, tag="engine", tag
     replicas: ReplicasConfig | None = None
     """It runs on the cluster, not on this machine: the path is a folder on each machine there, or a name on
     the hub."""
+
+    @property
+    def closes_at_limit(self) -> bool:
+        """Whether an answer with a form is closed when it nears its limit of tokens."""
+        if self.close_at_limit is None:
+            return self.path == demonstration_model()
+        return self.close_at_limit
 
     @property
     def is_on_cluster(self) -> bool:

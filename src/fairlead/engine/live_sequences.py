@@ -199,6 +199,8 @@ class LiveSequences:
             expected_s=self._compiler.first_mask_s(constraint.grammar, constraint.owner),
             words=self._compiler.mask_words,
         )
+        if constraint.close_after is not None:
+            constraint.closing = self._compiler.closing(constraint.close_after)
         sequence.become(SequenceStatus.PENDING)
         self._scheduler.submit(sequence)
 

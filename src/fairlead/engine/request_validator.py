@@ -63,6 +63,8 @@ class RequestValidator:
             if not self._is_token(token_id):
                 raise UnknownToken("logit_bias", token_id, self._vocab_size)
         max_tokens = min(sampling.max_tokens, self.longest - len(token_ids), self._most_output)
+        if sampling.close_at_limit and encoded.constraint is not None:
+            encoded.constraint.close_after = max_tokens
         state = SequenceState(
             key,
             token_ids.data,

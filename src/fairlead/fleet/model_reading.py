@@ -28,6 +28,7 @@ def read_files(model: ModelConfig, folder: Path) -> TextModel:
         max_input_tokens=model.max_input_tokens,
         max_output_tokens=model.max_output_tokens,
         special_tokens=model.special_tokens,
+        close_at_limit=model.closes_at_limit,
         wire_format=model.wire_format,
     )
 

@@ -13,6 +13,7 @@ from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from fairlead.structured.closing import Closing, byte_ids
 from fairlead.structured.constraint import WORD_BITS, error_of
 from fairlead.structured.filling import MASK_LIMIT_S
 from fairlead.structured.turn_pool import TurnPool
@@ -101,6 +102,7 @@ class GrammarCompiler:
         self.missing_end = missing_end
         self._vocabulary = vocabulary
         self._pool = TurnPool(threads, "grammars")
+        self._byte_ids = byte_ids(vocabulary)
         self._kept: OrderedDict[Name, _Kept] = OrderedDict()
         self._kept_bytes = 0
         self._compiling: dict[Name, tuple[Future[tuple[LLMatcher, float]], int]] = {}  # with their sizes
@@ -125,6 +127,10 @@ class GrammarCompiler:
             self._compiling[name] = future, max(size_bytes, BYTES_OF_TEXT * len(grammar))
         self._waiting[key] = name
         return None
+
+    def closing(self, most_tokens: int) -> Closing:
+        """Return what closes an answer that nears its limit."""
+        return Closing(most_tokens, self._byte_ids)
 
     def cancel(self, key: int) -> None:
         """Forget a sequence. Its grammar is not compiled if that has not begun and no other waits for it."""

@@ -8,6 +8,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from fairlead.job import ReasoningLimit
+from fairlead.structured.closing import Closing
 
 WORD_BITS = 32
 SLOW_MASK_S = 0.02
@@ -42,6 +43,8 @@ class Constraint:
     `error`: why it cannot go on; None if it can.
     `is_complete`: whether the answer has ended without a token for that, as the model has none.
     `owner`: whose sequence it is.
+    `close_after`: the tokens of an answer that is closed when it nears them; None: it is not.
+    `closing`: what closes it.
     `lexer`: identifies the lexer that copies of the matcher share; None if it is not shared.
     """
 
@@ -65,6 +68,8 @@ class Constraint:
         self.owner: Hashable = None
         self.error: str | None = None
         self.is_complete = False
+        self.close_after: int | None = None
+        self.closing: Closing | None = None
         self.lexer: Hashable = grammar
         self._missing_end: int | None = None
 
@@ -132,11 +137,13 @@ class Constraint:
             mask[:] = 0
             return
         forced = None if self._reasoning is None else self._reasoning.forced
-        if forced is None or forced >= WORD_BITS * len(mask):  # a mark that the network has no token for
-            return
-        if int(mask[forced // WORD_BITS]) >> forced % WORD_BITS & 1:
+        if forced is not None and forced >= WORD_BITS * len(mask):
+            forced = None  # a mark that the network has no token for
+        if forced is not None and int(mask[forced // WORD_BITS]) >> forced % WORD_BITS & 1:
             mask[:] = 0
             mask[forced // WORD_BITS] = 1 << forced % WORD_BITS
+        elif self.closing is not None and self.matcher is not None and not self.is_complete:
+            self.closing.narrow(self.matcher, self.consumed, mask)
 
     def find(self, token_ids: Sequence[int]) -> np.ndarray:
         """Consume tokens and return the mask [words], uint32, that follows; for a thread, ahead of a step."""

@@ -41,6 +41,7 @@ class TextModel:
     between two others; None if it has none.
 
     `special_tokens`: whether a control token that a client spells in a chat remains text or is parsed.
+    `close_at_limit`: whether an answer with a form is closed when it nears its limit of tokens.
 
     `network_vocab_size`: how many token ids the network has, None if that is not known before it is loaded.
     A tokenizer may have more. `ignored_end_tokens` are beyond it.
@@ -58,6 +59,7 @@ class TextModel:
     max_output_tokens: int | None = None
     embedding: EmbeddingSettings | None = None
     special_tokens: SpecialTokens = "text"
+    close_at_limit: bool = False
     answer_format: AnswerFormat | None = None
     infill: InfillTokens | None = None
     scoring: ScoringSettings | None = None
@@ -79,6 +81,7 @@ class TextModel:
         max_input_tokens: int | None = None,
         max_output_tokens: int | None = None,
         special_tokens: SpecialTokens = "text",
+        close_at_limit: bool = False,
         wire_format: str | Mapping[str, Any] | None = None,
     ) -> "TextModel":
         """Read a model's directory. Raises `LoadFailed`, which names the invalid file.
@@ -121,6 +124,7 @@ class TextModel:
             max_output_tokens=max_output_tokens,
             embedding=embedding,
             special_tokens=special_tokens,
+            close_at_limit=close_at_limit,
             answer_format=answer_format,
             infill=InfillTokens.find(marks) if generates else None,
             scoring=scoring,

@@ -81,6 +81,7 @@ PARAMETERS: tuple[SamplingParameter, ...] = (
     _Parameter("grammar", str | None, None, "constraint", None),
     _Parameter("grammar_bytes", int, 0, "constraint", 0, 0),
     _Parameter("reasoning_limit", ReasoningLimit | None, None, "constraint", None),
+    _Parameter("close_at_limit", bool, False, "constraint", False),
 )
 
 
