@@ -6,7 +6,7 @@ as these say: a boolean `exclusiveMinimum`, a list as `items`, `definitions`, `i
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from fairlead.structured.string_formats import FORMATS, MOST_OF_HOSTNAME
 
@@ -160,6 +160,11 @@ def walk(root: Any, most: int | None = None) -> Iterator[Subschema]:
             ]
 
 
+def reference_to(name: str) -> str:
+    """Return the reference to a definition of this name in `$defs` of the whole."""
+    return f"#/$defs/{quote(name.replace('~', '~0').replace('/', '~1'), safe='~')}"
+
+
 def modern(schema: Any) -> Any:
     """Return a checked schema of any draft as a schema of 2020-12.
 
@@ -234,7 +239,7 @@ class _Rewriting:
             self._names[key] = name
             self._targets[name] = {}
             self._pending.append((name, target, base))
-        return f"#/$defs/{self._names[key].replace('~', '~0').replace('/', '~1').replace('%', '%25')}"
+        return reference_to(self._names[key])
 
 
 def _with_prefix_items(schema: Mapping[str, Any]) -> dict[str, Any]:

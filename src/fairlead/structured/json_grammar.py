@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
+from urllib.parse import unquote
 
 from fairlead.structured import json_numbers, json_strings, pattern
-from fairlead.structured.drafts import at
+from fairlead.structured.drafts import at, reference_to
 from fairlead.structured.json_numbers import Bound
 from fairlead.structured.json_patterns import PatternFault, lengths, written_pattern
 from fairlead.structured.json_strings import CHARACTER
@@ -519,12 +520,8 @@ _BEGIN_OBJECT, _END_OBJECT = rf"\{{{JSON_BLANKS}", rf"{JSON_BLANKS}\}}"
 _BEGIN_ARRAY, _END_ARRAY = rf"\[{JSON_BLANKS}", rf"{JSON_BLANKS}\]"
 
 
-def _escaped_name(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1").replace("%", "%25")
-
-
 def _name_of(reference: str) -> str:
-    name = reference.removeprefix("#/$defs/").replace("%25", "%")
+    name = unquote(reference.removeprefix("#/$defs/"))
     return name.replace("~1", "/").replace("~0", "~")
 
 
@@ -543,7 +540,7 @@ def _references(value: Any) -> Iterator[str]:
 def _endless(root: Mapping[str, Any]) -> Iterator[str]:
     """Yield the references to schemas whose values would have values of the same schemas in them for ever."""
     definitions = root.get("$defs", {})
-    references = {f"#/$defs/{_escaped_name(name)}": schema for name, schema in definitions.items()}
+    references = {reference_to(name): schema for name, schema in definitions.items()}
     ending: set[str] = set()
     while found := {
         reference

@@ -51,6 +51,9 @@ _PR_SET_PDEATHSIG = 1
 # What llguidance says, and what that means to somebody who has written a schema.
 _PLAIN = {
     "Regex is empty": "no text has all of its patterns and lengths",
+    "Unsatisfiable schema": "no value is valid",
+    "Unimplemented keys": "it has a keyword that is not supported",
+    "Invalid URI reference": "a reference is not valid",
     "oneOf constraints are not supported": (
         "oneOf needs alternatives that exclude each other by a type, a constant or a required property;"
         " anyOf does not"
