@@ -109,12 +109,13 @@ async def test_schemas_that_are_too_much_together_are_relaxed_together(
 
     def bounded(trials, grammar):
         tried.append(grammar)
-        is_large = "first_mark" in grammar and "second_mark" in grammar
+        is_large = "firstmark" in grammar and "secondmark" in grammar
         return TrialResult("both are too much") if is_large else run(trials, grammar)
 
     monkeypatch.setattr(GrammarTrials, "run", bounded)
-    properties = [{**INTEGER["properties"], f"{name}_mark": {}} for name in ("first", "second")]
-    tools = [tool(f"f{index}", {**INTEGER, "properties": one}) for index, one in enumerate(properties)]
+    properties = [{**INTEGER["properties"], f"{name}mark": {}} for name in ("first", "second")]
+    schemas = [{**INTEGER, "properties": one, "additionalProperties": False} for one in properties]
+    tools = [tool(f"f{index}", schema) for index, schema in enumerate(schemas)]
     tools.append(tool("g", INTEGER, strict=True))
     for _ in range(2):
         reply = await client.post(CHAT, chat(tools=tools, tool_choice="required"))

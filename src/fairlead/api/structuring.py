@@ -163,8 +163,8 @@ class StructureTrials:
         wire_format, special = PLAIN, None
         if answer_format is not None and spec.tools:
             wire_format, special = answer_format.wire_format, answer_format.special
-            spec = spec.fit(wire_format, special)
-        parts = list(spec.parts(wire_format, special))
+            spec = await self._offload.encode(request, spec.fit, wire_format, special)
+        parts = await self._offload.encode(request, lambda: list(spec.parts(wire_format, special)))
         faults: dict[str, str] = {}
         give_up_s = trio.current_time() + MOST_ALONE_S
         for tool, field, grammar in parts:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 _COUNT = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]?", re.DOTALL)
+_COUNTED = frozenset({"minLength", "maxLength", "pattern"})
+_OF_MULTIPLES = frozenset({"multipleOf", "allOf", "anyOf", "oneOf", "$ref"})
 _MOST_SIZE = 10**9
 _MOST_DEPTH = 200  # of allOf and references; what is deeper takes its time in the trial
 
@@ -33,7 +35,7 @@ class CountedText(NamedTuple):
 
 def counted_text(schema: Any) -> CountedText:
     """Return what a schema counts of a string; nothing if it has no such constraints."""
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or not schema.keys() & _COUNTED:
         return CountedText()
     return CountedText(schema.get("minLength", 0), schema.get("maxLength", 0), schema.get("pattern", ""))
 
@@ -85,11 +87,13 @@ class Multiples:
 
     def remainders(self, schema: Any) -> int:
         """Return how many remainders are told apart: 4 for multiples of 4, 0.4 or 40."""
+        if not isinstance(schema, Mapping) or not schema.keys() & _OF_MULTIPLES:
+            return 0
         return _coefficient(self._of(schema))
 
     def _of(self, schema: Any, depth: int = 0) -> Fraction:
         """Return the number of which values of this schema are multiples; 0: of none."""
-        if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
+        if not isinstance(schema, Mapping) or depth > _MOST_DEPTH or not schema.keys() & _OF_MULTIPLES:
             return Fraction(0)
         if id(schema) in self._found:
             return self._found[id(schema)]

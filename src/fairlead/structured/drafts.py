@@ -5,6 +5,7 @@ as these say: a boolean `exclusiveMinimum`, a list as `items`, `definitions`, `i
 """
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
@@ -37,7 +38,16 @@ _LEFT_OUT = frozenset(
         "format",  # which is a pattern, or an annotation
     }
 )
+_WALKED = frozenset({*IN_MAPPING, *IN_LIST, *SINGLE, "enum", "dependencies"})
 _WHOLE = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_REWRITTEN = frozenset(
+    {
+        *(*IN_MAPPING, *IN_LIST, *SINGLE, *_LEFT_OUT, *_WHOLE),
+        *("$ref", "dependencies", "exclusiveMinimum", "exclusiveMaximum"),
+        *_SINCE,
+    }
+)
+"""Keywords of which a schema needs one to be another in 2020-12."""
 
 
 class Subschema(NamedTuple):
@@ -149,6 +159,8 @@ def walk(root: Any, most: int | None = None) -> Iterator[Subschema]:
                 base = urldefrag(_joined(base, own))[0]
         yield Subschema(path, one, base, depth)
         for keyword, value in known(one, draft).items() if isinstance(one, dict) else ():
+            if keyword not in _WALKED:
+                continue
             in_list = isinstance(value, list) and keyword in (*IN_LIST, "enum", "items")
             in_mapping = isinstance(value, dict) and keyword in (*IN_MAPPING, "dependencies")
             count += len(value) if in_list or in_mapping else keyword in SINGLE
@@ -184,7 +196,6 @@ class _Rewriting:
         self._root = root
         self._draft = draft_of(root)
         self._references = References(root)
-        self._bases = {id(one.schema): (one.path, one.base) for one in walk(root)}
         self._targets: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._pending: list[tuple[str, Any, str]] = []
@@ -199,10 +210,18 @@ class _Rewriting:
         found = {name: value for name, value in found.items() if name not in ("$defs", "definitions")}
         return {**found, "$defs": self._targets} if self._targets else found
 
+    @cached_property
+    def _bases(self) -> dict[int, tuple[str, str]]:
+        """The place and the base address of each schema, which only references need."""
+        return {id(one.schema): (one.path, one.base) for one in walk(self._root)}
+
     def _schema(self, schema: Any, base: str) -> Any:
         if not isinstance(schema, Mapping):
             return schema
-        base = self._bases.get(id(schema), ("", base))[1]
+        if not schema.keys() & _REWRITTEN:
+            return schema
+        if "$ref" in schema or "_bases" in self.__dict__:
+            base = self._bases.get(id(schema), ("", base))[1]
         source = _with_modern_bounds(_with_prefix_items(known(schema, self._draft)))
         made = {
             keyword: self._rewritten(keyword, value, base)

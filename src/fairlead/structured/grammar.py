@@ -12,7 +12,7 @@ from fairlead.structured import pattern
 from fairlead.structured.call_grammar import CallGrammar
 from fairlead.structured.drafts import modern
 from fairlead.structured.json_grammar import NoValue, add_json
-from fairlead.structured.lark import BLANKS, TEXT, Rules
+from fairlead.structured.lark import BLANKS, TEXT, Rules, Work
 from fairlead.structured.pattern import SpecialTokens
 from fairlead.structured.wire_format import Marks, WireFormat
 
@@ -96,13 +96,15 @@ def answer_grammar(
     reasoning: ReasoningState = "closed",
     *,
     lenient: bool = False,
+    work: Work | None = None,
 ) -> str:
     """Return the grammar of an answer, for llguidance's `LLMatcher`.
 
     `lenient`: keywords of schemas that llguidance does not support are ignored.
+    `work`: how long writing it may take, if it shares that with others.
     Raises ValueError if answers in this wire format cannot be constrained so.
     """
-    rules = Rules(special or {}, lenient=lenient)
+    rules = Rules(special or {}, lenient=lenient, work=work)
     start = f"{_reasoning(rules, wire_format.reasoning, reasoning)} {_body(rules, body, wire_format)}"
     grammars = [{"name": "answer", "lark_grammar": f"{_OPTIONS}\nstart: {start}\n{rules}"}]
     own = body.otherwise if isinstance(body, Calls) else body
@@ -122,8 +124,9 @@ def tool_faults(
     faults: dict[str, str] = {}
     if wire_format.calls is None:
         return faults
+    work = Work()
     for tool in tools:
-        grammar = CallGrammar(Rules(special or {}, lenient=lenient), wire_format.calls)
+        grammar = CallGrammar(Rules(special or {}, lenient=lenient, work=work), wire_format.calls)
         try:
             grammar.add(tool.name, modern(tool.parameters), is_lenient=tool.is_lenient)
         except ValueError as error:

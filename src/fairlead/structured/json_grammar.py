@@ -8,6 +8,7 @@ of printable characters. The schema is one of 2020-12 as `drafts.modern` returns
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -18,8 +19,9 @@ from fairlead.structured.drafts import at, reference_to
 from fairlead.structured.json_numbers import Bound
 from fairlead.structured.json_patterns import PatternFault, lengths, written_pattern
 from fairlead.structured.json_strings import CHARACTER
-from fairlead.structured.lark import JSON_BLANKS, Rules
+from fairlead.structured.lark import JSON_BLANKS, Rules, Work
 from fairlead.structured.schema import JSON_TYPES, UNSUPPORTED
+from fairlead.structured.string_formats import FORMATS
 
 _MOST_LEFT = 8
 """The most parts of a schema that are left to `%json`; with more, the whole schema is."""
@@ -27,6 +29,13 @@ _MOST_ESCAPED = 2000
 """The most characters of names and values that may be written with escapes, which take room in a grammar."""
 _MOST_ALTERNATIVES = 200  # that are compared, or merged with what is beside them
 _MOST_BRANCHES = 1000
+_MOST_WORK = 40_000
+"""Bounds the time of writing the rules of one schema to about 40 ms, by estimates in microseconds.
+
+A schema for which it takes longer is left to `%json` as a whole, whose time a trial bounds. So are all that
+come after the schemas of one answer have taken 0.1 s (`lark.Work`). The work can be exponential: references
+to two alternatives each, one behind the other, double it.
+"""
 _MOST_NAMED = 5000
 
 _OF_TYPE: Mapping[str, frozenset[str]] = {
@@ -56,23 +65,27 @@ class _Left(Exception):
 
 
 class _AllLeft(Exception):
-    """A schema of which too many parts are not written here."""
+    """A schema of which too many parts are not written here, or that takes too long."""
 
 
 def add_json(rules: Rules, name: str, schema: Mapping[str, Any] | bool) -> str:
     """Add a rule of the JSON texts that are valid for a schema, and return its name. Raises `NoValue`."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
+    before = rules.state()
     try:
         return _JsonGrammar(rules, name, schema).add()
     except (_AllLeft, RecursionError):
+        rules.undo(before)
         return left_to_llguidance(rules, name, schema)
 
 
-def left_parts(schema: Mapping[str, Any] | bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def left_parts(
+    schema: Mapping[str, Any] | bool, work: Work | None = None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the parts of a schema that are left to `%json`, each with its place. Raises `NoValue`."""
     if isinstance(schema, Mapping):
-        grammar = _JsonGrammar(Rules({}), "part", schema)
+        grammar = _JsonGrammar(Rules({}, work=work), "part", schema)
         with contextlib.suppress(_AllLeft, RecursionError):
             grammar.add()
             yield from grammar.left
@@ -96,6 +109,8 @@ class _JsonGrammar:
         self._name = name
         self._root = root
         self._count = 0
+        self._work = 0
+        self._patterns = set(FORMATS.values())  # whose work is done
         self.left: list[tuple[str, Mapping[str, Any]]] = []
         self._escaped = 0
         # Schemas that may have themselves in them have rules of their own, by a key, which are added later.
@@ -106,6 +121,7 @@ class _JsonGrammar:
 
     def add(self) -> str:
         """Add the rules. They are added again without a target that turns out to have no value."""
+        state = self._rules.state()
         while True:
             expression = self._value(self._root, "")
             before = len(self._without_value)
@@ -119,6 +135,15 @@ class _JsonGrammar:
                 return self._rules.add(self._name, expression)
             self._named.clear()
             self.left.clear()
+            self._rules.undo(state)
+            self._escaped = 0
+
+    def _spend(self, work: int) -> None:
+        """Count work. Raises `_AllLeft` if it is too much."""
+        self._work += work
+        self._rules.work.left -= work
+        if self._work > _MOST_WORK or self._rules.work.left < 0:
+            raise _AllLeft
 
     # Any schema ------------------------------------------------------------------------------------
 
@@ -132,6 +157,7 @@ class _JsonGrammar:
             return self._later(schema["$ref"], self._pointed(schema["$ref"]), "" if name == "#" else name)
         if meaningful & {"$ref", "allOf"}:
             key = json.dumps({name: schema[name] for name in sorted(meaningful)})
+            self._spend(len(key) // 50)
             return self._later(key, schema, path)
         return self._written(schema, path)
 
@@ -143,7 +169,9 @@ class _JsonGrammar:
             if len(self.left) == _MOST_LEFT or not isinstance(schema, Mapping):
                 raise _AllLeft from None
             self.left.append((path, self._with_definitions(schema)))
-            return left_to_llguidance(self._rules, self._new("left"), self.left[-1][1])
+            rule = left_to_llguidance(self._rules, self._new("left"), self.left[-1][1])
+            self._spend(self._rules.size(rule) // 20)
+            return rule
 
     def _later(self, key: str, schema: Any, path: str) -> str:
         """Return the rule of a schema, which is added later."""
@@ -164,6 +192,7 @@ class _JsonGrammar:
 
     def _shape(self, schema: Any, path: str, seen: Sequence[str]) -> Shape:
         """Return the keywords of a schema, with those of its references and of `allOf`."""
+        self._spend(10)
         if schema is True:
             return {}
         if schema is False:
@@ -209,6 +238,7 @@ class _JsonGrammar:
 
     def _merge_items(self, both: Shape, one: Shape, other: Shape) -> None:
         sides = [(side.get("prefixItems", ()), side.get("items", True)) for side in (one, other)]
+        self._spend(sum(len(first) for first, _ in sides))
         both["prefixItems"] = [
             _all_of([first[index] if index < len(first) else others for first, others in sides])
             for index in range(max(len(first) for first, _ in sides))
@@ -217,6 +247,7 @@ class _JsonGrammar:
 
     def _merge_properties(self, both: Shape, one: Shape, other: Shape) -> None:
         names = dict.fromkeys([*one.get("properties", ()), *other.get("properties", ())])
+        self._spend(len(names))
         sides = [
             (side.get("properties", {}), side.get("additionalProperties", True)) for side in (one, other)
         ]
@@ -295,6 +326,7 @@ class _JsonGrammar:
 
     def _is_disjoint(self, one: Shape, other: Shape, path: str) -> bool:
         first, second = _values(one), _values(other)
+        self._spend(5 + 3 * (len(first or ()) + len(second or ())))
         if first is not None and second is not None:
             return not {json.dumps(value, sort_keys=True) for value in first} & {
                 json.dumps(value, sort_keys=True) for value in second
@@ -327,7 +359,9 @@ class _JsonGrammar:
     # Values that are listed --------------------------------------------------------------------------
 
     def _enumerated(self, shape: Shape, path: str) -> str:
-        values = [value for value in _values(shape) or () if _fits(value, shape)]
+        listed, types = _values(shape) or (), _types(shape)
+        self._spend(4 * len(listed))
+        values = [value for value in listed if _fits(value, types, shape)]
         if not values:
             raise NoValue(path, "none of its values is possible")
         if any(isinstance(value, list | dict) for value in values):
@@ -366,6 +400,8 @@ class _JsonGrammar:
             counts = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
             expressions.append(f'"{CHARACTER}{counts}"')
         for source in shape.get("patterns", ()):
+            self._spend(len(source) // 50 if source in self._patterns else 4 * len(source))
+            self._patterns.add(source)
             try:
                 shortest, longest = lengths(source)
                 if (most is not None and shortest > most) or (longest is not None and longest < least):
@@ -448,6 +484,7 @@ class _JsonGrammar:
         others = shape.get("additionalProperties", True)
         for name in required:
             properties.setdefault(name, others)
+        self._spend(25 + 12 * len(properties))
         self._escaped += sum(map(len, properties))
         plain = self._escaped > _MOST_ESCAPED
         other = self._other_member(others, list(properties), path, plain=plain)
@@ -514,6 +551,8 @@ class _JsonGrammar:
 
 _MEANINGFUL = _KEYWORDS | {"$ref", "allOf", "pattern"} | frozenset(UNSUPPORTED)
 _REFUSED = frozenset(UNSUPPORTED) - {"uniqueItems", "unevaluatedItems", "unevaluatedProperties"}
+_NOT_ALNUM = re.compile("[^A-Za-z0-9]")
+_ESCAPED = re.compile(r'["\\\x00-\x1f]')
 _COMMA = f"{JSON_BLANKS},{JSON_BLANKS}"
 _COLON = f"{JSON_BLANKS}:{JSON_BLANKS}"
 _BEGIN_OBJECT, _END_OBJECT = rf"\{{{JSON_BLANKS}", rf"{JSON_BLANKS}\}}"
@@ -637,10 +676,9 @@ def _values(shape: Shape) -> list[Any] | None:
     return [shape["const"]] if "const" in shape else shape.get("enum")
 
 
-def _fits(value: Any, shape: Shape) -> bool:
+def _fits(value: Any, types: Sequence[str], shape: Shape) -> bool:
     """Return whether a value has one of the types. Raises `_Left` if there are other constraints."""
     kind = JSON_TYPES[type(value)]
-    types = _types(shape)
     is_whole = isinstance(value, float) and value.is_integer()
     is_number = kind in ("integer", "number") and "number" in types
     if kind not in types and not is_number and not (is_whole and "integer" in types):
@@ -672,14 +710,15 @@ def _stricter(shape: Shape, inclusive: str, exclusive: str, choose: Any) -> Boun
 
 
 def _is_plain(text: str) -> bool:
-    return not any(character in '"\\' or ord(character) < 0x20 for character in text)
+    return _ESCAPED.search(text) is None
 
 
 def _spelled(text: str, *, plain: bool) -> str:
     """Return what matches a text between quotation marks: all its writings, or only the usual one."""
     if not plain:
         return json_strings.literal(text, plain=False)
-    return "".join(
-        character if character.isalnum() and character.isascii() else f"\\x{{{ord(character):x}}}"
-        for character in json.dumps(text, ensure_ascii=False)[1:-1]
-    )
+    return _NOT_ALNUM.sub(_code, json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _code(character: re.Match[str]) -> str:
+    return f"\\x{{{ord(character[0]):x}}}"

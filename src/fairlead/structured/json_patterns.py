@@ -12,6 +12,9 @@ from typing import NoReturn
 from fairlead.structured import json_strings
 from fairlead.structured.json_strings import Ranges, complement, ranges
 
+_MOST_KEPT = 64
+"""Patterns that are kept as written: all formats, and a few of clients, each of up to 400 kB."""
+
 _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE: Ranges = ranges(
@@ -66,7 +69,7 @@ class _Repeat:
 _Node = _Set | _Anchor | _Sequence | _Choice | _Repeat
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=_MOST_KEPT)
 def written_pattern(source: str) -> str:
     """Return what matches the writings in JSON, between quotation marks, of texts in which `source` is found.
 
@@ -87,7 +90,7 @@ def written_pattern(source: str) -> str:
     return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=_MOST_KEPT)
 def lengths(source: str) -> tuple[int, int | None]:
     """Return the least and the most characters of texts in which `source` is found. Raises `PatternFault`."""
     least, most = [], []

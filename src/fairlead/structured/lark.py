@@ -10,12 +10,25 @@ TEXT = "/(.|\\n)*/"
 JSON_BLANKS = r"( |\n[ \t]{0,64})?"
 
 
-class Rules:
-    """The rules of one grammar. `lenient`: schemas may have keywords that llguidance does not support."""
+class Work:
+    """How long writing the rules of an answer may still take: `left`, in microseconds by estimate."""
 
-    def __init__(self, special: SpecialTokens, *, lenient: bool = False) -> None:
+    def __init__(self, left: int = 100_000) -> None:
+        self.left = left
+
+
+class Rules:
+    """The rules of one grammar.
+
+    `special`: the ids of special tokens.
+    `lenient`: schemas may have keywords that llguidance does not support.
+    `work`: what may be spent for them, which several grammars of one request can share.
+    """
+
+    def __init__(self, special: SpecialTokens, *, lenient: bool = False, work: Work | None = None) -> None:
         self.special = special
         self.lenient = lenient
+        self.work = work or Work()
         self._rules: dict[str, str] = {}
         self._reserved: set[str] = set()
         self._shared: dict[str, str] = {}  # names by definition
@@ -30,9 +43,26 @@ class Rules:
         """Return whether there is a rule of this name, or will be."""
         return name in self._rules or name in self._reserved
 
+    def size(self, name: str) -> int:
+        """Return the characters of a rule."""
+        return len(self._rules[name])
+
     def reserve(self, name: str) -> None:
         """Announce a rule that refers to itself."""
         self._reserved.add(name)
+
+    def state(self) -> tuple[int, int, frozenset[str]]:
+        """Return what `undo` needs to remove the rules that are added from now on."""
+        return len(self._rules), len(self._shared), frozenset(self._reserved)
+
+    def undo(self, state: tuple[int, int, frozenset[str]]) -> None:
+        """Remove the rules that were added after `state`."""
+        rules, shared, reserved = state
+        while len(self._rules) > rules:
+            self._rules.popitem()
+        while len(self._shared) > shared:
+            self._shared.popitem()
+        self._reserved = set(reserved)
 
     def shared(self, definition: str) -> str:
         """Add a rule, unless there is one of this definition, and return its name."""

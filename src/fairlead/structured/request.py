@@ -25,6 +25,7 @@ from fairlead.structured.grammar import (
     tool_faults,
 )
 from fairlead.structured.json_grammar import NoValue, left_parts
+from fairlead.structured.lark import Work
 from fairlead.structured.pattern import SpecialTokens
 from fairlead.structured.relaxing import relax_schema, shape_of
 from fairlead.structured.schema import SchemaFault, check_schema
@@ -220,23 +221,25 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
         self, wire_format: WireFormat = PLAIN, special: SpecialTokens | None = None
     ) -> Iterator[AnswerPart]:
         """Yield the parts whose grammars may be at fault; those come first that cannot be relaxed."""
-        if self.answer is not None:
+        work = Work()
+        if self.answer is not None and not self._is_required:
             if isinstance(self.answer, JsonAnswer):
-                yield from self._inner_parts(self.answer.schema, self.answer_field)
-            yield AnswerPart(None, self.answer_field, answer_grammar(self.answer, lenient=self.is_lenient))
+                yield from self._inner_parts(self.answer.schema, self.answer_field, work)
+            grammar = answer_grammar(self.answer, lenient=self.is_lenient, work=work)
+            yield AnswerPart(None, self.answer_field, grammar)
         for tool in sorted(self._called, key=lambda one: one.may_be_relaxed):
             if tool.grammar.parameters is not None:
                 if not tool.may_be_relaxed:
-                    yield from self._inner_parts(tool.grammar.parameters, tool.field)
+                    yield from self._inner_parts(tool.grammar.parameters, tool.field, work)
                 calls = Calls([tool.grammar], is_required=True)
-                grammar = answer_grammar(calls, wire_format, special, lenient=self.is_lenient)
+                grammar = answer_grammar(calls, wire_format, special, lenient=self.is_lenient, work=work)
                 yield AnswerPart(tool.name if tool.may_be_relaxed else None, tool.field, grammar)
 
-    def _inner_parts(self, schema: Any, field: str) -> Iterator[AnswerPart]:
+    def _inner_parts(self, schema: Any, field: str, work: Work) -> Iterator[AnswerPart]:
         """Yield the parts of a schema of which one may be refused by itself."""
-        for path, part in left_parts(modern(schema)):
+        for path, part in left_parts(modern(schema), work):
             if path:
-                grammar = answer_grammar(JsonAnswer(part), lenient=self.is_lenient)
+                grammar = answer_grammar(JsonAnswer(part), lenient=self.is_lenient, work=work)
                 yield AnswerPart(None, _at(field, path), grammar)
 
     @property
@@ -244,13 +247,18 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The tools that the model may call."""
         return [tool for tool in self.tools if self.named in (None, tool.name)]
 
+    @property
+    def _is_required(self) -> bool:
+        """Whether the answer has nothing but calls."""
+        return bool(self.tools) and (self.choice == "required" or self.named is not None)
+
     def _body(self) -> Body | None:
         if not self.tools:
             return self.answer
         tools = [tool.grammar for tool in self._called]
-        is_required = self.choice == "required" or self.named is not None
         parallel = self.parallel and self.named is None
-        return Calls(tools, is_required, parallel, None if is_required else self.answer)
+        otherwise = None if self._is_required else self.answer
+        return Calls(tools, self._is_required, parallel, otherwise)
 
 
 class _TooLarge(FaultyRequest):
