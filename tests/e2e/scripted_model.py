@@ -36,6 +36,7 @@ from fairlead.engine.runner import ModelRunner
 from fairlead.worker import main
 from fairlead.worker.channel import Channel, ParentGone
 from fairlead.worker.client import Worker
+from text.model_folders import CONFIG, NO_TENSORS
 
 MAX_MODEL_LEN = 4096
 SLOTS = 24
@@ -74,9 +75,10 @@ def write_folder(folder: Path, library: Library, template: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     library.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    config = {"model_type": "llama", "vocab_size": library.get_vocab_size(), "eos_token_id": _end_id(library)}
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
+    config = {"vocab_size": library.get_vocab_size(), "eos_token_id": _end_id(library)}
     files = {
-        "config": {**config, "max_position_embeddings": MAX_MODEL_LEN},
+        "config": {**CONFIG, **config, "max_position_embeddings": MAX_MODEL_LEN},
         "tokenizer_config": {"eos_token": END, "bos_token": "<|im_start|>"},
         "generation_config": {"do_sample": False},
     }
