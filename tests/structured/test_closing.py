@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from fairlead.structured import closing
 from fairlead.structured.closing import MARGIN, Closing, byte_ids
 from fairlead.structured.constraint import Constraint
 from fairlead.structured.grammar import Calls, JsonAnswer, ToolGrammar, answer_grammar
@@ -26,8 +27,11 @@ PERSON = {
 }
 
 
-def answer(grammar, most, seed, *, closes=True, likes=""):
-    """Return the text of a random answer of at most so many tokens, and whether it ended by itself."""
+def answer(grammar, most, seed, *, closes=True, likes="", ahead=False):
+    """Return the text of a random answer of at most so many tokens, and whether it ended by itself.
+
+    `ahead`: its masks are found as by a thread, before the steps that need them.
+    """
     constraint = Constraint(LLMatcher(MADE.matching, grammar))
     if closes:
         constraint.closing = Closing(most, BYTES)
@@ -36,8 +40,13 @@ def answer(grammar, most, seed, *, closes=True, likes=""):
     liked = {
         byte for byte in BYTES if byte is not None and MADE.tokenizer.token_bytes(byte) in likes.encode()
     }
+    constraint.begin(constraint.matcher, None, constraint._renew, words=len(mask))
     while len(tokens) < most:
-        constraint.fill(mask)
+        if ahead:
+            mask = constraint.find(tokens[-1:])
+        else:
+            constraint.consume(tokens[-1:])
+            constraint.fill(mask)
         assert constraint.error is None
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
         assert allowed
@@ -45,7 +54,6 @@ def answer(grammar, most, seed, *, closes=True, likes=""):
         if token == MADE.end:
             return MADE.library.decode(tokens), True
         tokens.append(token)
-        constraint.consume([token])
     return MADE.library.decode(tokens), False
 
 
@@ -57,6 +65,21 @@ def test_answer_within_a_text_is_closed_before_its_limit(most):
         assert is_over, text
         jsonschema.validate(json.loads(text), PERSON)
         assert not answer(grammar, most, seed, closes=False, likes="abcdefgh {:[")[1]
+
+
+def test_mask_that_is_found_ahead_is_narrowed_as_one_of_a_step():
+    grammar = answer_grammar(JsonAnswer(PERSON))
+    for seed in range(3):
+        written = answer(grammar, 90, seed, likes="abcdefgh {:[", ahead=True)
+        assert written == answer(grammar, 90, seed, likes="abcdefgh {:[")
+        assert written[1]
+
+
+def test_answer_whose_rest_takes_too_long_to_find_is_cut_as_before(monkeypatch):
+    monkeypatch.setattr(closing, "SEARCH_S", 0.0)
+    grammar = answer_grammar(JsonAnswer(PERSON))
+    cut = answer(grammar, 60, 1, closes=False, likes="abcdefgh {:[")
+    assert answer(grammar, 60, 1, likes="abcdefgh {:[") == cut
 
 
 def test_answer_is_not_closed_before_it_must_be():

@@ -8,6 +8,7 @@ token makes the rest longer by more than `MARGIN`.
     {"name": "Ada", "tags": ["a", "b     with 12 tokens left:  "]}
 """
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,8 @@ HORIZON = 256
 """The tokens before the limit in which a rest is looked for, and the longest rest."""
 MARGIN = 8
 """Tokens to spare: what is still possible is not looked for at each token."""
+SEARCH_S = 0.05
+"""CPU time of looking for a rest once. An answer for which it takes longer is not closed."""
 
 _WORD_BITS = 32
 _TEXT = 60
@@ -33,6 +36,7 @@ class Closing:
         self._most_tokens = most_tokens
         self._byte_ids = byte_ids
         self._look_at = min(HORIZON, most_tokens)  # tokens left when a rest is looked for again
+        self._is_slow = False
         self._rest: list[int] = []
         self._begun_at = 0
 
@@ -43,7 +47,7 @@ class Closing:
         """
         left = self._most_tokens - consumed
         if not self._rest:
-            if left > self._look_at:
+            if left > self._look_at or self._is_slow:
                 return
             rest = self._find(matcher, mask, min(left - 1, HORIZON))
             spare = MARGIN if rest is None else left - 1 - len(rest) - MARGIN
@@ -62,7 +66,11 @@ class Closing:
         rest: list[int] = []
         if copy.is_accepting():
             return None
+        began_s = time.thread_time()
         while len(rest) < most:
+            if time.thread_time() - began_s > SEARCH_S:
+                self._is_slow = True
+                return None
             copy.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
             token = None if copy.is_error() else self._next(bits)
             if token is None or not copy.consume_token(token):
