@@ -1,5 +1,6 @@
 """What is left of schemas that cannot be followed as a whole."""
 
+import json
 from typing import Any
 
 import pytest
@@ -47,9 +48,28 @@ def test_shape_has_types_names_and_values_only() -> None:
     }
 
 
+def test_shape_keeps_what_its_draft_and_its_references_need() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$id": "http://example.com/root.json",
+        "type": "object",
+        "properties": {
+            "a": {"$ref": "other.json", "minimum": 3},
+            "b": {"type": "array", "items": [{"type": "string", "minLength": 3}, {"type": "null"}]},
+        },
+        "definitions": {"other": {"$id": "other.json", "type": "integer", "multipleOf": 9967}},
+    }
+    expected = json.loads(json.dumps(schema))
+    del expected["properties"]["a"]["minimum"]
+    del expected["properties"]["b"]["items"][0]["minLength"]
+    del expected["definitions"]["other"]["multipleOf"]
+    assert shape_of(schema) == expected
+
+
 @pytest.mark.parametrize(
     "schema",
     [
+        {"$schema": "http://json-schema.org/draft-07/schema#"},
         *(None, 5, [], {}, True, {"description": "x"}, {"type": "xyz"}, {"required": 5}),
         *({"enum": []}, {"anyOf": []}, {"$ref": "#"}, {"$ref": 5}),
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},

@@ -242,6 +242,18 @@ def test_schema_without_a_value_is_a_fault_with_its_path(name: str) -> None:
     assert caught.value.field == "response_format.items"
 
 
+def test_schema_without_a_value_relaxes_a_tool_that_is_not_strict() -> None:
+    text = {"type": "string", "minLength": 2, "maxLength": 1}
+    spec = AnswerSpec(tools=(tool("f", {"properties": {"d": text}, "required": ["d"]}, is_strict=False),))
+    (warning,) = spec.check().fit(WIRE_FORMATS["hermes"]).warnings
+    assert warning.startswith("tools[0].function.parameters: properties.d: minLength is above maxLength")
+
+
+def test_form_of_a_text_that_no_answer_has_is_no_part() -> None:
+    spec = AnswerSpec(tools=(tool(),), choice="required", answer=JsonAnswer(False)).check()
+    assert [part.field for part in spec.parts(WIRE_FORMATS["hermes"])] == ["tools[0].function.parameters"]
+
+
 def test_grammar_is_bounded() -> None:
     spec = AnswerSpec(answer=JsonAnswer({"enum": [f"{n:01000}" for n in range(MAX_GRAMMAR_BYTES // 1000)]}))
     with pytest.raises(FaultyRequest, match=r"response_format: .* bytes"):

@@ -5,9 +5,10 @@ from typing import Any
 
 from fairlead.structured.schema import MAX_DEPTH, SchemaFault, check_schema
 
-_KEPT = frozenset({"type", "enum", "const", "required", "$ref"})
+_NAMES = frozenset({"$schema", "$id", "id", "$anchor"})  # which references and drafts need
+_KEPT = frozenset({"type", "enum", "const", "required", "$ref"}) | _NAMES
 _OF_SCHEMAS = frozenset({"items", "additionalProperties"})
-_OF_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_OF_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 _OF_MAPPINGS = frozenset({"properties", "$defs", "definitions"})
 
 
@@ -27,7 +28,7 @@ def shape_of(schema: Any) -> Mapping[str, Any] | None:
     None if that is faulty, or the shape of anything.
     """
     shape = _shape(schema, 0)
-    return shape if isinstance(shape, Mapping) and shape and _is_good(shape) else None
+    return shape if isinstance(shape, Mapping) and shape.keys() - _NAMES and _is_good(shape) else None
 
 
 def _is_good(schema: Any) -> bool:
