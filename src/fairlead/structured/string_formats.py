@@ -47,7 +47,10 @@ def _ipv6() -> str:
 
 
 _IPV6 = _ipv6()
-_LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+# Labels with hyphens at both the third and the fourth place are those of Punycode (RFC 5890, 2.3.1). Whether
+# one is valid is beyond an expression, so none is written.
+_END, _INNER = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+_LABEL = f"{_END}(?:{_INNER}{{0,2}}{_END}|{_INNER}(?:{_END}{_INNER}|-{_END}){_INNER}{{0,58}}{_END})?"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,126}}"
 MOST_OF_HOSTNAME = 253
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
