@@ -6,7 +6,7 @@ from fairlead.api.dialects.fields import CommonFields, SamplingParameters
 from fairlead.job import Sampling
 
 # Every dialect has its own form of these, or of what they are made from.
-IN_DIALECTS = {"max_tokens", "logprobs", "grammar", "grammar_bytes", "reasoning_limit"}
+IN_DIALECTS = {"max_tokens", "logprobs", "grammar", "grammar_bytes", "reasoning_limit", "close_at_limit"}
 CHANGED = {
     "min_tokens": 2,
     "temperature": 0.5,

@@ -6,7 +6,7 @@ import pytest
 
 from fairlead.structured import bounds
 from fairlead.structured.grammar import Calls, JsonAnswer, ToolGrammar, answer_grammar
-from fairlead.structured.lark import Work
+from fairlead.structured.lark import WorkLeft
 from fairlead.structured.schema import check_schema
 from structured.rendering import WIRE_FORMATS
 
@@ -100,7 +100,7 @@ def test_schemas_of_many_tools_share_what_may_be_spent() -> None:
     calls = [ToolGrammar(f"f{index}", parameters) for index in range(4)]
 
     def left(spent: int) -> int:
-        grammar = answer_grammar(Calls(calls, is_required=True), WIRE_FORMATS["hermes"], work=Work(spent))
+        grammar = answer_grammar(Calls(calls, is_required=True), WIRE_FORMATS["hermes"], work=WorkLeft(spent))
         return grammar.count("%json")
 
     assert (left(0), left(4000), left(100_000)) == (4, 3, 0)

@@ -36,6 +36,8 @@ class CheckpointConfig:
     @classmethod
     def read(cls, path: Path) -> "CheckpointConfig":
         """Parse the file at `path`."""
+        if not path.parent.is_dir():
+            raise LoadFailed(f"{path.parent}: no such directory")
         try:
             values = json.loads(path.read_bytes())
         except OSError as error:

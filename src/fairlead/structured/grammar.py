@@ -12,7 +12,7 @@ from fairlead.structured import pattern
 from fairlead.structured.call_grammar import CallGrammar
 from fairlead.structured.drafts import modern
 from fairlead.structured.json_grammar import NoValue, add_json
-from fairlead.structured.lark import BLANKS, TEXT, Rules, Work
+from fairlead.structured.lark import BLANKS, TEXT, Rules, WorkLeft
 from fairlead.structured.pattern import SpecialTokens
 from fairlead.structured.wire_format import Marks, WireFormat
 
@@ -96,7 +96,7 @@ def answer_grammar(
     reasoning: ReasoningState = "closed",
     *,
     lenient: bool = False,
-    work: Work | None = None,
+    work: WorkLeft | None = None,
 ) -> str:
     """Return the grammar of an answer, for llguidance's `LLMatcher`.
 
@@ -124,7 +124,7 @@ def tool_faults(
     faults: dict[str, str] = {}
     if wire_format.calls is None:
         return faults
-    work = Work()
+    work = WorkLeft()
     for tool in tools:
         grammar = CallGrammar(Rules(special or {}, lenient=lenient, work=work), wire_format.calls)
         try:

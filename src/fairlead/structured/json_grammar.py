@@ -19,7 +19,7 @@ from fairlead.structured.drafts import at, reference_to
 from fairlead.structured.json_numbers import Bound
 from fairlead.structured.json_patterns import PatternFault, lengths, written_pattern
 from fairlead.structured.json_strings import CHARACTER
-from fairlead.structured.lark import JSON_BLANKS, Rules, Work
+from fairlead.structured.lark import JSON_BLANKS, Rules, WorkLeft
 from fairlead.structured.schema import JSON_TYPES, UNSUPPORTED
 from fairlead.structured.string_formats import FORMATS
 
@@ -33,8 +33,8 @@ _MOST_WORK = 40_000
 """Bounds the time of writing the rules of one schema to about 40 ms, by estimates in microseconds.
 
 A schema for which it takes longer is left to `%json` as a whole, whose time a trial bounds. So are all that
-come after the schemas of one answer have taken 0.1 s (`lark.Work`). The work can be exponential: references
-to two alternatives each, one behind the other, double it.
+come after the schemas of one answer have taken 0.1 s (`lark.WorkLeft`). The work can be exponential:
+references to two alternatives each, one behind the other, double it.
 """
 _MOST_NAMED = 5000
 
@@ -81,7 +81,7 @@ def add_json(rules: Rules, name: str, schema: Mapping[str, Any] | bool) -> str:
 
 
 def left_parts(
-    schema: Mapping[str, Any] | bool, work: Work | None = None
+    schema: Mapping[str, Any] | bool, work: WorkLeft | None = None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the parts of a schema that are left to `%json`, each with its place. Raises `NoValue`."""
     if isinstance(schema, Mapping):

@@ -10,7 +10,7 @@ TEXT = "/(.|\\n)*/"
 JSON_BLANKS = r"( |\n[ \t]{0,64})?"
 
 
-class Work:
+class WorkLeft:
     """How long writing the rules of an answer may still take: `left`, in microseconds by estimate."""
 
     def __init__(self, left: int = 100_000) -> None:
@@ -25,10 +25,12 @@ class Rules:
     `work`: what may be spent for them, which several grammars of one request can share.
     """
 
-    def __init__(self, special: SpecialTokens, *, lenient: bool = False, work: Work | None = None) -> None:
+    def __init__(
+        self, special: SpecialTokens, *, lenient: bool = False, work: WorkLeft | None = None
+    ) -> None:
         self.special = special
         self.lenient = lenient
-        self.work = work or Work()
+        self.work = work or WorkLeft()
         self._rules: dict[str, str] = {}
         self._reserved: set[str] = set()
         self._shared: dict[str, str] = {}  # names by definition

@@ -25,7 +25,7 @@ from fairlead.structured.grammar import (
     tool_faults,
 )
 from fairlead.structured.json_grammar import NoValue, left_parts
-from fairlead.structured.lark import Work
+from fairlead.structured.lark import WorkLeft
 from fairlead.structured.pattern import SpecialTokens
 from fairlead.structured.relaxing import relax_schema, shape_of
 from fairlead.structured.schema import SchemaFault, check_schema
@@ -221,7 +221,7 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
         self, wire_format: WireFormat = PLAIN, special: SpecialTokens | None = None
     ) -> Iterator[AnswerPart]:
         """Yield the parts whose grammars may be at fault; those come first that cannot be relaxed."""
-        work = Work()
+        work = WorkLeft()
         if self.answer is not None and not self._is_required:
             if isinstance(self.answer, JsonAnswer):
                 yield from self._inner_parts(self.answer.schema, self.answer_field, work)
@@ -235,7 +235,7 @@ class AnswerSpec(msgspec.Struct, frozen=True, kw_only=True):
                 grammar = answer_grammar(calls, wire_format, special, lenient=self.is_lenient, work=work)
                 yield AnswerPart(tool.name if tool.may_be_relaxed else None, tool.field, grammar)
 
-    def _inner_parts(self, schema: Any, field: str, work: Work) -> Iterator[AnswerPart]:
+    def _inner_parts(self, schema: Any, field: str, work: WorkLeft) -> Iterator[AnswerPart]:
         """Yield the parts of a schema of which one may be refused by itself."""
         for path, part in left_parts(modern(schema), work):
             if path:
