@@ -19,7 +19,9 @@ from fairlead.structured.grammar import (
     ToolGrammar,
     answer_grammar,
 )
-from structured.rendering import WIRE_FORMATS, vocabulary, written_calls, written_reasoning
+from fairlead.structured.request import AnswerSpec, ToolSpec
+from structured.rendering import CONTROL_TOKENS, WIRE_FORMATS, vocabulary, written_calls, written_reasoning
+from structured.trying import grammar_fault
 
 NUMBER = JsonAnswer({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
 REASONING = sorted(name for name, one in WIRE_FORMATS.items() if one.reasoning is not None)
@@ -165,3 +167,24 @@ def test_marks_that_are_special_or_not_constrain_calls_in_a_text() -> None:
 def test_grammar_is_json_of_llguidance() -> None:
     found = json.loads(answer_grammar(LarkAnswer("start: /a/")))
     assert [one["name"] for one in found["grammars"]] == ["answer", "own"]
+
+
+CLOSING = {
+    "harmony": ("<|return|>", "<|end|>", "<|call|>"),
+    "gemma": ("<tool_call|>",),
+    "deepseek": ("<｜tool▁calls▁end｜>",),
+}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("name", sorted(WIRE_FORMATS))
+def test_tools_can_be_called_whichever_mark_ends_answers(name, choice):
+    """gpt-oss ends answers with `<|return|>` and `<|call|>`, which close its content and calls, too."""
+    marks = dict.fromkeys((*CONTROL_TOKENS.get(name, ()), *CLOSING.get(name, ())))
+    numbers = {mark: 300 + number for number, mark in enumerate(marks)}
+    closing = CLOSING.get(name, ())
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    spec = AnswerSpec(tools=(ToolSpec("f", schema, False, "tools[0]"),), choice=choice).check()
+    for ends in ((), closing, *((mark,) for mark in closing)):
+        grammar = spec.grammar(WIRE_FORMATS[name], {**numbers, **dict.fromkeys(ends)}, "closed")
+        assert grammar_fault(grammar) is None, ends

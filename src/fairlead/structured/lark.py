@@ -88,18 +88,24 @@ class Rules:
     def add_until(self, name: str, end: str, *bodies: str, between: str = "") -> str:
         """Add a rule of a text, up to and including the first occurrence of `end`, and return its name.
 
+        If `end` is a token that ends the answer, nothing follows the text.
+
         `bodies`: regular expressions that the text before it must match; without them, it is any text.
         `between`: a regular expression of what is between that text and `end`.
         """
         mark = pattern.quoted(end, self.special)
-        if mark != pattern.plain(end) and not mark.startswith("<["):
+        if mark and mark != pattern.plain(end) and not mark.startswith("<["):
             raise ValueError(f"{end} begins with text and has a special token, which no grammar finds")
         if not bodies:
+            if not mark:
+                return self.add(name, TEXT)
             if mark != pattern.plain(end):
                 return self.add(name, f"{TEXT} {mark}")
             self._rules[f"{name}[suffix={mark}]"] = TEXT
             return name
         body = self.add(f"{name}_BODY".upper(), " & ".join(map(pattern.regex_literal, bodies)))
+        if not mark:
+            return self.add(name, body)
         if mark != pattern.plain(end):
             return self.add(name, f"{body} {mark}")
         closing = pattern.escaped(end)
