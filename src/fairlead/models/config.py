@@ -36,10 +36,10 @@ class CheckpointConfig:
     @classmethod
     def read(cls, path: Path) -> "CheckpointConfig":
         """Parse the file at `path`."""
-        if not path.parent.is_dir():
-            raise LoadFailed(f"{path.parent}: no such directory")
         try:
             values = json.loads(path.read_bytes())
+        except NotADirectoryError as error:
+            raise LoadFailed(f"{path.parent}: no such directory") from error
         except OSError as error:
             raise LoadFailed(f"{path}: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:

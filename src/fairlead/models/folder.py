@@ -57,6 +57,8 @@ def read_folder(directory: Path, *, max_model_len: int | None = None) -> ModelFo
 
     `max_model_len` is the configured limit. Raises `ConfigError` if the model does not reach it.
     """
+    if not directory.is_dir():
+        raise LoadFailed(f"{directory}: no such directory")
     config = CheckpointConfig.read(directory / FILE)
     _check_own_code(config)
     spec = read_built_in(config)
