@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -316,13 +316,14 @@ async def refuse_all(task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORE
 
     async def answer(stream: trio.SocketStream) -> None:
         received = bytearray()
-        while piece := await stream.receive_some(65536):
-            received += piece
-            head, end, body = received.partition(b"\r\n\r\n")
-            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
-            if end and length and len(body) >= int(length[1]):
-                await stream.send_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-                received.clear()
+        with suppress(trio.BrokenResourceError):  # the client has left
+            while piece := await stream.receive_some(65536):
+                received += piece
+                head, end, body = received.partition(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+                if end and length and len(body) >= int(length[1]):
+                    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+                    received.clear()
 
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     task_status.started(f"http://127.0.0.1:{listener.socket.getsockname()[1]}")
