@@ -331,7 +331,7 @@ async def refuse_all(task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORE
 
 
 async def run_attack(options: argparse.Namespace, url: str | None) -> dict[str, int]:
-    """Attack a server, or nobody if there is none, and return the answers by status."""
+    """Attack a server, or a socket that refuses at once if `url` is None; return the answers by status."""
     first, seconds = options.seed * 1_000_000, 60 * options.minutes
     if url is not None:
         return await attack(url, first, options.schemas, seconds)

@@ -88,10 +88,11 @@ def test_cancelled_work_is_not_begun(pool):
 
 def test_threads_end_when_the_pool_is_closed(pool):
     before = threading.active_count()
-    (work,), (future,) = submitted(pool, "one", 1)
-    assert work.begun.wait(WAIT_S)
+    works, futures = submitted(pool, "one", 2)
+    assert works[0].begun.wait(WAIT_S)
     pool.close()
-    end(work, future)
+    end(works[0], futures[0])
+    assert futures[1].cancelled()
     for thread in threading.enumerate():
         if thread.name == "tested":
             thread.join(WAIT_S)

@@ -42,7 +42,7 @@ class SlowMasks:
         self._left_s = max(self._least_budget_s, self._share * before_s)
 
     def begin_pause(self) -> None:
-        """Note that no step has begun, so that the time until the next one is no step's."""
+        """Mark that no step has begun: the time until the next one does not count as a step's."""
         self._begun_at_s = None
 
     def admits(self, sequence: Sequence) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 Message = dict[str, Any]
@@ -48,21 +47,31 @@ def _as_text(message: Message) -> Message:
 
 
 def _call(function: Message) -> str:
-    called = {"name": function["name"], "arguments": _object(function.get("arguments"))}
+    called = {"name": function["name"], "arguments": argument_object(function.get("arguments"))}
     return json.dumps(called, ensure_ascii=False)
 
 
-def _object(arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a call as the object that the explanation asks for.
+def argument_object(arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call as an object.
 
-    It is empty for none. What is no object, such as a text that was cut off, is its only member, `arguments`.
+    Text that is no JSON, such as a call that was cut off, and JSON that is no object, becomes the only
+    argument, `arguments`.
     """
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments)
+        arguments = json_or_text(arguments) if arguments.strip() else None
+        if isinstance(arguments, str):  # some clients encode twice
+            arguments = json_or_text(arguments)
     if isinstance(arguments, dict):
         return arguments
-    return {} if arguments in (None, "") else {"arguments": arguments}
+    return {} if arguments is None else {"arguments": arguments}
+
+
+def json_or_text(text: str) -> Any:
+    """Return the value of JSON text; for other text, the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _text(content: Any) -> str:

@@ -43,9 +43,12 @@ class TurnPool:
         return future
 
     def close(self) -> None:
-        """End the threads when they have finished what they do now. What waits is cancelled."""
+        """End each thread after its current call, and cancel the calls that wait."""
         with self._changed:
             self._is_closed = True
+            for line in self._lines.values():
+                for future, _ in line:
+                    future.cancel()
             self._changed.notify_all()
 
     def _work(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from fairlead._cext.jsoncount import count
 from fairlead.errors import InvalidRequest
+from fairlead.structured.instructions import argument_object, json_or_text
 
 Message = dict[str, Any]
 Tools = Sequence[Message]
@@ -201,35 +202,14 @@ def normalized(messages: Sequence[Message], *, encoded: bool = False) -> list[Me
     return written
 
 
-def argument_object(arguments: Any) -> dict[str, Any]:
-    """Return the arguments of a call as an object.
-
-    Text that is no JSON, such as a call that was cut off, and JSON that is no object, becomes the only
-    argument, `arguments`.
-    """
-    if isinstance(arguments, str):
-        arguments = _parsed(arguments) if arguments.strip() else None
-        if isinstance(arguments, str):  # some clients encode twice
-            arguments = _parsed(arguments)
-    if isinstance(arguments, dict):
-        return arguments
-    return {} if arguments is None else {"arguments": arguments}
-
-
-def _parsed(text: str) -> Any:
-    """Return the value of JSON text; the text itself if it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
 def _call(call: Message, number: int, encoded: bool) -> Message:
     function = call["function"]
     arguments: Any = function.get("arguments")
     if not encoded:
         arguments = argument_object(arguments)
-    elif not (isinstance(arguments, str) and isinstance(_parsed(arguments), dict)):  # keep the model's blanks
+    elif not (
+        isinstance(arguments, str) and isinstance(json_or_text(arguments), dict)
+    ):  # keep the model's blanks
         arguments = json.dumps(argument_object(arguments), ensure_ascii=False)
     return {
         **call,
