@@ -41,7 +41,9 @@ MODEL = "fairlead-demo"
 KEYS = {name: f"sk-{name}" for name in ("reader", "victim", "attacker")}
 PATIENCE_S = 1.0  # of the attacker's clients
 STREAMS = 4
-ALONE_S = 40.0
+ALONE_S = 60.0
+CACHE_MB = 192
+"""The model's KV cache: the tenants fill it before the attack begins, so that it does not grow meanwhile."""
 
 Schema = dict[str, Any]
 
@@ -179,8 +181,10 @@ class Server:
 @contextmanager
 def serving(folder_of_model: Path, fronts: int) -> Iterator[Server]:
     """Run a server with a key for each tenant."""
+    cache = {"maxMemoryMb": CACHE_MB}
+    model = {"path": str(folder_of_model), "preload": True, "slots": 16, "kvCache": cache}
     config = {
-        "models": {MODEL: {"path": str(folder_of_model), "preload": True, "slots": 16}},
+        "models": {MODEL: model},
         "apiKeys": [{"key": key, "user": name} for name, key in KEYS.items()],
         "fronts": fronts,
     }
