@@ -1,5 +1,6 @@
 """Trials of grammars: what a hostile one may take, and what is left of it."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -26,6 +27,14 @@ def trials():
     with_limits = GrammarTrials()
     yield with_limits
     with_limits.close()
+
+
+def suppressed(run):
+    def call(grammar):
+        with contextlib.suppress(TrialFailed):
+            run(grammar)
+
+    return call
 
 
 def children(pid):
@@ -78,6 +87,25 @@ def test_grammar_that_never_compiles_is_ended_at_its_limit(limits, reason):
     assert trials.run(GOOD).fault is None, "the next one was affected"
     assert trials._idle == [process]
     trials.close()
+
+
+def test_long_trial_runs_only_while_a_processor_is_idle():
+    trials = GrammarTrials(memory_bytes=1 << 40, cpu_s=100)
+    trials.run(GOOD)
+    process = trials._idle[0]._process
+    thread = threading.Thread(target=suppressed(trials.run), args=(BOMB,))
+    thread.start()
+
+    def policies():
+        for fork in children(process.pid):
+            yield {os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{fork}/task").iterdir()}
+
+    until_s = time.monotonic() + 20
+    while {os.SCHED_IDLE} not in policies():
+        assert time.monotonic() < until_s, "it has an ordinary share of the processors"
+        time.sleep(0.01)
+    process.kill()
+    thread.join()
 
 
 @pytest.mark.parametrize("tokens", ["<[151644]>", "<[300-151644]>", "<[^1,999999]>", "<[9,151643-151645]>"])

@@ -33,8 +33,13 @@ from fairlead.structured.filling import STACK_BYTES, large_stack
 from fairlead.structured.vocabulary import token_vocabulary
 
 NICENESS = 10  # the steps of models come first
-LONG_NICENESS = 19  # of a trial that has taken `LONG_S` of processor time; an ordinary grammar takes 5 ms
 LONG_S = 0.03
+"""A trial that has taken this processor time runs only while a processor is idle. An ordinary one takes 5 ms.
+
+The lowest priority would not do: a step that wakes up waits for the end of a running process's time slice, of
+some milliseconds, whatever its priority. It does not wait for one that is scheduled as idle.
+"""
+
 Message = TypeVar("Message", bound=msgspec.Struct)
 
 _LOOK_S = 0.01  # how often a trial is measured
@@ -156,6 +161,7 @@ def _watch(trial: Trial, pid: int, results: int, connection: socket.socket) -> T
     poll = select.poll()
     poll.register(results, select.POLLIN)
     poll.register(connection, 0)  # only that it is closed
+    is_long = False
     while True:
         ready = dict(poll.poll(1000 * _LOOK_S))
         if connection.fileno() in ready:
@@ -168,13 +174,20 @@ def _watch(trial: Trial, pid: int, results: int, connection: socket.socket) -> T
         cpu_s = _cpu_s(pid)
         if cpu_s > trial.cpu_s:
             return _too_slow(trial)
-        if cpu_s > LONG_S:
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, pid, LONG_NICENESS)
+        if cpu_s > LONG_S and not is_long:
+            is_long = True
+            _run_while_idle(pid)
         if _memory_bytes(pid) - before_bytes > trial.memory_bytes:
             return _too_large(trial)
         if time.monotonic() - began_s > trial.most_s:
             return TrialResult("there was no time to compile it", is_busy=True)
+
+
+def _run_while_idle(pid: int) -> None:
+    """Let all threads of a process run only while a processor has nothing else to do, where that can be."""
+    with contextlib.suppress(OSError, AttributeError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 def _crash(trial: Trial, pid: int) -> TrialResult:
