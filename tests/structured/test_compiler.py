@@ -1,6 +1,7 @@
 """The compiler of grammars: what it keeps, for which owner, and what becomes of sequences that wait."""
 
 import os
+import random
 import threading
 import time
 
@@ -8,9 +9,11 @@ import pytest
 
 from fairlead.structured import compiler as compilers
 from fairlead.structured import turn_pool
+from fairlead.structured.compiler import compile_grammar
 from fairlead.structured.constraint import Constraint
 from fairlead.structured.grammar import MAX_RULES, ChoiceAnswer, JsonAnswer, RegexAnswer, answer_grammar
 from fairlead.structured.schema import MAX_REFERENCES, SchemaFault, check_schema
+from fairlead.structured.vocabulary import token_vocabulary
 from structured.trying import grammar_fault
 from structured.words import allowed, compiler, id_of, lark
 
@@ -310,3 +313,21 @@ def test_longer_chains_and_deeper_schemas_are_refused():
         lark(rules(MAX_RULES + 1))
     with pytest.raises(SchemaFault, match="nested deeper"):
         check_schema(deep(10_000))
+
+
+def test_many_texts_of_tokens_leave_a_pattern_with_words_enough_states():
+    draw = random.Random(1)
+    texts = sorted({"".join(draw.choices("abé ", k=draw.randint(2, 14))).encode() for _ in range(3000)})
+    tokens = [bytes([byte]) for byte in range(256)] + texts
+    vocabulary = token_vocabulary(
+        lambda token_id: tokens[token_id] if token_id < len(tokens) else b"",
+        vocab_size=len(tokens) + 1,
+        special_ids=(),
+        eos_token_ids=[len(tokens)],
+    )
+    words = JsonAnswer({"type": "string", "pattern": r"^(\w+\s?){55}$", "maxLength": 1769})
+    compiled, _ = compile_grammar(vocabulary, answer_grammar(words))
+    for byte in b'"' + b"ab " * 20:
+        compiled.consume_token(byte)
+        compiled.compute_bitmask()
+        assert not compiled.is_error(), compiled.get_error()

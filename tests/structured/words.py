@@ -71,7 +71,7 @@ def few_states(most):
     return LLParserLimits(
         max_items_in_row=2000,
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=50_000,
+        step_lexer_fuel=200_000,
         step_max_items=50_000,
         max_lexer_states=most,
         max_grammar_size=30_000,

@@ -37,12 +37,13 @@ With llguidance's own bound of 2,000, an object of 1,000 compiled and failed at 
 # Measured with 150,000 tokens on one slow core. `max_grammar_size` bounds the time to compile, which grows
 # with the square of an object's optional properties: 0.13 s for 1,000 of them, 0.44 s for 2,000 and 26 s for
 # 10,000, which are refused. An `anyOf` of 2,000 objects takes 0.3 s. `step_lexer_fuel` bounds the lexer's
-# part of a mask to 10 ms. `step_max_items` is llguidance's own: a lower one refuses common schemas in the
-# middle of an answer, so `filling` bounds the time of masks.
+# part of a mask to 40 ms. With a quarter of it, answers to `^(\w+\s?){40}$` ended in the middle.
+# `step_max_items` is llguidance's own: a lower one refuses common schemas in the middle of an answer, so
+# `filling` bounds the time of masks.
 LIMITS = LLParserLimits(
     max_items_in_row=MOST_ALTERNATIVES,
     initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=50_000,
+    step_lexer_fuel=200_000,
     step_max_items=50_000,
     max_lexer_states=10_000,
     max_grammar_size=30_000,
