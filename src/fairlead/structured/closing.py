@@ -1,8 +1,8 @@
 """Ends an answer that nears its limit of tokens, where the rest of it fits.
 
 While few tokens are left, a copy of the matcher writes a short rest, byte by byte: it closes what is open,
-and writes only what is required. When that rest needs nearly all of the tokens that are left, its tokens are
-the only ones that are allowed. So an answer is cut in the middle only if no such rest is found, or if one
+and writes only what is required. When that rest needs nearly all remaining tokens, only its tokens are
+allowed. So an answer is cut in the middle only if no such rest is found, or if one
 token makes the rest longer by more than `MARGIN`.
 
     {"name": "Ada", "tags": ["a", "b     with 12 tokens left:  "]}

@@ -42,7 +42,7 @@ class Constraint:
     `ahead`: its next mask, which a thread finds before the step that needs it; None: that step fills it.
     `error`: why it cannot go on; None if it can.
     `is_complete`: whether the answer has ended without a token for that, as the model has none.
-    `owner`: whose sequence it is.
+    `owner`: the tenant of the sequence, or what stands for it.
     `close_after`: the tokens of an answer that is closed when it nears them; None: it is not.
     `closing`: what closes it.
     `lexer`: identifies the lexer that copies of the matcher share; None if it is not shared.

@@ -1,9 +1,9 @@
 """The grammar of JSON texts that are valid for a schema.
 
-Written here, not by llguidance's `%json`, as far as a schema has keywords that are known here: strings may be
-written with any escapes (`json_strings`), and numbers and blanks end. Other parts of a schema, as `oneOf` of
-alternatives that may overlap, are left to `%json`, in which only strings without a pattern may have escapes
-of printable characters. The schema is one of 2020-12 as `drafts.modern` returns it.
+The rules are made here and not by llguidance's `%json`, for two reasons: strings may be written with any
+escape (`json_strings`), and numbers and blanks have an end. Parts with other keywords, such as a `oneOf` of
+alternatives that may overlap, are left to `%json`. There, only strings without a pattern may have escapes of
+printable characters. The schema is in the form of 2020-12, as `drafts.modern` returns it.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ _MOST_BRANCHES = 1000
 _MOST_WORK = 40_000
 """Bounds the time of writing the rules of one schema to about 40 ms, by estimates in microseconds.
 
-A schema for which it takes longer is left to `%json` as a whole, whose time a trial bounds. So are all that
-come after the schemas of one answer have taken 0.1 s (`lark.WorkLeft`). The work can be exponential:
+A schema that takes longer is left to `%json` as a whole; a trial bounds that. The same holds for further
+schemas of an answer, after its first ones have taken 0.1 s (`lark.WorkLeft`). The work can be exponential:
 references to two alternatives each, one behind the other, double it.
 """
 _MOST_NAMED = 5000

@@ -185,8 +185,8 @@ class AnswerParser:
     def _advance_stray(self, start: int, end: int, *, is_end: bool) -> bool:
         """Drop a mark that closes reasoning which was not opened, unless the text is about such marks.
 
-        What precedes it may have been returned already, so it remains content. One that closes reasoning
-        stands at a line's end or right behind the last word, and one that is talked about does neither.
+        The text before it may have been returned already, and remains content. A mark that closes reasoning
+        stands at a line's end or right behind the last word; a mark that the text mentions does not.
         """
         before = self._buffer[:start]
         after = self._buffer[end : end + 1]

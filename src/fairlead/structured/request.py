@@ -1,4 +1,4 @@
-"""The requested form of an answer: in the terms of no dialect, and as the grammar of the answer.
+"""The requested form of an answer, independent of dialects, and the grammar that is made of it.
 
 The arguments of every tool follow its schema. If that is not possible, the request is refused for a tool that
 is strict. Any other tool is relaxed: its arguments follow what is left of its schema, or are any object.

@@ -23,7 +23,7 @@ class TokenMasks(NamedTuple):
     """The masks of a step. `bits` [M, ⌈V / 32⌉], uint32: a bit for each token that may be chosen.
 
     `rows` [S], int32: the index of each row's mask, −1 if all tokens may be chosen. `errors`: why a row has
-    no token left, by row. `complete`: the rows whose answer has ended, so that none may be chosen.
+    no token left, by row. `complete`: the rows that get no token, because their answer has ended.
     """
 
     bits: np.ndarray
