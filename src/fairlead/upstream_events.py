@@ -11,13 +11,26 @@ import msgspec
 EVENTS = "text/event-stream"
 
 
-class UpstreamEvent(msgspec.Struct, frozen=True, gc=False):
-    """The content of one event. `index` is its (first) choice, None if it has none.
+class UpstreamError(msgspec.Struct, frozen=True, gc=False):
+    """An error in place of an answer, or in a stream. `status`: the HTTP status that it names, if any."""
 
-    `text` is all generated text in it, of any kind. `finished` is why the choice ended: "length" if it was
-    cut short, else "stop". `is_beginning`: it precedes all generated text, and need not be passed on at once.
-    `is_end`: the answer is complete. `is_known`: the event could be read. `generated` is the reported number
-    of tokens, unchecked; None if there is none.
+    message: str
+    status: int | None = None
+
+
+class UpstreamEvent(msgspec.Struct, frozen=True, gc=False):
+    """The content of one event.
+
+    index: Its (first) choice; None if it has none.
+    text: All generated text in it, of any kind.
+    finished: Why the choice ended: "length" if it was cut short, else "stop"; None if it did not.
+    has_odd_end: Its finish reason is not a known one, and does not end the choice.
+    is_beginning: It precedes all generated text, and need not be passed on at once.
+    is_end: The answer is complete.
+    is_known: It could be read.
+    is_noise: It says nothing of the answer, and some clients fail for it.
+    generated: The reported number of tokens, unchecked; None if there is none.
+    error: The server has failed, or refuses the request.
     """
 
     index: int | None = None
@@ -27,7 +40,9 @@ class UpstreamEvent(msgspec.Struct, frozen=True, gc=False):
     is_end: bool = False
     is_known: bool = True
     generated: int | None = None
-    error: str | None = None
+    error: UpstreamError | None = None
+    has_odd_end: bool = False
+    is_noise: bool = False
 
 
 class UpstreamAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -39,7 +54,7 @@ class UpstreamAnswer(msgspec.Struct, frozen=True, gc=False):
 
     generated: int | None = None
     content_bytes: int = 0
-    error: str | None = None
+    error: UpstreamError | None = None
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, gc=False):
@@ -90,7 +105,7 @@ class UpstreamChat(msgspec.Struct, frozen=True, gc=False):
     choices: tuple[UpstreamChoice, ...] = ()
     usage: UpstreamUsage | None = None
     is_end: bool = False
-    error: str | None = None
+    error: UpstreamError | None = None
 
 
 class ChatReader(Protocol):
@@ -112,6 +127,9 @@ class Splitter(Protocol):
 
     def feed(self, data: bytes) -> bytes:
         """Return all events that are complete now, joined. Raises `OverflowError` if one is too long."""
+
+    def take_rest(self) -> bytes:
+        """Return the incomplete event as a complete one: the body has ended, and only its end is missing."""
 
 
 class UpstreamReader(Protocol):
@@ -137,6 +155,12 @@ class UpstreamReader(Protocol):
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
         """Return the content of a whole response. Raises `ValueError` if it is not a JSON object."""
+
+    def without_end(self, event: bytes) -> bytes:
+        """Return an event without the finish reason of its choice. Everything else stays."""
+
+    def only_end(self, event: bytes) -> bytes:
+        """Return an event without text, in which its choice ends: as it says, or else by itself."""
 
     def without_beginning(self, event: bytes, text: str) -> bytes:
         """Return an event with its text cut to `text`, its last part. Everything else stays.

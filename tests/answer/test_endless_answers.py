@@ -69,22 +69,22 @@ ENDLESS = {
     "unreadable events": (lambda: endless(b"data: {\n\n", BEGUN), "events without content", True),
     "events without a token": (
         lambda: endless(b'data: {"choices":[]}\n\n'),
-        "more than 100000 bytes before or after its answer",
+        "more than 100000 bytes beside its answer",
         True,
     ),
     "large events without a token": (
         lambda: endless(b'data: {"choices":[], "x": "%s"}\n\n' % (b"y" * 9000)),
-        "more than 100000 bytes before or after its answer",
+        "more than 100000 bytes beside its answer",
         True,
     ),
     "events after the end": (
         lambda: endless(b'data: {"choices":[]}\n\n', BEGUN, ENDED),
-        "more than 100000 bytes before or after its answer",
+        "more than 100000 bytes beside its answer",
         True,
     ),
-    "tokens after the end": (
-        lambda: endless(BEGUN, BEGUN, ENDED),
-        "more than 100000 bytes before or after its answer",
+    "ends after the end": (
+        lambda: endless(ENDED, BEGUN, ENDED),
+        "events without content",
         True,
     ),
     "chunk extension": (

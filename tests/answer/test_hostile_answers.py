@@ -191,10 +191,17 @@ async def test_unusual_json_object_is_relayed_unchanged(body):
 
 
 async def test_error_with_status_200_fails_the_job():
-    result = await relay(full_response(b'{"error": {"message": "no credit\\n left", "code": 402}}'))
+    result = await relay(full_response(b'{"error": {"message": "no credit\\n left"}}'))
     assert result.deltas == []
     assert isinstance(result.error, RelayFailed)
     assert result.error.message == "remote failed: no credit  left"
+
+
+async def test_error_with_status_200_counts_as_the_status_that_it_names():
+    result = await relay(full_response(b'{"error": {"message": "too\\n long", "code": 400}}'))
+    assert result.deltas == []
+    assert isinstance(result.error, NodeRefused)
+    assert (result.error.status, result.error.message) == (400, "remote answered 400: too  long")
 
 
 # Refusals ----------------------------------------------------------------------------------------------

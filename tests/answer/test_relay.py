@@ -225,12 +225,12 @@ def _chunk(index, content, finish_reason=None):
 async def test_choices_end_separately_even_if_more_arrive_than_were_requested(choices, reads_one_by_one):
     from fairlead.answer.deltas import Deltas
 
-    unknown = b'data: {"choices": [], "unknown": 1}\n\n'
+    noise = b'data: {"choices": [], "unknown": 1}\n\n'
     events = [
         _chunk(0, "a"),
         _chunk(1, "x"),
         _chunk(0, "", "length"),
-        unknown,
+        noise,
         _chunk(0, "", "length"),
         _chunk(1, "y"),
         _chunk(1, "", "stop"),
@@ -243,7 +243,11 @@ async def test_choices_end_separately_even_if_more_arrive_than_were_requested(ch
     await deltas.ended()
     taken = await deltas.take()
     raw = b"".join(piece for delta in taken for piece in delta.raw)
-    assert sorted(events) == sorted(raw.replace(b"\n\n", b"\n\n|").split(b"|")[:-1])
+    chunks = [json.loads(event.removeprefix(b"data: ")) for event in raw.split(b"\n\n")[:-2]]
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(sorted(part["delta"].get("content") or "" for part in parts)) == "axy"
+    ends = [part["finish_reason"] for part in parts if part["finish_reason"]]
+    assert ends == (["length", "stop"] if choices > 1 else ["stop"])
     assert raw.endswith(b"data: [DONE]\n\n")
     assert await deltas.take() == []
     if choices == 2:

@@ -180,11 +180,12 @@ async def test_only_a_requested_stop_string_is_the_stop_reason(reported, expecte
     assert result.deltas[-1].stop_reason == expected
 
 
-async def test_what_follows_the_end_of_a_choice_is_ignored():
+async def test_text_that_follows_the_end_of_a_choice_belongs_to_it():
     result = await translated(
         chunk({"content": "a"}), chunk({"content": "b"}, "stop"), chunk({"content": "c"}), DONE
     )
-    assert (result.text(), result.tokens) == ("ab", 2)
+    assert (result.text(), result.tokens) == ("abc", 3)
+    assert [delta.finish_reason for delta in result.deltas if delta.finish_reason] == ["stop"]
 
 
 async def test_choices_that_were_not_requested_are_ignored():
@@ -268,11 +269,9 @@ async def test_prompt_has_at_most_a_token_a_byte_and_those_of_the_template(more,
 
 UNREADABLE = [
     b"{",
-    b"[]",
-    b"{}",
     b'{"choices":7}',
     b'{"choices":[{"delta":{"content":7}}]}',
-    b"\xff",
+    b'{"choices":[{"delta":{"content":"\xff"}}]}',
     b'{"choices":[7]}',
 ]
 
@@ -284,7 +283,7 @@ async def test_unreadable_event_is_a_failure(data):
 
 
 @pytest.mark.parametrize(
-    "data", [*UNREADABLE, b'{"choices":[]}', b'{"choices":[{"message":{"content":[]}}]}']
+    "data", [*UNREADABLE, b"[]", b"{}", b'{"choices":[]}', b'{"choices":[{"message":{"content":[]}}]}']
 )
 def test_unreadable_response_is_a_failure(data):
     job = translated_job(stream=False)

@@ -6,9 +6,10 @@ import pytest
 
 from api.conftest import client_of
 from api.ollama_lines import lines_of
-from fairlead.api.dialects.event_reader import NOTHING, UNKNOWN
+from fairlead.api.dialects.event_reader import NOISE, NOTHING, UNKNOWN
 from fairlead.errors import NodeFailed, NodeRefused
 from fairlead.job import Delta, Translation
+from fairlead.upstream_events import UpstreamError
 from fake_fleet import FakeFleet
 from upstream_readers import READERS
 
@@ -31,11 +32,11 @@ def line(**members):
     [
         (b"\n", NOTHING),
         (b"{half\n", UNKNOWN),
-        (b"5\n", UNKNOWN),
         (b'{"done": "yes"}\n', UNKNOWN),
         (b'{"message": "\xff"}\n', UNKNOWN),
         (b'{"message": 5}\n', UNKNOWN),
-        (b"[" * 100_000 + b"\n", UNKNOWN),
+        (b"5\n", NOISE),
+        (b'{"model": "m", "done": false}\n', NOISE),
     ],
 )
 def test_empty_lines_are_distinguished_from_unreadable_ones(event, meaning):
@@ -69,8 +70,8 @@ def test_impossible_number_of_tokens_counts_as_missing(count):
 
 
 def test_error_is_read_from_a_line_and_from_a_response():
-    assert READER.read_event(line(error="out of order")).error == "out of order"
-    assert READER.read_response(line(error="out of order")).error == "out of order"
+    assert READER.read_event(line(error="out of order")).error == UpstreamError("out of order")
+    assert READER.read_response(line(error="out of order")).error == UpstreamError("out of order")
 
 
 def test_whole_response_is_read():

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from fairlead.api.dialects.event_reader import DONE, NOTHING, UNKNOWN
+from fairlead.api.dialects.event_reader import DONE, NOISE, NOTHING, UNKNOWN
+from fairlead.upstream_events import UpstreamError
 from nodes.stub_server import stream_events, text
 from upstream_readers import CHAT_READER, READERS
 
@@ -34,12 +35,6 @@ def test_text_and_end_of_a_stream_are_read_in_every_api(path):
         (b"data: [DONE]\n\n", DONE),
         (b"data:[DONE]\r\n\r\n", DONE),
         (b"data: {half\n\n", UNKNOWN),
-        (b"data: 5\n\n", UNKNOWN),
-        (b'data: {"some": "thing"}\n\n', UNKNOWN),
-        (b'data: {"choices": [{"delta": {"content": [1]}}]}\n\n', UNKNOWN),
-        (b"data: \xff\n\n", UNKNOWN),
-        (b'data: {"type": "\xff"}\n\n', UNKNOWN),
-        (b'data: {"choices": [{"delta": {"content": "\xff"}}]}\n\n', UNKNOWN),
         (b'data: {"choices": [{"delta": {"content": "\\ud800"}}]}\n\n', UNKNOWN),
         (b'data: {"x": NaN, "choices": []}\n\n', UNKNOWN),
         (b'data: {"x": ' + b"[" * 100_000 + b"\n\n", UNKNOWN),
@@ -48,6 +43,20 @@ def test_text_and_end_of_a_stream_are_read_in_every_api(path):
 @pytest.mark.parametrize("reader", [CHAT_READER, RESPONSES, MESSAGES])
 def test_empty_events_are_distinguished_from_unreadable_ones(reader, event, meaning):
     assert meaning == reader.read_event(event)
+
+
+@pytest.mark.parametrize("content", ["[1]", '"\xff"'])
+def test_event_with_choices_that_cannot_be_read_may_have_text(content):
+    event = b'data: {"choices": [{"delta": {"content": %s}}]}\n\n' % content.encode("latin-1")
+    assert CHAT_READER.read_event(event) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"null", b"5", b"\xff", b"heartbeat", b"[]", b'"ping"', b"{}", b'{"some": "thing"}']
+)
+@pytest.mark.parametrize("reader", [CHAT_READER, RESPONSES, MESSAGES])
+def test_event_that_says_nothing_of_the_answer_is_noise(reader, data):
+    assert reader.read_event(b"event: heartbeat\ndata: " + data + b"\n\n") == NOISE
 
 
 @pytest.mark.parametrize(
@@ -77,10 +86,24 @@ def test_event_of_several_lines_is_read():
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        ({"error": {"message": "no", "code": 5}}, "no"),
-        ({"error": "no"}, "no"),
-        ({"type": "error", "error": {"type": "overloaded_error", "message": "no"}}, "no"),
-        ({"type": "error", "code": "x", "message": "no"}, "no"),
+        ({"error": {"message": "no", "code": 5}}, UpstreamError("no")),
+        ({"error": "no"}, UpstreamError("no")),
+        (
+            {"type": "error", "error": {"type": "overloaded_error", "message": "no"}},
+            UpstreamError("no", 529),
+        ),
+        ({"type": "error", "code": "x", "message": "no"}, UpstreamError("no")),
+        ({"error": {"message": "no", "code": 400}}, UpstreamError("no", 400)),
+        ({"error": {"message": "no", "code": "429"}}, UpstreamError("no", 429)),
+        ({"error": {"message": "no", "code": "rate_limit_exceeded"}}, UpstreamError("no", 429)),
+        ({"error": {"message": "no", "code": None, "status": 503}}, UpstreamError("no", 503)),
+        (
+            {"error": {"message": "no", "type": "invalid_request_error", "code": None}},
+            UpstreamError("no", 400),
+        ),
+        ({"error": {"message": "no", "code": 99999999999}}, UpstreamError("no")),
+        ({"error": {"message": "no", "code": 200}}, UpstreamError("no")),
+        ({"error": {"message": "no", "code": "1" * 10_000}}, UpstreamError("no")),
     ],
 )
 @pytest.mark.parametrize("reader", [CHAT_READER, RESPONSES, MESSAGES])
@@ -172,7 +195,8 @@ def test_content_bytes_of_a_whole_response_are_counted(path, body, content_bytes
 
 
 def test_error_message_of_a_whole_response_is_read():
-    assert CHAT_READER.read_response(b'{"error": {"message": "out of order"}}').error == "out of order"
+    answer = CHAT_READER.read_response(b'{"error": {"message": "out of order", "code": 400}}')
+    assert answer.error == UpstreamError("out of order", 400)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +215,8 @@ def test_error_message_becomes_one_short_line_of_text(error, reason):
     if b"[[" in error:
         assert (event.error, event.is_known) == (None, False)
     else:
-        assert event.error == reason
+        assert event.error is not None
+        assert event.error.message == reason
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from fairlead.answer.passthrough import pass_through
+from fairlead.answer.refusal import refusal, refusal_of
 from fairlead.answer.relayed_stream import RelayedStream
 from fairlead.answer.reported import (
     BYTES_A_TOKEN,
@@ -190,8 +191,6 @@ async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> 
         body = b""  # some servers echo a request that they refuse
     if _is_encoded(response.head):
         body = b""
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        return NodeFull(f"{name} is at capacity")
     reason = _reason(body)
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := reason.code) in BUSY:
         # A server that shuts down is full for all its models, for the time that it reports.
@@ -200,12 +199,8 @@ async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> 
         return NodeFull(f"{name} is at capacity: {code}", retry_after_s=wait_s)
     quoted = excerpt(body if is_shown or not isinstance(reason.message, str) else reason.message)
     message = f"{name} answered {status}: {quoted}" if quoted else f"{name} answered {status}"
-    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
-        return RelayFailed(f"{name} rejected our API key")  # the client cannot change that
-    if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        shown = body if is_shown and _is_error(response.head, body) else b""
-        return NodeRefused(message, status=status, body=shown)
-    return RelayFailed(message)
+    shown = body if is_shown and _is_error(response.head, body) else b""
+    return refusal(name, status, message, shown=shown)
 
 
 def _is_error(head: ResponseHead, body: bytes) -> bool:
@@ -242,7 +237,7 @@ def _relayed_response(name: str, job: Job, reader: UpstreamReader, body: bytes) 
     except ValueError as error:
         raise RelayFailed(f"{name} sent {error}") from error
     if answer.error is not None:
-        raise RelayFailed(f"{name} failed: {answer.error}")
+        raise refusal_of(name, answer.error)
     estimate = min(answer.content_bytes // BYTES_A_TOKEN, allowed_tokens(job))
     generated = generated_tokens(job, answer.generated, counted=estimate, text_bytes=answer.content_bytes)
     return Delta(0, raw=[body], relayed_tokens=generated, finish_reason="stop")

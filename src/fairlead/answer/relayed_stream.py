@@ -4,14 +4,23 @@ Everything received in one read is relayed at once.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from fairlead.answer.refusal import refusal_of
 from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
-from fairlead.job import Delta, FinishReason, Job
+from fairlead.job import Delta, Job
 from fairlead.upstream_events import Splitter, UpstreamEvent, UpstreamReader
 
 # Memory of a buffered event, besides its bytes.
 BUFFERED_EVENT_BYTES = 64
+
+
+class _End(NamedTuple):
+    """An event in which a choice ends, and the text in it."""
+
+    raw: bytes
+    text: str
 
 
 @dataclass(slots=True)
@@ -32,8 +41,11 @@ class RelayedStream(UpstreamStream):
     """Relays a stream's events. Two kinds are held back.
 
     Events before any generated text are held until some follows: a client that has received nothing can get
-    another node's answer instead. The end of the last choice, and all after it, is held until the stream is
-    complete, because no other node can repeat an answer that has ended.
+    another node's answer instead. The ends of choices, and what follows all of them, are held until the
+    stream is complete, because no other node can repeat an answer that has ended.
+
+    Some servers end a choice in every chunk, or with an empty word. The client gets all of the text, and one
+    end behind it. An event that says nothing of the answer is dropped: the client may fail for it.
 
     `event_bytes` bounds one event, and all events that are held back.
     """
@@ -47,7 +59,8 @@ class RelayedStream(UpstreamStream):
         self._buffered_bytes = 0
         self._beginning: list[bytes] = []
         self._pending: _Pending | None = None
-        self._end: Delta | None = None
+        self._held: dict[int, _End] = {}  # by choice
+        self._moved: dict[int, bytes] = {}  # by choice, the latest event in which it did not end after all
         self._tail: list[bytes] = []
 
     def _splitter(self) -> Splitter:
@@ -77,7 +90,11 @@ class RelayedStream(UpstreamStream):
     def _read(self, raw: bytes) -> None:
         event = self._reader.read_event(raw)
         if event.error is not None:
-            raise RelayFailed(f"{self._name} failed: {event.error}")
+            raise refusal_of(self._name, event.error, has_begun=self._has_begun)
+        if event.is_noise:
+            self._check_silence()
+            self._hold(len(raw))
+            return
         if event.generated is not None:
             self._reported = event.generated
         self._is_complete = self._is_complete or event.is_end
@@ -88,62 +105,83 @@ class RelayedStream(UpstreamStream):
                 self._buffer(raw, self._beginning)
             return
         self._has_begun = True
-        index = self._last_index if event.index is None else self._choice(event.index)
-        if self._end is not None or index in self._ends:
-            self._buffer(raw, self._tail)  # after a choice's end, only events for all choices follow
+        self._relay(raw, event)
+
+    def _relay(self, raw: bytes, event: UpstreamEvent) -> None:
+        if event.is_end and event.index is None:
+            self._buffer(raw, self._tail)
             return
+        index = self._last_index if event.index is None else self._choice(event.index)
+        if event.has_odd_end:
+            self._moved[index] = raw
+            raw = self._reader.without_end(raw)
+        if index in self._ends:
+            if not event.text and event.finished is None:
+                self._buffer(raw, self._tail)
+                return
+            self._move_end(index)
         self._last_index = index
         if event.text:
             self._count(event.text, 1)
-        if event.finished is not None:
-            self._ends[index] = "length" if event.finished == "length" else "stop"
-            if len(self._ends) == self._choices:
-                self._end = Delta(index, event.text, raw=[raw], relayed_tokens=bool(event.text))
-                return
-        self._add(index, raw, event)
+        if event.finished is None:
+            self._add(index, raw, event.text)
+            return
+        self._ends[index] = "length" if event.finished == "length" else "stop"
+        self._hold(len(raw))
+        self._held[index] = _End(raw, event.text)
+
+    def _move_end(self, index: int) -> None:
+        """Put the event in which a choice ended, without the end: more of the choice follows."""
+        end = self._held.pop(index)
+        del self._ends[index]
+        self._buffered_bytes -= len(end.raw) + BUFFERED_EVENT_BYTES
+        self._moved[index] = end.raw
+        self._add(index, self._reader.without_end(end.raw), end.text)
 
     def _choice(self, index: int) -> int:
         """Return the choice of that index; an index that the request does not have is clamped."""
         return max(0, min(index, self._choices - 1))
 
     def _buffer(self, raw: bytes, buffer: list[bytes]) -> None:
-        self._buffered_bytes += len(raw) + BUFFERED_EVENT_BYTES
-        if self._buffered_bytes > self._event_bytes:
-            raise RelayFailed(
-                f"{self._name} sent more than {self._event_bytes} bytes before or after its answer"
-            )
+        self._hold(len(raw))
         buffer.append(raw)
 
-    def _add(self, index: int, raw: bytes, event: UpstreamEvent) -> None:
+    def _hold(self, size: int) -> None:
+        self._buffered_bytes += size + BUFFERED_EVENT_BYTES
+        if self._buffered_bytes > self._event_bytes:
+            raise RelayFailed(f"{self._name} sent more than {self._event_bytes} bytes beside its answer")
+
+    def _add(self, index: int, raw: bytes, text: str) -> None:
         if self._pending is None or self._pending.index != index:
             self._flush()
             self._pending = _Pending(index, self._beginning)
             self._beginning = []
         self._pending.raw.append(raw)
-        if event.text:
-            self._pending.texts.append(event.text)
-        if event.finished is not None:
-            self._flush(self._ends[index])
+        if text:
+            self._pending.texts.append(text)
 
-    def _flush(self, finish_reason: FinishReason | None = None) -> None:
+    def _flush(self) -> None:
         if self._pending is not None:
             delta, self._pending = self._pending.delta(), None
-            delta.finish_reason = finish_reason
             self._sink.put(delta)
 
+    def _is_readable(self, event: bytes) -> bool:
+        return self._reader.read_event(event).is_known
+
     def _finish(self) -> None:
-        """Put the end that was held back, and correct the token count to the server's, if plausible."""
-        unended = [index for index in range(self._choices) if index not in self._ends]
-        if self._end is not None:
-            self._end.raw = [b"".join([*self._beginning, *self._end.raw])]
-            self._sink.put(self._end)
-            unended = [self._end.index]
+        """Put the ends that were held back, and correct the token count to the server's, if plausible."""
+        for index, raw in self._moved.items():
+            self._held.setdefault(index, _End(self._reader.only_end(raw), ""))
+        for index, end in self._held.items():
+            events = b"".join([*self._beginning, end.raw])
+            self._beginning = []
+            self._sink.put(Delta(index, end.text, raw=[events], relayed_tokens=bool(end.text)))
         correction = self._correction(self._reported)
         if self._tail or correction:
             # With several choices the tail has its own index, so that it comes after all of them.
             tail = self._choices if self._choices > 1 else 0
-            raw = [b"".join(self._tail)] if self._tail else []
-            self._sink.put(Delta(tail, raw=raw, relayed_tokens=correction))
-        for index in unended:
+            after = [b"".join(self._tail)] if self._tail else []
+            self._sink.put(Delta(tail, raw=after, relayed_tokens=correction))
+        for index in range(self._choices):
             # With an empty event: for a delta without one, the dialect would write an event.
             self._sink.put(Delta(index, finish_reason=self._ends.get(index, "stop"), raw=[b""]))

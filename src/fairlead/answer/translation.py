@@ -6,6 +6,7 @@ Every event is read completely. What cannot be read, or has no place in an answe
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from fairlead.answer.refusal import refusal_of
 from fairlead.answer.reported import BYTES_A_TOKEN, allowed_tokens, generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
@@ -26,7 +27,7 @@ class TranslatedStream(UpstreamStream):
         self._ends = self._answer.ends
 
     def _read(self, event: bytes) -> None:
-        content = self._answer.read(self._read_event, event)
+        content = self._answer.read(self._read_event, event, has_begun=self._tokens > 0)
         self._is_complete = self._is_complete or content.is_end
         tokens = self._tokens
         for choice, delta in self._answer.deltas(content):
@@ -35,6 +36,13 @@ class TranslatedStream(UpstreamStream):
             self._sink.put(delta)
         if self._tokens == tokens:
             self._check_silence()
+
+    def _is_readable(self, event: bytes) -> bool:
+        try:
+            self._read_event(event)
+        except ValueError:
+            return False
+        return True
 
     def _finish(self) -> None:
         correction = self._correction(self._answer.usage.generated)
@@ -64,24 +72,27 @@ class _Answer:
         self._origin = Translation(CHAT_DIALECT)
         self._choices = [_Choice(self._origin) for _ in range(job.sequences)]
 
-    def read(self, read: Callable[[bytes], UpstreamChat], data: bytes) -> UpstreamChat:
-        """Return what the server has sent. Raises `RelayFailed` if it is an error, or cannot be read."""
+    def read(
+        self, read: Callable[[bytes], UpstreamChat], data: bytes, *, has_begun: bool = False
+    ) -> UpstreamChat:
+        """Return what the server has sent. Raises `RelayFailed` if it is unreadable, and as `refusal_of`."""
         try:
             content = read(data)
         except ValueError as error:
             raise RelayFailed(f"{self._name} sent {error}") from error
         if content.error is not None:
-            raise RelayFailed(f"{self._name} failed: {content.error}")
+            raise refusal_of(self._name, content.error, has_begun=has_begun)
         self.usage = content.usage or self.usage
         return content
 
     def deltas(self, content: UpstreamChat) -> Iterator[tuple[UpstreamChoice, Delta]]:
         """Yield the generated text of each choice, if there is any. Raises `RelayFailed`.
 
-        Choices that were not requested are ignored, and so is what follows the end of one.
+        Choices that were not requested are ignored. Some servers end a choice in every chunk: what follows an
+        end belongs to the choice, too.
         """
         for choice in content.choices:
-            if not 0 <= choice.index < self._job.sequences or choice.index in self.ends:
+            if not 0 <= choice.index < self._job.sequences:
                 continue
             part = self._choices[choice.index]
             if choice.texts:

@@ -54,7 +54,11 @@ class UpstreamStream(ABC):
                 raise RelayFailed(f"{self._name} sent {error}") from error
             if (pressure := self._sink.backpressure()) is not None:
                 await response.pause(pressure.wait)
-        if not self._is_complete and (len(self._ends) < self._choices or splitter.has_rest):
+        if not self._is_complete and (rest := splitter.take_rest()):
+            if not self._is_readable(rest):
+                raise RelayFailed(f"{self._name} ended a stream before its end")
+            await self._take(rest)  # only its empty line is missing, often that of the last `[DONE]`
+        if not self._is_complete and len(self._ends) < self._choices:
             raise RelayFailed(f"{self._name} ended a stream before its end")
         self._finish()
         # Only the body's end should follow, after which the connection can be reused.
@@ -78,6 +82,10 @@ class UpstreamStream(ABC):
     @abstractmethod
     def _read(self, event: bytes) -> None:
         """Put one event, or hold it back. Set `_is_complete`, and `_ends` by choice."""
+
+    @abstractmethod
+    def _is_readable(self, event: bytes) -> bool:
+        """Return whether an event is whole."""
 
     @abstractmethod
     def _finish(self) -> None:

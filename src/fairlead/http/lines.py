@@ -25,6 +25,11 @@ class LineSplitter:
             raise OverflowError(f"an event of more than {self._line_bytes} bytes")
         return complete
 
+    def take_rest(self) -> bytes:
+        """Return the incomplete line with an end, after the end of the body; empty if there is none."""
+        rest, self._rest = bytes(self._rest), bytearray()
+        return rest + b"\n" if rest.strip() else b""
+
 
 def split_lines(data: bytes) -> list[bytes]:
     """Return the lines in `data`, each with its end. Bytes after the last end are one more."""

@@ -41,6 +41,11 @@ class EventSplitter:
             self._check()
         return data[:end]
 
+    def take_rest(self) -> bytes:
+        """Return the incomplete event with an end, after the end of the body; empty if there is none."""
+        rest, self._rest = bytes(self._rest), bytearray()
+        return rest.rstrip(b"\r\n") + b"\n\n" if rest.strip() else b""
+
     def _check(self) -> None:
         if len(self._rest) > self._event_bytes:
             self._rest.clear()  # the error's traceback refers to it, and would keep it

@@ -5,18 +5,19 @@ Responses are passed on as their original bytes; only `without_beginning` writes
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from fairlead.answer.reported import EXCERPT_LENGTH, decoded, excerpt, is_given, token_count
 from fairlead.http.server_sent_events import EventSplitter, event_data, split_events
-from fairlead.upstream_events import EVENTS, Splitter, UpstreamAnswer, UpstreamEvent
+from fairlead.upstream_events import EVENTS, Splitter, UpstreamAnswer, UpstreamError, UpstreamEvent
 
 ABSENT = msgspec.Raw()
 NOTHING = UpstreamEvent(is_beginning=True)
 UNKNOWN = UpstreamEvent(is_known=False)
+NOISE = UpstreamEvent(is_noise=True)
 DONE = UpstreamEvent(is_end=True)
 
 
@@ -42,12 +43,19 @@ class _Usage(msgspec.Struct, gc=False):
     output_tokens: msgspec.Raw = ABSENT
 
 
-class _Reason(msgspec.Struct):
-    message: str
+class _Error(msgspec.Struct):
+    """An error as an object: OpenAI's, Anthropic's, or one of the many that resemble them."""
+
+    message: msgspec.Raw = ABSENT
+    code: msgspec.Raw = ABSENT
+    status: msgspec.Raw = ABSENT
+    status_code: msgspec.Raw = ABSENT
+    type: msgspec.Raw = ABSENT
 
 
 _decode_usage = msgspec.json.Decoder(_Usage).decode
-_decode_reason = msgspec.json.Decoder(_Reason).decode
+_decode_error = msgspec.json.Decoder(_Error).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -61,6 +69,8 @@ class EventReader(ABC, Generic[Shape]):
     shape: ClassVar[type[Any]]
     response_shape: ClassVar[type[ResponseShape]] = ResponseShape
     stream_type: ClassVar[str] = EVENTS
+    contents: ClassVar[tuple[str, ...]] = ("type",)
+    """The members of which an event has one, if it says anything of the answer."""
 
     def __init__(self) -> None:
         self._decode_event = msgspec.json.Decoder(self.shape).decode
@@ -95,10 +105,18 @@ class EventReader(ABC, Generic[Shape]):
             return DONE
         shape = decoded(self._decode_event, payload)
         if shape is None:
-            return UNKNOWN
+            return NOISE if is_noise(payload, self.contents) else UNKNOWN
         if is_given(shape.error) or shape.type == "error":
-            return UpstreamEvent(error=error_reason(shape.error if is_given(shape.error) else shape.message))
+            return UpstreamEvent(error=error_of(shape.error if is_given(shape.error) else payload))
         return self._event(shape)
+
+    def without_end(self, event: bytes) -> bytes:
+        """See `UpstreamReader`. Most dialects have an event of its own for the end of an answer."""
+        return event
+
+    def only_end(self, event: bytes) -> bytes:
+        """See `UpstreamReader`."""
+        return event
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
         """See `UpstreamReader`."""
@@ -106,7 +124,7 @@ class EventReader(ABC, Generic[Shape]):
         if shape is None:
             raise ValueError("no JSON object")
         if is_given(shape.error) and not len(shape.content):
-            return UpstreamAnswer(error=error_reason(shape.error))
+            return UpstreamAnswer(error=error_of(shape.error))
         return UpstreamAnswer(generated_tokens(shape.usage), len(shape.content))
 
     def without_beginning(self, event: bytes, text: str) -> bytes:
@@ -118,11 +136,7 @@ class EventReader(ABC, Generic[Shape]):
         holder, name = members[0]
         assert holder[name].endswith(text)
         holder[name] = text
-        name_line = event[: event.find(b"data:")]
-        try:
-            return name_line + b"data: " + _encode(document) + b"\n\n"
-        except (OverflowError, RecursionError) as error:
-            raise ValueError("an event that cannot be written anew") from error
+        return _written_anew(event, document)
 
 
 class TypedReader(EventReader[Shape]):
@@ -143,7 +157,7 @@ class TypedReader(EventReader[Shape]):
 
     def _event(self, shape: Shape) -> UpstreamEvent:
         if shape.type is None:
-            return UNKNOWN
+            return NOISE
         is_beginning, finished = shape.type in self.beginnings, self.ends.get(shape.type)
         return UpstreamEvent(
             0,
@@ -176,8 +190,72 @@ def objects(members: Any) -> list[dict[str, Any]]:
     return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
 
 
-def error_reason(error: msgspec.Raw) -> str:
-    """Return the message of an error, or the beginning of the error if it has none."""
-    reason = decoded(_decode_reason, error)
-    text = decoded(_decode_text, error) if reason is None else reason.message
-    return excerpt(bytes(memoryview(error)[:EXCERPT_LENGTH]) if text is None else text)
+def rewrite_choice(event: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """Return an event with its first choice changed in place; as it is if it cannot be written anew."""
+    document = decoded(_decode_any, event_data(event) or b"{}")
+    choices = objects(document.get("choices")) if isinstance(document, dict) else []
+    if not choices:
+        return event
+    change(choices[0])
+    try:
+        return _written_anew(event, document)
+    except ValueError:
+        return event
+
+
+def _written_anew(event: bytes, document: Any) -> bytes:
+    """Return an event with other data. Raises `ValueError` if it cannot be written."""
+    try:
+        return event[: event.find(b"data:")] + b"data: " + _encode(document) + b"\n\n"
+    except (OverflowError, RecursionError) as error:
+        raise ValueError("an event that cannot be written anew") from error
+
+
+def is_noise(payload: bytes, members: tuple[str, ...]) -> bool:
+    """Return whether the data of an event is no object, or an object without any of these members.
+
+    An object that cannot be read is not noise: it may be a part of the answer.
+    """
+    if not payload.startswith(b"{"):
+        return True
+    given = decoded(_decode_members, payload)
+    return given is not None and not any(is_given(given.get(name, ABSENT)) for name in members)
+
+
+_LONGEST_WORD = 64
+_STATUS_OF_TYPE = {
+    "invalid_request_error": 400,
+    "context_length_exceeded": 400,
+    "exceed_context_size_error": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "model_not_found": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "overloaded_error": 529,
+    "unavailable_error": 503,
+}
+"""What servers call their errors instead of, or beside, a number: OpenAI, Anthropic and llama.cpp."""
+
+
+def error_of(error: msgspec.Raw | bytes) -> UpstreamError:
+    """Return an error that a server has sent with the status 200.
+
+    It is a text, or an object with a message and a `code`, `status` or `type`, perhaps as its own `error`.
+    """
+    fields = decoded(_decode_error, error)
+    if fields is None:
+        text = decoded(_decode_text, error)
+        return UpstreamError(excerpt(bytes(memoryview(error)[:EXCERPT_LENGTH]) if text is None else text))
+    text = decoded(_decode_text, fields.message)
+    message = excerpt(bytes(memoryview(error)[:EXCERPT_LENGTH]) if text is None else text)
+    for member in (fields.code, fields.status, fields.status_code, fields.type):
+        word = bytes(memoryview(member)[:_LONGEST_WORD]).strip(b'"').decode(errors="replace")
+        status = int(word) if word.isascii() and word.isdigit() else _STATUS_OF_TYPE.get(word)
+        if status is not None and 400 <= status < 600:
+            return UpstreamError(message, status)
+    return UpstreamError(message)

@@ -8,11 +8,13 @@ import msgspec
 from fairlead.answer.reported import decoded, is_given, token_count
 from fairlead.api.dialects.event_reader import (
     ABSENT,
+    NOISE,
     NOTHING,
     UNKNOWN,
     EventReader,
     EventShape,
-    error_reason,
+    error_of,
+    is_noise,
     objects,
     text_members,
 )
@@ -58,6 +60,7 @@ class LineReader(EventReader[LineShape]):
 
     shape = LineShape
     stream_type = LINES
+    contents = ("message", "response", "thinking", "done", "error")
 
     def splitter(self, event_bytes: int) -> LineSplitter:
         """See `UpstreamReader`."""
@@ -73,9 +76,9 @@ class LineReader(EventReader[LineShape]):
             return NOTHING
         shape = decoded(self._decode_event, event)
         if shape is None:
-            return UNKNOWN
+            return NOISE if is_noise(event.strip(), self.contents) else UNKNOWN
         if is_given(shape.error):
-            return UpstreamEvent(error=error_reason(shape.error))
+            return UpstreamEvent(error=error_of(shape.error))
         return self._event(shape)
 
     def read_response(self, body: bytes) -> UpstreamAnswer:
@@ -84,7 +87,7 @@ class LineReader(EventReader[LineShape]):
         if shape is None:
             raise ValueError("no JSON object")
         if is_given(shape.error):
-            return UpstreamAnswer(error=error_reason(shape.error))
+            return UpstreamAnswer(error=error_of(shape.error))
         size = len(shape.message) + len((shape.response or "") + (shape.thinking or ""))
         return UpstreamAnswer(token_count(shape.eval_count), size)
 
@@ -106,6 +109,8 @@ class LineReader(EventReader[LineShape]):
         message = decoded(_decode_message, shape.message) if is_given(shape.message) else LineMessage()
         if message is None:
             return UNKNOWN
+        if not (shape.done or is_given(shape.message)) and shape.response is None and shape.thinking is None:
+            return NOISE
         text = _text(message) + (shape.thinking or "") + (shape.response or "")
         if not shape.done:
             return UpstreamEvent(0, text, is_beginning=not text)

@@ -3,13 +3,11 @@
 Stricter than the readers of relayed answers, which are passed on unchanged: here, what is ignored is lost.
 """
 
-from typing import Literal
-
 import msgspec
 
 from fairlead.answer.reported import decoded, is_given, token_count
-from fairlead.api.dialects.event_reader import ABSENT, error_reason
-from fairlead.api.dialects.openai_events import CUT_SHORT
+from fairlead.api.dialects.event_reader import ABSENT, error_of, is_noise
+from fairlead.api.dialects.openai_events import ChunkReader, finish_of
 from fairlead.http.server_sent_events import event_data
 from fairlead.upstream_events import UpstreamCall, UpstreamChat, UpstreamChoice, UpstreamUsage
 
@@ -84,24 +82,25 @@ class OpenAIChatReader:
             return UpstreamChat()
         if payload == b"[DONE]":
             return UpstreamChat(is_end=True)
-        return _chat(payload, "an event that is no chunk of a chat")
+        shape = decoded(_decode_chat, payload)
+        if shape is None and not is_noise(payload, ChunkReader.contents):
+            raise ValueError("an event that is no chunk of a chat")
+        return UpstreamChat() if shape is None else _chat(shape)
 
     def read_response(self, body: bytes) -> UpstreamChat:
         """See `ChatReader`."""
-        chat = _chat(body, "no chat completion")
+        shape = decoded(_decode_chat, body)
+        if shape is None:
+            raise ValueError("no chat completion")
+        chat = _chat(shape)
         if chat.error is None and not chat.choices:
             raise ValueError("a chat completion without choices")
         return chat
 
 
-def _chat(data: bytes, otherwise: str) -> UpstreamChat:
-    shape = decoded(_decode_chat, data)
-    if shape is None:
-        raise ValueError(otherwise)
+def _chat(shape: _Chat) -> UpstreamChat:
     if is_given(shape.error):
-        return UpstreamChat(error=error_reason(shape.error))
-    if shape.choices is None and not is_given(shape.usage):
-        raise ValueError(otherwise)
+        return UpstreamChat(error=error_of(shape.error))
     return UpstreamChat(tuple(map(_choice, shape.choices or ())), _usage(shape.usage))
 
 
@@ -115,7 +114,7 @@ def _choice(choice: _Choice) -> UpstreamChoice:
             _call(call, None if choice.message is None else at)
             for at, call in enumerate(message.tool_calls or ())
         ),
-        _finished(choice.finish_reason),
+        finish_of(choice.finish_reason),
         decoded(_decode_text, choice.stop_reason) if is_given(choice.stop_reason) else None,
     )
 
@@ -125,14 +124,6 @@ def _call(call: _Call, place: int | None) -> UpstreamCall:
     function = call.function or _Function()
     position = call.index if place is None else place
     return UpstreamCall(position, call.id, function.name, function.arguments or "")
-
-
-def _finished(reason: str | None) -> Literal["stop", "length", "tool_calls"] | None:
-    if not reason:
-        return None
-    if reason in CUT_SHORT:
-        return "length"
-    return "tool_calls" if reason in ("tool_calls", "function_call") else "stop"
 
 
 def _usage(usage: msgspec.Raw) -> UpstreamUsage | None:

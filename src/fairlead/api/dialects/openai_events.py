@@ -1,28 +1,45 @@
 """Reads the chunks and whole responses of servers with OpenAI's chat completions or completions."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from fairlead.answer.reported import decoded, is_given
 from fairlead.api.dialects.event_reader import (
     ABSENT,
-    UNKNOWN,
+    NOISE,
     EventReader,
     EventShape,
     ResponseShape,
     generated_tokens,
     objects,
+    rewrite_choice,
     text_members,
 )
 from fairlead.upstream_events import UpstreamEvent
 
-# Reasons of other servers, too.
-CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens"})
+# Reasons of other servers, too: Mistral, Anthropic, TGI, DeepSeek, Gemini, llama.cpp.
+_CUT_SHORT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length", "MAX_TOKENS"})
+_CALLED = frozenset({"tool_calls", "function_call", "tool_use"})
+_STOPPED = frozenset(
+    {
+        *("stop", "eos", "eos_token", "end_turn", "stop_sequence", "content_filter", "stopped", "STOP"),
+        *("insufficient_system_resource", "SAFETY", "refusal", "abort", "error", "cancelled"),
+    }
+)
 _IN_CHOICE = ("text",)
 _IN_PIECE = ("reasoning_content", "reasoning", "thinking", "content", "refusal", "text")
 _IN_FUNCTION = ("name", "arguments")
+
+
+def finish_of(reason: str | None) -> Literal["stop", "length", "tool_calls"] | None:
+    """Return why a choice ended; None if this does not end it, as an empty or an unknown word."""
+    if reason in _STOPPED:
+        return "stop"
+    if reason in _CUT_SHORT:
+        return "length"
+    return "tool_calls" if reason in _CALLED else None
 
 
 class ChunkFunction(msgspec.Struct, gc=False):
@@ -68,6 +85,7 @@ class ChunkReader(EventReader[ChunkShape]):
     """The reader of both dialects."""
 
     shape = ChunkShape
+    contents = ("choices", "usage", "error")
     response_shape = CompletionShape
 
     def read_plain(self, events: bytes) -> tuple[int, list[str]] | None:
@@ -92,11 +110,12 @@ class ChunkReader(EventReader[ChunkShape]):
         return index, texts
 
     def _event(self, shape: ChunkShape) -> UpstreamEvent:
-        if shape.choices is None:
-            return UNKNOWN
-        generated = generated_tokens(shape.usage)
         if not shape.choices:
+            if not is_given(shape.usage):
+                return NOISE
+            generated = generated_tokens(shape.usage)
             return UpstreamEvent(is_beginning=not generated, generated=generated)
+        generated = generated_tokens(shape.usage)
         choice = shape.choices[0]
         piece = choice.delta
         text = choice.text or ""
@@ -105,11 +124,23 @@ class ChunkReader(EventReader[ChunkShape]):
             text = piece.content or ""
             if not text or _has_more(piece):
                 text = _text(piece)
-        finished = choice.finish_reason
-        if finished is not None:
-            finished = "length" if finished in CUT_SHORT else "stop"
-        is_beginning = not text and not finished
-        return UpstreamEvent(choice.index, text, finished, is_beginning, generated=generated)
+        finished = finish_of(choice.finish_reason)
+        return UpstreamEvent(
+            choice.index,
+            text,
+            "stop" if finished == "tool_calls" else finished,
+            is_beginning=not text and not finished,
+            generated=generated,
+            has_odd_end=finished is None and choice.finish_reason is not None,
+        )
+
+    def without_end(self, event: bytes) -> bytes:
+        """See `UpstreamReader`."""
+        return rewrite_choice(event, _remove_end)
+
+    def only_end(self, event: bytes) -> bytes:
+        """See `UpstreamReader`."""
+        return rewrite_choice(event, _leave_only_end)
 
     def _texts(self, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         for choice in objects(document.get("choices")):
@@ -118,6 +149,18 @@ class ChunkReader(EventReader[ChunkShape]):
             yield from text_members(piece, _IN_PIECE)
             for call in objects(piece.get("tool_calls") if isinstance(piece, dict) else None):
                 yield from text_members(call.get("function"), _IN_FUNCTION)
+
+
+def _remove_end(choice: dict[str, Any]) -> None:
+    choice["finish_reason"] = None
+
+
+def _leave_only_end(choice: dict[str, Any]) -> None:
+    for name in ("delta", "text"):
+        if name in choice:
+            choice[name] = {} if name == "delta" else ""
+    if finish_of(choice.get("finish_reason")) is None:
+        choice["finish_reason"] = "stop"
 
 
 def _plain_text(shape: ChunkShape, index: int) -> str | None:
