@@ -73,13 +73,15 @@ def small_model(directory: Path, template: str = TEMPLATE) -> TextModel:
     return TextModel.load(directory, name="small")
 
 
-Step = list[Delta] | FairleadError | None
+Step = list[Delta] | FairleadError | float | None
 Script = Callable[[Job], Iterable[Step]]
 
 
 @dataclass
 class FakeGateway(Gateway):
-    """Puts each step of the script into the deltas and waits until it is processed; at None it blocks.
+    """Puts each step of the script into the deltas and waits until it is processed.
+
+    A number is a pause in seconds; at None it blocks.
 
     Before that, a job is queued for `wait_s`. Then it is refused, if there is a `refusal`, or occupies its
     seat for `prefill_s` before its first step.
@@ -173,6 +175,8 @@ class FakeGateway(Gateway):
     async def _play(self, step: Step, deltas: Deltas) -> None:
         if step is None:
             await trio.sleep_forever()
+        elif isinstance(step, float):
+            await trio.sleep(step)
         elif isinstance(step, FairleadError):
             deltas.fail(step)
         else:

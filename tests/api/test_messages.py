@@ -262,7 +262,7 @@ async def test_waiting_stream_gets_pings_before_its_message(client, autojump_clo
 
 async def test_stream_that_is_refused_after_a_ping_ends_with_an_error(client_with, autojump_clock):
     client = client_with(queue=QueueConfig(keep_alive_s=1.0))
-    client.gateway.wait_s, client.gateway.refusal = 2.0, QueueTimeout("too long")
+    client.gateway.wait_s, client.gateway.refusal = 1.5, QueueTimeout("too long")
     reply = await client.post(PATH, body_of(stream=True))
     ping, error = events_of(reply.body)
     assert ping == {"type": "ping"}

@@ -110,11 +110,12 @@ async def test_durations_contain_the_wait_for_a_seat(client, autojump_clock):
     assert end["load_duration"] == 5_000_000_000
 
 
-async def test_nothing_is_sent_while_the_request_waits(client_with, autojump_clock):
+async def test_empty_parts_are_sent_while_the_request_waits(client_with, autojump_clock):
     client = client_with(queue=QueueConfig(keep_alive_s=1.0))
-    client.gateway.wait_s = 30.0
-    reply = await client.post(CHAT, body())
-    assert merged(lines_of(reply))["content"] == "Hello world"
+    client.gateway.wait_s = 3.5
+    lines = lines_of(await client.post(CHAT, body()))
+    assert merged(lines)["content"] == "Hello world"
+    assert [line["message"] for line in lines[:3]] == [{"role": "assistant", "content": ""}] * 3
 
 
 # Reasoning and tools ----------------------------------------------------------------------------------
@@ -362,9 +363,11 @@ async def test_failure_in_mid_stream_is_the_last_line_and_the_stream_is_cut(clie
 
 async def test_failure_after_an_early_beginning_is_a_line(client_with, autojump_clock):
     client = client_with(queue=QueueConfig(keep_alive_s=1.0))
-    client.gateway.wait_s, client.gateway.refusal = 30.0, QueueTimeout("too long")
+    client.gateway.wait_s, client.gateway.refusal = 1.5, QueueTimeout("too long")
     reply = await client.post(CHAT, body())
-    assert (reply.status, reply.body, reply.is_complete) == (200, b'{"error":"too long"}\n', False)
+    first, last = map(json.loads, reply.body.splitlines())
+    assert (first["message"]["content"], last) == ("", {"error": "too long"})
+    assert (reply.status, reply.is_complete) == (200, False)
 
 
 async def test_client_that_leaves_ends_its_job(client):

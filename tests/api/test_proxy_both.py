@@ -91,7 +91,7 @@ async def test_early_comments_are_sent_for_a_model_of_two_servers(client_with, c
     client = client_with(
         fleet=FakeFleet(["small"], ["small"]), queue=QueueConfig(keep_alive_s=1.0), gateway_script=ours
     )
-    client.gateway.wait_s = 2.0
+    client.gateway.wait_s = 1.9
     reply = await client.post(CHAT, chat(stream=True))
     assert reply.comments == [": queued position=1 estimated_wait=8"]
     assert contents(reply.events) == ["", "Hel", "lo", None]

@@ -7,6 +7,7 @@ another job in flight has the same id, a suffix is appended; the response's head
 from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlySequence
 from functools import partial
+from math import inf
 from secrets import token_hex
 from typing import TypeVar
 
@@ -190,11 +191,20 @@ class JobService:
         then; afterwards errors are sent as events. `times` records when the answer began.
         """
         job, pending = await self.start(request, job, times=times)
-        keep_alive_s = self.services.config.queue.keep_alive_s
-        with trio.move_on_after(LOADING_DELAY_S if loading else keep_alive_s or float("inf")):
+        keep_alive_s = self.services.config.queue.keep_alive_s or inf
+        with trio.move_on_after(LOADING_DELAY_S if loading else keep_alive_s):
             await pending.get()
         waiting = partial(self.services.gateway.waiting, job.request_id)
-        body = EventStream(pending, dialect, writer, waiting, loading, unread=request.unread)
+        body = EventStream(
+            pending,
+            dialect,
+            writer,
+            waiting,
+            loading,
+            model=job.model,
+            keep_alive_s=keep_alive_s,
+            unread=request.unread,
+        )
         if pending.is_available:
             return stream_response(body, answer_headers(await pending.get()))
         now = await waiting()

@@ -45,10 +45,10 @@ class LoadingProgress:
         self._latest: str | None = None
         self._is_loaded = False
 
-    def write(self, waiting: WaitEstimate | None) -> bytes:
+    def write(self, waiting: WaitEstimate | None, model: str) -> bytes:
         """Return what is new, and a dot if nothing is."""
         if self._is_loaded:
-            return self._waiting_events.write(None)
+            return self._waiting_events.write(None, model)
         status = self._status()
         if status is not None and status.state == "ready":
             return self.end()

@@ -5,6 +5,7 @@ never iterated, or is stopped anywhere, blocks nothing.
 """
 
 from collections.abc import Awaitable, Callable
+from math import inf
 
 import trio
 
@@ -36,7 +37,8 @@ class EventStream:
     iterating task is not woken, as long as the client reads fast enough.
 
     While there is no answer yet, `waiting_events`, by default the dialect's, report the job's wait. The first
-    is sent at once, so that a proxy has something to forward, and the next ones every `interval_s`.
+    is sent at once, so that a proxy has something to forward, and the next ones every `interval_s`. The same
+    events are sent whenever the answer has nothing to show for `keep_alive_s`, for the `model` of the job.
 
     Deltas that have not been taken count in `unread`, if given.
 
@@ -52,6 +54,8 @@ class EventStream:
         waiting: Callable[[], Awaitable[WaitEstimate | None]],
         waiting_events: WaitingEvents | None = None,
         *,
+        model: str = "",
+        keep_alive_s: float = inf,
         unread: UnreadBytes | None = None,
     ) -> None:
         self.direct: Direct | None = None
@@ -62,7 +66,13 @@ class EventStream:
         self._waiting_events = waiting_events or dialect.waiting_events
         self._unread = unread
         self._has_waiting_events = False
-        self._next_event_at = -float("inf")
+        self._next_event_at = -inf
+        self._model = model
+        self._keep_alive_s = keep_alive_s
+        # A timer for each token would be expensive. So sending only sets `_has_sent`, which is read and
+        # cleared twice in `keep_alive_s`. A stream is silent if it is still clear the next time.
+        self._has_sent = False
+        self._next_check_at = trio.current_time() + keep_alive_s / 2
         self._ended = False
         self._failed = False
 
@@ -93,23 +103,40 @@ class EventStream:
         with trio.move_on_at(self._next_event_at):
             await self._pending.get()
             return b""
-        self._next_event_at = trio.current_time() + self._waiting_events.interval_s
-        self._has_waiting_events = True
-        return self._waiting_events.write(await self._waiting())
+        self._next_event_at = trio.current_time() + min(self._waiting_events.interval_s, self._keep_alive_s)
+        self._has_waiting_events = self._has_sent = True
+        return self._waiting_events.write(await self._waiting(), self._model)
 
     async def _next(self) -> bytes:
         deltas = (await self._pending.get()).deltas
         deltas.unread = self._unread
         on_delta = self._send_directly if self.direct is not None else None
-        while taken := await deltas.take(on_delta):
+        while not self._is_silent():
+            with trio.move_on_at(self._next_check_at) as waiting:
+                taken = await deltas.take(on_delta)
+            if waiting.cancelled_caught:
+                continue
+            if not taken:
+                self._ended = True
+                return self._writer.end()
             if is_large(taken):
                 events = await trio.to_thread.run_sync(self._writer.write, taken, abandon_on_cancel=True)
             else:
                 events = self._writer.write(taken)
             if events:
+                self._has_sent = True
                 return events
-        self._ended = True
-        return self._writer.end()
+        self._has_sent = True
+        return self.dialect.waiting_events.write(None, self._model)
+
+    def _is_silent(self) -> bool:
+        """Return whether nothing was sent since the last check, if it is time for another one."""
+        now = trio.current_time()
+        if now < self._next_check_at:
+            return False
+        self._next_check_at = now + self._keep_alive_s / 2
+        is_silent, self._has_sent = not self._has_sent, False
+        return is_silent
 
     def _send_directly(self, deltas: list[Delta]) -> bool:
         """Send these deltas if the client can take them now; return whether it could."""
@@ -121,6 +148,7 @@ class EventStream:
         except Exception:  # noqa: BLE001  # the iterator raises it too, and can report it
             return False
         if events:
+            self._has_sent = True
             self.direct.send_now(events)
         return True
 

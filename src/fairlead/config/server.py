@@ -51,7 +51,9 @@ class QueueConfig(msgspec.Struct, frozen=True, rename=spelled):
     """How waits are estimated: from the mean service time, or (quantile) from predicted lengths, with a 90 %
     bound."""
     keep_alive_s: SecondsOrNone = 15.0
-    """How long a stream is queued before its response begins, and reports its queue position; 0: never."""
+    """How long a stream is queued before its response begins, and reports its queue position. Also how long
+    a stream is silent at most: then it gets a comment, a ping or an empty part, which clients skip. 0: never.
+    """
     classes: tuple[str, ...] = ("high", "normal", "low")
     """Names of the priority classes, the highest first."""
     min_share: Annotated[float, Meta(ge=0, le=1)] = 0.0

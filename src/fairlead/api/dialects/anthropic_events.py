@@ -46,7 +46,7 @@ class MessagePings:
 
     interval_s = PING_INTERVAL_S
 
-    def write(self, waiting: WaitEstimate | None) -> bytes:  # noqa: ARG002  # of the interface
+    def write(self, waiting: WaitEstimate | None, model: str) -> bytes:  # noqa: ARG002  # of the interface
         """See `WaitingEvents`."""
         return _event("ping")
 

@@ -161,12 +161,15 @@ class RelayFollower(Protocol):
 
 
 class WaitingEvents(Protocol):
-    """The events of a stream that has no answer yet."""
+    """The events of a stream that has nothing to show: no answer yet, or a silent one. Clients skip them."""
 
     interval_s: float
 
-    def write(self, waiting: WaitEstimate | None) -> bytes:
-        """Return the event for now, once every `interval_s`; `waiting` is None if the job is not queued."""
+    def write(self, waiting: WaitEstimate | None, model: str) -> bytes:
+        """Return the event for now, once every `interval_s`; `waiting` is None if the job is not queued.
+
+        `model` is the name of the job's model.
+        """
 
     def end(self) -> bytes:
         """Return the end of these events when the answer begins. Not called if none were written."""
@@ -184,7 +187,7 @@ class WaitingComments:
 
     interval_s = COMMENT_INTERVAL_S
 
-    def write(self, waiting: WaitEstimate | None) -> bytes:
+    def write(self, waiting: WaitEstimate | None, model: str) -> bytes:  # noqa: ARG002  # of the interface
         """See `WaitingEvents`."""
         if waiting is None:
             return encode_comment("running")
@@ -210,7 +213,8 @@ class RelayDialect(ABC):
 
     `read_envelope` parses what is read of every body, and `reader` reads the node's responses. `streams`: a
     request may ask for a stream, of type `stream_type`. Until the answer begins, the stream has
-    `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none.
+    `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none. In the
+    pauses of an answer it has `waiting_events`, too.
     `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents. Every response
     has the request's id in `request_id_headers`.
     """

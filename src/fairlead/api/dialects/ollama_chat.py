@@ -19,7 +19,7 @@ from fairlead.api.dialects.ollama_fields import (
     tools_of,
 )
 from fairlead.api.dialects.ollama_reader import LineReader
-from fairlead.api.dialects.ollama_writer import LINES, OllamaAnswer, OllamaErrors, SilentWaiting
+from fairlead.api.dialects.ollama_writer import LINES, EmptyParts, OllamaAnswer, OllamaErrors
 from fairlead.api.dialects.openai_messages import template_tools
 from fairlead.config import Limits
 from fairlead.job import Delta
@@ -73,7 +73,7 @@ class OllamaChatDialect(OllamaErrors, StreamingDialect):
     job_prefix = "chat"
     read_envelope = BodyParser(OllamaEnvelope)
     reader = LineReader()
-    waiting_events = SilentWaiting()
+    waiting_events = EmptyParts(chat=True)
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """See `Dialect`."""

@@ -14,7 +14,7 @@ from fairlead.api.dialects.ollama_fields import (
     parser_of,
 )
 from fairlead.api.dialects.ollama_reader import LineReader
-from fairlead.api.dialects.ollama_writer import LINES, OllamaAnswer, OllamaErrors, SilentWaiting
+from fairlead.api.dialects.ollama_writer import LINES, EmptyParts, OllamaAnswer, OllamaErrors
 from fairlead.api.dialects.openai import encode
 from fairlead.config import Limits
 from fairlead.errors import FairleadError
@@ -49,7 +49,7 @@ class OllamaGenerateDialect(OllamaErrors, StreamingDialect):
     job_prefix = "generate"
     read_envelope = BodyParser(OllamaEnvelope)
     reader = LineReader()
-    waiting_events = SilentWaiting()
+    waiting_events = EmptyParts(chat=False)
 
     def decode(self, body: bytes, limits: Limits) -> GenerationRequest:
         """See `Dialect`."""

@@ -15,7 +15,7 @@ from fairlead.api.dialects.answer_events import (
     CallEnd,
     TokenUsage,
 )
-from fairlead.api.dialects.dialect import REQUEST_ID_HEADERS, AnswerContext, AnswerTimes
+from fairlead.api.dialects.dialect import COMMENT_INTERVAL_S, REQUEST_ID_HEADERS, AnswerContext, AnswerTimes
 from fairlead.api.dialects.openai import call_id, encode, full_message
 from fairlead.api.dialects.openai_logprobs import chat_logprobs
 from fairlead.config import DialectName
@@ -29,14 +29,20 @@ LINES = "application/x-ndjson"
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class SilentWaiting:
-    """`WaitingEvents` that show nothing: every line of a stream must be a part of the answer."""
+class EmptyParts:
+    """`WaitingEvents` as parts of the answer without content. `chat`: the answer is a message.
 
-    interval_s = float("inf")
+    Each line of a stream must be such an object: Ollama's clients parse every line, also an empty one.
+    """
 
-    def write(self, waiting: WaitEstimate | None) -> bytes:  # noqa: ARG002  # of the interface
+    interval_s = COMMENT_INTERVAL_S
+
+    def __init__(self, *, chat: bool) -> None:
+        self._is_chat = chat
+
+    def write(self, waiting: WaitEstimate | None, model: str) -> bytes:  # noqa: ARG002  # of the interface
         """See `WaitingEvents`."""
-        return b""
+        return encode(_head(model) | _members({}, chat=self._is_chat) | {"done": False}) + b"\n"
 
     def end(self) -> bytes:
         """See `WaitingEvents`."""
@@ -133,15 +139,10 @@ class OllamaAnswer:
     # Members -----------------------------------------------------------------------------------------
 
     def _head(self) -> dict[str, Any]:
-        return {"model": self._context.job.model, "created_at": timestamp()}
+        return _head(self._context.job.model)
 
     def _members(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return the members of an object for a part of the answer."""
-        shown = {"content": "", **part}
-        logprobs = {"logprobs": shown.pop("logprobs")} if "logprobs" in shown else {}
-        if self._is_chat:
-            return {"message": {"role": "assistant", **shown}, **logprobs}
-        return {"response": shown.pop("content"), **shown, **logprobs}
+        return _members(part, chat=self._is_chat)
 
     def _part(self, event: AnswerEvent) -> dict[str, Any] | None:
         """Return the part of a message for an event; None if there is nothing to show yet."""
@@ -180,3 +181,16 @@ class OllamaAnswer:
         is_cut = self._end is not None and self._end.finish_reason == "length"
         usage = statistics(self._context, self._events.usage)
         return {"done": True, "done_reason": "length" if is_cut else "stop", **usage}
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {"model": model, "created_at": timestamp()}
+
+
+def _members(part: dict[str, Any], *, chat: bool) -> dict[str, Any]:
+    """Return the members of an object for a part of the answer."""
+    shown = {"content": "", **part}
+    logprobs = {"logprobs": shown.pop("logprobs")} if "logprobs" in shown else {}
+    if chat:
+        return {"message": {"role": "assistant", **shown}, **logprobs}
+    return {"response": shown.pop("content"), **shown, **logprobs}

@@ -212,7 +212,8 @@ class StoredEvents:
             with trio.move_on_after(_comments.interval_s):
                 await self._run.changed.wait()
                 continue
-            return _comments.write(await self._waiting(self._run.job.request_id))
+            job = self._run.job
+            return _comments.write(await self._waiting(job.request_id), job.model)
         raise CutStream
 
     def _next_events(self, events: list[bytes]) -> list[bytes]:
