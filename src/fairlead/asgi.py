@@ -27,6 +27,7 @@ from fairlead.console.announcer import LogAnnouncer
 from fairlead.console.configuration import source_of
 from fairlead.console.options import File, Flag, Model, ServeOptions
 from fairlead.descriptors import raise_limit
+from fairlead.environment import remove_empty
 from fairlead.errors import Draining, FairleadError, NotStarted
 from fairlead.fleet.reload import ConfigSource
 from fairlead.gc_tuning import freeze
@@ -268,6 +269,7 @@ def _reason(failure: BaseException) -> str:
 
 def _read_environment() -> tuple[Config, ConfigSource | None]:
     """Read the environment. Raises `CycloptsError`, `ConfigError` or `OSError`, naming the variable."""
+    remove_empty()
     options: dict[str, Any] = {"exit_on_error": False, "print_error": False, "result_action": "return_value"}
     read: tuple[Config, ConfigSource | None] = _environment([], **options)
     return read

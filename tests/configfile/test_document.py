@@ -104,10 +104,11 @@ def test_missing_keys_come_from_merged_mappings():
         ("{[1]: 2}", "line 1: a key must be text"),
         ("a: {<<: 5}", "a: <<: must be a mapping or a list of them"),
         ("a: ${env.UNSET}", "a: the environment variable UNSET is not set"),
+        ("a: ${env.EMPTY}", "a: the environment variable EMPTY is empty"),
     ],
 )
 def test_invalid_value_is_reported_by_path(text, expected):
-    assert expected in faults(text)
+    assert expected in faults(text, EMPTY="")
 
 
 def test_environment_variables_replace_only_values():

@@ -397,6 +397,38 @@ def test_anchors_may_be_defined_in_extra_sections(tmp_path):
     assert (model.env, model.capabilities) == ({"A": "1"}, {"tools": True})
 
 
+def test_key_that_only_holds_an_anchor_has_no_effect_but_is_no_error(tmp_path):
+    text = """\
+        defaults: &defaults
+          proxy: http://127.0.0.1:9081
+          ttl: &idle 600
+        words: [&word [A=1], B=2]
+        models:
+          alpha-8b: {cmd: llama-server --port 9081, env: *word, <<: *defaults}
+          beta: {cmd: "${PORT}", ttl: *idle}
+        """
+    found = reading(tmp_path, text)
+    assert set(found.without_effect) == {"defaults", "words"}
+    alpha, beta = found.config.models
+    assert (alpha.ttl_s, alpha.proxy, alpha.env, beta.ttl_s) == (
+        600,
+        "http://127.0.0.1:9081",
+        {"A": "1"},
+        600,
+    )
+
+
+@pytest.mark.parametrize("value", ["&unused {ttl: 5}", "{a: &a 5, b: *a}", "5"])
+def test_unknown_key_to_which_nothing_refers_is_an_error(tmp_path, value):
+    with pytest.raises(ConfigFileError, match="defaults: is not a setting"):
+        reading(tmp_path, f"defaults: {value}\nmodels: {{a: {{cmd: '${{PORT}}'}}}}")
+
+
+def test_setting_that_others_refer_to_keeps_its_effect(tmp_path):
+    text = "globalTTL: &ttl 7\nmodels: {a: {cmd: '${PORT}'}, b: {cmd: '${PORT}', ttl: *ttl}}"
+    assert [model.ttl_s for model in reading(tmp_path, text).config.models] == [7, 7]
+
+
 @pytest.mark.parametrize(
     ("swap", "kind", "running", "evicted"),
     [

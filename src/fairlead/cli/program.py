@@ -19,6 +19,8 @@ from fairlead.cli.machines import check, deploy, doctor, schema
 from fairlead.cli.servers import dispatcher, front, node, serve
 from fairlead.compilers import ADVICE
 from fairlead.config import ConfigError
+from fairlead.environment import remove_empty
+from fairlead.process.first_process import leave_first_place
 
 commands = App(
     "fairlead",
@@ -49,6 +51,8 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: this process's arguments) and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    leave_first_place()
+    remove_empty()
     if words[:1] not in (["serve"], ["node"], ["front"], ["dispatcher"]):
         return _run(words)
     from fairlead.telemetry.logs import log_streams

@@ -45,8 +45,8 @@ class UnreadableError(ValueError):
 class Document:
     """A parsed file: the `tree` of plain values, and the line of each.
 
-    `faults` are those of single values, such as a duplicate key or an infinite number. Raises
-    `UnreadableError`.
+    `faults` are those of single values, such as a duplicate key or an infinite number. `anchors` are the
+    keys at the top level with values to which aliases in other keys' values refer. Raises `UnreadableError`.
     """
 
     def __init__(self, content: bytes, environment: Mapping[str, str]) -> None:
@@ -60,6 +60,7 @@ class Document:
             raise UnreadableError(1, "the file is empty")
         if not isinstance(root, yaml.MappingNode):
             raise UnreadableError(root.start_mark.line + 1, "must be a mapping of settings")
+        self.anchors = _referred_to(root)
         self.tree: dict[str, Any] = self._value(root, ())
 
     def line(self, path: KeyPath) -> int:
@@ -143,8 +144,9 @@ class Document:
     def _substituted(self, text: str, path: KeyPath) -> str:
         def value_of(found: re.Match[str]) -> str:
             name = found[1]
-            if name not in self._environment:
-                self._fault(path, f"the environment variable {name} is not set")
+            if not self._environment.get(name):
+                state = "empty" if name in self._environment else "not set"
+                self._fault(path, f"the environment variable {name} is {state}")
             return self._environment.get(name, "")
 
         return _VARIABLE.sub(value_of, text).replace(_OPEN, "${").replace(_CLOSE, "}")
@@ -194,3 +196,24 @@ def _compose(text: str) -> yaml.Node | None:
     except (yaml.YAMLError, ValueError) as error:  # an invalid \U escape or %YAML version
         raise UnreadableError(1, f"is not YAML: {error}") from None
     return root
+
+
+def _referred_to(root: yaml.MappingNode) -> frozenset[str]:
+    """Return the top-level keys with an anchor that the value of another key refers to.
+
+    An alias is the same node as its anchor, which comes first. Each node is visited once.
+    """
+    owners: dict[int, str] = {}
+    found = set()
+    for key_node, value_node in root.value:
+        waiting = [value_node]
+        while waiting:
+            node = waiting.pop()
+            if id(node) in owners:
+                if owners[id(node)] != key_node.value:
+                    found.add(owners[id(node)])
+                continue
+            owners[id(node)] = str(key_node.value)
+            for item in node.value if isinstance(node, yaml.CollectionNode) else ():
+                waiting += item if isinstance(item, tuple) else [item]
+    return frozenset(found)

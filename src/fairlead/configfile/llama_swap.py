@@ -3,7 +3,7 @@
 The table `WITHOUT_EFFECT` lists settings that we do not implement; requests are served the same.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from fairlead.config import (
     NodeConfig,
     SwapConfig,
 )
-from fairlead.config.spelling import Key, KeyPath, faults_of
+from fairlead.config.spelling import Key, KeyPath, faults_of, settings_of
 from fairlead.configfile.sections import FileSettings, Peer
 from fairlead.swap.matrix import MatrixError, expand
 
@@ -52,19 +52,25 @@ WITHOUT_EFFECT: dict[tuple[str, ...], bool] = {
     ("models", "*", "capabilities"): False,
 }
 
+_SETTINGS = frozenset(("models", "macros", *(setting.spelling for setting in settings_of(FileSettings))))
+
 _NOTHING_ELSE = (("models", "*", "compat"),)  # sections that may be empty afterwards
 
 
-def unused(tree: dict[str, Any]) -> list[KeyPath]:
-    """Return the paths of settings without effect; remove those that are dropped."""
+def unused(tree: dict[str, Any], anchors: Collection[str] = ()) -> list[KeyPath]:
+    """Return the paths of settings without effect; remove those that are dropped.
+
+    `anchors` are the keys at the top level to which other values refer. Those that are no settings are
+    dropped; an unknown key to which nothing refers may be a misspelling, and stays.
+    """
     without_effect = []
     for pattern, dropped in WITHOUT_EFFECT.items():
         for path, parent in _matching(tree, pattern):
             without_effect.append(path)
             if dropped:
                 del parent[path[-1]]
-    for key in [key for key in tree if key == "defs" or key.startswith("x-")]:
-        without_effect.append((key,))  # holds YAML anchors
+    for key in [key for key in tree if _holds_anchors(key, anchors)]:
+        without_effect.append((key,))
         del tree[key]
     for pattern in _NOTHING_ELSE:
         for path, parent in _matching(tree, pattern):
@@ -163,6 +169,10 @@ def _faults_of_matrix(swap: MatrixSwap, models: frozenset[str]) -> Iterator[Faul
     for model in sorted(named - models - frozenset(swap.variables.values())):
         at = next((name for name, text in swap.sets.items() if model in text), "")
         yield Fault(("sets", at), f"there is no model {model}")
+
+
+def _holds_anchors(key: str, anchors: Collection[str]) -> bool:
+    return key == "defs" or key.startswith("x-") or (key in anchors and key not in _SETTINGS)
 
 
 def _matching(tree: Any, pattern: tuple[str, ...]) -> list[tuple[KeyPath, dict[Key, Any]]]:

@@ -102,7 +102,7 @@ class _Reader:
 
     def read(self) -> Config | None:
         self.faults += self._document.faults
-        self.without_effect = llama_swap.unused(self._document.tree)
+        self.without_effect = llama_swap.unused(self._document.tree, self._document.anchors)
         expansion = Expansion()
         tree = expansion.expand(self._document.tree)
         self.faults += expansion.faults
