@@ -21,7 +21,7 @@ from fairlead.api.routes import Application
 from fairlead.api.services import Services
 from fairlead.cluster.launcher_process import refuse_without_ray
 from fairlead.cluster.running import run_cluster
-from fairlead.config import Config, ConfigError
+from fairlead.config import UNIX_PREFIX, Config, ConfigError
 from fairlead.descriptors import limits_within_descriptors, raise_limit
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.errors import FairleadError
@@ -31,7 +31,7 @@ from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.reload import ConfigSource, watch_config
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
-from fairlead.http.listener import bind, serve_http
+from fairlead.http.listener import address_of, bind, serve_http
 from fairlead.request_timeline import RequestTimeline
 from fairlead.supervision import FailureBoundary, keep_running, log_failure
 from fairlead.telemetry import logs
@@ -95,7 +95,7 @@ async def serve(
     """
     with ExitStack() as listening:
         sockets = [listening.enter_context(sock) for sock in bind(config.host, config.port)]
-        url = url_of(*sockets[0].getsockname()[:2])
+        url = url_of(*address_of(sockets[0]))
         composition = Composition(config, announcer, source=source, request_log=request_log)
         await composition.prepare()
 
@@ -242,7 +242,9 @@ class Composition:
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the address of a server for its clients."""
+    """Return the address of a server for its clients; that of a Unix socket is `unix:PATH`."""
+    if host.startswith(UNIX_PREFIX):
+        return host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

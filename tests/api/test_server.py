@@ -84,6 +84,34 @@ def test_ipv6_host_is_bound_with_and_without_brackets(host):
     assert families == [socket.AF_INET6]
 
 
+def test_all_addresses_of_ipv6_mean_those_of_ipv4_too():
+    sockets = bind("::", 0)
+    families = {sock.family for sock in sockets}
+    (port,) = {sock.getsockname()[1] for sock in sockets}
+    with socket.create_connection(("127.0.0.1", port)):
+        close_all(sockets)
+    assert families - {socket.AF_INET6} == {socket.AF_INET}
+
+
+def test_all_addresses_are_those_of_ipv4_on_a_machine_without_ipv6(monkeypatch):
+    class WithoutIpv6(socket.socket):
+        def __init__(self, family=socket.AF_INET, *arguments, **options):
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+            super().__init__(family, *arguments, **options)
+
+    monkeypatch.setattr(socket, "socket", WithoutIpv6)
+    sockets = bind("::", 0)
+    close_all(sockets)
+    assert [sock.family for sock in sockets] == [socket.AF_INET]
+
+
+def test_ipv4_host_is_bound_alone():
+    sockets = bind("0.0.0.0", 0)
+    close_all(sockets)
+    assert [sock.family for sock in sockets] == [socket.AF_INET]
+
+
 def test_accepted_connections_have_tcp_nodelay_and_keepalive():
     (listening,) = bind("127.0.0.1", 0)
     with listening, socket.create_connection(listening.getsockname()):

@@ -16,6 +16,7 @@ from fairlead.http.headers import FirstHeaders
 from fairlead.http.unread import UnreadBytes
 from fairlead.tenancy.flow_control import NO_HINTS
 
+LOCAL = "local"  # the address of a client on a Unix socket
 NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 
 _encode = msgspec.json.Encoder().encode
@@ -48,7 +49,7 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers = FirstHeaders(scope["headers"])
-        self.address: str | None = client[0] if client else None
+        self.address: str | None = (client[0] or LOCAL) if client else None
         self.is_forwarded: bool = scope.get(FORWARDED, False)
         self.read = read
         self.leave_body: Callable[[], None] = _nothing

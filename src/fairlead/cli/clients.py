@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from fairlead.config import ConfigError
+from fairlead.config import UNIX_PREFIX, ConfigError
 from fairlead.console.load_options import LoadOptions
 from fairlead.console.options import Flag, parse_api_keys
 
@@ -26,7 +26,7 @@ class ServerOptions:
     Parameters
     ----------
     url
-        Address of the server. Default: http://127.0.0.1:8000.
+        Address of the server, also unix:PATH. Default: http://127.0.0.1:8000.
     api_key
         API key to send. `stop` and `logs` need one with the role operator.
     """
@@ -35,9 +35,9 @@ class ServerOptions:
     api_key: Annotated[str | None, Parameter(env_var=("FAIRLEAD_API_KEY", "FAIRLEAD_ADMIN_KEY"))] = None
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` unless the URL begins with http:// or https://."""
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"--url: must begin with http:// or https://, not {self.url!r}")
+        """Raise `ConfigError` unless the URL begins with http://, https:// or unix:."""
+        if self.url is not None and not self.url.startswith(("http://", "https://", UNIX_PREFIX)):
+            raise ConfigError(f"--url: must begin with http://, https:// or unix:, not {self.url!r}")
 
     @property
     def key(self) -> str | None:

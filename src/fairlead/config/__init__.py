@@ -6,6 +6,7 @@ Names here are snake_case; a configuration file spells them in camelCase (`confi
 from fairlead.config.access import (
     NO_OPERATOR,
     ROLES,
+    UNIX_PREFIX,
     ApiKey,
     CorsConfig,
     FlowControlConfig,
@@ -52,6 +53,7 @@ __all__ = [
     "MODEL_KINDS",
     "NO_OPERATOR",
     "ROLES",
+    "UNIX_PREFIX",
     "AnyModelConfig",
     "ApiKey",
     "ClusterConfig",

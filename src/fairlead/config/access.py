@@ -1,6 +1,7 @@
 """Settings of access to the server: API keys, web pages of other origins, the loopback interface."""
 
 import ipaddress
+import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
@@ -8,6 +9,10 @@ from typing import Literal, get_args
 import msgspec
 
 from fairlead.config.spelling import AtLeastOne, Fault, spelled
+
+# Begins the address of a Unix socket, before its path.
+UNIX_PREFIX = "unix:"
+MAX_UNIX_PATH_BYTES = 107  # of the system, on Linux
 
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://[^\s/?#@*\\A-Z]+")
 _ORIGIN_FORM = "an origin as browsers send it: scheme, name and port in lower case, without the default port"
@@ -104,6 +109,16 @@ def read_key(raw: object) -> object:
     return {"key": raw} if isinstance(raw, str) else raw
 
 
+def faults_of_host(host: str) -> Iterator[Fault]:
+    """Yield faults of `host`."""
+    if not host.strip():
+        yield Fault(("host",), "must not be empty")
+    if host.startswith(UNIX_PREFIX):
+        size = len(os.fsencode(host.removeprefix(UNIX_PREFIX)))
+        if not 0 < size <= MAX_UNIX_PATH_BYTES or "\0" in host:
+            yield Fault(("host",), f"the path of a socket must have 1 to {MAX_UNIX_PATH_BYTES} bytes")
+
+
 def faults_of_proxies(entries: Iterable[str]) -> Iterator[Fault]:
     """Yield faults of `trustedProxies`."""
     for index, entry in enumerate(entries):
@@ -123,7 +138,7 @@ def lacks_operator(api_keys: Iterable[ApiKey]) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach a server that listens on `host`."""
-    if host == "localhost":
+    if host == "localhost" or host.startswith(UNIX_PREFIX):
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -11,6 +11,7 @@ from fairlead.config.access import (
     ApiKey,
     CorsConfig,
     FlowControlConfig,
+    faults_of_host,
     faults_of_proxies,
     is_loopback,
     read_key,
@@ -173,7 +174,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
     """All settings except the models, in the form of a configuration file. Raises `ConfigError`."""
 
     host: str = "127.0.0.1"
-    """The address to listen on."""
+    """The address to listen on; `::`: all addresses of IPv6 and IPv4; unix:PATH: a Unix socket, without a
+    port.
+    """
     allowed_hosts: tuple[str, ...] = ()
     """Further names by which clients reach it, such as those of a reverse proxy, a container, or the machine
     on its network (ai, ai.local); without a port. Requests to other names are refused without API keys,
@@ -251,8 +254,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=spelled):
 
     def contradictions(self) -> Iterator[Fault]:
         """Yield faults of settings that contradict each other."""
-        if not self.host.strip():
-            yield Fault(("host",), "must not be empty")
+        yield from faults_of_host(self.host)
         if self.otlp_endpoint is not None and not is_http_url(self.otlp_endpoint):
             yield Fault(("otlpEndpoint",), f"must be {HTTP_URL}")
         for index, name in enumerate(self.allowed_hosts):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from fairlead.config import UNIX_PREFIX
 from fairlead.console.notify import notify
 from fairlead.telemetry import streams
 
@@ -220,10 +221,14 @@ def _progress() -> "Progress":
 
 def _uses(url: str) -> str:
     chat = "fairlead run" if url == DEFAULT_URL else f"fairlead run --url {url}"
+    if url.startswith(UNIX_PREFIX):
+        return f"chat: {chat}  stop: Ctrl-C"
     return f"dashboard: {url}/  API: {url}/v1  chat: {chat}  stop: Ctrl-C"
 
 
 def _curl_hint(url: str, model: str, *, key_needed: bool) -> str:
     question = {"model": model, "messages": [{"role": "user", "content": "Hello!"}]}
     key = '-H "Authorization: Bearer $FAIRLEAD_API_KEY" ' if key_needed else ""
+    if url.startswith(UNIX_PREFIX):
+        url = f"--unix-socket {shlex.quote(url.removeprefix(UNIX_PREFIX))} http://localhost"
     return f"Try it: curl {url}/v1/chat/completions {key}--json {shlex.quote(json.dumps(question))}"

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from fairlead.config import is_loopback
+from fairlead.config import UNIX_PREFIX, is_loopback
 from fairlead.http.server_sent_events import (
     EventSplitter,
     event_comments,
@@ -119,14 +119,17 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 class Client:
-    """Sends requests to one server. `url` is its root, with or without /v1."""
+    """Sends requests to one server. `url` is its root, with or without /v1, or unix:PATH."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
+        path = url.removeprefix(UNIX_PREFIX) if url.startswith(UNIX_PREFIX) else None
+        self.url = url if path is not None else url.rstrip("/").removesuffix("/v1")
         self._http = httpx.Client(
+            base_url=self.url if path is None else "http://localhost",
+            transport=None if path is None else httpx.HTTPTransport(uds=path),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             # A proxy from the environment cannot reach this machine's loopback.
-            trust_env=not is_loopback(httpx.URL(self.url).host),
+            trust_env=path is None and not is_loopback(httpx.URL(self.url).host),
         )
         self._socket: socket.socket | None = None  # of the lines that are being read
         self._is_interrupted = False
@@ -205,9 +208,7 @@ class Client:
         headers = {} if body is None else {"Content-Type": "application/json"}
         timeout = httpx.Timeout(READ_TIMEOUT_S, connect=5.0, read=read_timeout_s)
         try:
-            with self._http.stream(
-                method, self.url + path, content=body, headers=headers, timeout=timeout
-            ) as response:
+            with self._http.stream(method, path, content=body, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
                     raise ServerError(_refusal(response))
                 yield response

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
-from fairlead.config import NO_OPERATOR, CommandConfig, Config, lacks_operator
+from fairlead.config import NO_OPERATOR, UNIX_PREFIX, CommandConfig, Config, lacks_operator
 from fairlead.config.fleet import GroupSwap, KeepSwap, LruSwap, MatrixSwap, NamedSwap, SwapConfig
 from fairlead.configfile import ConfigFileError, Reading, read_config
 from fairlead.console.announcer import report_warning
@@ -159,6 +159,7 @@ def _lines(file: Path, reading: Reading, faults: dict[str, str]) -> list[str]:
     config = reading.config
     formats = formats_of(config)
     models = ", ".join(model.name for model in config.models) or "none"
+    address = config.host if config.host.startswith(UNIX_PREFIX) else f"{config.host}:{config.port}"
     nodes = ", ".join(node.id for node in config.nodes) or "none"
     return [
         f"{file} is good." if not faults else f"{file} is valid, but has models that cannot be loaded.",
@@ -173,7 +174,7 @@ def _lines(file: Path, reading: Reading, faults: dict[str, str]) -> list[str]:
         f"  nodes: {nodes}",
         *([f"  selectors: {', '.join(config.selectors)}"] if config.selectors else []),
         f"  evictions: {_evictions(config.swap)}",
-        f"  address: {config.host}:{config.port}",
+        f"  address: {address}",
         f"  API keys: {len(config.api_keys) or 'none'}",
         *(f"    {key_id(key)}: {key.user or 'no user'}, {key.role}" for key in config.api_keys),
         *(f"  without effect: {key}" for key in reading.without_effect),

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from fairlead.compilers import ADVICE
-from fairlead.config import Config, ConfigError, demonstration_model
+from fairlead.config import UNIX_PREFIX, Config, ConfigError, demonstration_model
 from fairlead.configfile import Reading, read_config
 
 Verdict = Literal["good", "warning", "bad"]
@@ -186,6 +186,9 @@ def _files() -> Iterator[Finding]:
 
 
 def _port(host: str, port: int) -> Iterator[Finding]:
+    if host.startswith(UNIX_PREFIX):
+        yield _socket(Path(host.removeprefix(UNIX_PREFIX)))
+        return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -200,6 +203,18 @@ def _port(host: str, port: int) -> Iterator[Finding]:
             )
             return
     yield Finding("port", "good", f"{host}:{port} is free")
+
+
+def _socket(path: Path) -> Finding:
+    if path.exists() and not path.is_socket():
+        return Finding("socket", "bad", f"{path} is a file of another kind", "Choose another with --host.")
+    with socket.socket(socket.AF_UNIX) as trial:
+        if not trial.connect_ex(str(path)):
+            advice = f"`fairlead ps --url {UNIX_PREFIX}{path}` shows it if it is a Fairlead."
+            return Finding("socket", "warning", f"a server listens on {path}", advice)
+    if not os.access(path.parent, os.W_OK):
+        return Finding("socket", "bad", f"{path.parent} cannot be written", "Choose another with --host.")
+    return Finding("socket", "good", f"{path} is free")
 
 
 def _model_hub() -> Iterator[Finding]:

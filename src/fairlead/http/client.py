@@ -17,7 +17,7 @@ import trio
 from fairlead.errors import NodeFailed, NodeFull
 from fairlead.http.client_connection import ClientConnection, Clock, describe, is_local_shortage, reason_of
 from fairlead.http.idle_connections import IdleConnections
-from fairlead.http.links import connect
+from fairlead.http.links import connect, connect_to_path
 from fairlead.http.request_head import RequestHeads
 from fairlead.http.response_parser import InvalidResponse, ResponseHead, ResponseParser
 
@@ -128,7 +128,8 @@ class Upstream:
 
     At most `capacity` exchanges at a time, one connection each; more wait, first come, first served. Errors
     are `UpstreamFailed`, and their messages begin with `name`. `may_be_restricted`: whether the server may
-    have a link-local or metadata address. Raises `ValueError` for an invalid URL.
+    have a link-local or metadata address. `socket_path`: the Unix socket that it listens on, if any; then the
+    URL only names it in requests. Raises `ValueError` for an invalid URL.
     """
 
     def __init__(
@@ -141,12 +142,14 @@ class Upstream:
         timeouts: UpstreamTimeouts | None = None,
         tls: ssl.SSLContext | None = None,
         may_be_restricted: bool = True,
+        socket_path: str | None = None,
     ) -> None:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") is not None
         if not named or parts.username is not None:
             raise ValueError(f"{url!r} is not the URL of a server, such as http://host:port")
         self.name = name
+        self._socket_path = socket_path
         self._may_be_restricted = may_be_restricted
         self._host = str(parts.hostname)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -242,7 +245,12 @@ class Upstream:
                 lease.connection = None
         clock.begin("did not accept a connection", self._timeouts.connect_s)
         try:
-            link = await connect(self._host, self._port, self._tls, may_be_restricted=self._may_be_restricted)
+            if self._socket_path is not None:
+                link = await connect_to_path(self._socket_path)
+            else:
+                link = await connect(
+                    self._host, self._port, self._tls, may_be_restricted=self._may_be_restricted
+                )
         except OSError as error:
             kind = LocalShortage if is_local_shortage(error) else UpstreamFailed
             raise kind(f"{self.name} cannot be reached: {reason_of(error)}") from error

@@ -45,7 +45,7 @@ class _Unsent(NamedTuple):
 
 
 class ServerConnection:
-    """The server side of one accepted, non-blocking TCP socket, which it closes at its end."""
+    """The server side of one accepted, non-blocking socket, of TCP or Unix, which it closes at its end."""
 
     def __init__(self, shared: Shared, sock: socket.socket, client: tuple[Any, ...]) -> None:
         self._socket = sock
@@ -69,7 +69,7 @@ class ServerConnection:
                 self._protocol = Protocol(
                     self._shared,
                     client=self._client,
-                    server=self._socket.getsockname()[:2],
+                    server=_server_of(self._socket),
                     start_soon=nursery.start_soon,
                     wake=self._wake,
                     send=self._on_event,
@@ -248,6 +248,12 @@ class ServerConnection:
         except trio.Cancelled:
             self.abort()  # the rest of a partial write cannot be sent any more
             raise
+
+
+def _server_of(sock: socket.socket) -> tuple[str, int | None]:
+    """Return the server's address as ASGI wants it: the path alone for a Unix socket."""
+    name = sock.getsockname()
+    return (name, None) if sock.family == socket.AF_UNIX else name[:2]
 
 
 async def linger(sock: socket.socket) -> None:

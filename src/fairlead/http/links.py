@@ -35,7 +35,7 @@ class Link(Protocol):
 
 
 class PlainLink:
-    """A TCP connection."""
+    """A connection without TLS, over TCP or a Unix socket."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._socket = socket.socket(fileno=stream.socket.detach())
@@ -109,6 +109,11 @@ class TlsLink:
     def close(self) -> None:
         """See `Link`. Sends no close_notify: HTTP's own framing shows whether a response is complete."""
         self._transport.socket.close()
+
+
+async def connect_to_path(path: str) -> Link:
+    """Connect to a Unix socket. Raises `OSError`."""
+    return PlainLink(await trio.open_unix_socket(path))
 
 
 async def connect(

@@ -22,12 +22,13 @@ from hypercorn.config import Config as HypercornConfig
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
 
-from fairlead.config import ConfigError, Limits
+from fairlead.config import UNIX_PREFIX, ConfigError, Limits
 from fairlead.http.accept_queue import AcceptedConnection, AcceptQueue
 from fairlead.http.callers import Caller, Callers
 from fairlead.http.connection import ServerConnection, linger
 from fairlead.http.protocol import Shared
 from fairlead.http.refusals import refusal
+from fairlead.http.unix_sockets import UNIX_PEER, CannotListen, listen_on_path
 
 logger = structlog.get_logger("fairlead.http")
 
@@ -54,25 +55,27 @@ Wait = Callable[[socket.socket], Awaitable[None]]
 _without_lifespan = suppress(trio.ClosedResourceError, trio.BrokenResourceError)
 
 
-class CannotListen(OSError):
-    """An address that cannot be bound; the message says what to do."""
-
-    def __str__(self) -> str:
-        return self.strerror or super().__str__()
-
-
 def bind(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket]:
     """Return listening sockets, one for each address of `host`. Port 0 picks a free one.
 
+    `::` stands for all addresses of both families, `unix:PATH` for a Unix socket, which needs no port.
     With `is_shared`, other sockets of this user may be bound to the same port (SO_REUSEPORT), and these do
     not listen yet: of those that do, each gets a part of the connections.
     Raises `ConfigError` if there is no such host, and `CannotListen` if the address cannot be bound.
     """
+    if host.startswith(UNIX_PREFIX):
+        return [
+            listen_on_path(
+                host.removeprefix(UNIX_PREFIX), backlog=BACKLOG, send_buffer_bytes=SEND_BUFFER_BYTES
+            )
+        ]
     name = host.removeprefix("[").removesuffix("]")
     try:
         found = socket.getaddrinfo(name or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError, OverflowError) as error:
         raise ConfigError(f"host: cannot listen on {host!r}, port {port}: {error}") from error
+    if name == "::":  # a socket for each family: one for both would show IPv4 addresses in the form of IPv6
+        found.append((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("0.0.0.0", port)))  # noqa: S104  # as asked for
     tries = 1 if port else PORTS_TRIED
     while True:
         try:
@@ -81,6 +84,12 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> list[socket.socket
             tries -= 1
             if not tries or error.errno != errno.EADDRINUSE:
                 raise
+
+
+def address_of(sock: socket.socket) -> Address:
+    """Return the host and the port that a socket is bound to: `unix:PATH` and 0 for a Unix socket."""
+    name = sock.getsockname()
+    return (f"{UNIX_PREFIX}{name}", 0) if sock.family == socket.AF_UNIX else (str(name[0]), int(name[1]))
 
 
 async def serve_http(
@@ -142,7 +151,7 @@ class Listener:
                     async with trio.open_nursery() as accepting:
                         for sock in sockets:
                             accepting.start_soon(self._accept, sock, connections)
-                        task_status.started([sock.getsockname()[:2] for sock in sockets])
+                        task_status.started([address_of(sock) for sock in sockets])
                         await shutdown.wait()
                         accepting.cancel_scope.cancel()
                     if not self._shared.limits.drain_delay_s:
@@ -182,6 +191,8 @@ class Listener:
                 for _ in range(ACCEPTS_PER_TURN):
                     sock, client = listening.accept()
                     sock.setblocking(False)
+                    if listening.family == socket.AF_UNIX:
+                        client = UNIX_PEER
                     self._admit(AcceptedConnection(sock, client), connections)
             except (BlockingIOError, ConnectionAbortedError):
                 pass

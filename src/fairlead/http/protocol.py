@@ -67,7 +67,7 @@ class Protocol(H11Protocol):  # type: ignore[misc]  # hypercorn's types are not 
         shared: Shared,
         *,
         client: tuple[str, int],
-        server: tuple[str, int],
+        server: tuple[str, int | None],
         start_soon: Callable[..., None],
         wake: Callable[[], None],
         send: Callable[[Any], Awaitable[None]],

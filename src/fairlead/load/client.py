@@ -10,6 +10,7 @@ from http import HTTPStatus
 import msgspec
 import trio
 
+from fairlead.config import UNIX_PREFIX
 from fairlead.http.client import Upstream, UpstreamFailed, UpstreamTimeouts
 from fairlead.http.server_sent_events import EventSplitter, event_data, split_events
 
@@ -29,7 +30,15 @@ class LoadConnection:
     """Sends requests one after another, over one socket while the server keeps it open."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        self._upstream = Upstream(url, name=url, api_key=api_key or None, capacity=1, timeouts=_NO_LIMITS)
+        path = url.removeprefix(UNIX_PREFIX) if url.startswith(UNIX_PREFIX) else None
+        self._upstream = Upstream(
+            url if path is None else "http://localhost",
+            name=url,
+            api_key=api_key or None,
+            capacity=1,
+            timeouts=_NO_LIMITS,
+            socket_path=path,
+        )
 
     async def request(
         self, method: str, path: str, body: object = None, *, on_data: Callable[[bytes], None] | None = None

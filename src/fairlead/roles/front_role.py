@@ -21,7 +21,7 @@ from fairlead.fleet.model_reading import read_model
 from fairlead.fronts.client import ANSWER_TIMEOUT_S, NO_ANSWER, DispatchClient
 from fairlead.gateway import Gateway
 from fairlead.gc_tuning import freeze
-from fairlead.http.listener import bind, serve_http
+from fairlead.http.listener import address_of, bind, serve_http
 from fairlead.http.shared_sockets import SharedSockets
 from fairlead.link.address import LinkAddress, connect
 from fairlead.link.handshake import shake_hands
@@ -134,7 +134,7 @@ class FrontRole:
             nursery.start_soon(keep_running, "counts", self._report_counts)
             freeze()
             sockets.listen()
-            self.address = sockets.all[0].getsockname()[:2]
+            self.address = address_of(sockets.all[0])
             self._link.send(control.RoleReady())
             await serve_http(
                 partial(self._serve, view, app),

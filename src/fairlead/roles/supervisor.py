@@ -23,7 +23,7 @@ from fairlead.config import Config, ConfigError
 from fairlead.descriptors import raise_limit
 from fairlead.errors import FairleadError, LoadFailed
 from fairlead.fleet.reload import ConfigSource, watch_config
-from fairlead.http.listener import bind
+from fairlead.http.listener import address_of, bind
 from fairlead.process.socket_folder import socket_folder
 from fairlead.roles import control
 from fairlead.roles.child_process import ChildProcess
@@ -71,7 +71,7 @@ async def supervise(
     refuse_without_ray(config)
     with ExitStack() as resources:
         sockets = _reserve(resources, config)
-        port: int = sockets[0][0].getsockname()[1]
+        port = address_of(sockets[0][0])[1]
         directory = resources.enter_context(socket_folder())
         async with trio.open_nursery() as nursery:
             fixed = replace(config, port=port)
@@ -325,10 +325,15 @@ class Supervisor:
 def _reserve(resources: ExitStack, config: Config) -> list[list[socket.socket]]:
     """Return sockets for each front, all bound to one port. They do not listen yet.
 
-    Raises `CannotListen` if another program has the port.
+    A Unix socket is the same for all fronts, and listens already: its connections wait for a front. Raises
+    `CannotListen` if another program has the port.
     """
     exclusive = bind(config.host, config.port)
-    port: int = exclusive[0].getsockname()[1]
+    if exclusive[0].family == socket.AF_UNIX:
+        (first,) = map(resources.enter_context, exclusive)
+        copies = (resources.enter_context(first.dup()) for _ in range(config.fronts - 1))
+        return [[first], *([copy] for copy in copies)]
+    port = address_of(exclusive[0])[1]
     for sock in exclusive:
         sock.close()
     found = [bind(config.host, port, is_shared=True) for _ in range(config.fronts)]
