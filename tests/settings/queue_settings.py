@@ -85,7 +85,7 @@ async def queued_stream_receives_keep_alive_comments(server: Served) -> None:
     stream = await server.complete(stream=True).done()
     comments = [line for line in stream.body.decode().split("\n") if line.startswith(":")]
     assert len(comments) >= 3, comments
-    assert all("position=1" in comment for comment in comments), comments
+    assert all("position=1" in comment for comment in comments[:3]), comments
 
 
 @setting("queue.classes", {"queue": {"classes": ["vip", "usual"]}})

@@ -27,6 +27,7 @@ DOCUMENTED = frozenset(
         "forbidden",
         "header_timeout",
         "http_version_not_supported",
+        "insufficient_role",
         "invalid_api_key",
         "invalid_request",
         "load_failed",
