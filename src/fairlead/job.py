@@ -88,7 +88,8 @@ class Relay(msgspec.Struct, frozen=True):
     `passthrough` nothing is changed: `path` is the target with its query, and `body` may be anything.
     `reader` reads the node's response, which needs none with a `passthrough`. A node that does not speak
     `dialect` gets `chat` instead; None: the request cannot be translated, or need not be. `only_chat`: even
-    nodes that speak it get `chat`, because only `chat` has the whole request.
+    nodes that speak it get `chat`, because only `chat` has the whole request. `headers` are those of the
+    client's that belong to the dialect, and go with `body` only.
     """
 
     path: str
@@ -99,6 +100,7 @@ class Relay(msgspec.Struct, frozen=True):
     dialect: str = CHAT_DIALECT
     chat: ChatRelay | None = None
     only_chat: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def size(self) -> int:

@@ -261,11 +261,12 @@ async def test_nodes_are_listed_without_their_keys(operator):
 
 async def test_node_is_added_with_all_settings_of_a_configuration(operator, fleet):
     body = {"id": "org/big", "url": "http://10.0.0.2:8000", "api_key": "sk-theirs", "seats": 4}
-    names = {"model_names": {"remote": "qwen"}, "dialects": ["openai"]}
+    names = {"model_names": {"remote": "qwen"}, "dialects": ["openai"], "api_path": "/v4"}
     reply = await operator.post("/nodes", {**body, "models": ["remote"], **names})
     assert (reply.status, reply.json["id"]) == (201, "org/big")
     assert b"sk-theirs" not in reply.body
-    config = NodeConfig(**body, models=("remote",), model_names={"remote": "qwen"}, dialects=("openai",))
+    own = {"model_names": {"remote": "qwen"}, "dialects": ("openai",), "api_path": "/v4"}
+    config = NodeConfig(**body, models=("remote",), **own)
     assert [("add", config)] == fleet.calls
 
 
@@ -282,6 +283,8 @@ async def test_omitted_settings_of_a_node_have_the_configurations_defaults(opera
         ({"url": "10.0.0.2"}, "url"),
         ({"url": "file:///etc/passwd"}, "url"),
         ({"url": "http://:x"}, "url"),
+        ({"url": "http://10.0.0.2:8000/v1/chat/completions"}, "url"),
+        ({"api_path": "v4"}, "api_path"),
         ({"api_key": 1}, "api_key"),
         ({"seats": 0}, "seats"),
         ({"models": []}, "models"),

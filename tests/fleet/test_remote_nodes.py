@@ -56,6 +56,21 @@ async def test_removed_node_finishes_its_jobs_and_can_be_added_again():
         assert await opened.run_job(relayed_job()) == text()
 
 
+async def test_query_of_a_nodes_url_is_sent_with_every_request_and_shown_nowhere(capsys):
+    async with stub() as server, running_fleet(health_check=QUICK) as opened:
+        configured = node(f"{server.url}?api-version=1&key=SECRET", models=("m", "broken"))
+        await opened.fleet.add_node(configured)
+        await opened.until(lambda: state(opened) == "up")
+        assert await opened.run_job(relayed_job()) == text()
+        await opened.run_job_and_return_error(relayed_job(stub={"how": "status", "after": 404}))
+        assert {request.path.partition("?")[2] for request in server.requests} == {"api-version=1&key=SECRET"}
+        (status,) = opened.fleet.nodes()
+        assert status.remote.url == server.url
+        shown = repr((opened.fleet.nodes(), opened.fleet.models(), opened.errors))
+    assert opened.errors
+    assert "SECRET" not in shown + "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     ("first", "second", "command_speaks", "expected"),
     [

@@ -1,6 +1,7 @@
 """The pool of connections: bounded, reused, and with correct counts."""
 
 import ssl
+from functools import partial
 
 import pytest
 import trio
@@ -210,9 +211,14 @@ def test_key_that_is_invalid_in_a_header_is_refused():
         ("/v1", "/v1/models", "/v1/models"),
         ("/api/v1", "/v1/models", "/api/v1/models"),
         ("/v1/", "/health", "/health"),
+        ("/api/paas/v4", "/v1/chat/completions", "/api/paas/v4/chat/completions"),
+        ("/api/paas/v4", "/health", "/api/paas/health"),
+        ("/v1?a=b", "/v1/models", "/v1/models?a=b"),
+        ("?a=b&key=c", "/health", "/health?a=b&key=c"),
+        ("/x?a=b", "/v1/models?c=d", "/x/v1/models?c=d&a=b"),
     ],
 )
-async def test_path_is_appended_to_that_of_the_url(base, path, sent):
+async def test_path_is_appended_to_that_of_the_url_and_its_query_to_both(base, path, sent):
     async with stub() as server:
         upstream = Upstream(server.url + base, name="x")
         async with upstream.exchange("GET", path) as answer:
@@ -237,6 +243,70 @@ async def test_header_that_is_empty_or_has_a_line_break_is_not_sent():
             await answer.read_all(1000)
         got = server.requests[0].headers
         assert list(map(got.get, ("x-request-id", "x", "traceparent", "x-good"))) == [None, None, None, "b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "speaks_messages", "headers", "sent"),
+    [
+        ("/v1/chat/completions", False, {}, {"authorization": "Bearer sk-1"}),
+        ("/v1/chat/completions", True, {}, {"authorization": "Bearer sk-1", "x-api-key": "sk-1"}),
+        (
+            "/v1/messages",
+            True,
+            {},
+            {"authorization": "Bearer sk-1", "x-api-key": "sk-1", "anthropic-version": "2023-06-01"},
+        ),
+        (
+            "/v1/messages/count_tokens",
+            True,
+            {"anthropic-version": "2030-01-01"},
+            {"authorization": "Bearer sk-1", "x-api-key": "sk-1", "anthropic-version": "2030-01-01"},
+        ),
+    ],
+)
+async def test_server_that_may_be_anthropics_gets_key_and_version_as_that_requires(
+    path, speaks_messages, headers, sent
+):
+    names = ("authorization", "x-api-key", "api-key", "anthropic-version")
+    async with stub() as server:
+        upstream = upstream_for(server, api_key="sk-1", speaks_messages=speaks_messages)
+        async with upstream.exchange("POST", path, b"{}", headers=headers) as answer:
+            await answer.read_all(10_000)
+        got = server.requests[0].headers
+    assert {name: got[name] for name in names if name in got} == sent
+
+
+async def test_deployment_of_azure_gets_the_key_as_it_requires():
+    async with stub() as server:
+        url = f"{server.url}/openai/deployments/d?api-version=1"
+        upstream = Upstream(url, name="x", api_key="sk-1")
+        async with upstream.exchange("POST", "/v1/chat/completions", b"{}") as answer:
+            await answer.read_all(10_000)
+        upstream.close()
+        (request,) = server.requests
+    assert request.path == "/openai/deployments/d/chat/completions?api-version=1"
+    assert request.headers["api-key"] == "sk-1"
+
+
+async def test_secrets_that_a_server_repeats_in_an_error_or_a_redirect_are_masked():
+    async def repeat(stream):
+        async with stream:
+            target = (await stream.receive_some(10_000)).split(b" ")[1]
+            body = b'{"error": {"message": "no %s for sk-12345678"}}' % target
+            head = b"HTTP/1.1 404 N\r\nLocation: /login?to=%s\r\nContent-Length: %d\r\n\r\n"
+            await stream.send_all(head % (target, len(body)) + body)
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, repeat, 0, host="127.0.0.1"))
+        url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/x?version=1&key=SECRET"
+        upstream = Upstream(url, name="x", api_key="sk-12345678")
+        async with upstream.exchange("GET", "/health") as answer:
+            shown = repr(answer.head.headers) + (await answer.read_all(1000)).decode()
+        upstream.close()
+        nursery.cancel_scope.cancel()
+    assert "/x/health?" in shown
+    assert "SECRET" not in shown
+    assert "sk-1" not in shown
 
 
 async def test_tls_connections_are_reused_and_an_unknown_certificate_is_refused(tmp_path):

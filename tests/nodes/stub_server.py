@@ -133,11 +133,11 @@ class StubServer:
 
     async def _answer(self, stream: trio.SocketStream, request: StubRequest) -> None:
         if request.method == "GET":
-            await self._status_response(stream, request.path)
+            await self._status_response(stream, request.path.partition("?")[0])
             return
         document = request.document
         request.stub = {**self.behaviour, **document.get("stub", {})}
-        await _ResponseScript(stream, request.stub, self.go).answer(request.path, document)
+        await _ResponseScript(stream, request.stub, self.go).answer(request.path.partition("?")[0], document)
 
     async def _status_response(self, stream: trio.SocketStream, path: str) -> None:
         if self.stalls_probes:

@@ -131,6 +131,12 @@ async def node_receives_its_api_key(server: Served) -> None:
     assert server.upstream.posted[-1].headers.get("authorization") == "Bearer their-key"
 
 
+@setting("nodes[].apiPath", node(apiPath="/v3"))
+async def routes_of_a_node_are_below_the_path_of_its_api(server: Served) -> None:
+    await wait_until_up(server)
+    assert server.upstream.posted[-1].path == "/v3/completions"
+
+
 @section_setting("seats", NODE_SECTIONS, seats=3)
 async def concurrent_jobs_of_a_node_are_limited(server: Served) -> None:
     await wait_until_up(server)

@@ -121,6 +121,8 @@ async def relay(
     headers = {"X-Request-Id": job.request_id, "traceparent": job.traceparent}
     if user is not None:
         headers[USER_HEADER] = user
+    if target is request:
+        headers.update(request.headers)
     stream_type = _stream_type(target)
     kind = stream_type if request.stream else JSON
     async with upstream.exchange("POST", target.path, body, accept=kind, headers=headers) as response:

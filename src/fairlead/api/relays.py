@@ -21,11 +21,15 @@ from fairlead.api.dialects.fields import MAX_INT32, Envelope
 from fairlead.api.dialects.openai_chat_reader import OpenAIChatReader
 from fairlead.api.job_service import JobService
 from fairlead.api.request import Request
-from fairlead.errors import FairleadError
+from fairlead.errors import FairleadError, InvalidRequest, quoted
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay, Sampling
 
 # The assumed length of an answer without a limit in its request: the other server's limit is unknown.
 USUAL_TOKENS = 256
+# Of the headers of one dialect. Anthropic's clients send two to five.
+MOST_HEADERS = 16
+LONGEST_HEADER_NAME = 64
+LONGEST_HEADER = 4096
 
 _CHAT_READER = OpenAIChatReader()
 
@@ -105,6 +109,7 @@ class Relays:
             reader=dialect.reader,
             dialect=dialect.name,
             chat=None if chat is None else ChatRelay(chat, _CHAT_READER),
+            headers=headers_of(request, dialect.header_prefix),
         )
 
     def _needs_chat(self, model: str, dialect: RelayDialect) -> bool:
@@ -153,6 +158,26 @@ class RelayWriter:
             self._is_relayed = False
             own.skip_beginnings()
         return own.write([delta])
+
+
+def headers_of(request: Request, prefix: str) -> tuple[tuple[str, str], ...]:
+    """Return the headers whose names begin with the prefix, each name once. Raises `InvalidRequest`."""
+    if not prefix:
+        return ()
+    found: dict[str, str] = {}
+    for raw_name, raw_value in request.scope["headers"]:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1").strip()
+        if name.startswith(prefix) and value:
+            found[name] = f"{found[name]},{value}" if name in found else value
+    if len(found) > MOST_HEADERS:
+        raise InvalidRequest(f"there may be at most {MOST_HEADERS} headers {prefix}*")
+    for name, value in found.items():
+        if len(name) > LONGEST_HEADER_NAME:
+            raise InvalidRequest(f"the name of the header {quoted(name)} is too long")
+        if len(value) > LONGEST_HEADER or not (value.isascii() and value.isprintable()):
+            message = f"{name}: must be at most {LONGEST_HEADER} printable characters in ASCII"
+            raise InvalidRequest(message, param=name)
+    return tuple(found.items())
 
 
 def _sampling(dialect: RelayDialect, envelope: Envelope, top_p: float | None) -> Sampling:

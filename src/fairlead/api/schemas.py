@@ -40,3 +40,4 @@ class AddNodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     models: tuple[str, ...] | None = None
     model_names: dict[str, str] | None = None
     dialects: Annotated[Dialects, Meta(extra_json_schema={"minItems": 1})] | None = None
+    api_path: str | None = None

@@ -7,14 +7,13 @@ import msgspec
 
 from fairlead.config.models import (
     ANSWER_BYTES,
-    HTTP_URL,
     MOST_DIALECTS,
     Dialects,
     FiltersConfig,
     TimeoutsConfig,
-    is_http_url,
 )
 from fairlead.config.spelling import AtLeastOne, Fault, Seconds, refuse_faults, spelled
+from fairlead.config.urls import HTTP_URL, is_api_path, is_http_url, whole_route_advice
 
 MAX_ID_LENGTH = 128
 DNS_SCHEME = "dns+"
@@ -27,10 +26,12 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     id: str
     """Its name on this server."""
     url: str
-    """Its URL, without /v1. With dns+http://NAME:PORT each address of the name is a node, `ID-ADDRESS`; they
-    are looked up every 5 s."""
+    """Its URL, with or without /v1, or the root of its API, such as https://api.z.ai/api/paas/v4. A query is
+    sent with every request, and not shown. With dns+http://NAME:PORT each address of the name is a node,
+    `ID-ADDRESS`; they are looked up every 5 s."""
     api_key: str | None = None
-    """The API key that is sent to it."""
+    """The API key that is sent to it, as `Authorization: Bearer KEY`, and as `x-api-key` if it speaks
+    messages."""
     seats: AtLeastOne = 1
     """Maximum number of sequences that it runs at a time; a job of n takes n seats, or all. With 1, a
     Fairlead server runs as many as it reports.
@@ -46,6 +47,9 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
     openai. A Fairlead server speaks all."""
     answer_bytes: AtLeastOne = ANSWER_BYTES
     """Maximum size in bytes of a response, or of one event of a streamed response; a larger one fails."""
+    api_path: str | None = None
+    """The path of its API behind the URL, in the place of /v1; /: none. Default: /v1, but none if the URL
+    ends in a version (/v4), in /openai behind one, or in a deployment of Azure."""
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
@@ -63,10 +67,7 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
             yield Fault(("id",), f"must be 1 to {MAX_ID_LENGTH} printable characters")
         if self.is_discovered and len(self.id) + LONGEST_ADDRESS > MAX_ID_LENGTH:
             yield Fault(("id",), f"must be 1 to {MAX_ID_LENGTH - LONGEST_ADDRESS} characters with a dns+ URL")
-        if self.is_discovered and not self.url.startswith(f"{DNS_SCHEME}http://"):
-            yield Fault(("url",), "must begin with dns+http:// if it is looked up")
-        if not is_http_url(self.url.removeprefix(DNS_SCHEME)):
-            yield Fault(("url",), f"must be {HTTP_URL}; its key goes into apiKey")
+        yield from self._faults_of_url()
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             yield Fault(("apiKey",), "has characters that no header may have")
         if not self.dialects:
@@ -75,6 +76,17 @@ class NodeConfig(msgspec.Struct, frozen=True, rename=spelled):
             yield Fault(("models",), "must be one name or more; omit it to query the node")
         if self.models is not None and not all(name.strip() for name in self.models):
             yield Fault(("models",), "must not have an empty name")
+
+    def _faults_of_url(self) -> Iterator[Fault]:
+        url = self.url.removeprefix(DNS_SCHEME)
+        if self.is_discovered and not url.startswith("http://"):
+            yield Fault(("url",), "must begin with dns+http:// if it is looked up")
+        if not is_http_url(url):
+            yield Fault(("url",), f"must be {HTTP_URL}; its key goes into apiKey")
+        elif (advice := whole_route_advice(url, has_api_path=True)) is not None:
+            yield Fault(("url",), advice)
+        if self.api_path is not None and not is_api_path(self.api_path):
+            yield Fault(("apiPath",), "must be a path that begins with /, without a query")
 
 
 class HealthConfig(msgspec.Struct, frozen=True, rename=spelled):

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +21,7 @@ from fairlead.config.spelling import (
     refuse_faults,
     spelled,
 )
+from fairlead.config.urls import HTTP_URL, is_http_url, whole_route_advice
 from fairlead.structured import formats
 
 ModelKind = Literal["engine", "command"]
@@ -35,7 +35,6 @@ Isolation = Annotated[bool | Literal["auto"], Meta(extra={"choices": ("auto",)})
 MOST_RANKS = 64
 ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
-HTTP_URL = "a URL that begins with http:// or https://, without a user's name"
 
 
 class KvCacheConfig(msgspec.Struct, frozen=True, rename=spelled):
@@ -229,7 +228,7 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
     env: Environment = {}
     """Environment variables, as NAME=value."""
     proxy: str = "http://localhost:5800"
-    """The URL of the server."""
+    """The URL of the server, as that of a node."""
     check_endpoint: str = "/health"
     """Path of its health check, which answers 200 once it is ready; none: there is no such path."""
     health_check_timeout_s: Seconds = 120.0
@@ -282,6 +281,8 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
             yield Fault(("dialects",), "must be one or more")
         if not is_http_url(self.proxy):
             yield Fault(("proxy",), f"must be {HTTP_URL}")
+        elif (advice := whole_route_advice(self.proxy)) is not None:
+            yield Fault(("proxy",), advice)
         if self.check_endpoint != "none" and not self.check_endpoint.startswith("/"):
             yield Fault(("checkEndpoint",), "must be a path that begins with /, or none")
         if self.progress_pattern is not None:
@@ -310,17 +311,6 @@ def _faults_of_pattern(pattern: str) -> Iterator[Fault]:
         return
     if groups not in (1, 2):
         yield Fault(("progressPattern",), f"must have one group or two, not {groups}")
-
-
-def is_http_url(text: str) -> bool:
-    """Return whether the text is an HTTP URL without user and password, which would be shown with it."""
-    try:
-        parts = urlsplit(text)
-        if "@" in parts.netloc:
-            return False
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port that is not a number, an unclosed bracket
-        return False
 
 
 def demonstration_model() -> Path:

@@ -20,7 +20,7 @@ from fairlead.config.cluster import ClusterConfig, ReplicasConfig
 from fairlead.config.fleet import HealthConfig, KeepSwap, NodeConfig, SwapConfig
 from fairlead.config.lease import LeaseConfig
 from fairlead.config.link import DispatcherConfig
-from fairlead.config.models import HTTP_URL, AnyModelConfig, ModelConfig, is_http_url, runs_here
+from fairlead.config.models import AnyModelConfig, ModelConfig, runs_here
 from fairlead.config.selectors import SelectorConfig, faults_of_names
 from fairlead.config.spelling import (
     AtLeastOne,
@@ -31,6 +31,7 @@ from fairlead.config.spelling import (
     refuse_faults,
     spelled,
 )
+from fairlead.config.urls import HTTP_URL, is_http_url
 
 _HOST_NAME = re.compile(r"[0-9A-Za-z._-]+")
 

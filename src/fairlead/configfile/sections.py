@@ -22,8 +22,8 @@ from fairlead.config import (
     SwapConfig,
     TimeoutsConfig,
 )
-from fairlead.config.models import HTTP_URL, is_http_url
 from fairlead.config.spelling import AtLeastOne, Seconds, SecondsOrNone, spelled
+from fairlead.config.urls import HTTP_URL, is_http_url, whole_route_advice
 from fairlead.swap.policies import POLICIES
 
 FIRST_BYTE_OF_PEER_S = 60.0  # as in llama-swap
@@ -33,11 +33,11 @@ class Peer(msgspec.Struct, frozen=True, rename=spelled):
     """Another server, and the models it is used for."""
 
     proxy: str
-    """Its URL, without /v1."""
+    """Its URL, as that of a node."""
     models: tuple[str, ...]
     """The models it is used for."""
     api_key: str | None = None
-    """The API key to send to it."""
+    """The API key to send to it, as to a node."""
     seats: AtLeastOne = 10
     """Requests sent to it at the same time. llama-swap has no limit for peers."""
     filters: FiltersConfig = FiltersConfig()
@@ -47,6 +47,8 @@ class Peer(msgspec.Struct, frozen=True, rename=spelled):
         """Yield a fault for each value with which no server could be reached."""
         if not is_http_url(self.proxy):
             yield Fault(("proxy",), f"must be {HTTP_URL}")
+        elif (advice := whole_route_advice(self.proxy)) is not None:
+            yield Fault(("proxy",), advice)
         if not self.models:
             yield Fault(("models",), "must be one name or more")
 

@@ -81,7 +81,7 @@ class NodeDiscovery:
         self._scheme = parts.scheme
         self._host = parts.hostname
         self._port = parts.port or 80
-        self._path = parts.path
+        self._target = parts.path + (f"?{parts.query}" if parts.query else "")
         self._add = add
         self._remove = remove
         self._spawn = spawn
@@ -137,7 +137,7 @@ class NodeDiscovery:
 
     def _node(self, address: str) -> NodeConfig:
         host = f"[{address}]" if ip_address(address).version == 6 else address
-        url = f"{self._scheme}://{host}:{self._port}{self._path}"
+        url = f"{self._scheme}://{host}:{self._port}{self._target}"
         return replace(self._config, id=f"{self._config.id}-{address}", url=url)
 
     def _log_failure(self, reason: str) -> None:

@@ -6,6 +6,7 @@ import structlog
 import trio
 
 from fairlead.config import HealthConfig, NodeConfig
+from fairlead.config.urls import shown_url
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.effects import NodeCounts
 from fairlead.errors import InvalidRequest, NoNode, NotFound
@@ -142,7 +143,7 @@ class RemoteEntry:
             problem=status.problem,
             ups=status.ups,
             downs=status.downs,
-            remote=RemoteDetails(url=self.config.url, load=status.load),
+            remote=RemoteDetails(url=shown_url(self.config.url), load=status.load),
         )
 
     def model_status(self, model: str) -> ModelStatus:
@@ -236,7 +237,7 @@ class RemoteNodes:
         )
         self._nodes[config.id] = node
         self._spawn(node.run)
-        logger.info("node added", node=config.id, url=config.url, **who(by))
+        logger.info("node added", node=config.id, url=shown_url(config.url), **who(by))
 
     async def wait_for_probe(self, node_id: str) -> None:
         """Wait for a node's first probe. If it is this server, remove it and raise `InvalidRequest`."""
@@ -244,7 +245,7 @@ class RemoteNodes:
         if await node.is_this_server():
             if self._nodes.get(node_id) is node:
                 await self.remove(node_id)
-            raise InvalidRequest(f"url: {node.config.url} is this server itself", param="url")
+            raise InvalidRequest(f"url: {shown_url(node.config.url)} is this server itself", param="url")
 
     def drain(self, node_id: str, *, by: Requester | None = None) -> None:
         """Give a node no more jobs, but keep it in the fleet. Raises `NotFound`.

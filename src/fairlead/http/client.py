@@ -5,15 +5,16 @@ that was read to its end keeps it for reuse. No redirect is followed, nothing is
 and API formats.
 """
 
-import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 import msgspec
 import trio
 
+from fairlead.config.urls import is_http_url, secrets_in, shown_url
 from fairlead.errors import NodeFailed, NodeFull
 from fairlead.http.client_connection import ClientConnection, Clock, describe, is_local_shortage, reason_of
 from fairlead.http.idle_connections import IdleConnections
@@ -23,8 +24,6 @@ from fairlead.http.response_parser import InvalidResponse, ResponseHead, Respons
 
 # How much of a body is read and dropped to reuse its connection; beyond that a new one is cheaper.
 DRAIN_BYTES = 64 * 1024
-
-_HOST = re.compile(r"[0-9A-Za-z._:%-]+")
 
 
 class UpstreamFailed(NodeFailed):
@@ -62,11 +61,20 @@ class UpstreamStatistics(msgspec.Struct, frozen=True):
 
 
 class UpstreamResponse:
-    """A response after its head has been received."""
+    """A response after its head has been received.
 
-    def __init__(self, name: str, connection: ClientConnection, clock: Clock, first: bytes) -> None:
+    A server may repeat a request that it refuses or redirects. The `secrets` of ours are masked there.
+    """
+
+    def __init__(
+        self, name: str, connection: ClientConnection, clock: Clock, first: bytes, secrets: Sequence[str] = ()
+    ) -> None:
         head = connection.parser.head
         assert head is not None
+        self._secrets = secrets if head.status >= HTTPStatus.MULTIPLE_CHOICES else ()
+        if self._secrets:
+            masked = {name: _masked(value, self._secrets) for name, value in head.headers.items()}
+            head = msgspec.structs.replace(head, headers=masked)
         self.head: ResponseHead = head
         self._name = name
         self._connection = connection
@@ -85,13 +93,18 @@ class UpstreamResponse:
         """
         if self._first:
             first, self._first = self._first, b""
-            return first
+            return self._shown(first)
         parser = self._connection.parser
         while not parser.is_complete:
             self._clock.restart()
             if piece := await self._connection.receive():
-                return piece
+                return self._shown(piece)
         return b""
+
+    def _shown(self, piece: bytes) -> bytes:
+        if not self._secrets:
+            return piece
+        return _masked(piece.decode("latin-1"), self._secrets).encode("latin-1")
 
     async def pause(self, until: Callable[[], Awaitable[None]]) -> None:
         """Read nothing until `until` returns; meanwhile no time limit of the response runs."""
@@ -124,12 +137,13 @@ class UpstreamResponse:
 
 
 class Upstream:
-    """One server at `url`. The URL's path, without a final `/v1`, is prepended to every request's path.
+    """One server at `url`, below whose path each request's path is (see `roots_of`); its query is kept.
 
     At most `capacity` exchanges at a time, one connection each; more wait, first come, first served. Errors
     are `UpstreamFailed`, and their messages begin with `name`. `may_be_restricted`: whether the server may
     have a link-local or metadata address. `socket_path`: the Unix socket that it listens on, if any; then the
-    URL only names it in requests. Raises `ValueError` for an invalid URL.
+    URL only names it in requests. `api_path`, `api_key` and `speaks_messages` are as for `RequestHeads`.
+    Raises `ValueError` for an invalid URL.
     """
 
     def __init__(
@@ -137,7 +151,9 @@ class Upstream:
         url: str,
         *,
         name: str,
+        api_path: str | None = None,
         api_key: str | None = None,
+        speaks_messages: bool = False,
         capacity: int = 8,
         timeouts: UpstreamTimeouts | None = None,
         tls: ssl.SSLContext | None = None,
@@ -145,18 +161,16 @@ class Upstream:
         socket_path: str | None = None,
     ) -> None:
         parts = urlsplit(url)
-        named = parts.scheme in ("http", "https") and _HOST.fullmatch(parts.hostname or "") is not None
-        if not named or parts.username is not None:
-            raise ValueError(f"{url!r} is not the URL of a server, such as http://host:port")
+        if not is_http_url(url):
+            raise ValueError(f"{shown_url(url)!r} is not the URL of a server, such as http://host:port")
         self.name = name
         self._socket_path = socket_path
         self._may_be_restricted = may_be_restricted
         self._host = str(parts.hostname)
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        # Many users write the URL as for API clients, with the `/v1` of all paths.
-        base = parts.path.rstrip("/").removesuffix("/v1")
-        self._heads = RequestHeads(parts.netloc, base=base, api_key=api_key)
+        self._heads = RequestHeads(parts, api_path=api_path, api_key=api_key, speaks_messages=speaks_messages)
+        self._secrets = secrets_in(parts.query, api_key or "")
         self._capacity = capacity
         self._timeouts = timeouts or UpstreamTimeouts()
         self._idle = IdleConnections(self._timeouts.idle_s)
@@ -266,10 +280,17 @@ class Upstream:
         while connection.parser.head is None:
             first = await connection.receive()
         clock.begin("did not continue its response", self._timeouts.between_bytes_s)
-        return UpstreamResponse(self.name, connection, clock, first)
+        return UpstreamResponse(self.name, connection, clock, first, self._secrets)
 
     def _on_data(self) -> None:
         self.last_received_at = trio.current_time()
+
+
+def _masked(text: str, secrets: Sequence[str]) -> str:
+    """Replace secrets by as many asterisks, so that the announced length of a body stays right."""
+    for secret in secrets:
+        text = text.replace(secret, "*" * len(secret))
+    return text
 
 
 class _Lease:

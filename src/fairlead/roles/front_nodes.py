@@ -128,7 +128,9 @@ class FrontNodes:
         upstream = Upstream(
             config.url,
             name=config.id,
+            api_path=config.api_path,
             api_key=config.api_key,
+            speaks_messages="messages" in config.dialects,
             timeouts=upstream_timeouts(config.timeouts),
             may_be_restricted=may_be_restricted,
         )

@@ -76,6 +76,7 @@ class AnthropicDialect(RelayDialect):
     read_envelope = EnvelopeParser(MessagesEnvelope)
     reader = MessagesReader()
     request_id_headers = ("X-Request-Id", "request-id")
+    header_prefix = "anthropic-"
 
     def error_body(self, error: FairleadError) -> bytes:
         """See `RelayDialect`."""

@@ -216,7 +216,8 @@ class RelayDialect(ABC):
     `waiting_events`, or `reasoning_events` about the load of the model; None: the dialect has none. In the
     pauses of an answer it has `waiting_events`, too.
     `body_type`, `answer_type` and `refused_fields`, of other servers, are for the documents. Every response
-    has the request's id in `request_id_headers`.
+    has the request's id in `request_id_headers`. A node gets the client's headers whose names begin with
+    `header_prefix`; empty: none.
     """
 
     name: ClassVar[DialectName] = "openai"
@@ -231,6 +232,7 @@ class RelayDialect(ABC):
     waiting_events: ClassVar[WaitingEvents] = WaitingComments()
     reasoning_events: ClassVar[ReasoningEvents | None] = None
     request_id_headers: ClassVar[tuple[str, ...]] = REQUEST_ID_HEADERS
+    header_prefix: ClassVar[str] = ""
 
     @abstractmethod
     def error_body(self, error: FairleadError) -> bytes:
