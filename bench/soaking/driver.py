@@ -86,7 +86,7 @@ async def _report_statistics(descriptor: int) -> None:
 async def _serve(source: ConfigSource, descriptor: int, request_log: RequestLog) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_report_statistics, descriptor)
-        await serve(source.read(), Announcer(descriptor), source=source, request_log=request_log)
+        await serve(source.read(None), Announcer(descriptor), source=source, request_log=request_log)
         nursery.cancel_scope.cancel()
 
 
@@ -94,10 +94,10 @@ def main() -> None:
     """Serve until SIGTERM."""
     file, descriptor = Path(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(descriptor, False)
-    source = ConfigSource(file, lambda: read_config(file, os.environ).config)
+    source = ConfigSource(file, lambda running: read_config(file, os.environ, running=running).config)
     with logs.log_streams():
         logs.configure(json=True)
-        with open_request_log(source.read()) as request_log:
+        with open_request_log(source.read(None)) as request_log:
             trio.run(partial(_serve, source, descriptor, request_log), strict_exception_groups=True)
 
 

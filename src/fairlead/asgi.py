@@ -298,7 +298,7 @@ def _read_file(
     file: Path, model: str | None, options: ServeOptions, *, is_watched: bool
 ) -> tuple[Config, ConfigSource | None]:
     source = source_of(file, model, options, is_watched=is_watched, handles_signals=False)
-    return source.read(), source if is_watched else None
+    return source.read(None), source if is_watched else None
 
 
 app = create_app(standalone=True)

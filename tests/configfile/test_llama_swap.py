@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from fairlead.config import (
+    CommandConfig,
     Config,
     FiltersConfig,
     GroupSwap,
@@ -119,6 +120,11 @@ def reading(folder: Path, text: str) -> Reading:
     return read_config(path, ENVIRONMENT)
 
 
+def planned(model: CommandConfig) -> CommandConfig:
+    """Return a command as it is started if its port is free."""
+    return model if model.port is None else model.at_port(model.port)
+
+
 def refusals(folder: Path, text: str) -> list[str]:
     with pytest.raises(ConfigFileError) as refused:
         reading(folder, text)
@@ -136,7 +142,7 @@ def config(example) -> Config:
 
 
 def test_commands_are_split_without_comments_after_macros_are_expanded(config):
-    zeta = config.models[0]
+    zeta = planned(config.models[0])
     expected = [
         "/opt/server",
         "--listen",
@@ -151,7 +157,7 @@ def test_commands_are_split_without_comments_after_macros_are_expanded(config):
 
 
 def test_ports_are_assigned_in_the_order_of_model_names(config):
-    assert [model.proxy for model in config.models] == [
+    assert [planned(model).proxy for model in config.models] == [
         "http://localhost:9101",
         "http://127.0.0.1:9100",
         "http://127.0.0.1:7777/base",
@@ -306,11 +312,37 @@ def test_unknown_target_is_accepted_if_a_node_does_not_list_its_models(tmp_path)
 @pytest.mark.parametrize("env", ["", "env: [A=1]", "env: {A: '1'}", "env:"])
 def test_command_without_a_port_gets_one_in_its_environment(tmp_path, env):
     found = reading(tmp_path, f"models:\n  a:\n    cmd: x\n    {env}\n  b: {{cmd: 'x ${{PORT}}'}}")
-    first, second = found.config.models
+    first, second = map(planned, found.config.models)
     assert first.proxy == "http://localhost:5800"
     assert ({"A": "1"} if "A" in env else {}) | {"PORT": "5800"} == first.env
     assert (second.proxy, second.env) == ("http://localhost:5801", {})
     assert [remark.partition(": ")[0] for remark in found.remarks] == ["models.a.cmd"]
+
+
+def test_port_that_another_command_names_is_given_to_none(tmp_path):
+    text = "models: {a: {cmd: '${PORT}'}, b: {cmd: x, proxy: 'http://127.0.0.1:5800'}, c: {cmd: '${PORT}'}}"
+    assert [model.port for model in reading(tmp_path, text).config.models] == [5801, None, 5802]
+
+
+@pytest.mark.parametrize(
+    ("text", "ports"),
+    [
+        ("models: {a: {cmd: '${PORT}'}, b: {cmd: '${PORT}'}, c: {cmd: '${PORT} x'}}", [5802, 5800, 5801]),
+        ("models: {c: {cmd: '${PORT}'}, d: {cmd: '${PORT}'}}", [5801, 5800]),
+        ("models: {b: {cmd: x, proxy: 'http://localhost:5801'}, c: {cmd: '${PORT}'}}", [None, 5800]),
+        ("startPort: 5801\nmodels: {b: {cmd: '${PORT}'}, c: {cmd: '${PORT}'}}", [5802, 5801]),
+    ],
+)
+def test_commands_keep_their_ports_when_the_file_is_read_again(tmp_path, text, ports):
+    running = reading(tmp_path, "models: {b: {cmd: '${PORT}'}, c: {cmd: '${PORT}'}}").config
+    assert [model.port for model in running.models] == [5800, 5801]
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert [model.port for model in read_config(path, {}, running=running).config.models] == ports
+
+
+def test_port_is_not_a_setting(tmp_path):
+    assert refusals(tmp_path, "models: {a: {cmd: '${PORT}', port: 1}}")[0].startswith("models.a.port: is not")
 
 
 def test_empty_sections_are_accepted(tmp_path):
@@ -379,7 +411,8 @@ def test_macros_of_a_model_override_those_of_the_file_and_may_use_earlier_ones(t
         models:
           m: {macros: {a: 2, c: "c${b}"}, cmd: "${PORT} ${a} ${b} ${c} ${MODEL_ID}"}
         """
-    assert reading(tmp_path, text).config.models[0].cmd == ("5800", "2", "b2", "cb2", "m")
+    (model,) = reading(tmp_path, text).config.models
+    assert planned(model).cmd == ("5800", "2", "b2", "cb2", "m")
 
 
 def test_health_check_timeout_is_at_least_fifteen_seconds(tmp_path):

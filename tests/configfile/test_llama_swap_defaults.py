@@ -30,7 +30,7 @@ matrix: {sets: {one: "a & b", two: "b & c"}}
 DEFAULTS: dict[str, tuple[Any, Callable[[Config], Any]]] = {
     "logLevel": ("info", lambda config: config.log_level),
     "healthCheckTimeout": (120.0, lambda config: config.models[0].health_check_timeout_s),
-    "startPort": ("5800", lambda config: config.models[0].cmd[1]),
+    "startPort": ("5800", lambda config: str(config.models[0].port)),
     "globalTTL": (0.0, lambda config: config.models[0].ttl_s),
     "unloadTimeout": (10.0, lambda config: config.models[0].unload_timeout_s),
     "sendLoadingState": (False, lambda config: config.send_loading_state),
@@ -42,7 +42,7 @@ DEFAULTS: dict[str, tuple[Any, Callable[[Config], Any]]] = {
     ),
     "hooks.on_startup.preload": ([False] * 3, lambda config: [model.preload for model in config.models]),
     "routing.scheduler.settings.fifo.priority": ({}, lambda config: config.priorities),
-    "models.*.proxy": ("http://localhost:5800", lambda config: config.models[0].proxy),
+    "models.*.proxy": ("http://localhost:${PORT}", lambda config: config.models[0].proxy),
     "models.*.cmdStop": ((), lambda config: config.models[0].cmd_stop),
     "models.*.aliases": ((), lambda config: config.models[0].aliases),
     "models.*.env": ({}, lambda config: config.models[0].env),

@@ -90,15 +90,15 @@ def test_selectors_of_the_example_are_read(config):
 
 def test_command_without_a_port_gets_it_in_its_environment(config, reading):
     (model,) = [model for model in config.models if model.name == "unlisted-model"]
-    assert (model.cmd, model.env) == (("some-upstream-server",), {"PORT": "10003"})
-    assert model.proxy == "http://localhost:10003"
+    assert (model.cmd, model.env) == (("some-upstream-server",), {"PORT": "${PORT}"})
+    assert (model.proxy, model.port) == ("http://localhost:${PORT}", 10003)
     assert reading.remarks[0].startswith("models.unlisted-model.cmd: uses neither ${PORT} nor a proxy")
 
 
 def test_other_models_have_the_same_ports_as_in_llama_swap(config):
-    ports = {model.name: [word for word in model.cmd if "1000" in word] for model in config.models}
-    assert ports["gpt-oss-120b"] == ["10002"]
-    assert ports["docker-llama"] == ["10001:8080"]
+    models = {model.name: model.at_port(model.port) for model in config.models if model.port is not None}
+    assert "10002" in models["gpt-oss-120b"].cmd
+    assert "10001:8080" in models["docker-llama"].cmd
 
 
 def test_groups_of_the_example_evict_as_documented(config):

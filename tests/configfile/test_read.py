@@ -97,8 +97,9 @@ def test_file_can_set_every_configuration_field(file, config):
             ),
             CommandConfig(
                 "other",
-                cmd=("server", "--port", "5800", "a b"),
-                proxy="http://localhost:5800",
+                cmd=("server", "--port", "${PORT}", "a b"),
+                proxy="http://localhost:${PORT}",
+                port=5800,
                 ttl_s=300.0,
                 concurrency_limit=2,
                 timeouts=TimeoutsConfig(connect_s=1.0, between_bytes_s=20.0),

@@ -22,6 +22,7 @@ def is_warned_about(reading: Reading) -> bool:
         "macros: {secret: sk-1}\napiKeys: ['${secret}']",
         "nodes: [&one {id: a, url: 'http://a', models: [x], apiKey: sk-1}]",
         r'apiKeys: ["\u0073k-1"]',
+        "nodes: [{id: a, url: 'http://a?api-version=1&key=sk-1', models: [x]}]",
     ],
 )
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
@@ -44,6 +45,7 @@ def test_warning_for_keys_in_a_file_that_others_can_read(file, text, mode):
         "peers: {a: {proxy: 'http://a', models: [x], apiKey: '${env.KEY}'}}",
         "macros: {secret: '${env.KEY}'}\napiKeys: ['${secret}']",
         "apiKeys: ['sk-${env.KEY}']",
+        "nodes: [{id: a, url: 'http://a?api-version=1&key=${env.KEY}', models: [x]}]",
     ],
 )
 def test_no_warning_for_keys_that_are_not_in_the_file(file, text):
@@ -51,6 +53,23 @@ def test_no_warning_for_keys_that_are_not_in_the_file(file, text):
     file.path.touch()
     file.path.chmod(0o644)
     assert not is_warned_about(file.reading(MODEL + text))
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_in_file"),
+    [
+        ("cmd: '${PORT} --api-key sk-1'", True),
+        ("cmd: '${PORT}', env: [LLAMA_API_KEY=sk-1]", True),
+        ("cmd: '${PORT}', apiKey: sk-1", True),
+        ("cmd: '${PORT} --api-key ${env.KEY}'", False),
+        ("cmd: '${PORT}', env: ['LLAMA_API_KEY=${env.KEY}']", False),
+    ],
+)
+def test_key_of_a_command_is_one_of_the_files_keys(file, settings, is_in_file):
+    file.environment["KEY"] = "sk-2"
+    file.path.touch()
+    file.path.chmod(0o644)
+    assert is_warned_about(file.reading(f"models: {{m: {{{settings}}}}}")) == is_in_file
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700, 0o622])

@@ -86,9 +86,9 @@ def test_prefix_that_is_named_like_a_route_is_none(url):
 def test_peers_and_commands_may_not_have_whole_routes_either():
     peer = Peer("http://h/v1/chat/completions", ("m",))
     assert [fault.path for fault in peer.contradictions()] == [("proxy",)]
-    whole = "http://localhost:9081/chat/completions"
-    (message,) = faults(CommandConfig, name="c", cmd=("x",), proxy=whole)
-    assert message.endswith("; write http://localhost:9081 in nodes, with apiPath: /")
+    whole = "http://localhost:${PORT}/chat/completions"
+    (message,) = faults(CommandConfig, name="c", cmd=("x",), proxy=whole, port=5800)
+    assert message.endswith("; write http://localhost:${PORT} in nodes, with apiPath: /")
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,8 @@ def engine(name: str = "m", behaviour: str = "", **settings: object) -> ModelCon
 
 def sleeper(name: str, **settings: object) -> CommandConfig:
     """Return a command that serves nothing and is ready at once."""
-    return CommandConfig(
-        name=name, **{"cmd": ("sleep", "1000"), "check_endpoint": "none", "unload_timeout_s": 5.0, **settings}
-    )
+    given = {"cmd": ("sleep", "1000"), "check_endpoint": "none", "unload_timeout_s": 5.0}
+    return CommandConfig(name=name, **given | {"proxy": "http://localhost:${PORT}", "port": 5800} | settings)
 
 
 def command(name: str, port: int, *options: str, **settings: object) -> CommandConfig:

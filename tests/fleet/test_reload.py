@@ -47,7 +47,7 @@ class Writing:
         self.file = file
         self.outcome: Config | Exception = FIRST
 
-    def read(self) -> Config:
+    def read(self, _running: Config | None = None) -> Config:
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome

@@ -18,7 +18,7 @@ With `after` 0, a streaming `how` applies directly after the head. With "waits",
 or a whole response, waits for a `release` of `go`; with "held", as long as a file of that name exists.
 Settings for all requests are attributes of the server.
 
-    python stub_server.py --port N [--healthy-after S] [--fairlead] [--exit-after S]
+    python stub_server.py --port N [--healthy-after S] [--fairlead] [--exit-after S] [--requires-key KEY]
 """
 
 import argparse
@@ -68,7 +68,7 @@ class StubServer:
     `behaviour` holds defaults for `stub`. `/health` returns 404 if `health` is False, 503 if `healthy` is
     False, else 200 with `says` as its body. With `seats`, the server looks like Fairlead with that many seats
     and `load` of them taken, true or not. With `refuses`, every connection is closed as soon as it is
-    accepted. `go`: see "waits".
+    accepted. With a `key`, requests without it get 401. `go`: see "waits".
     """
 
     def __init__(self) -> None:
@@ -83,6 +83,7 @@ class StubServer:
         self.refuses = False
         self.seats: int | None = None
         self.load = 0
+        self.key: str | None = None
         self.models = ["m"]
         self.port = 0
         self.go = trio.Semaphore(0)
@@ -132,6 +133,9 @@ class StubServer:
             self.connections -= 1
 
     async def _answer(self, stream: trio.SocketStream, request: StubRequest) -> None:
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            await stream.send_all(whole(401, b'{"error": {"message": "Invalid API Key"}}'))
+            return
         if request.method == "GET":
             await self._status_response(stream, request.path.partition("?")[0])
             return
@@ -437,6 +441,9 @@ async def _main(options: argparse.Namespace) -> None:
     async with trio.open_nursery() as nursery:
         port = await nursery.start(server.serve, options.port)
         print_line(f"stub on port {port}, process {os.getpid()}")
+        if options.requires_key is not None:
+            server.key = options.requires_key
+            print_line(f"requires {server.key}")
         if not server.healthy:
             await trio.sleep(options.healthy_after)
             server.healthy = True
@@ -452,4 +459,7 @@ if __name__ == "__main__":
     parser.add_argument("--exit-after", type=float, default=float("inf"))
     parser.add_argument("--fairlead", action="store_true")
     parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--requires-key")
+    parser.add_argument("--api-key")  # which only Fairlead reads
+    parser.add_argument("--api-key-file")
     trio.run(_main, parser.parse_args())

@@ -4,16 +4,29 @@ import os
 import signal
 import socket
 import sys
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from unittest.mock import patch
 
+import msgspec
 import pytest
 import trio
 
+from fairlead.answer.passthrough import decode_head
 from fairlead.config import CommandConfig, FiltersConfig
 from fairlead.errors import FairleadError, LoadFailed, NodeFailed
+from fairlead.job import Passthrough, Relay
 from fairlead.nodes.command_node import CommandNode
+from fairlead.process import ports
 from fleet.running_fleet import OpenFiles, free_port
-from nodes.listening import CollectedDeltas, RecordingListener, generated, relayed_job, stub
+from nodes.listening import (
+    CollectedDeltas,
+    RecordingListener,
+    generated,
+    quick_health,
+    relayed_job,
+    stub,
+)
 from nodes.stub_server import text
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_server.py")), "--port")
@@ -73,18 +86,22 @@ async def test_command_node_loads_serves_and_stops():
 
 
 async def test_node_is_ready_only_after_its_health_check_succeeds():
-    async with stub() as server, trio.open_nursery() as nursery:
-        server.healthy = False
-        node = CommandNode(command(cmd=("sleep", "1000"), proxy=server.url), RecordingListener())
+    waited = trio.Semaphore(0)
+    node = CommandNode(
+        command("--healthy-after", "0.3"),
+        RecordingListener(),
+        on_progress=lambda _fraction, stage: waited.release() if "waiting" in stage else None,
+    )
+    async with trio.open_nursery() as nursery:
         nursery.start_soon(node.run)
         with trio.fail_after(60):
-            while len(server.requests) < 2:  # noqa: ASYNC110
+            while not node.status().output:  # noqa: ASYNC110  # its server listens now
                 await trio.sleep(0.01)
+            await waited.acquire()
         assert node.state == "loading"
         with pytest.raises(NodeFailed, match="is down"):
             async with node.generate(relayed_job(), CollectedDeltas()):
                 pass
-        server.healthy = True
         with trio.fail_after(60):
             while node.state != "ready":  # noqa: ASYNC110
                 await trio.sleep(0.01)
@@ -210,3 +227,131 @@ async def test_two_hundred_quick_loads_leave_no_process_and_no_file():
     started = [await load_once(number) for number in range(200)]
     assert sum(started) > 60
     await files.are_no_more()
+
+
+# Its port and its key ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(config, listener=None):
+    """Run a command's node during the block, from the moment that it is ready."""
+    node = CommandNode(config, listener or RecordingListener(), health=quick_health())
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(60):
+            await nursery.start(node.run)
+        yield node
+        nursery.cancel_scope.cancel()
+
+
+def symbolic_command(port, *options, **settings):
+    """Return a command that starts a stub on the port that it is given."""
+    given = {"cmd": (*STUB, "${PORT}", *options), "proxy": "http://localhost:${PORT}", "port": port}
+    return command(**given | settings)
+
+
+async def test_command_whose_port_another_program_has_is_not_started(autojump_clock):
+    async with stub() as stranger:
+        node = CommandNode(command(proxy=stranger.url), RecordingListener())
+        error = await _fails(node)
+        assert isinstance(error, LoadFailed)
+        assert error.message == f"port {stranger.port} is taken by another program"
+        assert node.pid is None
+        assert stranger.requests == []
+
+
+async def test_command_with_a_port_from_us_gets_the_next_free_one():
+    port = free_port(3)
+    with socket.create_server(("127.0.0.1", port)):
+        async with running(symbolic_command(port)) as first, running(symbolic_command(port)) as second:
+            assert [node.started_config.port for node in (first, second)] == [port + 1, port + 2]
+            for node in (first, second):
+                assert (await generated(node, relayed_job())).text() == text()
+    async with running(symbolic_command(port)) as third:
+        assert third.started_config.port == port
+
+
+async def test_command_waits_for_a_port_that_is_being_closed():
+    listener = socket.create_server(("127.0.0.1", port := free_port()))
+
+    async def close_later():
+        await trio.sleep(0.2)
+        listener.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(close_later)
+        config = command(cmd=(*STUB, str(port)), proxy=f"http://127.0.0.1:{port}")
+        async with running(config) as node:
+            assert node.state == "ready"
+
+
+async def test_command_is_not_ready_while_a_stranger_answers_on_its_port():
+    async with stub() as stranger:
+        # Free when it is looked at, and taken by a program that ran before: two servers start at once.
+        taken = symbolic_command(stranger.port, cmd=("sleep", "1000"))
+        with patch.object(ports, "_is_free", lambda *_: True):
+            error = await _fails(CommandNode(taken, RecordingListener()))
+        assert isinstance(error, LoadFailed)
+        assert error.message == f"port {stranger.port} is taken by another program"
+        assert stranger.requests, "it was healthy"
+
+
+async def test_command_is_given_up_when_a_stranger_takes_its_port():
+    port = free_port()
+    node = CommandNode(
+        command(cmd=("sleep", "1000"), proxy=f"http://127.0.0.1:{port}", check_endpoint="none"),
+        RecordingListener(),
+        health=quick_health(),
+    )
+    with ExitStack() as strangers:
+
+        async def take_the_port():
+            while node.state != "ready":  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            strangers.enter_context(socket.create_server(("127.0.0.1", port)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_the_port)
+            error = await _fails(node)
+    assert isinstance(error, NodeFailed)
+    assert error.message == node.stuck == f"port {port} is taken by another program"
+
+
+async def test_server_that_a_script_has_started_in_another_session_is_the_commands_own(tmp_path):
+    port, file = free_port(), tmp_path / "pid"
+    config = command(
+        cmd=("sh", "-c", f"setsid {' '.join(STUB)} {port} & echo $! > {file}; sleep 1000"),
+        cmd_stop=("sh", "-c", f'kill $(cat {file}) "$1"', "stop", "${PID}"),
+        proxy=f"http://127.0.0.1:{port}",
+    )
+    async with running(config) as node:
+        assert (await generated(node, relayed_job())).text() == text()
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (("--api-key", "sk-needed"), {}),
+        (("--api-key=sk-needed,sk-second",), {}),
+        (("--api-key-file", "{file}"), {}),
+        ((), {"env": {"LLAMA_API_KEY": "sk-needed"}}),
+        (("--api-key", "sk-second,sk-needed"), {"api_key": "sk-needed"}),
+    ],
+)
+async def test_server_gets_the_key_that_it_requires_and_nobody_sees_it(options, settings, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("sk-needed\nsk-second\n")
+    options = [option.format(file=keys) for option in options]
+    printed = []
+    config = symbolic_command(free_port(), *options, "--requires-key", "sk-needed", **settings)
+    node = CommandNode(config, RecordingListener(), on_line=printed.append)
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(60):
+            await nursery.start(node.run)
+        assert (await generated(node, relayed_job())).text() == text()
+        passed = Relay("/health", b"", passthrough=Passthrough("GET", ()))
+        got = await generated(node, msgspec.structs.replace(relayed_job(), relay=passed))
+        assert decode_head(got.deltas[0].raw[0]).status == 200
+        output = node.status().output
+        nursery.cancel_scope.cancel()
+    assert any("requires ***" in line for line in output)
+    assert "sk-needed" not in repr((printed, output, node.status()))

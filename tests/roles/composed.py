@@ -39,9 +39,9 @@ class Link(NoSupervisor):
     def send(self, message: msgspec.Struct) -> None:
         super().send(message)
         match message:
-            case control.StartProcess(name):
+            case control.StartProcess(name, config=command):
                 self._handle(control.ProcessLine(name, "loaded"))
-                self._handle(control.ProcessUp(name, None, limits=LIMITS))
+                self._handle(control.ProcessUp(name, None, limits=LIMITS, command=command))
             case control.EndProcess(name):
                 self._handle(control.ProcessEnded(name, "it was ended"))
 

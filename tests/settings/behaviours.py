@@ -169,6 +169,29 @@ async def running_command_is_probed_at_the_reloaded_interval(server: Served) -> 
     assert process not in server.processes_of("model-server")
 
 
+def commands(*names: str) -> Document:
+    models = {name: {"cmd": f"model-server ${{PORT}} {name}"} for name in names}
+    return {"models": {"m": None} | models, "startPort": 9080, "routing": {"router": {"use": "keep"}}}
+
+
+@behaviour(commands("m1", "m2"))
+async def command_keeps_its_port_over_reloads(server: Served) -> None:
+    for name in ("m1", "m2"):
+        assert (await server.complete(model=name).done()).status == 200
+    before = server.processes_of("model-server")
+    assert [process.args[1:] for process in before] == [["9080", "m1"], ["9081", "m2"]]
+    assert await server.reload(file_with(commands("a0", "m1", "m2"))) == []
+    assert server.processes_of("model-server") == before
+    for name in ("m1", "m2", "a0"):
+        assert (await server.complete(model=name).done()).status == 200
+    assert [process.args[1:] for process in server.processes_of("model-server")[2:]] == [["9082", "a0"]]
+    # The port of a removed model is free for another.
+    assert await server.reload(file_with(commands("a0", "b0", "m2"))) == []
+    assert (await server.complete(model="b0").done()).status == 200
+    found = {process.args[2]: process.args[1] for process in server.processes_of("model-server")}
+    assert found == {"m2": "9081", "a0": "9082", "b0": "9080"}
+
+
 @behaviour({})
 async def unchanged_model_keeps_its_process(server: Served) -> None:
     job = server.complete(tokens=100)

@@ -103,14 +103,14 @@ COMPOSITION = (
     ),
     Mutant("fairlead.gateway:Gateway.__init__", "= request_timeout_s", "= 600.0", "play", "requestTimeout"),
     Mutant(
-        "fairlead.nodes.command_node:CommandNode.__init__",
+        "fairlead.nodes.command_node:CommandNode._new_run",
         "config.use_model_name or ",
         "",
         "play",
         "models.COMMAND.useModelName",
     ),
     Mutant(
-        "fairlead.nodes.command_node:CommandNode.__init__",
+        "fairlead.nodes.command_node:CommandNode._new_run",
         "environment=config.env,",
         "",
         "play",

@@ -16,14 +16,14 @@ ROOTS: dict[str, type[msgspec.Struct]] = {
 }
 # Keys that a file may have besides the fields of these types.
 MACRO_KEYS = ("macros", "models.ENGINE.macros", "models.COMMAND.macros")
-# The name of a model is the key of its mapping.
-NAMES = ("models.ENGINE.name", "models.COMMAND.id")
+# The name of a model is the key of its mapping, and the reader chooses a port.
+NO_KEYS = ("models.ENGINE.name", "models.COMMAND.id", "models.COMMAND.port")
 
 
 def keys() -> list[str]:
     """Return all keys, as `cut` takes them."""
     found = [key for path, kind in ROOTS.items() for key in _keys(kind, path)]
-    return sorted({*found, *MACRO_KEYS} - {*NAMES})
+    return sorted({*found, *MACRO_KEYS} - {*NO_KEYS})
 
 
 def _keys(kind: type[msgspec.Struct], path: str) -> Iterator[str]:

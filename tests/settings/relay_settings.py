@@ -125,7 +125,7 @@ async def request_in_another_dialect_is_not_sent_as_it_is(server: Served) -> Non
     assert server.upstream.posted[-1].path != "/v1/messages"
 
 
-@section_setting("apiKey", NODE_SECTIONS, apiKey="their-key")
+@section_setting("apiKey", SECTIONS, apiKey="their-key")
 async def node_receives_its_api_key(server: Served) -> None:
     await wait_until_up(server)
     assert server.upstream.posted[-1].headers.get("authorization") == "Bearer their-key"

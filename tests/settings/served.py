@@ -74,8 +74,8 @@ class EngineParent(Parent):
     environment: Mapping[str, str] = {}
     arguments: Callable[[Config], Config] = staticmethod(lambda config: config)
 
-    def _read(self) -> Config:
-        return self.arguments(read_config(self.file, self.environment).config)  # type: ignore[arg-type]
+    def _read(self, running: Config | None = None) -> Config:
+        return self.arguments(read_config(self.file, self.environment, running=running).config)  # type: ignore[arg-type]
 
 
 class EngineServer(EngineParent, SupervisedServer):

@@ -147,8 +147,8 @@ class Parent:
             await self.has_ended.wait()
         return self.has_ended.is_set()
 
-    def _read(self) -> Config:
-        return read_config(self.file, {}).config  # type: ignore[arg-type]
+    def _read(self, running: Config | None = None) -> Config:
+        return read_config(self.file, {}, running=running).config  # type: ignore[arg-type]
 
     # Programs ----------------------------------------------------------------------------------------
 

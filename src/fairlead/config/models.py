@@ -33,6 +33,7 @@ SpecialTokens = Literal["text", "parse"]
 ConfiguredFormat = Annotated[str | dict[str, Any] | None, Meta(extra={"choices": formats.NAMES})]
 Isolation = Annotated[bool | Literal["auto"], Meta(extra={"choices": ("auto",)})]
 MOST_RANKS = 64
+PORT_MACRO = "${PORT}"
 ANSWER_BYTES = 16 * 1024 * 1024
 DEVICE = r"auto|cpu|cuda(:[0-9]+)?"
 
@@ -218,8 +219,9 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
 
     name: str = msgspec.field(name="id")
     cmd: Command
-    """The command line that starts the server, without a shell; ${PORT} is its port, from startPort on. A
-    command without ${PORT} and without proxy gets its port in the environment variable PORT.
+    """The command line that starts the server, without a shell; ${PORT} is its port, from startPort on, or
+    the next one that is free. A command without ${PORT} and without proxy gets its port in the environment
+    variable PORT.
     """
     aliases: tuple[str, ...] = ()
     """Other names for it in requests."""
@@ -229,6 +231,9 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
     """Environment variables, as NAME=value."""
     proxy: str = "http://localhost:5800"
     """The URL of the server, as that of a node."""
+    api_key: str | None = None
+    """The API key that the server requires, which is sent with every request to it. Default: the key that
+    cmd has after --api-key or in the file after --api-key-file, or that LLAMA_API_KEY or VLLM_API_KEY has."""
     check_endpoint: str = "/health"
     """Path of its health check, which answers 200 once it is ready; none: there is no such path."""
     health_check_timeout_s: Seconds = 120.0
@@ -268,6 +273,22 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
     """Further information, shown in the list of models."""
     capabilities: dict[str, Any] = {}
     """Its capabilities, shown in the list of models."""
+    port: int | None = None  # which ${PORT} stands for in cmd, cmdStop, env and proxy; None: they have none
+
+    def at_port(self, port: int) -> "CommandConfig":
+        """Return it with this port in the place of ${PORT}."""
+
+        def put(text: str) -> str:
+            return text.replace(PORT_MACRO, str(port))
+
+        return msgspec.structs.replace(
+            self,
+            cmd=tuple(map(put, self.cmd)),
+            cmd_stop=tuple(map(put, self.cmd_stop)),
+            env={name: put(value) for name, value in self.env.items()},
+            proxy=put(self.proxy),
+            port=port,
+        )
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for invalid settings, with the names of a configuration file."""
@@ -279,10 +300,13 @@ class CommandConfig(msgspec.Struct, frozen=True, rename=spelled, tag="command", 
             yield Fault(("cmd",), "must not be empty")
         if not self.dialects:
             yield Fault(("dialects",), "must be one or more")
-        if not is_http_url(self.proxy):
+        proxy = self.proxy if self.port is None else self.proxy.replace(PORT_MACRO, str(self.port))
+        if not is_http_url(proxy):
             yield Fault(("proxy",), f"must be {HTTP_URL}")
         elif (advice := whole_route_advice(self.proxy)) is not None:
             yield Fault(("proxy",), advice)
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            yield Fault(("apiKey",), "has characters that no header may have")
         if self.check_endpoint != "none" and not self.check_endpoint.startswith("/"):
             yield Fault(("checkEndpoint",), "must be a path that begins with /, or none")
         if self.progress_pattern is not None:
@@ -301,6 +325,8 @@ def runs_here(model: AnyModelConfig) -> bool:
 
 # The kinds of models, each by the setting in a file that identifies it.
 MODEL_KINDS: dict[str, type[AnyModelConfig]] = {"path": ModelConfig, "cmd": CommandConfig}
+# Their fields that no setting of the same name has: the key of the mapping, and the reader's choice.
+NO_SETTINGS = ("name", "port")
 
 
 def _faults_of_pattern(pattern: str) -> Iterator[Fault]:

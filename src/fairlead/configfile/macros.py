@@ -5,18 +5,23 @@ ones. A model's macros override those of the file. A value that is only a macro 
 that use a port get one, in the order of their names. `${PID}` stays in `cmdStop`, for the code that stops a
 process.
 
-One difference: llama-swap refuses a command with neither `${PORT}` nor a `proxy`. Here, such a command gets
-its port in its environment.
+Three differences: llama-swap refuses a command with neither `${PORT}` nor a `proxy`. Here, such a command
+gets its port in its environment. A model keeps its port when the file is read again. `${PORT}` stays in
+`cmd`, `cmdStop`, `env` and `proxy`, because another program may have the port when the command is started.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
+from fairlead.config.models import PORT_MACRO
 from fairlead.config.spelling import Fault, Key, KeyPath, written
 
-DEFAULT_PROXY = "http://localhost:${PORT}"
+DEFAULT_PROXY = f"http://localhost:{PORT_MACRO}"
 DEFAULT_START_PORT = 5800
+LAST_PORT = 65535
 MAX_TEXT_CHARS = 100_000
 MAX_EXPANDED_CHARS = 4_000_000
 
@@ -26,15 +31,21 @@ Macros = list[tuple[str, Macro]]
 _RESERVED = ("PID", "PORT", "MODEL_ID")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,63}")
 _USE = re.compile(r"\$\{([a-zA-Z0-9_-]+)\}")
-_PORT_USE = "${PORT}"
+_WITH_PORT = ("cmd", "cmdStop", "env", "proxy")
+_THIS_MACHINE = ("localhost", "0.0.0.0", "::", "::1")  # noqa: S104  # addresses of servers, not ours
 
 
 class Expansion:
-    """Substitutes the macros of one file. `faults` are errors, `remarks` are notes on valid settings."""
+    """Substitutes the macros of one file. `faults` are errors, `remarks` are notes on valid settings.
 
-    def __init__(self) -> None:
+    `ports` are those of the models that use one; `earlier_ports` are those of an earlier reading.
+    """
+
+    def __init__(self, earlier_ports: Mapping[str, int] | None = None) -> None:
         self.faults: list[Fault] = []
         self.remarks: list[Fault] = []
+        self.ports: dict[str, int] = {}
+        self._earlier = earlier_ports or {}
         self._letters = 0
 
     def expand(self, tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,8 +66,8 @@ class Expansion:
         return expanded
 
     def _models(self, models: dict[str, Any], everywhere: Macros, start_port: object) -> dict[str, Any]:
-        port = start_port if isinstance(start_port, int) else DEFAULT_START_PORT
         expanded = dict.fromkeys(models)  # in the file's order
+        users = []
         for name in sorted(models):
             model = models[name]
             if not isinstance(model, dict):
@@ -66,19 +77,40 @@ class Expansion:
             own = self._defined(model.get("macros"), (*path, "macros"))
             body = _prepared(model)
             body = self._substitute_in_model(body, _merged(name, everywhere, own), path)
-            uses_port = _PORT_USE in str(body.get("cmd", ""))
+            uses_port = PORT_MACRO in str(body.get("cmd", ""))
             if body.get("cmd") is not None and not uses_port and model.get("proxy") is None:
                 uses_port = self._add_port_variable(body, path)
             if uses_port:
-                if port > 65535:
-                    self.faults.append(Fault((*path, "cmd"), "no port is left for it above startPort"))
-                body = self._substitute_in_model(body, [("PORT", port)], path)
-                port += 1
-            elif "cmd" in body and _PORT_USE in str(body.get("proxy")):
+                users.append(name)
+            elif "cmd" in body and PORT_MACRO in str(body.get("proxy")):
                 body["proxy"] = None  # reported once, without errors that follow from it
                 self.faults.append(Fault((*path, "proxy"), "uses ${PORT}, but cmd does not"))
             expanded[name] = body
+        first = start_port if isinstance(start_port, int) else DEFAULT_START_PORT
+        self._assign_ports(users, first, _ports_in_use(expanded.values()))
+        for name, port in self.ports.items():
+            expanded[name] = self._with_port(expanded[name], port, ("models", name))
         return expanded
+
+    def _assign_ports(self, names: list[str], first: int, fixed: set[int]) -> None:
+        """Give each of these models a port: its earlier one, or else the lowest that no other has."""
+        kept = {name: self._earlier[name] for name in names if name in self._earlier}
+        kept = {name: port for name, port in kept.items() if port >= first and port not in fixed}
+        taken = fixed.union(kept.values())
+        others = (port for port in range(first, LAST_PORT + 1) if port not in taken)
+        for name in names:
+            port = kept.get(name) or next(others, None)
+            if port is None:
+                self.faults.append(Fault(("models", name, "cmd"), "no port is left for it above startPort"))
+                port = first
+            self.ports[name] = port
+
+    def _with_port(self, body: Any, port: int, path: KeyPath) -> dict[str, Any]:
+        """Substitute `${PORT}`, but not where another port may be put when the command is started."""
+        late = {key: body[key] for key in _WITH_PORT if key in body}
+        rest = {key: value for key, value in body.items() if key not in late}
+        substituted = self._substitute_in_model(rest, [("PORT", port)], path)
+        return {key: late.get(key, substituted.get(key)) for key in body}
 
     def _add_port_variable(self, body: dict[str, Any], path: KeyPath) -> bool:
         """Add the port to the environment of a command without `${PORT}`; return whether that is possible.
@@ -92,8 +124,8 @@ class Expansion:
             body["proxy"] = None
             self.faults.append(Fault((*path, "env"), "sets PORT, so proxy must have the address of cmd"))
             return False
-        more = {"PORT": _PORT_USE}
-        body["env"] = raw | more if isinstance(raw, dict) else [*raw, f"PORT={_PORT_USE}"]
+        more = {"PORT": PORT_MACRO}
+        body["env"] = raw | more if isinstance(raw, dict) else [*raw, f"PORT={PORT_MACRO}"]
         remark = "uses neither ${PORT} nor a proxy, so its port is in the environment variable PORT"
         self.remarks.append(Fault((*path, "cmd"), remark))
         return True
@@ -157,11 +189,18 @@ class Expansion:
             self.faults.append(Fault(path, f"expands to more than {MAX_EXPANDED_CHARS} characters in all"))
         return text
 
+    def _put_later(self, path: KeyPath) -> set[str]:
+        """Return the macros that a value may have until its command is started or stopped."""
+        if path[0] != "models" or len(path) < 3:
+            return set()
+        has_port = path[1] in self.ports and path[2] in _WITH_PORT
+        return {*(["PORT"] if has_port else []), *(["PID"] if path[2] == "cmdStop" else [])}
+
     def _refuse_unknown(self, value: Any, path: KeyPath) -> None:
         if isinstance(value, str):
-            stopping = path[0] == "models" and path[2:3] == ("cmdStop",)
+            allowed = self._put_later(path)
             for name in dict.fromkeys(_USE.findall(value)):
-                if name != "PID" or not stopping:
+                if name not in allowed:
                     self.faults.append(Fault(path, f"there is no macro ${{{name}}}"))
         elif isinstance(value, dict):
             for key, item in value.items():
@@ -171,6 +210,20 @@ class Expansion:
         elif isinstance(value, list):
             for index, item in enumerate(value):
                 self._refuse_unknown(item, (*path, index))
+
+
+def _ports_in_use(models: Iterable[Any]) -> set[int]:
+    """Return the ports of this machine on which commands without `${PORT}` have their servers."""
+    ports = set()
+    for body in models:
+        proxy = body.get("proxy") if isinstance(body, dict) else None
+        if isinstance(proxy, str) and PORT_MACRO not in proxy:
+            with suppress(ValueError):  # reported elsewhere
+                parts = urlsplit(proxy)
+                host = parts.hostname or ""
+                if parts.port is not None and (host in _THIS_MACHINE or host.startswith("127.")):
+                    ports.add(parts.port)
+    return ports
 
 
 def _prepared(model: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Reads the models of a configuration file: their kinds, their defaults and their folders."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fairlead.config import MODEL_KINDS, AnyModelConfig, CommandConfig, Fault, ModelConfig
+from fairlead.config.models import NO_SETTINGS
 from fairlead.config.spelling import KeyPath, settings_of
 from fairlead.configfile import llama_swap
 from fairlead.configfile.convert import Conversion
@@ -17,13 +18,14 @@ from fairlead.text.hub import gguf_advice, is_gguf, is_hub_id
 class ModelReader:
     """Makes the configurations of models. Adds to the faults of `conversion`, and continues after each.
 
-    A relative path of a model begins at `folder`.
+    A relative path of a model begins at `folder`. `ports` are those of commands, by the names of the models.
     """
 
-    def __init__(self, conversion: Conversion, folder: Path) -> None:
+    def __init__(self, conversion: Conversion, folder: Path, ports: Mapping[str, int]) -> None:
         self._conversion = conversion
         self._faults = conversion.faults
         self._folder = folder
+        self._ports = ports
 
     def read(self, raw: object, common: FileSettings) -> list[AnyModelConfig]:
         """Return the valid models; `common` has their defaults."""
@@ -51,13 +53,16 @@ class ModelReader:
             setting.spelling: f"is for models with {key}"
             for key, other in MODEL_KINDS.items()
             for setting in settings_of(other)
-            if other is not kind
+            if other is not kind and setting.name not in NO_SETTINGS
         }
+        fixed: dict[str, Any] = {"name": name}
+        if kind is CommandConfig:
+            fixed["port"] = self._ports.get(name)
         made = self._conversion.struct(
             kind,
             _with_defaults(raw, common, kind),
             path,
-            fixed={"name": name},
+            fixed=fixed,
             misplaced=misplaced,
         )
         if isinstance(made, ModelConfig):

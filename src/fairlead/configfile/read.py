@@ -64,8 +64,11 @@ class Reading(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
-    """Read a file, which may use variables of `environment`. Raises `ConfigFileError` or `OSError`."""
+def read_config(file: Path, environment: Mapping[str, str], *, running: Config | None = None) -> Reading:
+    """Read a file, which may use variables of `environment`. Raises `ConfigFileError` or `OSError`.
+
+    Commands keep the ports that they have in `running`, the configuration in force.
+    """
     with file.open("rb") as source:
         content = source.read(MAX_FILE_BYTES + 1)
         mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
@@ -73,7 +76,7 @@ def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
         document = Document(content, environment)
     except UnreadableError as error:
         raise ConfigFileError(file, [FaultAt(error.line, "", str(error))]) from None
-    reader = _Reader(document, file.resolve().parent)
+    reader = _Reader(document, file.resolve().parent, _ports_of(running))
     config = reader.read()
     if config is None:
         found = [
@@ -92,18 +95,19 @@ def read_config(file: Path, environment: Mapping[str, str]) -> Reading:
 class _Reader:
     """Makes the configuration of one document. Continues after a fault to find the others."""
 
-    def __init__(self, document: Document, folder: Path) -> None:
+    def __init__(self, document: Document, folder: Path, ports: Mapping[str, int]) -> None:
         self.without_effect: list[KeyPath] = []
         self.remarks: list[Fault] = []
         self._conversion = Conversion(document)
         self.faults = self._conversion.faults
         self._document = document
         self._folder = folder
+        self._ports = ports
 
     def read(self) -> Config | None:
         self.faults += self._document.faults
         self.without_effect = llama_swap.unused(self._document.tree, self._document.anchors)
-        expansion = Expansion()
+        expansion = Expansion(self._ports)
         tree = expansion.expand(self._document.tree)
         self.faults += expansion.faults
         self.remarks += expansion.remarks
@@ -111,7 +115,8 @@ class _Reader:
         raw_models = tree.pop("models", None)
         settings = self._conversion.struct(FileSettings, tree, (), also_known=("models", "macros"))
         common = settings or FileSettings()
-        models = self._preloaded(ModelReader(self._conversion, self._folder).read(raw_models, common), common)
+        reader = ModelReader(self._conversion, self._folder, expansion.ports)
+        models = self._preloaded(reader.read(raw_models, common), common)
         if settings is None or self.faults:
             return None
         return self._config(settings, models)
@@ -176,6 +181,12 @@ class _Reader:
             else model
             for model in models
         ]
+
+
+def _ports_of(config: Config | None) -> dict[str, int]:
+    """Return the ports of a configuration's commands, by model."""
+    commands = [model for model in config.models if isinstance(model, CommandConfig)] if config else []
+    return {model.name: model.port for model in commands if model.port is not None}
 
 
 def _names_of(models: Iterable[AnyModelConfig]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import msgspec
 from fairlead.config import MODEL_KINDS, CommandConfig, FiltersConfig, ModelConfig
 from fairlead.config.access import read_key
 from fairlead.config.documentation import documentation_of, summary_of
+from fairlead.config.models import NO_SETTINGS
 from fairlead.config.spelling import (
     Setting,
     Shape,
@@ -81,8 +82,8 @@ class _Types:
         properties: dict[str, Schema] = {}
         required = []
         for setting in settings_of(kind):
-            if kind in MODEL_KINDS.values() and setting.name == "name":
-                continue  # it is the key of the mapping
+            if kind in MODEL_KINDS.values() and setting.name in NO_SETTINGS:
+                continue
             field = fields[setting.name]
             properties[setting.spelling] = self._property(kind, setting, texts.get(setting.name, ""))
             if field.required:

@@ -61,8 +61,8 @@ def source_of(
 
     logger = structlog.get_logger("fairlead.fleet.reload")
 
-    def read() -> Config:
-        reading = read_config(file, os.environ)
+    def read(running: Config | None) -> Config:
+        reading = read_config(file, os.environ, running=running)
         for remark in reading.remarks:
             logger.warning("note on the configuration", file=str(file), note=remark)
         return options.config(model, reading.config)

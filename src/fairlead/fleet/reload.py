@@ -48,12 +48,12 @@ Change = Callable[[Config], Awaitable[object]]
 class ConfigSource(NamedTuple):
     """Where the configuration came from. `read` reads it again; `is_watched`: whenever the file changes.
 
-    `handles_signals`: also on SIGHUP, unless another ASGI server runs this process. `read` blocks, and raises
-    `ConfigError` or `OSError`.
+    `handles_signals`: also on SIGHUP, unless another ASGI server runs this process. `read` gets the
+    configuration in force, if there is one, blocks, and raises `ConfigError` or `OSError`.
     """
 
     file: Path
-    read: Callable[[], Config]
+    read: Callable[[Config | None], Config]
     is_watched: bool = False
     handles_signals: bool = True
 
@@ -90,7 +90,7 @@ async def _reread(source: ConfigSource, started: Config, config: Config, change:
     latest = config
     with FailureBoundary() as boundary:
         # A reload is rare and its file small; a thread keeps a slow disk from delaying streams.
-        latest = await trio.to_thread.run_sync(source.read)
+        latest = await trio.to_thread.run_sync(source.read, config)
         # Validated again: an API key of a priority class that only a restart adds is an error.
         await change(msgspec.structs.replace(latest, **{name: getattr(started, name) for name in FIXED}))
     if boundary.failure is not None:

@@ -6,10 +6,11 @@ Independent of the command's purpose.
 """
 
 import os
+import re
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import trio
@@ -24,6 +25,9 @@ KILL_WAIT_S = 5.0
 # A shell may end before the server that it runs, which may need a moment more.
 GROUP_WAIT_S = 1.0
 POLL_INTERVAL_S = 0.02
+HIDDEN = "***"
+# A shorter key would also be found in other words.
+SHORTEST_HIDDEN = 4
 # SIGCONT lets a stopped process handle SIGTERM; SIGKILL ends it in any case.
 GUARD = 'read -r _ || { kill -TERM "-$1"; kill -CONT "-$1"; sleep 5; kill -KILL "-$1"; }'
 
@@ -34,7 +38,8 @@ class CommandProcess:
 
     It is stopped by `stop_command`, in which `${PID}` is its process id, or else by SIGTERM to its group, and
     killed if it still runs after `unload_timeout_s`. `name` begins each line of its output. `on_line` is
-    called with each line, and `on_partial_line` with an unfinished one whenever it grows.
+    called with each line, and `on_partial_line` with an unfinished one whenever it grows. Lines are shown
+    without the `secrets`: some servers print their settings.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class CommandProcess:
         unload_timeout_s: float = 10.0,
         on_line: Callable[[str], None] = lambda _line: None,
         on_partial_line: Callable[[str], None] | None = None,
+        secrets: Iterable[str] = (),
     ) -> None:
         self.pid: int | None = None
         self.ended = trio.Event()
@@ -59,6 +65,8 @@ class CommandProcess:
         self._on_partial_line = on_partial_line
         self._process: trio.Process | None = None
         self._is_killed = False
+        self._secrets = tuple(secrets)
+        self._secret = _pattern_of(self._secrets)
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
 
     @property
@@ -154,6 +162,7 @@ class CommandProcess:
             environment=self._environment,
             unload_timeout_s=0,
             on_line=self._on_line,
+            secrets=self._secrets,
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_stopper, stopper, process)
@@ -177,9 +186,19 @@ class CommandProcess:
         ended.set()
 
     def _record_line(self, line: str) -> None:
+        if self._secret is not None:
+            line = self._secret.sub(HIDDEN, line)
         self._lines.append(line)
         self._on_line(line)
         child_output.relay(self._name, line)
+
+
+def _pattern_of(secrets: Iterable[str]) -> re.Pattern[str] | None:
+    """Return a pattern that finds the secrets where they are not a part of a longer word."""
+    found = sorted({each for each in secrets if len(each) >= SHORTEST_HIDDEN}, key=len, reverse=True)
+    if not found:
+        return None
+    return re.compile(rf"(?<![0-9A-Za-z])(?:{'|'.join(map(re.escape, found))})(?![0-9A-Za-z])")
 
 
 async def _guard(group: int) -> trio.Process:

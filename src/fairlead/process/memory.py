@@ -1,4 +1,4 @@
-"""The memory and CPU time of processes, as the system counts them. Independent of models."""
+"""What the system says of processes: memory, CPU time, groups and beginnings. Independent of models."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ def memory_of(pid: int, *, group: bool = False) -> int:
     """
     if not sys.platform.startswith("linux"):
         return 0
-    return sum(map(_bytes_of, _members(pid) if group else [pid, *_children(pid)]))
+    return sum(map(_bytes_of, members(pid) if group else [pid, *_children(pid)]))
 
 
 def computed_s(group: int) -> float | None:
@@ -23,10 +23,35 @@ def computed_s(group: int) -> float | None:
     if not sys.platform.startswith("linux"):
         return None
     ticks = 0
-    for pid in _members(group):
+    for pid in members(group):
         if (fields := _stat_of(pid)) is not None:
             ticks += int(fields[11]) + int(fields[12])  # user and system time
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def processes() -> list[int]:
+    """Return the ids of all processes that the system shows."""
+    return [int(process.name) for process in PROC.iterdir() if process.name.isdecimal()]
+
+
+def members(group: int) -> list[int]:
+    """Return the ids of a group's processes."""
+    stats = ((pid, _stat_of(pid)) for pid in processes())
+    return [pid for pid, fields in stats if fields is not None and int(fields[2]) == group]
+
+
+def began_at(pid: int) -> int | None:
+    """Return when a process began, in the system's ticks since its start; None if it is gone."""
+    fields = _stat_of(pid)
+    return None if fields is None else int(fields[19])
+
+
+def name_of(pid: int) -> bytes:
+    """Return the name of a process's program, in at most 15 bytes; empty if it is gone."""
+    try:
+        return (PROC / str(pid) / "comm").read_bytes().strip()
+    except OSError:
+        return b""
 
 
 def _bytes_of(pid: int) -> int:
@@ -39,11 +64,6 @@ def _bytes_of(pid: int) -> int:
             if line.startswith(field):
                 return int(line.split()[1]) * 1024
     return 0
-
-
-def _members(group: int) -> list[int]:
-    pids = (int(process.name) for process in PROC.iterdir() if process.name.isdecimal())
-    return [pid for pid in pids if (fields := _stat_of(pid)) is not None and int(fields[2]) == group]
 
 
 def _children(pid: int) -> list[int]:

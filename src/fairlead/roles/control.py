@@ -62,12 +62,16 @@ class StartProcess(msgspec.Struct, frozen=True, tag="start"):
 
 
 class ProcessUp(msgspec.Struct, frozen=True, tag="up"):
-    """The model of a process is loaded. An engine is `ready`, a command has `limits`."""
+    """The model of a process is loaded. An engine is `ready`.
+
+    A command has `limits`, and is `command` as it was started: with its port and its key.
+    """
 
     name: str
     pid: int | None
     ready: Ready | None = None
     limits: NodeLimits | None = None
+    command: CommandConfig | None = None
 
 
 class RunningProcess(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from fairlead.http.client import Upstream
 from fairlead.job import Job
 from fairlead.messages import WorkerSpec
 from fairlead.nodes.attached_engine import AttachedEngine
+from fairlead.nodes.command_node import command_upstream
 from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import UNANSWERED, RemoteNode, upstream_timeouts
@@ -262,7 +263,7 @@ class _ExpectedNode:
 
 
 def _command(config: CommandConfig) -> RemoteNode:
-    upstream = Upstream(config.proxy, name=config.name, timeouts=upstream_timeouts(config.timeouts))
+    upstream = command_upstream(config)
     return RemoteNode(
         f"command:{config.name}",
         upstream,

@@ -200,4 +200,8 @@ class OwnedCommand(OwnedProcess):
         if limits is None:
             self._went_down(self._node.stuck)
         else:
-            self._came_up(control.ProcessUp(self.order.name, self._node.pid, limits=limits))
+            self._came_up(
+                control.ProcessUp(
+                    self.order.name, self._node.pid, limits=limits, command=self._node.started_config
+                )
+            )

@@ -59,9 +59,9 @@ class SupervisedProcesses:
     def commands(self) -> dict[str, CommandConfig]:
         """The commands that are up, by model, as they were started."""
         return {
-            each.order.model: each.order.config
+            each.order.model: each.up.command
             for each in self._processes.values()
-            if each.up is not None and each.order.config is not None
+            if each.up is not None and each.up.command is not None
         }
 
     def make(self, options: ProcessOptions) -> "SupervisedProcess":
