@@ -17,6 +17,8 @@ from fairlead.errors import (
     LoadFailed,
     NodeFailed,
     NodeFull,
+    NodeLimited,
+    NodesFull,
     QueueTimeout,
     RequestTimeout,
     StaleGrant,
@@ -314,13 +316,15 @@ async def test_failure_of_a_sequence_is_not_retried(autojump_clock, nursery, any
     harness.check_at_rest()
 
 
-async def test_full_node_counts_as_no_attempt_and_is_not_tried_for_a_second(autojump_clock, nursery, any_job):
+async def test_full_node_counts_as_no_attempt_and_is_tried_after_pauses_that_double(
+    autojump_clock, nursery, any_job
+):
     node = ScriptedNode("full", (FULL,), (0.5, FULL), (FULL,), (FAILED,), (FULL,), COMPLETE)
     harness = GatewayHarness(nursery, node)
     started = trio.current_time()
     assert await harness.run_job(any_job) == TEXT
     assert len(node.served) == 6
-    assert pytest.approx(4 * 1 + 0.5 + 3) == trio.current_time() - started
+    assert pytest.approx(1 + 0.5 + 2 + 4 + 8 + 3) == trio.current_time() - started
     harness.check_at_rest()
 
 
@@ -368,11 +372,18 @@ async def test_job_refused_by_a_full_node_runs_on_another_at_once(autojump_clock
     assert pytest.approx(5 * 3) == trio.current_time() - started
 
 
-async def test_job_refused_until_its_deadline_gets_a_queue_timeout(autojump_clock, nursery, any_job):
-    harness = GatewayHarness(nursery, ScriptedNode("full", (FULL,)), timeout_s=30)
+@pytest.mark.parametrize(
+    ("rejection", "status"), [(NodeFull("it is busy"), 503), (NodeLimited("it is busy"), 429)]
+)
+async def test_job_of_a_full_node_gets_its_message_and_the_time_left_at_its_deadline(
+    autojump_clock, nursery, any_job, rejection, status
+):
+    harness = GatewayHarness(nursery, ScriptedNode("full", (rejection,)), timeout_s=30)
     started = trio.current_time()
-    with pytest.raises(QueueTimeout):
+    with pytest.raises(NodesFull, match="it is busy") as refusal:
         await harness.run_job(any_job)
+    # It has tried after 1, 3, 7, 15 and 25 s.
+    assert (refusal.value.status, refusal.value.retry_after_s) == (status, 5)
     assert pytest.approx(30) == trio.current_time() - started
     harness.check_at_rest()
 

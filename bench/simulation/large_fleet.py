@@ -23,7 +23,7 @@ from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.wait_survey import WaitSurvey
-from fairlead.dispatch.waiter import Waiter
+from fairlead.dispatch.waiter import SeatLoss, Waiter
 from fairlead.errors import FairleadError
 from fairlead.nodes.limits import NodeLimits
 from simulation.clock import Clock
@@ -287,7 +287,7 @@ class LargeFleet:
         del self._running[job]
         self._waiting[job] = None
         self._waiting_of[job.ticket.job.tenant] += is_common(job.ticket.job)
-        self._timed("requeue", self._dispatcher.requeue, job, is_full=is_full)
+        self._timed("requeue", self._dispatcher.requeue, job, SeatLoss("full" if is_full else "failed"))
 
     def _end(self, job: SimulatedJob) -> None:
         if job in self._running:

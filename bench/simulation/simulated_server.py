@@ -9,6 +9,7 @@ from functools import partial
 from random import Random
 from typing import Literal
 
+from fairlead.dispatch.effects import PausedModel
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.lengths import LengthPredictor, TokenWeights
 from fairlead.dispatch.scheduler import Scheduler
@@ -154,6 +155,9 @@ class SimulatedServer:
     def idle(self, node_id: str, models: frozenset[str], used: int) -> None:
         """See `start_swap`."""
         raise AssertionError(node_id, models, used)
+
+    def pause(self, pause: PausedModel, pause_s: float) -> None:
+        """Do nothing: no node is full."""
 
     def node_closed(self, node_id: str) -> None:
         """Not called: no node is closed."""

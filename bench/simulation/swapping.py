@@ -10,6 +10,7 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
+from fairlead.dispatch.effects import PausedModel
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.swaps import STARVATION_SHARE
@@ -179,6 +180,9 @@ class SchedulerServer:
     def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
         """See `stop_model`."""
         raise AssertionError(request, error)
+
+    def pause(self, pause: PausedModel, pause_s: float) -> None:
+        """Do nothing: no node is full."""
 
     def node_closed(self, node_id: str) -> None:
         """See `stop_model`."""

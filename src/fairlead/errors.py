@@ -241,7 +241,27 @@ class NodeFailed(FairleadError):
 
 
 class NodeFull(NodeFailed):
-    """The node reported that it is full. The job is queued again, which does not count as a failure."""
+    """The node reported that it is full. The job is queued again, which does not count as a failure.
+
+    `retry_after_s` is the time for which the node reports this, None if it names none.
+    """
+
+
+class NodeLimited(NodeFull):
+    """The same, with the status 429: the client gets that one, not 503, if no node has room in time."""
+
+
+class NodeUnsuited(NodeFailed):
+    """The node refused the request because of its own key or set-up. Another node may serve it."""
+
+    answer: FairleadError | None = None  # for the client, if no other node serves the request either
+
+    @classmethod
+    def of(cls, answer: FairleadError) -> "NodeUnsuited":
+        """Return the error of an attempt that got this answer."""
+        error = cls(answer.message)
+        error.answer = answer
+        return error
 
 
 class StaleGrant(NodeFailed):
@@ -308,6 +328,23 @@ class NoNode(FairleadError):
 
     status = 503
     code = "no_node"
+
+
+class NodesFull(FairleadError):
+    """All nodes that have the model reported that they are full, until the job could not wait any longer."""
+
+    status = 503
+    code = "nodes_full"
+
+
+class NodesLimited(NodesFull):
+    """The same, and the node answered 429."""
+
+    status = 429
+
+
+class NoOtherNode(NoNode):
+    """Every node that could run the job has refused it because of its own key or set-up."""
 
 
 class Draining(FairleadError):

@@ -27,7 +27,19 @@ from fairlead.answer.sink import Sink
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.prefixes import prefix_hashes
-from fairlead.errors import FairleadError, NodeFailed, NodeFull, RequestTimeout, StaleGrant
+from fairlead.dispatch.waiter import SeatLoss
+from fairlead.errors import (
+    FairleadError,
+    NodeFailed,
+    NodeFull,
+    NodeLimited,
+    NodesFull,
+    NodesLimited,
+    NodeUnsuited,
+    NoOtherNode,
+    RequestTimeout,
+    StaleGrant,
+)
 from fairlead.grant import Grant
 from fairlead.job import Job
 from fairlead.job_metrics import JobMetrics, JobStatistics
@@ -35,7 +47,8 @@ from fairlead.nodes.node import GrammarNode, Node
 from fairlead.request_timeline import LEFT, SUCCESS, RequestTimeline
 from fairlead.requester import Requester
 
-# A node that rejects the job, because it is full or the grant is stale, does not count as an attempt.
+# A node that rejects the job does not count as an attempt: it is full, its set-up does not serve the job, or
+# the grant is stale.
 ATTEMPTS = 2
 
 PREPARATION_S = 30.0
@@ -66,7 +79,10 @@ class JobSeat(Protocol):
     def begin(self, generated: Callable[[], int]) -> None:
         """Report the first delta."""
 
-    async def requeue(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
+    def fail(self) -> None:
+        """Report that the node has failed, and that the job will not be queued again."""
+
+    async def requeue(self, loss: SeatLoss, /) -> None:
         """Release the seat, because its node failed or is full after all, and wait for another."""
 
 
@@ -206,24 +222,40 @@ class _RunningJob:
         self._task_status = task_status
 
     async def run(self, seat: JobSeat) -> None:
-        """Attempt the job until its answer is over. Raises the error of the last attempt."""
+        """Attempt the job until its answer is over.
+
+        Raises the error of the last attempt; if all nodes have refused it because of their own set-up, the
+        answer of the first one.
+        """
         into: Sink = self.deltas
         failures = 0
+        full: NodeFull | None = None
+        unsuited: FairleadError | None = None  # the first such answer
         while (error := await self._attempt(seat, into)) is not None:
             if not isinstance(error, NodeFailed):
                 raise error
-            is_full = isinstance(error, NodeFull)
-            is_rejected = is_full or isinstance(error, StaleGrant)
-            failures += not is_rejected
+            loss = _loss(error)
+            failures += loss.cause == "failed"
             attempts = ATTEMPTS if self._job.may_be_repeated else 1
             another = retry_sink(self.deltas, self._job.reader) if failures < attempts else None
             # A node that rejects a job has not failed, and may do this many times.
-            log = logger.debug if is_rejected else logger.warning
+            log = logger.debug if loss.cause in ("full", "stale") else logger.warning
             log("attempt failed", node=seat.node_id, reason=error.message, retries=another is not None)
+            if isinstance(error, NodeFull):
+                full = error
+            elif isinstance(error, NodeUnsuited):
+                unsuited = unsuited or error.answer
             if another is None:
-                raise error
+                if loss.cause in ("failed", "unsuited"):
+                    seat.fail()
+                raise unsuited if isinstance(error, NodeUnsuited) and unsuited is not None else error
             into = another
-            await seat.requeue(is_full=is_full, full_for_s=error.retry_after_s)
+            try:
+                await seat.requeue(loss)
+            except NoOtherNode:
+                raise (unsuited or error) from None
+            except NodesFull as late:
+                raise late if full is None else _as_told(late, full) from None
 
     def current_timeline(self) -> RequestTimeline:
         """Return the timeline as it is now."""
@@ -262,6 +294,24 @@ class _RunningJob:
         self.timeline.first_delta_s = trio.current_time()
         seat.begin(lambda: self.deltas.tokens)
         self._task_status.started(_answer(self.deltas, seat))
+
+
+def _loss(error: NodeFailed) -> SeatLoss:
+    """Return why the attempt's seat is given back."""
+    match error:
+        case NodeFull():
+            return SeatLoss("full", error.retry_after_s, isinstance(error, NodeLimited))
+        case NodeUnsuited():
+            return SeatLoss("unsuited")
+        case StaleGrant():
+            return SeatLoss("stale")
+    return SeatLoss()
+
+
+def _as_told(late: NodesFull, full: NodeFull) -> NodesFull:
+    """Return the error of a wait that is over, with what the full node has answered to this job itself."""
+    kind = NodesLimited if isinstance(full, NodeLimited) else NodesFull
+    return kind(full.message, retry_after_s=late.retry_after_s)
 
 
 def _is_repeatable(job: Job) -> bool:

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from fairlead.answer import upstream_stream
-from fairlead.errors import NodeFailed, NodeFull, NodeRefused
+from fairlead.errors import NodeFailed, NodeFull, NodeLimited, NodeRefused, NodeUnsuited
 from fairlead.http.client import UpstreamFailed
 from nodes.listening import CollectedDeltas, generated, ready_node, relayed_job, stub
 from nodes.stub_server import StubServer, text, word
@@ -20,8 +20,7 @@ BROKEN_CONNECTIONS = [
     ("bad_chunk", 4, "an invalid chunk|in the middle of a response"),
 ]
 BAD_ANSWERS = [
-    *(("status", status, f"answered {status}") for status in (204, 206, 302, 500, 501, 502, 503, 504, 529)),
-    ("status", 401, "rejected our API key"),
+    *(("status", status, f"answered {status}") for status in (204, 206, 302, 500, 502, 504, 507)),
     ("end", 4, "ended a stream before its end"),
     ("half", 4, "ended a stream before its end"),
     ("kind", 0, "answered with text/html instead of text/event-stream"),
@@ -75,17 +74,35 @@ async def test_unrequested_encoding_is_refused():
     assert isinstance(result.error, NodeFailed)
 
 
-async def test_full_node_raises_node_full_and_keeps_its_connection():
+@pytest.mark.parametrize("status", [429, 503, 529])
+async def test_full_node_raises_node_full_and_keeps_its_connection(status):
     async with stub() as server:
         node = ready_node(server)
         for _ in range(3):
-            result = await generated(node, relayed_job(stub={"how": "status", "after": 429}))
+            result = await generated(node, relayed_job(stub={"how": "status", "after": status}))
             assert isinstance(result.error, NodeFull)
+            assert isinstance(result.error, NodeLimited) == (status == 429)
+            assert result.error.message.endswith(f" answered {status}: status {status}")
         assert node.status().connections.opened == 1
         assert node.status().is_up
 
 
-@pytest.mark.parametrize("status", [400, 404, 413, 422])
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 405, 407])
+async def test_refusal_by_the_set_up_of_a_server_lets_others_be_tried(status):
+    async with stub() as server:
+        node = ready_node(server)
+        error = (await generated(node, relayed_job(stub={"how": "status", "after": status}))).error
+        assert node.status().is_up
+    assert isinstance(error, NodeUnsuited)
+    if status in (401, 407):
+        assert error.answer.status == 502
+        assert error.answer.message.endswith(" rejected our API key")
+    else:
+        assert error.answer.status == status
+        assert b'{"error": {"message": "status %d", "code": "of the stub"}}' % status == error.answer.body
+
+
+@pytest.mark.parametrize("status", [400, 409, 413, 422, 501])
 async def test_refusal_of_a_bad_request_is_relayed_unchanged(status):
     async with stub() as server:
         result = await generated(ready_node(server), relayed_job(stub={"how": "status", "after": status}))

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+import trio
 
-from fairlead.answer import relay
 from fairlead.config import ConfigError, NodeConfig
-from fairlead.errors import NodeFailed, NodeFull, NodeRefused
+from fairlead.errors import NodeFull, NodeRefused
 from nodes.listening import RecordingListener, generated, ready_node, relayed_job, stub
 from nodes.stub_server import whole
 
@@ -33,7 +33,7 @@ def refusal_event(code: object) -> bytes:
 async def test_fairlead_without_capacity_is_full_and_stays_up(monkeypatch, code):
     error, reports = await refused(monkeypatch, 503, refusal_event(code), "Retry-After: 7\r\n")
     assert isinstance(error, NodeFull)
-    assert (7 if code == "draining" else None) == error.retry_after_s
+    assert error.retry_after_s == 7
     assert [report[0] for report in reports] == ["up"]
 
 
@@ -52,10 +52,11 @@ async def test_other_409_is_a_refusal_for_the_client(monkeypatch):
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b"\xff", refusal_event("other"), refusal_event(503), refusal_event(None)]
 )
-async def test_other_503_is_a_failure_of_the_node(monkeypatch, body):
-    error, _ = await refused(monkeypatch, 503, body)
-    assert isinstance(error, NodeFailed)
-    assert not isinstance(error, NodeFull)
+async def test_other_503_is_a_full_node_too(monkeypatch, body):
+    error, reports = await refused(monkeypatch, 503, body)
+    assert isinstance(error, NodeFull)
+    assert " answered 503" in error.message
+    assert [report[0] for report in reports] == ["up"]
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "1e3", "٣", "9" * 40, ""])
@@ -66,8 +67,55 @@ async def test_invalid_retry_after_is_ignored(monkeypatch, value):
     assert error.retry_after_s is None
 
 
-def test_codes_of_a_full_node_are_those_that_fairlead_sends():
-    assert {"model_loading", "draining", "no_node", "unloaded"} == relay.BUSY
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            b'{"error":"the server is busy: too many requests wait"}',
+            "the server is busy: too many requests wait",
+        ),
+        (b'{"error":{"message":"slow down","code":429}}', "slow down"),
+        (b'{"detail":"not now"}', "not now"),
+        (b"<h1>503</h1>", "<h1>503</h1>"),
+    ],
+)
+async def test_message_of_a_full_node_is_kept_in_any_form(monkeypatch, body, message):
+    error, _ = await refused(monkeypatch, 503, body)
+    assert error.message.endswith(f" answered 503: {message}")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ("Retry-After: 5\r\n", 5),
+        ("Date: Fri, 27 Nov 2026 10:00:00 GMT\r\nRetry-After: Fri, 27 Nov 2026 10:00:20 GMT\r\n", 20),
+        ("Date: Fri, 27 Nov 2026 10:00:00 GMT\r\nRetry-After: Fri, 27 Nov 2026 09:00:00 GMT\r\n", 1),
+        ("Date: Fri, 27 Nov 2026 10:00:00 GMT\r\nRetry-After: Fri, 27 Nov 2099 10:00:00 GMT\r\n", 60),
+        ("Retry-After: Fri, 99 Nov 2026 10:00:00 GMT\r\n", None),
+    ],
+)
+async def test_time_of_a_full_node_is_a_number_or_a_date_within_a_bound(monkeypatch, headers, seconds):
+    error, _ = await refused(monkeypatch, 503, b"", headers)
+    assert error.retry_after_s == seconds
+
+
+@pytest.mark.parametrize("how", ["cut off", "late"])
+async def test_status_alone_is_an_answer_if_its_body_is_cut_off_or_late(monkeypatch, autojump_clock, how):
+    autojump_clock.autojump_threshold = 0.05
+
+    async def send_answer(self, path, document):
+        await self.stream.send_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 100\r\n\r\nhalf")
+        if how == "late":
+            await trio.sleep(100)
+        await self.stream.aclose()
+
+    async with stub() as server:
+        monkeypatch.setattr("nodes.stub_server._ResponseScript.answer", send_answer)
+        node = ready_node(server)
+        for _ in range(3):
+            result = await generated(node, relayed_job())
+            assert isinstance(result.error, NodeRefused)
+        assert node.status().is_up
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@host:1", "http://me@host", "https://:secret@host/v1"])

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from fairlead._cext.fairqueue import FairQueue, FairQueueEntry
-from fairlead.dispatch.effects import Effects
+from fairlead.dispatch.effects import Effects, PausedModel
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
@@ -109,6 +109,7 @@ class RecordedEffects:
         self.stopped_models: list[str] = []
         self.loads: dict[LoadRequest, FairleadError | None] = {}
         self.closed_nodes: list[str] = []
+        self.pauses: dict[PausedModel, float] = {}
         self.idle_nodes: list[tuple[str, int]] = []
 
     @property
@@ -135,6 +136,9 @@ class RecordedEffects:
     def load_ended(self, request: LoadRequest, error: FairleadError | None) -> None:
         assert request not in self.loads
         self.loads[request] = error
+
+    def pause(self, pause: PausedModel, pause_s: float) -> None:
+        self.pauses[pause] = pause_s
 
     def node_closed(self, node_id: str) -> None:
         self.closed_nodes.append(node_id)

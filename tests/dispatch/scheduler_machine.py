@@ -10,11 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dispatch.recorded import FakeNode, Ledger, RecordedEffects, job, limits, remote_limits
+from fairlead.dispatch.effects import PausedModel
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.scheduler import Scheduler
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
-from fairlead.errors import Displaced, FairleadError, InvalidRequest, LoadFailed, QueueFull, QueueTimeout
+from fairlead.errors import (
+    Displaced,
+    FairleadError,
+    InvalidRequest,
+    LoadFailed,
+    NoOtherNode,
+    QueueFull,
+    QueueTimeout,
+)
 from fairlead.job import Relay
 from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy, SwapReason
@@ -33,6 +42,40 @@ class OneAtATime(EvictionPolicy):
 
     def eviction_for(self, target: str, running: Sequence[str]) -> frozenset[str]:
         return frozenset(running) & {"x", "y"}
+
+
+class Full:
+    """A model of a node that has rejected jobs, as a plain list of the rules.
+
+    `pauses`: by tenant, None for all: whether it is over, so that one job may try, and whether the node has
+    named its length. `rejected`: the tenants whose jobs were rejected since the last success.
+    """
+
+    def __init__(self) -> None:
+        self.pauses: dict[str | None, tuple[bool, bool]] = {}
+        self.rejected: set[str] = set()
+
+    def refuses(self, tenant: str) -> bool:
+        return any(not self.pauses.get(whose, (True, False))[0] for whose in (None, tenant))
+
+    def reject(self, tenant: str, *, is_named: bool) -> None:
+        is_odd = tenant in self.pauses and None not in self.pauses
+        self.pauses[tenant] = False, is_named
+        if not is_odd:
+            self.rejected.add(tenant)
+            self.pauses[None] = False, is_named and len(self.rejected) > 1
+
+    def grant(self, tenant: str) -> bool:
+        whose = [each for each in (None, tenant) if each in self.pauses]
+        self.pauses |= {each: (False, self.pauses[each][1]) for each in whose}
+        return bool(whose)
+
+    def succeed(self, tenant: str) -> None:
+        self.rejected.clear()
+        self.pauses = {whose: pause for whose, pause in self.pauses.items() if whose not in (None, tenant)}
+
+    def resume(self, *whose: str | None) -> None:
+        self.pauses |= {each: (True, self.pauses[each][1]) for each in whose if each in self.pauses}
 
 
 class Watching(RecordedEffects):
@@ -98,7 +141,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expired: set[Ticket] = set()
         self.returns: Counter[Ticket] = Counter()
         self.failed_at: dict[Ticket, NodeState] = {}
-        self.full: dict[NodeState, None] = {}  # ordered, so that Hypothesis can repeat its draws
+        self.unsuited: dict[Ticket, set[NodeState]] = {}
+        self.full: dict[tuple[NodeState, str], Full] = {}
+        self.trials: set[Ticket] = set()
         self.finished: set[Ticket] = set()
         self.loads: list[LoadRequest] = []  # load requests that have not ended
         self.leaving: set[str] = set()  # models that are to be unloaded
@@ -121,14 +166,34 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def room(self, node: NodeState) -> int:
         """Return how many of a node's seats are free, also if they are kept for a job."""
-        if node.draining or node.leaving or node in self.full or node.id not in self.seats:
+        if node.draining or node.leaving or node.id not in self.seats:
             return 0
         return self.seats[node.id] - sum(seats for ticket, seats in self.held.items() if ticket.node is node)
 
     def candidates(self, ticket: Ticket) -> set[NodeState]:
         """Return where the job may run now: not where it failed last, if there is another node."""
-        taking = self.accepting(ticket.job)
-        return taking - {self.failed_at.get(ticket)} or taking
+        taking = self.accepting(ticket.job) - self.unsuited.get(ticket, set())
+        taking = taking - {self.failed_at.get(ticket)} or taking
+        return {node for node in taking if not self.is_full_for(node, ticket)}
+
+    def is_full_for(self, node: NodeState, ticket: Ticket) -> bool:
+        full = self.full.get((node, ticket.job.model))
+        return full is not None and full.refuses(ticket.job.tenant)
+
+    def end_trial(self, ticket: Ticket) -> None:
+        """Let another job try if this one has left its node without a result."""
+        if ticket in self.trials:
+            self.trials.remove(ticket)
+            self.full[ticket.node, ticket.job.model].resume(None, ticket.job.tenant)
+
+    def leave_node(self, ticket: Ticket) -> None:
+        """Let one job try each model of the node that has named no time."""
+        if ticket.state is not TicketState.GRANTED:
+            return
+        for (node, _), full in self.full.items():
+            if node is ticket.node:
+                full.resume(*[whose for whose, (_, is_named) in full.pauses.items() if not is_named])
+        self.end_trial(ticket)
 
     def with_model(self, model: str) -> set[NodeState]:
         return {node for node in self.subject._nodes.values() if model in node.models}
@@ -147,7 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def charge_final_cost(self, ticket: Ticket, cost: float) -> None:
         """Record, once, what a ticket that has ended has cost its tenant."""
-        self.full.pop(ticket.node, None)
+        self.leave_node(ticket)
         if ticket in self.finished or not ticket.attempts:
             return
         self.finished.add(ticket)
@@ -169,13 +234,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ticket.node.busy <= self.seats[ticket.node.id], "a seat that was taken"
         self.overtakes.pop(ticket, None)
         self.check_turn(ticket)
-        assert ticket.node not in self.full, "a node that has rejected a job"
+        assert not self.is_full_for(ticket.node, ticket), "a node that has rejected jobs for the model"
+        assert ticket.node not in self.unsuited.get(ticket, set()), "a node that has refused the job"
         assert not self.swapped(ticket.node) & self.leaving, "a model that is to be unloaded"
         assert ticket.node in self.accepting(ticket.job), "a job that the node cannot run"
-        others = self.accepting(ticket.job) - {self.failed_at.get(ticket)}
+        others = self.accepting(ticket.job) - {self.failed_at.get(ticket)} - self.unsuited.get(ticket, set())
         assert not others or ticket.node in others, "the node where it failed, although another is free"
         for other in self.tickets(TicketState.QUEUED):
-            if self.failed_at.get(other) is ticket.node or ticket.node not in self.accepting(other.job):
+            if self.failed_at.get(other) is ticket.node or ticket.node not in self.candidates(other):
                 continue
             same_line = (ticket.job.tenant, ticket.job.priority, ticket.job.model) == (
                 other.job.tenant,
@@ -187,6 +253,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             higher = other.job.priority < ticket.job.priority
             fits = self.seats_of(other.job, ticket.node) <= self.room(ticket.node) + self.held[ticket]
             assert not (higher and fits), "before a job of a higher class"
+        full = self.full.get((ticket.node, ticket.job.model))
+        if full is not None and full.grant(ticket.job.tenant):
+            self.trials.add(ticket)
 
     def check_turn(self, granted: Ticket) -> None:
         """At most eight jobs overtake one that needs more seats; after that one node is kept for it.
@@ -218,7 +287,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_refusal(self, ticket: Ticket, error: FairleadError) -> None:
         # A job that a node returned may find that its model no longer loads, or that no node is left which
         # could ever hold it.
-        is_hopeless = isinstance(error, LoadFailed | InvalidRequest)
+        is_hopeless = isinstance(error, LoadFailed | InvalidRequest | NoOtherNode)
         assert not ticket.has_begun or is_hopeless, "refused after its first delta"
         if not isinstance(error, Displaced):
             return
@@ -380,32 +449,51 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), cost=st.floats(0, 30))
     def start_response(self, data, cost) -> None:
         ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
+        if ticket in self.trials:
+            self.trials.remove(ticket)
+            self.full[ticket.node, ticket.job.model].succeed(ticket.job.tenant)
         self.subject.first_delta(ticket)
         self.subject.charge(ticket, cost)
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED))
-    @rule(data=st.data(), is_full=st.booleans())
-    def return_to_queue(self, data, is_full) -> None:
+    @rule(
+        data=st.data(),
+        cause=st.sampled_from(["full", "full", "failed", "unsuited"]),
+        named_s=st.sampled_from([None, 30.0]),
+    )
+    def return_to_queue(self, data, cause, named_s) -> None:
         ticket = data.draw(st.sampled_from(self.tickets(TicketState.GRANTED)))
         self.order[ticket] = -len(self.order) - self.returns.total()
         self.returns[ticket] += 1
-        if is_full:
-            self.full[ticket.node] = None
-            self.subject.rejected_by_node(ticket)
-        else:
+        if cause == "full":
+            self.trials.discard(ticket)
+            self.failed_at.pop(ticket, None)
+            full = self.full.setdefault((ticket.node, ticket.job.model), Full())
+            full.reject(ticket.job.tenant, is_named=named_s is not None)
+            self.subject.rejected_by_node(ticket, named_s)
+        elif cause == "failed":
+            self.end_trial(ticket)
             self.failed_at[ticket] = ticket.node
             self.subject.requeued(ticket)
+        else:
+            self.end_trial(ticket)
+            self.unsuited.setdefault(ticket, set()).add(ticket.node)
+            self.subject.unsuited(ticket)
         may_wait = ticket.has_begun or not (ticket in self.expired or ticket.job.no_queue)
-        assert not may_wait or ticket not in self.effects.refused
+        is_hopeless = isinstance(self.effects.refused.get(ticket), NoOtherNode)
+        assert not is_hopeless or self.accepting(ticket.job) <= self.unsuited[ticket]
+        assert not may_wait or is_hopeless or ticket not in self.effects.refused
         assert may_wait or ticket.state is not TicketState.QUEUED
 
     @precondition(lambda self: self.full)
     @rule(data=st.data())
-    def report_room(self, data) -> None:
-        node = data.draw(st.sampled_from(list(self.full)))
-        del self.full[node]
+    def end_pause(self, data) -> None:
+        node, model = data.draw(st.sampled_from(list(self.full)))
+        full = self.full[node, model]
+        whose = data.draw(st.sampled_from([None, *"ABC"]))
         if self.subject._nodes.get(node.id) is node:
-            self.subject.has_room(node.id)
+            full.resume(whose)
+            self.subject.resume(PausedModel(node.id, model, whose))
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))
     @rule(data=st.data())
@@ -445,6 +533,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), seats=st.integers(0, 4))
     def change_seats(self, data, seats) -> None:
         name = data.draw(st.sampled_from(sorted(self.seats)))
+        if not self.seats[name] and seats:
+            state = self.subject._nodes[name]
+            self.full = {key: full for key, full in self.full.items() if key[0] is not state}
         seats = self.seats[name] = seats if name == "far" else max(seats, 1)  # 0: closed
         node = self.nodes.get(name) or FakeNode(name, name[-1])
         self.subject.seats_changed(*node, self.limits(name, seats))
@@ -477,7 +568,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 jobs, seats = holders[ticket.node]
                 holders[ticket.node] = jobs + 1, seats + self.held[ticket]
         assert holders == {node: (node.jobs, node.busy) for node in holders}
-        assert self.full.keys() & holders.keys() == {node for node in holders if node.is_full}
+        paused = {(node, model) for node in holders for model, full in node.full.items() if full}
+        assert {key for key, full in self.full.items() if full.pauses and key[0] in holders} == paused
+        for node, model in paused:
+            refused = [tenant for tenant in "ABC" if node.full[model].refuses(tenant)]
+            assert refused == [tenant for tenant in "ABC" if self.full[node, model].refuses(tenant)]
         assert sum(jobs for jobs, _ in holders.values()) == statistics.running
         assert statistics.waiting <= CAPACITY + self.returns.total()
         assert set(self.tickets(TicketState.QUEUED)) == set(self.subject._queue)
@@ -498,6 +593,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 node in self.candidates(ticket) and self.seats_of(ticket.job, node) > self.room(node) > 0
                 for ticket in passed
             )
+
+    @invariant()
+    def no_job_waits_that_every_node_has_refused(self) -> None:
+        for ticket in self.tickets(TicketState.QUEUED):
+            refusing = self.unsuited.get(ticket)
+            assert not refusing or not self.accepting(ticket.job) <= refusing
 
     @invariant()
     def jobs_that_overtake_are_counted(self) -> None:

@@ -39,7 +39,7 @@ def test_model_that_no_node_has_waits_for_all_seats():
     assert all(map(awaited.include, ["1", "2", "gone"]))
 
 
-@pytest.mark.parametrize("state", ["draining", "leaving", "is_full", None])
+@pytest.mark.parametrize("state", ["draining", "leaving", None])
 def test_free_seats_that_a_waiting_job_cannot_have_do_not_count(state):
     subject = node("1", "m", seats=4, busy=1)
     if state is not None:

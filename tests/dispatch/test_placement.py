@@ -41,7 +41,7 @@ EVENTS = st.lists(
         st.tuples(st.just("change"), NODES, st.sampled_from(["m", "mn", "n"]), LIMITS),
         st.tuples(st.just("remove"), NODES),
         st.tuples(st.just("release"), st.integers(0, 99)),
-        st.tuples(st.sampled_from(["draining", "is_full"]), NODES, st.booleans()),
+        st.tuples(st.sampled_from(["draining", "has_failed"]), NODES, st.booleans()),
         st.tuples(st.just("leave"), NODES),
         *[st.tuples(st.just("assign"), JOBS, st.sampled_from([0, 4]), st.booleans())] * 4,
     ),
@@ -69,9 +69,9 @@ class Plain:
         scores = {node: self.score(node, ticket.job) for node in free}
         return [node for node, score in scores.items() if score == min(scores.values())]
 
-    def score(self, node: NodeState, job: JobSpec) -> tuple[bool, float]:
-        is_busy, score = node.score
-        return is_busy, score - CACHE_BONUS * self.share(node, job)
+    def score(self, node: NodeState, job: JobSpec) -> tuple[bool, bool, float]:
+        has_failed, is_busy, score = node.score
+        return has_failed, is_busy, score - CACHE_BONUS * self.share(node, job)
 
     def share(self, node: NodeState, job: JobSpec) -> float:
         for index in reversed(range(len(job.prefixes))):

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from dispatch.recorded import FakeNode, Ledger, job, limits, scheduler, submit
+from fairlead.dispatch.effects import PausedModel
 from fairlead.dispatch.ticket import TicketState
 from fairlead.errors import (
     ContextLengthExceeded,
@@ -298,7 +299,8 @@ def test_node_that_rejected_a_job_is_full_until_one_of_its_jobs_ends_or_time_has
     assert TicketState.GRANTED is rejected.state
     subject.rejected_by_node(rejected)
     assert TicketState.QUEUED is rejected.state
-    subject.has_room(node.id)
+    subject.resume(PausedModel(node.id, "m", None))
+    subject.resume(PausedModel(node.id, "m", "B"))
     assert TicketState.GRANTED is rejected.state
 
 

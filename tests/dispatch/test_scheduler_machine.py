@@ -10,6 +10,8 @@ from dispatch import test_job_seats as job_seats
 from dispatch import test_scheduler_swaps as swaps
 from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
 from fairlead._cext.fairqueue import FairQueue
+from fairlead.dispatch.effects import PausedModel
+from fairlead.dispatch.fullness import FullModel, Pause
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_groups import JobKind
 from fairlead.dispatch.node_pool import NodePool
@@ -86,8 +88,8 @@ def keeps_the_displaced_ticket_in_its_line(self: Queue, ticket: Ticket) -> None:
     ticket.become(TicketState.DONE)
 
 
-def prefers_the_node_that_failed(self: NodePool, ticket: Ticket) -> NodeState | None:
-    return None
+def prefers_the_node_that_failed(self: NodePool, ticket: Ticket) -> tuple[NodeState, ...]:
+    return ticket.unsuited
 
 
 def relays_a_model_that_it_does_not_have(self: NodeState, job: JobSpec) -> bool:
@@ -115,11 +117,49 @@ def charges_for_each_attempt(self: Scheduler, ticket: Ticket) -> None:
     del self._queue.requeue
 
 
-def ignores_that_a_node_is_full(self: Scheduler, ticket: Ticket) -> None:
-    _requeue(self, ticket)
+def ignores_that_a_node_is_full(self: Tickets, ticket: Ticket, named_s, *, is_limit: bool) -> None:
+    return None
 
 
-def never_uses_a_full_node_again(self: Scheduler, node_id: str) -> None:
+def never_uses_a_full_node_again(self: Scheduler, pause: PausedModel) -> None:
+    return None
+
+
+def takes_all_models_of_a_node_to_be_full(self: NodeState) -> None:
+    _update_full(self)
+    if self.closed_models:
+        self.closed_models = self.models
+
+
+def lets_all_jobs_try(self: FullModel, ticket: Ticket) -> list:
+    return []
+
+
+def takes_a_rejection_to_concern_all_tenants(self: FullModel, ticket: Ticket, named_s, *, is_limit) -> list:
+    self.of_all = self.of_all or Pause()
+    return [(None, self.of_all.begin(named_s, is_limit=is_limit, grows=ticket.is_trial))]
+
+
+def lets_one_tenant_pause_the_others_again(self: FullModel, ticket: Ticket, named_s, *, is_limit) -> list:
+    self.of_tenants.pop(ticket.job.tenant, None)
+    return _rejected(self, ticket, named_s, is_limit=is_limit)
+
+
+def opens_for_all_tenants_only_when_each_succeeds(self: FullModel, ticket: Ticket) -> None:
+    self.of_tenants.pop(ticket.job.tenant, None)
+    if not self.of_tenants:
+        self.of_all = None
+
+
+def never_tries_again_after_a_trial_without_result(self: Tickets, ticket: Ticket, node: NodeState) -> None:
+    ticket.is_trial = False
+
+
+def returns_to_a_node_that_refused_the_job(self: Scheduler, ticket: Ticket) -> None:
+    self.stale(ticket)
+
+
+def waits_for_nodes_that_have_all_refused_the_job(self: Scheduler) -> None:
     return None
 
 
@@ -135,7 +175,7 @@ def removes_busy_nodes(self: Scheduler) -> None:
 
 
 def grants_seats_of_a_removed_node(self: NodeState) -> int:
-    return 0 if self.draining or self.is_full else self.limits.seats - self.busy
+    return 0 if self.draining else self.limits.seats - self.busy
 
 
 def omits_stopping_models(self: Swaps, models: Iterable[str]) -> None:
@@ -181,7 +221,7 @@ def needs_seats_that_the_node_does_not_have(self: NodeState, seats: int) -> int:
 
 def fits_if_any_seat_is_free(self: NodePool, ticket: Ticket) -> bool | None:
     groups = self.kind(ticket.job).groups
-    return any(node is not self.avoided(ticket) for group in groups for node in group.free) or None
+    return any(node not in self.avoided(ticket) for group in groups for node in group.free) or None
 
 
 def never_keeps_seats(self: NodePool, ticket: Ticket) -> None:
@@ -203,7 +243,7 @@ def keeps_seats_of_a_node_that_cannot_run_the_job(self: NodePool, ticket: Ticket
 
 def keeps_seats_where_the_most_are_missing(self: NodePool, ticket: Ticket) -> None:
     groups = self.kind(ticket.job).groups
-    free = [node for group in groups for node in group.free if node is not self.avoided(ticket)]
+    free = [node for group in groups for node in group.free if node not in self.avoided(ticket)]
     for node in sorted(free, key=lambda node: node.free - node.seats_for(ticket.job.seats))[:1]:
         node.is_held = True
         self.held.append(node)
@@ -236,6 +276,8 @@ def grants_them_as_if_they_took_one_seat(self: Tickets, search: SeatSearch) -> l
 
 
 _acquire = NodeState.acquire
+_update_full = NodeState.update_full
+_rejected = FullModel.rejected
 _pass_over = SeatSearch.pass_over
 _update = NodePool._update
 _kind = NodePool.kind
@@ -273,8 +315,16 @@ DETECTED_LATE = {removes_busy_nodes, evicts_a_busy_model, ignores_a_deadline_tha
         (NodePool, "_ungroup", keeps_a_removed_node_in_its_group),
         (NodeState, "accepts", relays_a_model_that_it_does_not_have),
         (Scheduler, "_requeue", charges_for_each_attempt),
-        (Scheduler, "rejected_by_node", ignores_that_a_node_is_full),
-        (Scheduler, "has_room", never_uses_a_full_node_again),
+        (Tickets, "rejected", ignores_that_a_node_is_full),
+        (Scheduler, "resume", never_uses_a_full_node_again),
+        (NodeState, "update_full", takes_all_models_of_a_node_to_be_full),
+        (FullModel, "granted", lets_all_jobs_try),
+        (FullModel, "rejected", takes_a_rejection_to_concern_all_tenants),
+        (FullModel, "rejected", lets_one_tenant_pause_the_others_again),
+        (FullModel, "succeeded", opens_for_all_tenants_only_when_each_succeeds),
+        (Tickets, "end_trial", never_tries_again_after_a_trial_without_result),
+        (Scheduler, "unsuited", returns_to_a_node_that_refused_the_job),
+        (Scheduler, "_refuse_unsuited", waits_for_nodes_that_have_all_refused_the_job),
         (Queue, "refund", refunds_nothing),
         (Scheduler, "_remove_leaving_nodes", removes_busy_nodes),
         (NodeState, "free", property(grants_seats_of_a_removed_node)),

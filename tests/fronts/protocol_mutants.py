@@ -61,7 +61,7 @@ MUTANTS = {
     ),
     "loses_a_requeue": ProtocolMutant(
         f"{_SERVER}._declare",
-        "self._requeue(job, is_full=False)",
+        "self._requeue(job, SeatLoss())",
         "pass",
         [("requeue", "sent|arrives", "cut dispatcher 1")],
     ),

@@ -8,6 +8,7 @@ import trio
 
 from fairlead.config import ApiKey, KeyLimits, QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.waiter import SeatLoss
 from fairlead.errors import FairleadError, NodeFailed, NodeFull, StaleGrant
 from fairlead.fronts.client import DispatchClient
 from fairlead.fronts.server import FrontServer
@@ -183,7 +184,7 @@ class Front:
             except (NodeFailed, NodeFull, StaleGrant) as error:
                 if isinstance(error, StaleGrant):
                     await trio.sleep(0.05)  # until a dispatcher that was replaced has noticed it
-                await seat.requeue(is_full=isinstance(error, NodeFull))
+                await seat.requeue(SeatLoss("full" if isinstance(error, NodeFull) else "failed"))
 
     async def _wait(self, sequence, event):
         await event.wait()

@@ -12,6 +12,7 @@ import trio
 import trio._core._run as trio_run
 
 from fairlead.config import QueueConfig
+from fairlead.dispatch.waiter import SeatLoss
 from fairlead.errors import FairleadError
 from fairlead.fronts.server import FrontServer
 from fronts.system import System, settle, spec
@@ -76,7 +77,7 @@ class Trial:
                 async with front.seat(job) as seat:
                     await self.hold(seat, seconds / 2)
                     if fails:
-                        await seat.requeue(is_full=self.random.random() < 0.5)
+                        await seat.requeue(SeatLoss("full" if self.random.random() < 0.5 else "failed"))
                     seat.begin(lambda: 1)
                     await self.hold(seat, seconds / 2)
                 result = "served"

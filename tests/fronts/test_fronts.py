@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from fairlead.config import QueueConfig
+from fairlead.dispatch.waiter import SeatLoss
 from fairlead.errors import NoNode, QueueFull, QueueTimeout
 from fairlead.fronts import wire
 from fairlead.fronts.client import TIMEOUT_MARGIN_S, DispatchClient
@@ -115,7 +116,7 @@ async def test_job_whose_limit_is_below_its_estimated_wait_is_refused_at_once(au
 async def test_failed_job_gets_a_seat_at_another_node(autojump_clock):
     async with running(nodes={"x": 1, "y": 1}) as system, system.fronts[0].seat(spec("A")) as seat:
         first = seat.node_id
-        await seat.requeue()
+        await seat.requeue(SeatLoss())
         assert {first, seat.node_id} == {"x", "y"}
         assert seat.grant == Grant(1, 2)
 
@@ -233,7 +234,7 @@ async def requeue_on_event(system, front, job, event, nodes):
     async with front.seat(job) as seat:
         nodes.append(seat.node_id)
         await event.wait()
-        await seat.requeue()
+        await seat.requeue(SeatLoss())
         nodes.append(seat.node_id)
 
 

@@ -9,7 +9,7 @@ import trio
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.ticket import TicketState
-from fairlead.dispatch.waiter import Waiter
+from fairlead.dispatch.waiter import SeatLoss, Waiter
 from fairlead.errors import FairleadError
 from fairlead.fronts import wire
 from fronts.system import MODEL, System, limits, settle, spec
@@ -113,7 +113,7 @@ class OneProcess:
         self.dispatcher.scheduler.first_delta(self.jobs[number].ticket)
 
     def requeue(self, number, *, is_full):
-        self.dispatcher.requeue(self.jobs[number], is_full=is_full)
+        self.dispatcher.requeue(self.jobs[number], SeatLoss("full" if is_full else "failed"))
 
 
 class ThroughFronts:
@@ -176,7 +176,7 @@ class Client:
                         self.state = TicketState.GRANTED
                         await self._changed.wait()
                         self._changed = trio.Event()
-                        await self.seat.requeue(is_full=self._is_full)
+                        await self.seat.requeue(SeatLoss("full" if self._is_full else "failed"))
         except FairleadError:
             """Refused or stopped."""
         finally:

@@ -5,7 +5,7 @@ import structlog.testing
 import trio
 
 from fairlead.config import QueueConfig
-from fairlead.dispatch.waiter import HeldSeat
+from fairlead.dispatch.waiter import HeldSeat, SeatLoss
 from fairlead.errors import FairleadError, NoNode
 from fairlead.fronts import wire
 from fairlead.fronts.client import DispatchClient
@@ -131,7 +131,7 @@ async def test_grant_that_arrives_after_its_release_is_ignored(autojump_clock, n
     async def use():
         async with client.seat(spec()) as seat:
             nodes.append(seat.node_id)
-            await seat.requeue()
+            await seat.requeue(SeatLoss())
             nodes.append(seat.node_id)
 
     nursery.start_soon(use)

@@ -17,7 +17,7 @@ from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import Dispatcher, Seat
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.ticket import Ticket
-from fairlead.dispatch.waiter import Waiter, WaitingTask
+from fairlead.dispatch.waiter import SeatLoss, Waiter, WaitingTask
 from fairlead.errors import FairleadError
 from fairlead.nodes.limits import NodeLimits
 from fairlead.upstream_events import UpstreamReader
@@ -207,20 +207,20 @@ class SwapUnderWork(Dispatcher):
 class KeptSeat(Dispatcher):
     """A job gets its second seat without giving the first one back."""
 
-    def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
+    def requeue(self, waiter: Waiter, loss: SeatLoss) -> None:
         node = waiter.ticket.node
         assert node is not None
         node.acquire(waiter.ticket.tokens)
-        super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
+        super().requeue(waiter, loss)
 
 
 class ChargedPerGrant(Dispatcher):
     """A job that returns to the queue is queued like a new one, and is charged at each grant."""
 
-    def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
+    def requeue(self, waiter: Waiter, loss: SeatLoss) -> None:
         queue: Any = self.scheduler._queue
         queue.requeue = queue.push
-        super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
+        super().requeue(waiter, loss)
 
 
 class ShieldedEvent:
@@ -239,10 +239,10 @@ class ShieldedEvent:
 class UncancellableSecondWait(Dispatcher):
     """A job that waits for a second seat cannot be cancelled."""
 
-    def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
+    def requeue(self, waiter: Waiter, loss: SeatLoss) -> None:
         assert isinstance(waiter, WaitingTask)
         waiter.event = cast(trio.Event, ShieldedEvent())
-        super().requeue(waiter, is_full=is_full, full_for_s=full_for_s)
+        super().requeue(waiter, loss)
 
 
 class FullUntilAJobEnds(Dispatcher):

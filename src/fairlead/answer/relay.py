@@ -6,69 +6,33 @@ than the API's is the node's failure: a proxy's login page must not be sent from
 """
 
 from collections.abc import Container
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import trio
 
 from fairlead.answer.passthrough import pass_through
-from fairlead.answer.refusal import refusal, refusal_of
+from fairlead.answer.refusals import JSON, late_refusal, refusal
 from fairlead.answer.relayed_stream import RelayedStream
-from fairlead.answer.reported import (
-    BYTES_A_TOKEN,
-    allowed_tokens,
-    decoded,
-    excerpt,
-    generated_tokens,
-    seconds,
-)
+from fairlead.answer.reported import BYTES_A_TOKEN, allowed_tokens, excerpt, generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.answer.translation import TranslatedStream, translated_response
 from fairlead.answer.upstream_stream import RelayFailed
 from fairlead.config import ANSWER_BYTES, FiltersConfig
-from fairlead.errors import (
-    Draining,
-    FairleadError,
-    InvalidRequest,
-    ModelLoading,
-    ModelUnloaded,
-    NodeFull,
-    NodeRefused,
-    NoNode,
-)
-from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamResponse
+from fairlead.errors import FairleadError, InvalidRequest, NodeRefused
+from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.headers import USER_HEADER
-from fairlead.http.response_parser import ResponseHead
+from fairlead.http.response_parser import InvalidResponse, ResponseHead
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay
 from fairlead.upstream_events import EVENTS, UpstreamReader
 
 ERROR_BYTES = 1024 * 1024
-RETRY_AFTER_AT_MOST_S = 60
-
-JSON = "application/json"
-
-# Error codes of a healthy Fairlead that cannot take this job now.
-BUSY = frozenset({ModelLoading.code, Draining.code, NoNode.code, ModelUnloaded.code})
+ERROR_BODY_S = 10.0
 
 _encode = msgspec.json.Encoder().encode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-class _Reason(msgspec.Struct):
-    code: str | int | None = None
-    message: Any = None
-
-
-class _Refusal(msgspec.Struct):
-    error: _Reason
-
-
-class _Object(msgspec.Struct):
-    """Any JSON object."""
-
-
-_decode_object = msgspec.json.Decoder(_Object).decode
-_decode_refusal = msgspec.json.Decoder(_Refusal).decode
 
 
 def rewritten(body: bytes, model: str, filters: FiltersConfig | None = None) -> bytes:
@@ -107,8 +71,9 @@ async def relay(
 
     `dialects` are those that the server speaks; None: all. `answer_bytes` bounds a response that is not
     streamed, and one event of a stream. `user` names the job's tenant, for a server that trusts this one.
-    Raises `NodeFull` if the server is full, `NodeRefused` if the request is at fault, `RelayFailed` if the
-    server is, and `UpstreamFailed` if the connection is; the last two also in the middle of the answer.
+    Raises `NodeFull` if the server is full, `NodeUnsuited` if its set-up does not serve the request,
+    `NodeRefused` if the request is at fault, `RelayFailed` if the server is, and `UpstreamFailed` if the
+    connection is; the last two also in the middle of the answer.
     """
     if request.passthrough is not None:
         await pass_through(upstream, job, request, request.passthrough, sink)
@@ -185,42 +150,17 @@ def _is_encoded(head: ResponseHead) -> bool:
 
 
 async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> FairleadError:
-    """Return the error of a refusal. `is_shown`: the client gets the server's own error, in its dialect."""
-    status = response.head.status
-    try:
+    """Return the error of a refusal. `is_shown`: the client gets the server's own error, in its dialect.
+
+    The status alone is an answer, so a body that is too large, late or cut off is left out. Some servers echo
+    a request that they refuse.
+    """
+    body = b""
+    with trio.move_on_after(ERROR_BODY_S), suppress(OSError, InvalidResponse, UpstreamFailed):
         body = await response.read_all(ERROR_BYTES)
-    except ResponseTooLarge:
-        body = b""  # some servers echo a request that they refuse
     if _is_encoded(response.head):
         body = b""
-    reason = _reason(body)
-    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.CONFLICT) and (code := reason.code) in BUSY:
-        # A server that shuts down is full for all its models, for the time that it reports.
-        retry_after = response.head.headers.get("retry-after", "")
-        wait_s = seconds(retry_after, RETRY_AFTER_AT_MOST_S) if code == Draining.code else None
-        return NodeFull(f"{name} is at capacity: {code}", retry_after_s=wait_s)
-    quoted = excerpt(body if is_shown or not isinstance(reason.message, str) else reason.message)
-    message = f"{name} answered {status}: {quoted}" if quoted else f"{name} answered {status}"
-    shown = body if is_shown and _is_error(response.head, body) else b""
-    return refusal(name, status, message, shown=shown)
-
-
-def _is_error(head: ResponseHead, body: bytes) -> bool:
-    """Return whether the body is a JSON object, which no browser renders as a page."""
-    kind = head.content_type
-    if kind != JSON and not (kind.startswith("application/") and kind.endswith("+json")):
-        return False
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return False
-    return decoded(_decode_object, body) is not None
-
-
-def _reason(body: bytes) -> _Reason:
-    """Return the code and the message of an error in OpenAI's format, as far as there are any."""
-    refusal = decoded(_decode_refusal, body)
-    return _Reason() if refusal is None else refusal.error
+    return refusal(name, response.head, body, is_shown=is_shown)
 
 
 async def _read_whole(name: str, response: UpstreamResponse, answer_bytes: int) -> bytes:
@@ -239,7 +179,7 @@ def _relayed_response(name: str, job: Job, reader: UpstreamReader, body: bytes) 
     except ValueError as error:
         raise RelayFailed(f"{name} sent {error}") from error
     if answer.error is not None:
-        raise refusal_of(name, answer.error)
+        raise late_refusal(name, answer.error)
     estimate = min(answer.content_bytes // BYTES_A_TOKEN, allowed_tokens(job))
     generated = generated_tokens(job, answer.generated, counted=estimate, text_bytes=answer.content_bytes)
     return Delta(0, raw=[body], relayed_tokens=generated, finish_reason="stop")

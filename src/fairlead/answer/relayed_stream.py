@@ -6,7 +6,7 @@ Everything received in one read is relayed at once.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fairlead.answer.refusal import refusal_of
+from fairlead.answer.refusals import late_refusal
 from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
 from fairlead.job import Delta, Job
@@ -90,7 +90,7 @@ class RelayedStream(UpstreamStream):
     def _read(self, raw: bytes) -> None:
         event = self._reader.read_event(raw)
         if event.error is not None:
-            raise refusal_of(self._name, event.error, has_begun=self._has_begun)
+            raise late_refusal(self._name, event.error, has_begun=self._has_begun)
         if event.is_noise:
             self._check_silence()
             self._hold(len(raw))

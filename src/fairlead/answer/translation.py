@@ -6,7 +6,7 @@ Every event is read completely. What cannot be read, or has no place in an answe
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from fairlead.answer.refusal import refusal_of
+from fairlead.answer.refusals import late_refusal
 from fairlead.answer.reported import BYTES_A_TOKEN, allowed_tokens, generated_tokens
 from fairlead.answer.sink import Sink
 from fairlead.answer.upstream_stream import RelayFailed, UpstreamStream
@@ -75,13 +75,13 @@ class _Answer:
     def read(
         self, read: Callable[[bytes], UpstreamChat], data: bytes, *, has_begun: bool = False
     ) -> UpstreamChat:
-        """Return what the server has sent. Raises `RelayFailed` if it is unreadable, and as `refusal_of`."""
+        """Return what the server has sent. Raises `RelayFailed` if it is unreadable, and as `late_refusal`."""
         try:
             content = read(data)
         except ValueError as error:
             raise RelayFailed(f"{self._name} sent {error}") from error
         if content.error is not None:
-            raise refusal_of(self._name, content.error, has_begun=has_begun)
+            raise late_refusal(self._name, content.error, has_begun=has_begun)
         self.usage = content.usage or self.usage
         return content
 

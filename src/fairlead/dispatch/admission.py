@@ -9,7 +9,16 @@ from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.queue import Queue
 from fairlead.dispatch.swaps import Swaps
 from fairlead.dispatch.ticket import LoadRequest
-from fairlead.errors import Draining, FairleadError, ModelLoading, ModelNotFound, NoQueue, QueueFull
+from fairlead.errors import (
+    Draining,
+    FairleadError,
+    ModelLoading,
+    ModelNotFound,
+    NodesFull,
+    NodesLimited,
+    NoQueue,
+    QueueFull,
+)
 
 RETRY_S = 5
 
@@ -45,7 +54,8 @@ class JobAdmission:
         if self._rejects_loading and self.must_load(job):
             return ModelLoading(f"the model {job.model} is being loaded", retry_after_s=RETRY_S)
         if job.no_queue:
-            return NoQueue("no seat is free, and the request must not be queued")
+            no_queue = NoQueue("no seat is free, and the request must not be queued")
+            return full_error(self._nodes, job) or no_queue
         if not self._queue.has_bytes_for(job):
             return QueueFull("the queue is full: the requests that wait are too large together")
         return too_long
@@ -61,6 +71,15 @@ class JobAdmission:
     def must_load(self, job: JobSpec) -> bool:
         """Return whether the job's model would have to be loaded for it."""
         return self._swaps.is_loadable(job.model) and not self._nodes.accepting(job)
+
+
+def full_error(nodes: NodePool, job: JobSpec) -> NodesFull | None:
+    """Return the error of a job whose nodes have all rejected jobs as full; None if one has not."""
+    pause = nodes.is_full_for(job)
+    if pause is None:
+        return None
+    kind = NodesLimited if pause.is_limit else NodesFull
+    return kind(f"every server of {job.model} is full")
 
 
 def shutting_down() -> Draining:

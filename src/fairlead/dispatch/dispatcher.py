@@ -5,10 +5,10 @@ until its owner ends it, a task in its own synchronous `finally`. So a grant to 
 is never lost: the queue entry or seat that the task holds is released.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from math import inf
+from math import ceil, inf
 from random import Random
 from typing import Any
 
@@ -17,27 +17,26 @@ import trio
 from msgspec.structs import asdict
 
 from fairlead.config import QueueConfig
-from fairlead.dispatch.effects import SchedulerStatistics
+from fairlead.dispatch.effects import PausedModel, SchedulerStatistics
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.model_lifecycle import ModelLifecycle
+from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.schedulers import SCHEDULERS
 from fairlead.dispatch.scheduling import SchedulingOptions
 from fairlead.dispatch.swaps import STARVATION_SHARE
 from fairlead.dispatch.ticket import Ticket, TicketState
 from fairlead.dispatch.timer import Alarm, Timer
 from fairlead.dispatch.wait_estimator import WaitEstimator
-from fairlead.dispatch.waiter import HeldSeat, Waiter, WaitingTask
-from fairlead.errors import Cancelled, FairleadError, ModelLoading, QueueFull, QueueTimeout
+from fairlead.dispatch.waiter import HeldSeat, SeatLoss, Waiter, WaitingTask
+from fairlead.errors import Cancelled, FairleadError, ModelLoading, NodesFull, QueueFull, QueueTimeout
 from fairlead.grant import Grant
 from fairlead.requester import Requester, who
 from fairlead.supervision import contain
 
 CHARGE_INTERVAL_S = 1.0
-# How long a node counts as full after it rejected a job, unless one of its jobs finishes earlier.
-FULL_FOR_S = 1.0
-# The longest time for which a node may report itself full.
-MAX_FULL_FOR_S = 10.0
+# How long a node is the last to get jobs after one has failed there, unless another one begins.
+FAILED_FOR_S = 10.0
 
 logger = structlog.get_logger("fairlead.dispatcher")
 
@@ -80,15 +79,19 @@ class Seat:
         self._waiter.count_generated = generated
         self._dispatcher.scheduler.first_delta(self._waiter.ticket)
 
-    async def requeue(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
+    def fail(self) -> None:
+        """Report that the node has failed, and that the job will not be queued again."""
+        self._dispatcher.node_failed(self._waiter)
+
+    async def requeue(self, loss: SeatLoss) -> None:
         """Release the seat, because its node failed or is full after all, and wait for another.
 
-        `full_for_s`: how long the node reports to be full; None: it reports no time. The job is queued before
-        all others of its class, is charged for one attempt, and keeps its first deadline until it has begun.
-        Raises what `Dispatcher.seat` raises while waiting; the block must end then.
+        The job is queued before all others of its class, is charged for one attempt, and keeps its first
+        deadline until it has begun. Raises what `Dispatcher.seat` raises while waiting, and `NoOtherNode`;
+        the block must end then.
         """
         self._waiter.event = trio.Event()
-        self._dispatcher.requeue(self._waiter, is_full=is_full, full_for_s=full_for_s)
+        self._dispatcher.requeue(self._waiter, loss)
         self.node_id = await self._waiter.wait()
 
 
@@ -118,11 +121,12 @@ class Dispatcher:
         # Must be below the queue timeout, or jobs expire before they count as starving.
         self._starvation_s = STARVATION_SHARE * min(queue.starvation_bound_s, queue.timeout_s)
         self.models = ModelLifecycle(self.scheduler, self._timer, starvation_s=self._starvation_s)
-        self.estimator = WaitEstimator(self.scheduler, queue, random)
+        self.estimator = WaitEstimator(self.scheduler, queue, random, paused_s=self._paused_s)
         self.next_grant = Grant(epoch, 1)
         self._waiters: dict[Ticket, Waiter] = {}
         self._by_id: dict[str, Waiter] = {}
-        self._full: dict[str, Alarm] = {}  # full nodes, each with the alarm that ends this
+        self._pauses: dict[PausedModel, tuple[float, Alarm]] = {}  # of models that are full: their ends
+        self._failed: dict[str, Alarm] = {}  # nodes that failed lately, each with the alarm that ends this
         self._closing: dict[str, trio.Event] = {}  # closed nodes that still have jobs
 
     def raise_epoch(self, epoch: int) -> None:
@@ -181,17 +185,26 @@ class Dispatcher:
         self.estimator.granted(waiter)
         self._set_alarm(waiter, waiter.arrived_at + self._starvation_s)
 
-    def requeue(self, waiter: Waiter, *, is_full: bool, full_for_s: float | None = None) -> None:
+    def node_failed(self, waiter: Waiter) -> None:
+        """Record that a job has failed at its node; see `Seat.fail`."""
+        self._expect_recovery(waiter.ticket)
+        self.scheduler.node_failed(waiter.ticket)
+
+    def requeue(self, waiter: Waiter, loss: SeatLoss) -> None:
         """Release the job's seat, and submit it again; see `Seat.requeue`."""
-        ticket, node = waiter.ticket, waiter.ticket.node
-        assert node is not None
+        ticket = waiter.ticket
         self.estimator.requeued(waiter)
-        if is_full:
-            full_for_s = FULL_FOR_S if full_for_s is None else min(full_for_s, MAX_FULL_FOR_S)
-            self._expect_room(node.id, full_for_s)
-            self.scheduler.rejected_by_node(ticket)
-        else:
-            self.scheduler.requeued(ticket)
+        match loss.cause:
+            case "full":
+                self.scheduler.rejected_by_node(ticket, loss.full_for_s, is_limit=loss.is_limit)
+            case "unsuited":
+                self._expect_recovery(ticket)
+                self.scheduler.unsuited(ticket)
+            case "stale":
+                self.scheduler.stale(ticket)
+            case "failed":
+                self._expect_recovery(ticket)
+                self.scheduler.requeued(ticket)
         self._set_alarm(waiter, trio.current_time() + self._starvation_s)
 
     def end(self, waiter: Waiter) -> None:
@@ -307,6 +320,18 @@ class Dispatcher:
         waiter = self._waiters[ticket]
         waiter.stopped(self._note(waiter, error))
 
+    def pause(self, pause: PausedModel, pause_s: float) -> None:
+        """End a pause of a full model after this time."""
+        if (earlier := self._pauses.pop(pause, None)) is not None:
+            earlier[1].drop()
+
+        def end() -> None:
+            del self._pauses[pause]
+            self.scheduler.resume(pause)
+
+        ends_at = trio.current_time() + pause_s
+        self._pauses[pause] = ends_at, self._timer.at(ends_at, end)
+
     def node_closed(self, node_id: str) -> None:
         """Wake the tasks that wait until the node has no jobs."""
         if (event := self._closing.pop(node_id, None)) is not None:
@@ -353,7 +378,11 @@ class Dispatcher:
 
     def _end_wait(self, waiter: Waiter) -> None:
         waiter.deadline = inf
-        late = QueueTimeout(f"the request waited longer than {self._timeout_s(waiter.ticket):g} s")
+        late: FairleadError = QueueTimeout(
+            f"the request waited longer than {self._timeout_s(waiter.ticket):g} s"
+        )
+        if waiter.ticket.state is TicketState.QUEUED:
+            late = self.scheduler.full_error(waiter.ticket.job) or late
         self.scheduler.deadline(waiter.ticket, late)
 
     def _timeout_s(self, ticket: Ticket) -> float:
@@ -361,7 +390,11 @@ class Dispatcher:
 
     def _note(self, waiter: Waiter, error: FairleadError) -> FairleadError:
         """Return the error with a retry time, if a retry may avoid it; the job keeps its first error."""
-        error = self.estimator.add_retry_time(error, waiter.ticket.job.model)
+        job = waiter.ticket.job
+        if isinstance(error, NodesFull):
+            error.retry_after_s = max(1, ceil(self._paused_s(job.model, job.tenant)))
+        else:
+            error = self.estimator.add_retry_time(error, job.model)
         waiter.error = waiter.error or error
         return error
 
@@ -373,16 +406,33 @@ class Dispatcher:
         if cannot_wait and self.scheduler.must_load(job):
             self.models.request(job.model)
 
-    def _expect_room(self, node_id: str, after_s: float) -> None:
-        """Count a full node as having room after `after_s`; another rejection restarts the delay."""
-        if (earlier := self._full.pop(node_id, None)) is not None:
+    def _expect_recovery(self, ticket: Ticket) -> None:
+        """Count the job's node as failed for a while; another failure restarts the time."""
+        assert ticket.node is not None
+        node_id = ticket.node.id
+        if (earlier := self._failed.pop(node_id, None)) is not None:
             earlier.drop()
 
         def end() -> None:
-            del self._full[node_id]
-            self.scheduler.has_room(node_id)
+            del self._failed[node_id]
+            self.scheduler.recovered(node_id)
 
-        self._full[node_id] = self._timer.at(trio.current_time() + after_s, end)
+        self._failed[node_id] = self._timer.at(trio.current_time() + FAILED_FOR_S, end)
+
+    def _paused_s(self, model: str, tenant: str) -> float:
+        """Return the time until a job of the tenant may try one of the model's nodes; 0 if it may now."""
+        if not self._pauses:
+            return 0.0
+        nodes = [node for node in self.scheduler.nodes() if model in node.models and not node.is_closed]
+        ends = [max(self._pause_ends(node, model, tenant), default=-inf) for node in nodes]
+        return max(0.0, min(ends, default=0.0) - trio.current_time())
+
+    def _pause_ends(self, node: NodeState, model: str, tenant: str) -> Iterator[float]:
+        full = node.full.get(model)
+        for whose in full.waits_for(tenant) if full is not None else ():
+            pause = self._pauses.get(PausedModel(node.id, model, whose))
+            if pause is not None:
+                yield pause[0]
 
     def _charge_regularly(self) -> None:
         self._timer.at(trio.current_time() + CHARGE_INTERVAL_S, self._charge_regularly)

@@ -1,12 +1,20 @@
 """The actions of a scheduler (`Effects`), and the counts that it reports."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.errors import FairleadError
 from fairlead.swap.policy import SwapReason
+
+
+class PausedModel(NamedTuple):
+    """A model of a node that is full: for all tenants (None), or for one."""
+
+    node_id: str
+    model: str
+    tenant: str | None
 
 
 class ModelEffects(Protocol):
@@ -33,7 +41,7 @@ class ModelEffects(Protocol):
 
 
 class Effects(Protocol):
-    """Called synchronously, at most once for each event; must not call back into the scheduler.
+    """Called synchronously; must not call back into the scheduler.
 
     The methods concern jobs and the nodes that run them, `models` the models.
     """
@@ -50,6 +58,9 @@ class Effects(Protocol):
 
     def stop(self, ticket: Ticket, error: FairleadError) -> None:
         """End the ticket's job with this error; `finished` follows when it has ended."""
+
+    def pause(self, pause: PausedModel, pause_s: float) -> None:
+        """Call the scheduler's `resume` after this time. A later call for the same pause replaces it."""
 
     def node_closed(self, node_id: str) -> None:
         """Report that the closed node has no jobs (any more)."""

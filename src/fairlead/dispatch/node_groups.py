@@ -19,10 +19,11 @@ WIDE = (1 << KINDS) - (1 << KINDS - WIDE_KINDS)
 class JobKind:
     """Jobs that the same nodes can run, those of `groups`, and that take equally many `seats`.
 
-    `job` is one of them. `shares_number`: other kinds have the same number.
+    `open`: the groups in which the model is not full. `job` is one of the jobs. `shares_number`: other kinds
+    have the same number.
     """
 
-    __slots__ = ("groups", "job", "number", "seats", "shares_number")
+    __slots__ = ("groups", "job", "number", "open", "seats", "shares_number")
 
     def __init__(self, job: JobSpec, number: int) -> None:
         self.job = job
@@ -30,12 +31,14 @@ class JobKind:
         self.number = number
         self.shares_number = False
         self.groups: dict[NodeGroup, None] = {}
+        self.open: dict[NodeGroup, None] = {}
 
 
 class NodeGroup:
     """Nodes that can run the same jobs. Those with a free seat are kept by their score.
 
-    `free` are these nodes, and `kinds` has a bit for each kind of job that they can run. `limits_cache`: not
+    `free` are these nodes. `closed` are the models that are full on all of its nodes, and `kinds` has a bit
+    for each kind of job that they can run now. `limits_cache`: not
     every node with a free seat has cache for every job. Scores are computed when nodes are compared: on a
     busy fleet few are.
     """
@@ -45,6 +48,7 @@ class NodeGroup:
         "_score_of",
         "_scores",
         "_unsorted",
+        "closed",
         "evictable",
         "free",
         "kinds",
@@ -53,8 +57,9 @@ class NodeGroup:
         "nodes",
     )
 
-    def __init__(self, models: frozenset[str], *, evictable: bool) -> None:
+    def __init__(self, models: frozenset[str], closed: frozenset[str], *, evictable: bool) -> None:
         self.models = models
+        self.closed = closed
         self.evictable = evictable
         self.kinds = 0
         self.limits_cache = False

@@ -7,6 +7,7 @@ same jobs are a `NodeGroup`, so that no event takes time in proportion to the no
 from collections.abc import Callable, Collection
 from random import Random
 
+from fairlead.dispatch.fullness import Pause
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_groups import KINDS, WIDE_KINDS, JobKind, NodeGroup
 from fairlead.dispatch.node_state import NodeState, Score
@@ -41,7 +42,7 @@ class NodePool(dict[str, NodeState]):
         self._wide_kinds = 0  # how many kinds take several seats
         self._last_job: JobSpec | None = None
         self._last_kind: JobKind
-        self._groups: dict[tuple[frozenset[str], bool, bool], NodeGroup] = {}
+        self._groups: dict[tuple[frozenset[str], frozenset[str], bool, bool], NodeGroup] = {}
         self._group_of: dict[NodeState, NodeGroup] = {}
         self._prefixes = RecentPrefixes()
         # Nodes whose groups do not know their present state yet. Dictionaries, so that ties are broken in the
@@ -49,6 +50,7 @@ class NodePool(dict[str, NodeState]):
         self._changed: dict[NodeState, None] = {}
         self._with_free_seat: dict[NodeGroup, None] = {}
         self._leaving: dict[NodeState, None] = {}
+        self._pauses: dict[NodeState, None] = {}  # the nodes with models that are full
         self.held: list[NodeState] = []
 
     # Nodes -------------------------------------------------------------------------------------------
@@ -68,6 +70,9 @@ class NodePool(dict[str, NodeState]):
         """Replace a node's models and limits. Return whether it is up."""
         if (node := self.get(node_id)) is None:
             return False
+        if node.is_closed and limits.seats:  # its server may have started again
+            node.full.clear()
+            self.update_full(node)
         self._set(node, models, limits)
         return True
 
@@ -80,6 +85,7 @@ class NodePool(dict[str, NodeState]):
             self._changed.pop(node, None)
             self._leaving.pop(node, None)
             self._prefixes.remove(node)
+            self._pauses.pop(node, None)
             node.changed = {}
         return node
 
@@ -158,7 +164,7 @@ class NodePool(dict[str, NodeState]):
         if len(self) != 1:
             return None
         node = next(iter(self.values()))
-        if node.free < 2 or node.limits.needs_relay:
+        if node.free < 2 or node.limits.needs_relay or node.full:
             return None
         left = node.tokens_left
         return node if left is None or (node.busy and left >= 0) else None
@@ -168,16 +174,23 @@ class NodePool(dict[str, NodeState]):
         if self._changed:
             self._update()
         kind = self.kind(job)
-        for group in kind.groups:  # noqa: SIM110  # faster, and asked for each job
+        for group in kind.open:
             if group.free and (kind.seats == 1 or group.has_seats(kind.seats)):
-                return True
+                return not self._pauses or any(
+                    not self._refuses(node, job) and node.free >= node.seats_for(kind.seats)
+                    for each in kind.open
+                    for node in each.free
+                )
         return False
 
     def has_seats_with(self, model: str, seats: int) -> bool:
         """Return whether a node with the model has so many free seats, or all of its own."""
         if self._changed:
             self._update()
-        return any(model in group.models and group.has_seats(seats) for group in self._with_free_seat)
+        return any(
+            model in group.models and model not in group.closed and group.has_seats(seats)
+            for group in self._with_free_seat
+        )
 
     def local(self) -> list[NodeState]:
         """Return the nodes with models that swaps load and evict."""
@@ -196,12 +209,26 @@ class NodePool(dict[str, NodeState]):
         """Return the nodes that could run such a job at all and are not closed."""
         return [node for group in self.kind(job).groups for node in group.nodes if not node.is_closed]
 
-    def avoided(self, ticket: Ticket) -> NodeState | None:
-        """Return the node that may not run the job: where it failed last, unless there is no other."""
-        failed = ticket.failed_at
-        if failed is None or all(node is failed for node in self.accepting(ticket.job)):
-            return None
-        return failed
+    def avoided(self, ticket: Ticket) -> Collection[NodeState]:
+        """Return nodes that may not run the job: that refused it, or where its tenant's jobs are paused.
+
+        The one where it failed last is among them, unless there is no other.
+        """
+        failed, unsuited = ticket.failed_at, ticket.unsuited
+        if failed is None and not unsuited and not self._pauses:
+            return ()
+        avoided = set(unsuited)
+        if self._pauses:
+            avoided.update(node for node in self._pauses if self._refuses(node, ticket.job))
+        if failed is not None and any(
+            node is not failed and node not in unsuited for node in self.accepting(ticket.job)
+        ):
+            avoided.add(failed)
+        return avoided
+
+    def is_unsuited_everywhere(self, ticket: Ticket) -> bool:
+        """Return whether all nodes that could run the job have refused it because of their set-up."""
+        return all(node in ticket.unsuited for node in self.accepting(ticket.job))
 
     def fits(self, ticket: Ticket) -> bool | None:
         """Return whether the job fits now: None without free seats, False without cache memory."""
@@ -209,9 +236,9 @@ class NodePool(dict[str, NodeState]):
             self._update()
         kind = self.kind(ticket.job)
         seats, fits, avoided = kind.seats, None, self.avoided(ticket)
-        for group in kind.groups:
+        for group in kind.open:
             for node in group.free:
-                if node is not avoided and (seats == 1 or node.free >= node.seats_for(seats)):
+                if node not in avoided and (seats == 1 or node.free >= node.seats_for(seats)):
                     fits = node.has_cache_for(ticket.tokens)
                     if fits:
                         return True
@@ -236,7 +263,7 @@ class NodePool(dict[str, NodeState]):
     def has_free(self, ticket: Ticket) -> bool:
         """Return whether a node that may run the job has free seats, however few."""
         avoided = self.avoided(ticket)
-        return any(node is not avoided for group in self.kind(ticket.job).groups for node in group.free)
+        return any(node not in avoided for group in self.kind(ticket.job).open for node in group.free)
 
     def waits_for_node_of(self, ticket: Ticket, other: Ticket) -> bool:
         """Return whether the job could run on the node of the other one."""
@@ -250,7 +277,7 @@ class NodePool(dict[str, NodeState]):
         if self._changed:
             self._update()
         kind, avoided = self.kind(ticket.job), self.avoided(ticket)
-        free = [node for group in kind.groups for node in group.free if node is not avoided]
+        free = [node for group in kind.open for node in group.free if node not in avoided]
         if free:
             # By the id, so that the same node is kept after the next event, unless another is nearer.
             held = min(free, key=lambda node: (node.seats_for(kind.seats) - node.free, node.id))
@@ -271,6 +298,7 @@ class NodePool(dict[str, NodeState]):
         node.acquire(ticket.tokens, seats)
         self._grants += 1
         node.used = self._grants
+        ticket.is_trial = False
 
     def restore(self, ticket: Ticket, node_id: str, seats: int) -> None:
         """Count the seats that a job holds already, at `ticket.node`, which may come up later."""
@@ -300,7 +328,7 @@ class NodePool(dict[str, NodeState]):
             self._update()
         job, avoided = ticket.job, self.avoided(ticket)
         kind = self.kind(job)
-        groups, seats = kind.groups, kind.seats
+        groups, seats = kind.open, kind.seats
         free = [node for group in groups for node in group.free] if len(self._with_free_seat) == 1 else []
         if len(free) == 1:  # so it is on a busy fleet
             self._prefixes.add(free[0], job.prefixes)
@@ -308,9 +336,9 @@ class NodePool(dict[str, NodeState]):
 
         def suits(node: NodeState) -> bool:
             has_seats = seats == 1 or node.free >= node.seats_for(seats)
-            return has_seats and node is not avoided and node.has_cache_for(ticket.tokens)
+            return has_seats and node not in avoided and node.has_cache_for(ticket.tokens)
 
-        all_suit = seats == 1 and avoided is None and not any(group.limits_cache for group in groups)
+        all_suit = seats == 1 and not avoided and not any(group.limits_cache for group in groups)
         found = [best for group in groups if group.free and (best := group.best(None if all_suit else suits))]
         least, nodes = found[0] if len(found) == 1 else _lowest(found)
         if job.prefixes:
@@ -331,8 +359,8 @@ class NodePool(dict[str, NodeState]):
         """Return the nodes with the lowest score: of these, or that have had a prefix of the prompt."""
         for prefix, share in shares(job.prefixes):
             for node in self._holders(prefix, groups, suits):
-                is_busy, score = node.score
-                with_bonus = is_busy, score - CACHE_BONUS * share
+                has_failed, is_busy, score = node.score
+                with_bonus = has_failed, is_busy, score - CACHE_BONUS * share
                 if with_bonus < least:
                     least, nodes = with_bonus, [node]
                 elif with_bonus == least and node not in nodes:
@@ -350,13 +378,37 @@ class NodePool(dict[str, NodeState]):
             return [node for each in best if each for node in each[1]]
         return [node for node in holders if node.free > 0 and self._group_of[node] in groups and suits(node)]
 
+    # Full nodes --------------------------------------------------------------------------------------
+
+    def update_full(self, node: NodeState) -> None:
+        """Record that a `FullModel` of a node has changed."""
+        node.update_full()
+        if node.full and self.is_current(node):
+            self._pauses[node] = None
+        else:
+            self._pauses.pop(node, None)
+
+    def is_full_for(self, job: JobSpec) -> Pause | None:
+        """Return a pause of the job if each of its nodes has one for it; None otherwise, or without nodes."""
+        found = None
+        for node in self.accepting(job):
+            full = node.full.get(job.model)
+            if full is None or not full.holds_back(job.tenant):
+                return None
+            found = full.of_all or full.of_tenants.get(job.tenant)
+        return found
+
+    def _refuses(self, node: NodeState, job: JobSpec) -> bool:
+        full = node.full.get(job.model)
+        return full is not None and full.refuses(job.tenant)
+
     # Groups ------------------------------------------------------------------------------------------
 
     def _set(self, node: NodeState, models: frozenset[str], limits: NodeLimits) -> None:
         """Set a node's models and limits, and put it into the group of those that can run the same jobs."""
         node.models, node.limits = models, limits
         has_cache_limit = limits.cache_tokens is not None
-        key = models, limits.evictable, limits.needs_relay
+        key = models, node.closed_models & models, limits.evictable, limits.needs_relay
         group = self._groups.get(key)
         if group is not None:
             group.limits_cache |= has_cache_limit
@@ -365,7 +417,7 @@ class NodePool(dict[str, NodeState]):
         self._ungroup(node)
         is_new = group is None
         if group is None:
-            group = self._groups[key] = NodeGroup(models, evictable=limits.evictable)
+            group = self._groups[key] = NodeGroup(models, key[1], evictable=limits.evictable)
             group.limits_cache = has_cache_limit
         group.nodes[node] = None
         self._group_of[node] = group
@@ -383,11 +435,15 @@ class NodePool(dict[str, NodeState]):
             self._groups = {key: other for key, other in self._groups.items() if other is not group}
             for kind in self._kinds.values():
                 kind.groups.pop(group, None)
+                kind.open.pop(group, None)
 
     def _update(self) -> None:
         """Note the present state of the nodes that have changed."""
         for node in self._changed:
             group = self._group_of[node]
+            if group.closed != node.closed_models & node.models:
+                self._set(node, node.models, node.limits)
+                group = self._group_of[node]
             group.update(node)
             if group.free:
                 self._with_free_seat[group] = None
@@ -400,7 +456,9 @@ def _match(kind: JobKind, group: NodeGroup) -> None:
     """Note whether the nodes of a group can run jobs of a kind."""
     if group.accepts(kind.job):
         kind.groups[group] = None
-        group.kinds |= 1 << kind.number
+        if kind.job.model not in group.closed:
+            kind.open[group] = None
+            group.kinds |= 1 << kind.number
 
 
 def _lowest(found: list[tuple[Score, list[NodeState]]]) -> tuple[Score, list[NodeState]]:

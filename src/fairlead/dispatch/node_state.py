@@ -1,10 +1,15 @@
 """The scheduler's record of a node, and its score for a job. Pure."""
 
+from typing import TYPE_CHECKING
+
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.nodes.limits import NodeLimits
 
-# Idle nodes come before busy ones, then the lowest number.
-Score = tuple[bool, float]
+if TYPE_CHECKING:
+    from fairlead.dispatch.fullness import FullModel
+
+# Nodes that have failed lately come last. Of the others, idle nodes come first, then the lowest number.
+Score = tuple[bool, bool, float]
 
 
 class NodeState:
@@ -12,22 +17,27 @@ class NodeState:
 
     Its `jobs`, their `busy` seats and the `tokens` of its cache are counted from the jobs that were granted
     seats there. A report would be outdated when it arrives. `draining`: no jobs for now, because another
-    model needs the room; `leaving`: no jobs ever again. `is_full`: it rejected a job, so for a while it has
-    no free seats, whatever the count. `is_held`: its free seats are kept for a job that needs more of them.
-    `used` orders nodes by their latest grant; 0: none yet.
+    model needs the room; `leaving`: no jobs ever again. `is_held`: its free seats are kept for a job that
+    needs more of them. `has_failed`: a job has failed there lately. `used` orders nodes by their latest
+    grant; 0: none yet.
+
+    `full`: its models that have rejected jobs (`FullModel`). `closed_models`: those of them for which no job
+    gets a seat now, whatever the count; `update_full` sets them.
 
     A change is noted in `changed`, which belongs to the `NodePool` while the node is up.
     """
 
     __slots__ = (
         "_draining",
+        "_has_failed",
         "_has_no_seats",
-        "_is_full",
         "_is_held",
         "_leaving",
         "_limits",
         "busy",
         "changed",
+        "closed_models",
+        "full",
         "id",
         "jobs",
         "models",
@@ -46,7 +56,9 @@ class NodeState:
         self._limits = limits
         self._draining = False
         self._leaving = False
-        self._is_full = False
+        self._has_failed = False
+        self.full: dict[str, FullModel] = {}
+        self.closed_models: frozenset[str] = frozenset()
         self._is_held = False
         self._has_no_seats = False
 
@@ -81,14 +93,23 @@ class NodeState:
         self._update()
 
     @property
-    def is_full(self) -> bool:
-        """Whether it has rejected a job."""
-        return self._is_full
+    def has_failed(self) -> bool:
+        """Whether a job has failed there lately, so that it is the last to get jobs."""
+        return self._has_failed
 
-    @is_full.setter
-    def is_full(self, is_full: bool) -> None:
-        self._is_full = is_full
-        self._update()
+    @has_failed.setter
+    def has_failed(self, has_failed: bool) -> None:
+        self._has_failed = has_failed
+        self.changed[self] = None
+
+    def update_full(self) -> None:
+        """Record that a `FullModel` has changed."""
+        for model in [model for model, full in self.full.items() if not full]:
+            del self.full[model]
+        closed = frozenset(model for model, full in self.full.items() if full.is_closed)
+        if closed != self.closed_models:
+            self.closed_models = closed
+            self.changed[self] = None
 
     @property
     def is_held(self) -> bool:
@@ -106,7 +127,7 @@ class NodeState:
         return 0 if self._has_no_seats else self._limits.seats - self.busy
 
     def _update(self) -> None:
-        self._has_no_seats = self._draining or self._leaving or self._is_full or self._is_held
+        self._has_no_seats = self._draining or self._leaving or self._is_held
         self.changed[self] = None
 
     def seats_for(self, seats: int) -> int:
@@ -120,13 +141,13 @@ class NodeState:
 
     @property
     def score(self) -> Score:
-        """The lowest is the best for a job: idle, then 0.3·load + 0.7·busy/seats.
+        """The lowest is the best for a job: not failed lately, idle, then 0.3·load + 0.7·busy/seats.
 
         A load that is not reported is taken to be busy/seats.
         """
         busy = self.busy / self._limits.seats
         load = busy if self._limits.load is None else self._limits.load
-        return self.busy > 0, 0.3 * load + 0.7 * busy
+        return self._has_failed, self.busy > 0, 0.3 * load + 0.7 * busy
 
     def accepts(self, job: JobSpec) -> bool:
         """Return whether the node has the job's model and can run a job of this kind at all."""

@@ -10,8 +10,8 @@ section. Nothing is logged here: decisions are logged where they are executed.
 from collections.abc import Collection, Iterable, Mapping
 from random import Random
 
-from fairlead.dispatch.admission import JobAdmission, shutting_down
-from fairlead.dispatch.effects import Effects, NodeCounts, SchedulerStatistics
+from fairlead.dispatch.admission import JobAdmission, full_error, shutting_down
+from fairlead.dispatch.effects import Effects, NodeCounts, PausedModel, SchedulerStatistics
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_pool import NodePool
 from fairlead.dispatch.node_state import NodeState
@@ -21,7 +21,7 @@ from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import LoadRequest, Ticket, TicketState
 from fairlead.dispatch.tickets import Tickets
 from fairlead.dispatch.wait_survey import QueueOrder
-from fairlead.errors import FairleadError, ModelNotFound, NoQueue, QueueFull, QueueTimeout
+from fairlead.errors import FairleadError, ModelNotFound, NodesFull, NoOtherNode, NoQueue, QueueFull
 from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy
 
@@ -61,6 +61,7 @@ class Scheduler:
         self._nodes = NodePool(random)
         self._swaps = Swaps(effects, self._nodes, policy, loadable)
         self._tickets = Tickets(effects, self._queue, self._nodes, self._swaps)
+        self._unsuited: dict[Ticket, None] = {}  # queued jobs that a node has refused, and some of the past
         self._admission = JobAdmission(self._queue, self._nodes, self._swaps, rejects_loading=rejects_loading)
 
     # Events of a job ---------------------------------------------------------------------------------
@@ -95,13 +96,17 @@ class Scheduler:
         """End a job, which has cost this much, and refund what was charged in excess."""
         node = self._tickets.end(ticket, cost)
         if node is not None:
-            node.is_full = False
+            self._tickets.left_node(ticket, node)
         self._pump()
         self._swaps.report_idle(node)
 
     def first_delta(self, ticket: Ticket) -> None:
         """Note that a job's answer has begun; its deadline does not apply any more."""
         ticket.has_begun = True
+        if ticket.node is not None and (ticket.is_trial or ticket.node.has_failed):
+            ticket.node.has_failed = False
+            self._tickets.succeeded(ticket)
+            self._pump()
 
     def charge(self, ticket: Ticket, cost: float) -> None:
         """Charge a job for its cost until now, as far as it exceeds the estimate."""
@@ -109,22 +114,51 @@ class Scheduler:
 
     def requeued(self, ticket: Ticket) -> None:
         """Requeue a job after its node failed, unless its deadline has passed; another node is preferred."""
+        self.node_failed(ticket)
+        self.stale(ticket)
+
+    def unsuited(self, ticket: Ticket) -> None:
+        """Requeue a job that its node refused because of its set-up; if all have, end it."""
+        self.node_failed(ticket)
+        assert ticket.node is not None
+        ticket.unsuited += (ticket.node,)
+        self._requeue(ticket)
+
+    def stale(self, ticket: Ticket) -> None:
+        """Requeue a job, with a preference for another node."""
         ticket.failed_at = ticket.node
         self._requeue(ticket)
 
-    def rejected_by_node(self, ticket: Ticket) -> None:
-        """Requeue a job of a full node, which gets no job until one of its jobs ends, or until `has_room`."""
-        assert ticket.node is not None
-        ticket.node.is_full = True
+    def node_failed(self, ticket: Ticket) -> None:
+        """Make the job's node the last to get jobs, until one of them begins or `recovered`."""
+        if ticket.node is not None:
+            ticket.node.has_failed = True
+
+    def recovered(self, node_id: str) -> None:
+        """Record that a node has not failed for a while."""
+        if (node := self._nodes.get(node_id)) is not None:
+            node.has_failed = False
+
+    def rejected_by_node(
+        self, ticket: Ticket, named_s: float | None = None, *, is_limit: bool = False
+    ) -> None:
+        """Requeue a job that its node rejected as full, and pause the model there."""
+        self._tickets.rejected(ticket, named_s, is_limit=is_limit)
+        if ticket.late is not None:
+            ticket.late = self.full_error(ticket.job) or ticket.late
+        ticket.failed_at = None
         self._requeue(ticket)
 
-    def has_room(self, node_id: str) -> None:
-        """Note that a node that rejected a job may have room again."""
-        if (node := self._nodes.get(node_id)) is not None:
-            node.is_full = False
+    def resume(self, pause: PausedModel) -> None:
+        """Let one job try a model of a node after a pause."""
+        node = self._nodes.get(pause.node_id)
+        full = None if node is None else node.full.get(pause.model)
+        if node is not None and full is not None:
+            full.resume(pause.tenant)
+            self._nodes.update_full(node)
             self._pump()
 
-    def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
+    def deadline(self, ticket: Ticket, error: FairleadError) -> None:
         """End the wait of a job. A stream waits for its first delta, other jobs for their seat."""
         ticket.late = error
         if ticket.has_begun:
@@ -253,6 +287,10 @@ class Scheduler:
 
     # Queries -----------------------------------------------------------------------------------------
 
+    def full_error(self, job: JobSpec) -> NodesFull | None:
+        """Return the error of a job that waits because all nodes that could run it are full; None if not."""
+        return full_error(self._nodes, job)
+
     def counters(self, tenants: Iterable[str]) -> TenantCounters:
         """Return the counters of these tenants."""
         return self._queue.counters(tenants)
@@ -320,6 +358,8 @@ class Scheduler:
 
     def _pump(self) -> None:
         """Grant free seats in fair order, remove idle nodes that are leaving, and start swaps."""
+        if self._unsuited:
+            self._refuse_unsuited()
         self._tickets.grant_seats()
         nodes = len(self._nodes)
         self._remove_leaving_nodes()
@@ -338,12 +378,24 @@ class Scheduler:
 
     def _requeue(self, ticket: Ticket) -> None:
         node = self._tickets.requeue(ticket)
+        self._tickets.end_trial(ticket, node)
+        if ticket.unsuited:
+            self._unsuited[ticket] = None
         self._pump()
         self._swaps.report_idle(node)
         if ticket in self._queue and ticket.job.no_queue and not ticket.has_begun:
             message = "the node failed, no other seat is free, and the request must not be queued"
-            self._tickets.withdraw(ticket, NoQueue(message))
+            self._tickets.withdraw(ticket, self.full_error(ticket.job) or NoQueue(message))
             self._pump()
+
+    def _refuse_unsuited(self) -> None:
+        """End the waiting jobs that all nodes which could run them have refused because of their set-up."""
+        for ticket in list(self._unsuited):
+            if ticket.state is not TicketState.QUEUED:
+                del self._unsuited[ticket]
+            elif self._nodes.is_unsuited_everywhere(ticket):
+                del self._unsuited[ticket]
+                self._tickets.withdraw(ticket, NoOtherNode("no other node serves the request"))
 
     def _fail(self, model: str, error: FairleadError) -> None:
         """End what waits for a model: its load request, and the jobs that no other node can run."""

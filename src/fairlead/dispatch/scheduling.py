@@ -12,13 +12,13 @@ from typing import Protocol
 import msgspec
 
 from fairlead.config import QueueConfig
-from fairlead.dispatch.effects import Effects, NodeCounts, SchedulerStatistics
+from fairlead.dispatch.effects import Effects, NodeCounts, PausedModel, SchedulerStatistics
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
 from fairlead.dispatch.tenant_counters import TenantCounters
 from fairlead.dispatch.ticket import LoadRequest, Ticket
 from fairlead.dispatch.wait_survey import QueueOrder
-from fairlead.errors import FairleadError, QueueFull, QueueTimeout
+from fairlead.errors import FairleadError, NodesFull, QueueFull
 from fairlead.nodes.limits import NodeLimits
 from fairlead.swap.policy import EvictionPolicy
 
@@ -50,16 +50,39 @@ class JobEvents(Protocol):
     def requeued(self, ticket: Ticket) -> None:
         """Requeue a job after its node failed: before all others of its class, for another node if one is up.
 
-        It is charged once and keeps its first deadline.
+        It is charged once and keeps its first deadline. The node is the last to get jobs until `recovered`.
         """
 
-    def rejected_by_node(self, ticket: Ticket) -> None:
-        """Requeue a job after its node refused it as full. The node counts as full until `has_room`."""
+    def unsuited(self, ticket: Ticket) -> None:
+        """Do as `requeued`, after its node refused it because of its own key or set-up.
 
-    def has_room(self, node_id: str) -> None:
-        """Note that a node that rejected a job may have room again."""
+        It never goes there again. With `NoOtherNode` it ends if all nodes that could run it have refused it.
+        """
 
-    def deadline(self, ticket: Ticket, error: QueueTimeout) -> None:
+    def stale(self, ticket: Ticket) -> None:
+        """Do as `requeued`, although its node has not failed: the grant was not valid there."""
+
+    def node_failed(self, ticket: Ticket) -> None:
+        """Record that a job has failed at its node; it is not queued again."""
+
+    def recovered(self, node_id: str) -> None:
+        """Record that a node has not failed for a while."""
+
+    def rejected_by_node(
+        self, ticket: Ticket, named_s: float | None = None, *, is_limit: bool = False
+    ) -> None:
+        """Requeue a job after its node refused it as full.
+
+        Other jobs for its model wait, too, until the scheduler's `Effects.pause` is over; then one tries.
+
+        named_s: the time for which the node reports this; None: it names none.
+        is_limit: it answered 429.
+        """
+
+    def resume(self, pause: PausedModel) -> None:
+        """Let one job try a model of a node after a pause."""
+
+    def deadline(self, ticket: Ticket, error: FairleadError) -> None:
         """Note that a job's time to wait is over."""
 
     def starved(self, ticket: Ticket) -> None:
@@ -128,6 +151,9 @@ class NodeEvents(Protocol):
 
 class SchedulerQueries(Protocol):
     """Queries of a scheduler; they change nothing."""
+
+    def full_error(self, job: JobSpec) -> NodesFull | None:
+        """Return the error of a job that waits because all nodes that could run it are full; None if not."""
 
     def counters(self, tenants: Iterable[str]) -> TenantCounters:
         """Return the service that these tenants have received, for a later scheduler."""

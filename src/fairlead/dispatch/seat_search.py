@@ -45,7 +45,7 @@ class SeatSearch:
         """Try only other jobs from now on; keep seats for this one if enough have overtaken it."""
         nodes = self._nodes
         self.passed[ticket] = None
-        if nodes.avoided(ticket) is None:  # otherwise another job of its kind may fit where this one failed
+        if not nodes.avoided(ticket):  # otherwise another job of its kind may fit where this one failed
             kind = nodes.kind(ticket.job)
             self._short.add(kind)
             if not kind.shares_number:

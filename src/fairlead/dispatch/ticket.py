@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_state import NodeState
-from fairlead.errors import QueueTimeout
+from fairlead.errors import FairleadError
 
 
 class TicketState(StrEnum):
@@ -42,8 +42,9 @@ class Ticket:
     `cost` is the estimate that fairness charges at the grant, in weighted tokens; `tokens` the expected use
     of a node's KV cache. `kind` is the number of its `JobKind`. `attempts` counts grants. `has_begun`: its
     first delta has arrived. `late` is the error of its deadline, once that has passed. `failed_at`: where it
-    failed last. `seats`: how many it holds at `node`. `overtaken`: how many jobs behind it were granted seats
-    that it waits for, while it was the first of its kind and did not fit.
+    failed last. `unsuited`: nodes that refused it because of their set-up. `is_trial`: it tries whether a
+    full node has room. `seats`: how many it holds at `node`. `overtaken`: how many jobs behind it have got
+    seats that it waits for, while it was the first of its kind and did not fit.
     """
 
     __slots__ = (
@@ -54,6 +55,7 @@ class Ticket:
         "failed_at",
         "handle",
         "has_begun",
+        "is_trial",
         "job",
         "kind",
         "late",
@@ -62,6 +64,7 @@ class Ticket:
         "seats",
         "starved",
         "tokens",
+        "unsuited",
     )
 
     def __init__(self, job: JobSpec, *, cost: float = 1.0, tokens: int = 0) -> None:
@@ -72,12 +75,14 @@ class Ticket:
         self.handle = -1
         self.node: NodeState | None = None
         self.failed_at: NodeState | None = None
+        self.unsuited: tuple[NodeState, ...] = ()
+        self.is_trial = False
         self.seats = 0
         self.overtaken = 0
         self.attempts = 0
         self.charged = 0.0
         self.has_begun = False
-        self.late: QueueTimeout | None = None
+        self.late: FairleadError | None = None
         self.starved = False
         self._state = TicketState.NEW
 

@@ -3,7 +3,8 @@
 Pure. Does not decide when: the scheduler calls a method for each event.
 """
 
-from fairlead.dispatch.effects import Effects
+from fairlead.dispatch.effects import Effects, PausedModel
+from fairlead.dispatch.fullness import FullModel
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_groups import WIDE
 from fairlead.dispatch.node_pool import NodePool
@@ -74,11 +75,63 @@ class Tickets:
                 ticket.become(TicketState.GRANTED)
                 ticket.attempts += 1
                 ticket.overtaken = 0
+                self._begin_trial(ticket)
                 if search is not None:
                     search.count(ticket)
                 self._effects.grant(ticket)
             if self._nodes.held:
                 self._nodes.end_holds()
+
+    def rejected(self, ticket: Ticket, named_s: float | None, *, is_limit: bool) -> None:
+        """Pause a model of the job's node, which has rejected it as full."""
+        node, model = ticket.node, ticket.job.model
+        assert node is not None
+        full = node.full.get(model)
+        if full is None:
+            full = node.full[model] = FullModel()
+        self._pause(ticket, full.rejected(ticket, named_s, is_limit=is_limit))
+        ticket.is_trial = False
+        self._nodes.update_full(node)
+
+    def succeeded(self, ticket: Ticket) -> None:
+        """End the pause of a model whose node serves the job that tried."""
+        node = ticket.node
+        if ticket.is_trial and node is not None:
+            ticket.is_trial = False
+            if (full := node.full.get(ticket.job.model)) is not None:
+                full.succeeded(ticket)
+                self._nodes.update_full(node)
+
+    def left_node(self, ticket: Ticket, node: NodeState) -> None:
+        """Let jobs try the full models of a node after the end of a job there: there may be room."""
+        for full in node.full.values():
+            full.job_ended()
+        self._nodes.update_full(node)
+        self.end_trial(ticket, node)
+
+    def end_trial(self, ticket: Ticket, node: NodeState) -> None:
+        """Let another job try if this one has left without a result."""
+        if not ticket.is_trial:
+            return
+        ticket.is_trial = False
+        if (full := node.full.get(ticket.job.model)) is not None:
+            full.trial_ended(ticket)
+            self._nodes.update_full(node)
+
+    def _begin_trial(self, ticket: Ticket) -> None:
+        """Record that a job with a seat tries whether a full node has room, if it does."""
+        node = ticket.node
+        assert node is not None
+        full = node.full.get(ticket.job.model)
+        if full is not None and (begun := full.granted(ticket)):
+            ticket.is_trial = True
+            self._pause(ticket, begun)
+            self._nodes.update_full(node)
+
+    def _pause(self, ticket: Ticket, begun: list[tuple[str | None, float]]) -> None:
+        assert ticket.node is not None
+        for tenant, pause_s in begun:
+            self._effects.pause(PausedModel(ticket.node.id, ticket.job.model, tenant), pause_s)
 
     def requeue(self, ticket: Ticket) -> NodeState:
         """Queue a job again that must leave its seat, unless its deadline has passed; return its node."""

@@ -53,12 +53,21 @@ class WaitEstimator:
     """Estimates waits of waiting and future jobs, retry times of refused ones, and costs of running ones.
 
     Learns from each seat that is granted, lost (`requeued`) or released (`ended`). Queries the scheduler
-    without changing it. `random` spreads the retries of jobs that are refused together. `mean` has the mean
-    wait and service time of the last jobs.
+    without changing it. `random` spreads the retries of jobs that are refused together. `paused_s` returns
+    how long all nodes of a model are full for a tenant. `mean` has the mean wait and service time of past
+    jobs.
     """
 
-    def __init__(self, scheduler: SchedulerQueries, queue: QueueConfig, random: Random) -> None:
+    def __init__(
+        self,
+        scheduler: SchedulerQueries,
+        queue: QueueConfig,
+        random: Random,
+        *,
+        paused_s: Callable[[str, str], float] = lambda _model, _tenant: 0.0,
+    ) -> None:
         self._scheduler = scheduler
+        self._paused_s = paused_s
         self._random = random
         self._weights = TokenWeights(queue.prompt_weight, queue.output_weight)
         self._lengths = LengthPredictor()
@@ -127,6 +136,10 @@ class WaitEstimator:
 
     def for_ticket(self, ticket: Ticket, *, is_arriving: bool = False) -> WaitEstimate:
         """Return a waiting job's estimate; the one of its arrival is later compared with its actual wait."""
+        estimate = self._for_ticket(ticket, is_arriving=is_arriving)
+        return _at_least(estimate, self._paused_s(ticket.job.model, ticket.job.tenant))
+
+    def _for_ticket(self, ticket: Ticket, *, is_arriving: bool) -> WaitEstimate:
         if (survey := self._surveyed()) is not None:
             job = ticket.job
             if not is_arriving:
@@ -149,8 +162,13 @@ class WaitEstimator:
 
     def for_newcomer(self, model: str, tenant: str, priority: int, seats: int = 1) -> WaitEstimate:
         """Return the estimate for a job of this tenant and class, with so many seats, if it arrived now."""
-        if self._scheduler.has_free_seat(model, seats):
+        paused_s = self._paused_s(model, tenant)
+        if paused_s <= 0 and self._scheduler.has_free_seat(model, seats):
             return WaitEstimate(0, 0, None if self._quantile is None else 0)
+        return _at_least(self._for_waiting(model, tenant, priority, seats), paused_s)
+
+    def _for_waiting(self, model: str, tenant: str, priority: int, seats: int) -> WaitEstimate:
+        """Return the estimate for a job that would have to wait."""
         if (survey := self._surveyed()) is not None:
             return self._estimate_from(survey, model, survey.index_of_newcomer(tenant, priority), seats)
         ahead = self._scheduler.jobs_ahead_of_newcomer(model, tenant, priority, seats) or []
@@ -335,6 +353,15 @@ class WaitEstimator:
         so_far = waiter.generated() // job.sequences
         size = _size(job, self._output_tokens(job, so_far), seats)
         return RunningJob(size, running_s, so_far * _in_turn(job, seats))
+
+
+def _at_least(estimate: WaitEstimate, wait_s: float) -> WaitEstimate:
+    """Return an estimate of at least this wait."""
+    least = math.ceil(wait_s)
+    if least <= estimate.estimated_wait_s:
+        return estimate
+    p90_s = estimate.estimated_wait_p90_s
+    return WaitEstimate(estimate.position, least, None if p90_s is None else max(least, p90_s))
 
 
 def _in_turn(job: JobSpec, seats: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from math import inf
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import trio
 from msgspec import Meta
@@ -15,6 +15,20 @@ from fairlead.grant import Grant
 
 # Bounds for messages of other processes; a number that is none is refused, too.
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class SeatLoss(NamedTuple):
+    """Why a job gives its seat back and waits for another.
+
+    - failed: the node or its connection has failed.
+    - stale: the node refused the grant.
+    - unsuited: the node refused the request because of its own key or set-up.
+    - full: the node is full, for `full_for_s` if it names a time; `is_limit`: it answered 429.
+    """
+
+    cause: Literal["failed", "stale", "unsuited", "full"] = "failed"
+    full_for_s: Seconds | None = None
+    is_limit: bool = False
 
 
 class HeldSeat(NamedTuple):

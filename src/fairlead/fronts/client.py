@@ -20,7 +20,7 @@ from fairlead.config import QueueConfig
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.tenant_counters import KnownCounters
-from fairlead.dispatch.waiter import HeldSeat
+from fairlead.dispatch.waiter import HeldSeat, SeatLoss
 from fairlead.errors import FairleadError, NoNode, QueueFull, QueueTimeout
 from fairlead.fronts import wire
 from fairlead.grant import Grant
@@ -78,10 +78,14 @@ class RemoteSeat:
         self._job.begin(generated)
         self._client.send(wire.BeginJob(self._job.number))
 
-    async def requeue(self, *, is_full: bool = False, full_for_s: float | None = None) -> None:
+    def fail(self) -> None:
+        """See `Seat.fail`."""
+        self._job.has_failed = True
+
+    async def requeue(self, loss: SeatLoss) -> None:
         """See `Seat.requeue`."""
         self._job.release()
-        self._client.send(wire.RequeueJob(self._job.number, is_full, full_for_s))
+        self._client.send(wire.RequeueJob(self._job.number, loss))
         await self._client.wait(self._job)
 
 
@@ -151,7 +155,7 @@ class DispatchClient:
                 yield RemoteSeat(self, job)
             finally:
                 del self._jobs[job.number]
-                self.send(wire.EndJob(job.number, job.generated()))
+                self.send(wire.EndJob(job.number, job.generated(), job.has_failed))
         if job.error is not None:
             raise job.error
 
@@ -365,6 +369,7 @@ class _OpenJob:
         self.released: Grant | None = None
         self.generated: Callable[[], int] = int  # none yet
         self.has_begun = False
+        self.has_failed = False
 
     @property
     def held(self) -> HeldSeat:

@@ -22,6 +22,7 @@ from fairlead.dispatch.dispatcher import Dispatcher
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.tenant_counters import KnownCounters, TenantCounters, highest_excess
 from fairlead.dispatch.ticket import TicketState
+from fairlead.dispatch.waiter import SeatLoss
 from fairlead.fronts import wire
 from fairlead.fronts.front import Front, FrontJob
 from fairlead.fronts.questions import FrontQuestions, Orders, Questions
@@ -190,11 +191,13 @@ class FrontServer:
         match message:
             case wire.BeginJob() if job is not None:
                 self._dispatcher.scheduler.first_delta(job.ticket)
-            case wire.EndJob(_, tokens) if job is not None:
+            case wire.EndJob(_, tokens, has_failed) if job is not None:
                 job.tokens = tokens
+                if has_failed and job.has_seat:
+                    self._dispatcher.node_failed(job)
                 self._end(job)
-            case wire.RequeueJob(_, is_full, full_for_s) if job is not None and job.has_seat:
-                self._requeue(job, is_full=is_full, full_for_s=full_for_s)
+            case wire.RequeueJob(_, loss) if job is not None and job.has_seat:
+                self._requeue(job, loss)
             case _:
                 reason = f"{type(message).__name__} does not fit job {message.number}"
                 front.refuse(reason)
@@ -245,7 +248,7 @@ class FrontServer:
         self._note_begun(job, declared)
         if job.error is None and job.grant is not None and job.grant == declared.released:
             if job.has_seat:  # its `RequeueJob` was lost
-                self._requeue(job, is_full=False)
+                self._requeue(job, SeatLoss())
         elif declared.seat is None or job.error is not None:
             job.report_again()
 
@@ -254,13 +257,13 @@ class FrontServer:
         if declared.has_begun:
             self._dispatcher.scheduler.first_delta(job.ticket)
 
-    def _requeue(self, job: FrontJob, *, is_full: bool, full_for_s: float | None = None) -> None:
+    def _requeue(self, job: FrontJob, loss: SeatLoss) -> None:
         """Requeue a job; during the grace time at its end, because other seats may not be declared yet."""
         if self._early is not None:
-            requeue = partial(self._requeue, job, is_full=is_full, full_for_s=full_for_s)
+            requeue = partial(self._requeue, job, loss)
             self._early_requeues[job] = requeue  # once, also if the front declares it again
         elif job.has_seat and job.front.jobs.get(job.number) is job:
-            self._dispatcher.requeue(job, is_full=is_full, full_for_s=full_for_s)
+            self._dispatcher.requeue(job, loss)
 
     def _end_declaration(self, front: Front, counters: TenantCounters) -> None:
         """End the jobs that the front does not have any more: their `EndJob` was lost."""

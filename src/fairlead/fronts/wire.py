@@ -13,7 +13,7 @@ from msgspec import Meta
 from fairlead.dispatch.estimates import WaitEstimate
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.tenant_counters import TenantCounters
-from fairlead.dispatch.waiter import HeldSeat, Seconds
+from fairlead.dispatch.waiter import HeldSeat, SeatLoss, Seconds
 from fairlead.errors import FairleadError
 from fairlead.grant import Grant
 
@@ -111,15 +111,18 @@ class RequeueJob(msgspec.Struct, frozen=True, array_like=True, tag="requeue"):
     """The job's node has failed or is full; see `Seat.requeue`."""
 
     number: int
-    is_full: bool
-    full_for_s: Seconds | None
+    loss: SeatLoss
 
 
 class EndJob(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    """The job is over, in any state. It has generated this many tokens."""
+    """The job is over, in any state. It has generated this many tokens.
+
+    `has_failed`: its node has failed, and it was not queued again.
+    """
 
     number: int
     tokens: TokenCount
+    has_failed: bool = False
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
