@@ -12,7 +12,8 @@ from fairlead.config import HealthConfig, NodeConfig
 from fairlead.errors import NodeFailed
 from fairlead.job import Job
 from fairlead.nodes.remote_node import RemoteNode
-from fairlead.process.health import Breaker, Change
+from fairlead.process import health
+from fairlead.process.health import Breaker, Change, Outcome
 from fleet.running_fleet import RunningFleet, running_fleet
 from nodes.listening import relayed_job, stub
 from nodes.stub_server import StubServer, text
@@ -20,7 +21,7 @@ from nodes.stub_server import StubServer, text
 HEALTH = HealthConfig(interval_s=0.05, failures=2, timeout_s=60.0)
 STREAMS = 20
 # What the node does with a request of tenant A.
-ERRORS = {f"status {status}": {"how": "status", "after": status} for status in (500, 502, 503, 504, 529)}
+ERRORS = {f"status {status}": {"how": "status", "after": status} for status in (500, 502, 504, 507)}
 ANSWERS = ERRORS | {
     "not an API": {"how": "kind"},
     "too large": {"how": "half", "after": 1, "words": 2000, "chunk_words": 2000},
@@ -103,14 +104,25 @@ async def test_answers_to_one_tenant_neither_end_streams_nor_stop_new_jobs(what)
 
 
 @pytest.mark.parametrize("what", BROKEN)
-async def test_broken_connections_of_one_tenant_stop_new_jobs_and_end_no_stream(what):
+async def test_broken_connections_of_one_tenant_do_not_stop_jobs_of_another_that_is_served(what):
+    tenants, closings = await both_tenants(BROKEN[what])
+    assert (tenants.texts, tenants.failures) == ([text()] * STREAMS, [])
+    assert (tenants.held, closings) == (STREAMS, 0)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+async def test_broken_connections_while_nobody_else_is_served_stop_new_jobs_and_end_no_stream(
+    what, monkeypatch
+):
+    monkeypatch.setattr(health, "SERVED_S", -1.0)  # as if the other streams were silent
     tenants, closings = await both_tenants(BROKEN[what])
     assert (tenants.texts, tenants.failures) == ([text()] * STREAMS, [])
     assert tenants.held == STREAMS  # their seats are counted while the node is closed, and afterwards
     assert closings > 0
 
 
-async def test_node_that_is_closed_and_reopened_gets_no_more_jobs_than_it_has_seats():
+async def test_node_that_is_closed_and_reopened_gets_no_more_jobs_than_it_has_seats(monkeypatch):
+    monkeypatch.setattr(health, "SERVED_S", -1.0)
     most = 0
     async with stub() as server:
         node = NodeConfig(id="far", url=server.url, models=("m",), seats=3)
@@ -139,8 +151,8 @@ async def test_node_that_is_closed_and_reopened_gets_no_more_jobs_than_it_has_se
     assert most == 3
 
 
-def _kill(self: Breaker, *, succeeded: bool) -> Change | None:
-    return REQUESTED(self, succeeded=succeeded) and "dead"
+def _kill(self: Breaker, outcome: Outcome, tenant: str, *, at: float) -> Change | None:
+    return REQUESTED(self, outcome, tenant, at=at) and "dead"
 
 
 def _fail(self: RemoteNode) -> None:
@@ -156,4 +168,12 @@ REQUESTED = Breaker.requested
 async def test_breaker_that_ends_running_streams_is_detected(changed, name, mutant, monkeypatch):
     monkeypatch.setattr(changed, name, mutant)
     with pytest.raises(AssertionError):
-        await test_broken_connections_of_one_tenant_stop_new_jobs_and_end_no_stream("truncated")
+        await test_broken_connections_while_nobody_else_is_served_stop_new_jobs_and_end_no_stream(
+            "truncated", monkeypatch
+        )
+
+
+async def test_breaker_that_knows_no_tenants_is_detected(monkeypatch):
+    monkeypatch.setattr(Breaker, "_serves_others", lambda _self, _at: False)
+    with pytest.raises(AssertionError):
+        await test_broken_connections_of_one_tenant_do_not_stop_jobs_of_another_that_is_served("truncated")

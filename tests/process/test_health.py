@@ -1,5 +1,7 @@
 """The breaker, compared with a simple model of its rules, and the times of probes."""
 
+from itertools import takewhile
+
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairlead.config import HealthConfig
 from fairlead.process import health
-from fairlead.process.health import Breaker, watch
+from fairlead.process.health import SERVED_S, Breaker, watch
 from first_failure import until_first_failure
 
 LIMIT = 3
@@ -18,19 +20,22 @@ PROBES = {
     "error": {"succeeded": False, "answered": True},
     "silence": {"succeeded": False, "answered": False},
 }
-REQUESTS = {"answered": True, "broken": False}
+REQUESTS = {
+    f"{tenant} {outcome}": (outcome, tenant) for outcome in ("succeeded", "failed") for tenant in "AB"
+} | {"B progressed": ("progressed", "B")}
+BETWEEN_S = SERVED_S / 5  # between two results
 
-result_lists = st.lists(st.sampled_from([*PROBES, *REQUESTS]), max_size=40)
+result_lists = st.lists(st.sampled_from([*PROBES, *PROBES, *REQUESTS]), max_size=40)
 
 
 def expected_changes(results, limit):
     """Return the change after each result, computed from all earlier results instead of counters."""
     changes = []
     since_up = None  # the results since the breaker closed; None while it is open
-    is_half_open = False  # requests opened it last, and none has succeeded since
     is_dead = False
     probes = []
-    for result in results:
+    served = []  # times and tenants
+    for index, result in enumerate(results):
         change = None
         probes += [result] if result in PROBES else []
         was_dead, is_dead = is_dead, probes[-limit:] == ["silence"] * limit
@@ -41,14 +46,20 @@ def expected_changes(results, limit):
                 since_up, change = [], "up"
         else:
             since_up.append(result)
-            requests = [each for each in since_up if each in REQUESTS]
-            if result == "answered":
-                is_half_open = False
+            outcome, tenant = REQUESTS.get(result, (None, None))
+            if outcome in ("succeeded", "progressed"):
+                served.append((index * BETWEEN_S, tenant))
+            ends = [REQUESTS[each] for each in since_up if each in REQUESTS]
+            ends = [each for each in ends if each[0] != "progressed"]
+            in_a_row = list(takewhile(lambda each: each[0] == "failed", reversed(ends)))
+            failing = {each[1] for each in in_a_row}
+            serves_others = any(
+                index * BETWEEN_S - at <= SERVED_S and other not in failing for at, other in served
+            )
             has_failed = len(probes) >= limit and "healthy" not in probes[-limit:]
-            if result in PROBES and has_failed:
+            has_opened = outcome == "failed" and len(in_a_row) >= limit and not serves_others
+            if (result in PROBES and has_failed) or has_opened:
                 change = "down"
-            elif result == "broken" and (is_half_open or requests[-limit:] == ["broken"] * limit):
-                change, is_half_open = "down", True
         if change in ("down", "dead"):
             since_up = None
         changes.append(change)
@@ -60,8 +71,8 @@ def changes_of(breaker, results):
     return [
         breaker.probed(**PROBES[result])
         if result in PROBES
-        else breaker.requested(succeeded=REQUESTS[result])
-        for result in results
+        else breaker.requested(*REQUESTS[result], at=index * BETWEEN_S)
+        for index, result in enumerate(results)
     ]
 
 
@@ -90,8 +101,9 @@ class _StartsClosed(Breaker):
 
 
 class _KeepsFailedRequests(Breaker):
-    def requested(self, *, succeeded):
-        return None if succeeded else super().requested(succeeded=False)
+    def requested(self, outcome, tenant, *, at):
+        kept = "progressed" if outcome == "succeeded" else outcome
+        return super().requested(kept, tenant, at=at)
 
 
 class _KeepsFailedProbes(Breaker):
@@ -109,17 +121,38 @@ class _ProbesResetRequests(Breaker):
         return super().probed(succeeded=succeeded, answered=answered)
 
 
-class _NeverHalfOpen(Breaker):
-    def requested(self, *, succeeded):
-        self._is_half_open = False
-        return super().requested(succeeded=succeeded)
+class _OpensAgainAfterOneFailure(Breaker):
+    def _close(self):
+        change = super()._close()
+        self._requests = self.failures - 1 if change and self.failures > 1 else self._requests
+        return change
+
+
+class _OpensWhileItServesOthers(Breaker):
+    def _serves_others(self, at):
+        return False
+
+
+class _TakesTheSameTenantForAnother(Breaker):
+    def _serves_others(self, at):
+        return any(at - served_at <= SERVED_S for served_at in self._served.values())
+
+
+class _IsNeverOpenedAfterAnySuccess(Breaker):
+    def _serves_others(self, at):
+        return bool(self._served.keys() - self._failing)
+
+
+class _EndsTheRowByProgress(Breaker):
+    def requested(self, outcome, tenant, *, at):
+        return super().requested("failed" if outcome == "failed" else "succeeded", tenant, at=at)
 
 
 class _ClosedByRequests(Breaker):
-    def requested(self, *, succeeded):
-        if succeeded and not self.is_up:
+    def requested(self, outcome, tenant, *, at):
+        if outcome == "succeeded" and not self.is_up:
             return self.probed(succeeded=True)
-        return super().requested(succeeded=succeeded)
+        return super().requested(outcome, tenant, at=at)
 
 
 class _AllowsOneMoreFailure(Breaker):
@@ -133,8 +166,8 @@ class _IsKilledByErrors(Breaker):
 
 
 class _IsKilledByRequests(Breaker):
-    def requested(self, *, succeeded):
-        return super().requested(succeeded=succeeded) and "dead"
+    def requested(self, outcome, tenant, *, at):
+        return super().requested(outcome, tenant, at=at) and "dead"
 
 
 class _NeverDies(Breaker):
@@ -162,7 +195,11 @@ class _DiesOnce(Breaker):
         _KeepsFailedRequests,
         _KeepsFailedProbes,
         _ProbesResetRequests,
-        _NeverHalfOpen,
+        _OpensAgainAfterOneFailure,
+        _OpensWhileItServesOthers,
+        _TakesTheSameTenantForAnother,
+        _IsNeverOpenedAfterAnySuccess,
+        _EndsTheRowByProgress,
         _ClosedByRequests,
         _AllowsOneMoreFailure,
         _IsKilledByErrors,

@@ -3,6 +3,9 @@
 Knows no server: the task that relays the job writes to it, and the node fails it when it goes down.
 """
 
+from collections.abc import Callable
+from math import inf
+
 import trio
 
 from fairlead.answer.sink import Backpressure, Sink
@@ -11,26 +14,33 @@ from fairlead.job import Delta
 
 # A node that has sent all but the end of the body gets this long to send it, to keep the connection.
 END_WAIT_S = 0.02
+PROGRESS_S = 1.0
 
 
 class RelaySink:
     """A `Sink` that drops what is put after `fail`: a task may have more data when its node goes down.
 
-    The task runs in `scope`; `ended` is set when it has ended.
+    The task runs in `scope`; `ended` is set when it has ended. `on_progress` is called when something is put,
+    at most once in `PROGRESS_S`.
     """
 
-    __slots__ = ("_is_over", "_sink", "ended", "scope")
+    __slots__ = ("_is_over", "_progressed_at", "_sink", "ended", "on_progress", "scope")
 
     def __init__(self, sink: Sink) -> None:
         self.scope = trio.CancelScope()
         self.ended = trio.Event()
         self._sink = sink
         self._is_over = False
+        self._progressed_at = -inf
+        self.on_progress: Callable[[], None] = lambda: None
 
     def put(self, delta: Delta) -> None:
         """See `Sink`."""
         if not self._is_over:
             self._sink.put(delta)
+            if (now := trio.current_time()) - self._progressed_at >= PROGRESS_S:
+                self._progressed_at = now
+                self.on_progress()
 
     def backpressure(self) -> Backpressure | None:
         """See `Sink`."""

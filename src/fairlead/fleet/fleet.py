@@ -29,6 +29,7 @@ from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.remote_nodes import RemoteEntry, RemoteNodes
 from fairlead.fleet.status import ConfigChanges, ModelStatus, NodeStatus
 from fairlead.nodes.model_process import ProcessFactory, make_process
+from fairlead.process.health import Outcome
 from fairlead.process.output import ProcessOutput
 from fairlead.requester import Requester, who
 from fairlead.supervision import FailureBoundary, contain, log_failure
@@ -168,9 +169,9 @@ class Fleet:
         local = [model.status().as_node() for model in self._local.values()]
         return local + self._remote.statuses()
 
-    def count_request(self, node_id: str, *, succeeded: bool) -> None:
+    def count_request(self, node_id: str, outcome: Outcome, tenant: str) -> None:
         """Count a request that a front has sent to a remote node; see `RemoteNode`."""
-        self._remote.count_request(node_id, succeeded=succeeded)
+        self._remote.count_request(node_id, outcome, tenant)
 
     def remote_entries(self) -> list[RemoteEntry]:
         """Return the remote nodes."""

@@ -13,6 +13,7 @@ from fairlead.errors import InvalidRequest, NoNode, NotFound
 from fairlead.fleet.node_registry import NodeRegistry
 from fairlead.fleet.status import LoadStatus, ModelStatus, NodeAvailability, NodeStatus, RemoteDetails
 from fairlead.nodes.remote_node import remote_node
+from fairlead.process.health import Outcome
 from fairlead.requester import Requester, who
 from fairlead.supervision import FailureBoundary, log_failure
 
@@ -77,9 +78,9 @@ class RemoteEntry:
         """How many seconds ago they have, the last time; infinity if never."""
         return trio.current_time() - self._node.died_at
 
-    def count_request(self, *, succeeded: bool) -> None:
+    def count_request(self, outcome: Outcome, tenant: str) -> None:
         """Count a request that another process has sent to it; see `RemoteNode`."""
-        self._node.requested(succeeded=succeeded)
+        self._node.requested(outcome, tenant)
 
     @property
     def was_probed(self) -> bool:
@@ -269,10 +270,10 @@ class RemoteNodes:
             del self._nodes[node_id]
             logger.info("node removed", node=node_id, **who(by))
 
-    def count_request(self, node_id: str, *, succeeded: bool) -> None:
+    def count_request(self, node_id: str, outcome: Outcome, tenant: str) -> None:
         """Count a request to a node that another process has sent. The node may be gone meanwhile."""
         if (node := self._nodes.get(node_id)) is not None:
-            node.count_request(succeeded=succeeded)
+            node.count_request(outcome, tenant)
 
     def change_health(self, health: HealthConfig) -> None:
         """Use these health check settings for all nodes from now on; drained nodes stay drained."""

@@ -28,7 +28,7 @@ from fairlead.nodes.node import NodeReport
 from fairlead.nodes.running_relays import RunningRelays
 from fairlead.nodes.server_probe import THIS_SERVER, ServerProbe, ServerReport
 from fairlead.nodes.status import RemoteStatus
-from fairlead.process.health import Breaker, Change, HealthCheck, watch
+from fairlead.process.health import Breaker, Change, HealthCheck, Outcome, watch
 
 # A remote node reports no such limit. It refuses what it cannot take.
 UNLIMITED_TOKENS = 2**31
@@ -46,9 +46,8 @@ class RemoteNode:
     names are the same. `seats` None: 1, or what a Fairlead reports. `health` None: only `came_up` and
     `went_down` change whether it is up, and `run` is not used. `filters` and `answer_bytes` are as for
     `relay`, and so are `dialects`, but a Fairlead speaks all. `evictable` is as in `NodeLimits`,
-    `own_instance` as in `ServerProbe`. `on_request` is called after each request with whether the connection
-    lasted until the answer was complete, or was an error of any status. A Fairlead gets tenants under hashes
-    with `alias_key`, its API key.
+    `own_instance` as in `ServerProbe`. `on_request` is called with the outcome of each request, and its
+    tenant. A Fairlead gets tenants under hashes with `alias_key`, its API key.
 
     `was_probed` is set after the first probe, whatever its result. `deaths`: how often its probes have found
     that the server is dead, the latest time at `died_at`.
@@ -68,7 +67,7 @@ class RemoteNode:
         health: HealthConfig | None = None,
         evictable: bool = False,
         own_instance: str | None = None,
-        on_request: Callable[[bool], None] = lambda _succeeded: None,
+        on_request: Callable[[Outcome, str], None] = lambda _outcome, _tenant: None,
         alias_key: str | None = None,
     ) -> None:
         self.id = node_id
@@ -178,9 +177,10 @@ class RemoteNode:
         self._breaker = self._new_breaker()
         self._fail(error)
 
-    def requested(self, *, succeeded: bool, reason: str = "its latest requests failed") -> None:
-        """Count a request, as `on_request` says. It decides about new jobs only."""
-        self._change(self._breaker.requested(succeeded=succeeded), reason)
+    def requested(self, outcome: Outcome, tenant: str) -> None:
+        """Count a request of a tenant. It decides about new jobs only."""
+        change = self._breaker.requested(outcome, tenant, at=trio.current_time())
+        self._change(change, "its latest requests failed")
 
     def found_dead(self, error: FairleadError, *, at: float, silent_s: float) -> None:
         """Fail jobs that began before `at`, when another process's probes had got no answer.
@@ -195,6 +195,7 @@ class RemoteNode:
     # One job -----------------------------------------------------------------------------------------
 
     async def _exchange(self, job: Job, request: Relay, sink: RelaySink) -> None:
+        sink.on_progress = partial(self._count_request, "progressed", job.tenant)
         model = job.model if self._names is None else self._names.get(job.model, job.model)
         try:
             with sink.scope:
@@ -202,20 +203,20 @@ class RemoteNode:
                 # Another Fairlead keeps tenants apart only if it is told of them.
                 user = _alias_of(job.tenant, self._alias_key) if dialects is None else None
                 await self._relay_job(job, request, sink, model=model, dialects=dialects, user=user)
-                self._count_request(succeeded=True)
+                self._count_request("succeeded", job.tenant)
         except LocalShortage as error:
             sink.fail(error)  # not a failure of the node
         except UpstreamFailed as error:
             # The breaker first, so that no other job gets this seat.
-            self._count_request(succeeded=False, reason=error.message)
+            self._count_request("failed", job.tenant)
             sink.fail(error)
         except FairleadError as error:
-            self._count_request(succeeded=True)  # it has answered
+            self._count_request("succeeded", job.tenant)  # it has answered
             sink.fail(error)
 
-    def _count_request(self, *, succeeded: bool, reason: str = "") -> None:
-        self.requested(succeeded=succeeded, reason=reason)
-        self._on_request(succeeded)
+    def _count_request(self, outcome: Outcome, tenant: str) -> None:
+        self.requested(outcome, tenant)
+        self._on_request(outcome, tenant)
 
     def _close(self) -> None:
         """Report that the node gets no more jobs for now. It keeps those that it has, and their seats."""

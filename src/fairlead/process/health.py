@@ -17,6 +17,12 @@ from fairlead.config import HealthConfig
 
 Change = Literal["up", "down", "dead"]
 
+Outcome = Literal["succeeded", "progressed", "failed"]
+"""What is known of a request: it was answered, with any status; its answer goes on; its connection failed."""
+
+SERVED_S = 5.0
+MOST_TENANTS = 100
+
 
 class HealthCheck:
     """The settings in force. `change` replaces them at once, even during a pause between two probes."""
@@ -44,8 +50,9 @@ class Breaker:
     """A circuit breaker that is open at first: a node is probed before it gets work.
 
     Probes and requests are counted separately, because a server may answer one and fail the other. `failures`
-    in a row of either open it, and only a successful probe closes it. After requests have opened it, a single
-    failed request opens it again, until one succeeds. `failures` may change at any time.
+    in a row of either open it, and only a successful probe closes it. Requests count by their tenants: while
+    the server has served another tenant within `SERVED_S`, and that one's requests do not fail, failures are
+    taken to be caused by the requests themselves. `failures` may change at any time.
 
     The changes are "up" and "down", for new work, and "dead": `failures` probes in a row got no answer at
     all, so that what runs there is lost. A node that is up is then down, too.
@@ -56,9 +63,10 @@ class Breaker:
         self._probes = 0
         self._unanswered = 0
         self._requests = 0
+        self._failing: set[str] = set()  # the tenants of the latest requests in a row that have failed
+        self._served: dict[str, float] = {}  # by tenant, the latest last: when it was last served
         self._is_up = False
         self._is_dead = False
-        self._is_half_open = False
 
     @property
     def is_up(self) -> bool:
@@ -89,25 +97,41 @@ class Breaker:
             return "dead"
         return self._open() if self._is_up and self._probes >= self.failures else None
 
-    def requested(self, *, succeeded: bool) -> Change | None:
-        """Count a request, and return the change, if any. Ignored while the breaker is open."""
+    def requested(self, outcome: Outcome, tenant: str, *, at: float) -> Change | None:
+        """Count a request of a tenant, and return the change, if any. Ignored while the breaker is open."""
         if not self._is_up:
             return None
-        if succeeded:
-            self._requests = 0
-            self._is_half_open = False
+        if outcome != "failed":
+            self._served.pop(tenant, None)
+            self._served[tenant] = at
+            if len(self._served) > MOST_TENANTS:
+                del self._served[next(iter(self._served))]
+            if outcome == "succeeded":
+                self._forget_requests()
             return None
         self._requests += 1
-        if self._requests < self.failures and not self._is_half_open:
+        if len(self._failing) < MOST_TENANTS:
+            self._failing.add(tenant)
+        if self._requests < self.failures or self._serves_others(at):
             return None
-        self._is_half_open = True
         return self._open()
+
+    def _serves_others(self, at: float) -> bool:
+        """Return whether a tenant whose requests do not fail was served lately."""
+        return any(
+            at - served_at <= SERVED_S and tenant not in self._failing
+            for tenant, served_at in self._served.items()
+        )
+
+    def _forget_requests(self) -> None:
+        self._requests = 0
+        self._failing.clear()
 
     def _close(self) -> Change | None:
         if self._is_up:
             return None
         self._is_up = True
-        self._requests = 0
+        self._forget_requests()
         return "up"
 
     def _open(self) -> Change:

@@ -24,6 +24,7 @@ from fairlead.link.handshake import HandshakeFailed
 from fairlead.link.handshakes import PendingHandshakes
 from fairlead.link.limited_log import LimitedLog
 from fairlead.models.folder import read_folder
+from fairlead.process.health import Outcome
 from fairlead.requester import Requester
 from fairlead.roles import control
 from fairlead.roles.child import SupervisorLink
@@ -199,8 +200,8 @@ class DispatcherRole:
         lines = output.since(first)
         return output.end - len(lines), lines
 
-    def _count_request(self, _front: str, node_id: str, succeeded: bool) -> None:
-        self._fleet.count_request(node_id, succeeded=succeeded)
+    def _count_request(self, _front: str, node_id: str, outcome: object, tenant: str) -> None:
+        self._fleet.count_request(node_id, msgspec.convert(outcome, Outcome), tenant)
 
     def _front_ended(self, name: str) -> None:
         self._quotas.end_front(name)

@@ -26,11 +26,13 @@ from fairlead.nodes.limits import NodeLimits
 from fairlead.nodes.node import Node
 from fairlead.nodes.remote_node import UNANSWERED, RemoteNode, upstream_timeouts
 from fairlead.nodes.server_probe import SEATS_AT_MOST
+from fairlead.process.health import Outcome
 from fairlead.roles.fleet_state import FleetState
 from fairlead.supervision import contain
 
 # A success is not reported again within this time.
 SUCCESS_S = 1.0
+MOST_REPORTED = 1000
 # An engine accepts a front between two of its steps.
 ATTACH_WAIT_S = 10.0
 
@@ -39,8 +41,8 @@ class FrontNodes:
     """The nodes of the latest `FleetState`, as a `NodeSource`.
 
     `nursery` has the connections to engines. `refresh` gets the current state, and calls `update`.
-    `on_request` gets the id of a remote node, and how a request has ended; see `RemoteNode`. Not every
-    success is reported.
+    `on_request` gets the id of a remote node, the outcome of a request, and its tenant; see `RemoteNode`. Not
+    every success is reported.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class FrontNodes:
         nursery: trio.Nursery,
         refresh: Callable[[], Awaitable[None]],
         *,
-        on_request: Callable[[str, bool], None] = lambda _node_id, _succeeded: None,
+        on_request: Callable[[str, Outcome, str], None] = lambda _node_id, _outcome, _tenant: None,
     ) -> None:
         self._name = name
         self._catalog = catalog
@@ -165,21 +167,24 @@ class FrontNodes:
 
 
 class _RequestReports:
-    """Reports how requests to a node end: all failures, and successes at most once in `SUCCESS_S`.
+    """Reports the outcomes of requests to a node: all failures, others of a tenant once in `SUCCESS_S`.
 
     A success resets the dispatcher's count of failures, so the first one after a failure is not held back.
     """
 
-    def __init__(self, report: Callable[[bool], None]) -> None:
+    def __init__(self, report: Callable[[Outcome, str], None]) -> None:
         self._report = report
-        self._succeeded_at = -inf  # -inf: the latest report is a failure, or there is none
+        self._reported: dict[tuple[Outcome, str], float] = {}  # the latest, and when; since the last failure
 
-    def __call__(self, succeeded: bool) -> None:
+    def __call__(self, outcome: Outcome, tenant: str) -> None:
         now = trio.current_time()
-        if succeeded and now - self._succeeded_at < SUCCESS_S:
-            return
-        self._succeeded_at = now if succeeded else -inf
-        self._report(succeeded)
+        if outcome == "failed" or len(self._reported) >= MOST_REPORTED:
+            self._reported.clear()
+        if outcome != "failed":
+            if now - self._reported.get((outcome, tenant), -inf) < SUCCESS_S:
+                return
+            self._reported[outcome, tenant] = now
+        self._report(outcome, tenant)
 
 
 class EngineHandle:
