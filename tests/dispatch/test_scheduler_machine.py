@@ -1,11 +1,13 @@
 """The scheduler under random events, and mutants which prove that the machine finds errors."""
 
 from collections.abc import Iterable
+from functools import partial
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from dispatch import test_fullness as fullness
 from dispatch import test_job_seats as job_seats
 from dispatch import test_scheduler_swaps as swaps
 from dispatch.scheduler_machine import SETTINGS, SchedulerMachine, TokensMachine
@@ -151,6 +153,14 @@ def opens_for_all_tenants_only_when_each_succeeds(self: FullModel, ticket: Ticke
         self.of_all = None
 
 
+def never_pauses_longer(self: Pause, named_s: float | None, *, is_limit: bool, grows: bool) -> float:
+    return _begin(self, named_s, is_limit=is_limit, grows=False)
+
+
+def never_places_a_node_last(self: Scheduler, ticket: Ticket) -> None:
+    return None
+
+
 def never_tries_again_after_a_trial_without_result(self: Tickets, ticket: Ticket, node: NodeState) -> None:
     ticket.is_trial = False
 
@@ -278,6 +288,7 @@ def grants_them_as_if_they_took_one_seat(self: Tickets, search: SeatSearch) -> l
 _acquire = NodeState.acquire
 _update_full = NodeState.update_full
 _rejected = FullModel.rejected
+_begin = Pause.begin
 _pass_over = SeatSearch.pass_over
 _update = NodePool._update
 _kind = NodePool.kind
@@ -320,9 +331,6 @@ DETECTED_LATE = {removes_busy_nodes, evicts_a_busy_model, ignores_a_deadline_tha
         (NodeState, "update_full", takes_all_models_of_a_node_to_be_full),
         (FullModel, "granted", lets_all_jobs_try),
         (FullModel, "rejected", takes_a_rejection_to_concern_all_tenants),
-        (FullModel, "rejected", lets_one_tenant_pause_the_others_again),
-        (FullModel, "succeeded", opens_for_all_tenants_only_when_each_succeeds),
-        (Tickets, "end_trial", never_tries_again_after_a_trial_without_result),
         (Scheduler, "unsuited", returns_to_a_node_that_refused_the_job),
         (Scheduler, "_refuse_unsuited", waits_for_nodes_that_have_all_refused_the_job),
         (Queue, "refund", refunds_nothing),
@@ -356,6 +364,36 @@ def test_violated_rule_is_detected(monkeypatch: pytest.MonkeyPatch, owner, name,
             "drain",
             keeps_evicting_when_it_drains,
             swaps.test_node_has_seats_again_after_its_starving_job_is_refused_at_shutdown,
+        ),
+        (
+            FullModel,
+            "rejected",
+            lets_one_tenant_pause_the_others_again,
+            fullness.test_rejection_of_a_tenant_while_others_are_served_pauses_only_that_tenant,
+        ),
+        (
+            FullModel,
+            "succeeded",
+            opens_for_all_tenants_only_when_each_succeeds,
+            fullness.test_another_tenant_tries_after_the_first_pause_and_is_not_held_up_by_the_first_one,
+        ),
+        (
+            Tickets,
+            "end_trial",
+            never_tries_again_after_a_trial_without_result,
+            partial(fullness.test_another_job_tries_when_a_trial_ends_without_a_result, "leave"),
+        ),
+        (
+            Pause,
+            "begin",
+            never_pauses_longer,
+            fullness.test_pause_doubles_up_to_a_bound_and_begins_anew_after_a_success,
+        ),
+        (
+            Scheduler,
+            "node_failed",
+            never_places_a_node_last,
+            fullness.test_node_that_has_failed_lately_gets_a_job_only_if_no_other_has_a_free_seat,
         ),
         (
             NodePool,

@@ -168,6 +168,7 @@ class _ResponseScript:
         self.held = stub.get("held")
         self.how = stub.get("how", "well")
         self.after = stub.get("after", 0)
+        self.retry_after = stub.get("retry_after")
         self.words = stub.get("words", WORDS)
         self.chunk_words = stub.get("chunk_words", 1)
         self.delay_s = stub.get("delay_s", 0)
@@ -180,12 +181,18 @@ class _ResponseScript:
             raise _Leave
         if self.how == "reset" and not self.after:
             raise _Leave(reset=True)
+        if self.how == "early":
+            await self.stream.send_all(whole(413, b'{"error": {"message": "too large"}}'))
+            raise _Leave
         if self.how == "garbage":
             await self.stream.send_all(b"220 smtp.example.org ready\r\n\r\n")
             raise _Leave
         if self.how == "status":
             body = json.dumps({"error": {"message": f"status {self.after}", "code": "of the stub"}}).encode()
-            await self.stream.send_all(whole(self.after, body))
+            answer = whole(self.after, body)
+            if self.retry_after is not None:
+                answer = answer.replace(b"\r\n", b"\r\nRetry-After: %d\r\n" % self.retry_after, 1)
+            await self.stream.send_all(answer)
         elif document.get("stream"):
             await self._stream(path, document)
         else:
