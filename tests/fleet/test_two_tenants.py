@@ -268,7 +268,7 @@ async def minute_of_failures(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert texts == [text()] * STREAMS_A_MINUTE
     assert max(waits) < LONGEST_WAIT_S
     came = [job.stub for job in server.jobs]
-    assert sum(how in came for how in EVERY_FAILURE) > 0.8 * len(EVERY_FAILURE)
+    assert sum(how in came for how in EVERY_FAILURE) > 0.7 * len(EVERY_FAILURE)
 
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 20))]
