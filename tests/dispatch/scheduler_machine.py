@@ -492,7 +492,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         full = self.full[node, model]
         whose = data.draw(st.sampled_from([None, *"ABC"]))
         if self.subject._nodes.get(node.id) is node:
-            full.resume(whose)
+            if full.pauses.get(whose, (False, False))[0]:
+                del full.pauses[whose]  # nobody has tried
+                if whose is None:
+                    full.rejected.clear()
+            else:
+                full.resume(whose)
             self.subject.resume(PausedModel(node.id, model, whose))
 
     @precondition(lambda self: self.tickets(TicketState.GRANTED, TicketState.QUEUED))

@@ -7,7 +7,7 @@ from dispatch.recorded import FakeNode, job, limits, scheduler, submit
 from fairlead.config import QueueConfig
 from fairlead.dispatch.dispatcher import FAILED_FOR_S, Dispatcher
 from fairlead.dispatch.effects import PausedModel
-from fairlead.dispatch.fullness import FIRST_PAUSE_S, LONGEST_NAMED_S, LONGEST_PAUSE_S
+from fairlead.dispatch.fullness import FIRST_PAUSE_S, FORGOTTEN_S, LONGEST_NAMED_S, LONGEST_PAUSE_S
 from fairlead.dispatch.ticket import TicketState
 from fairlead.dispatch.waiter import SeatLoss
 from fairlead.errors import NodesFull, NodesLimited, NoOtherNode, QueueFull
@@ -144,6 +144,18 @@ def test_slow_trial_lets_another_job_try_after_a_pause():
     assert effects.pauses == {PausedModel("node", "m", whose): FIRST_PAUSE_S for whose in (None, "A")}
     resume(subject, None, "A")
     assert states(*tickets) == [GRANTED, GRANTED]
+
+
+def test_pause_after_which_nobody_tries_is_forgotten():
+    subject, effects = with_nodes("node")
+    (ticket,) = submit(subject, job("A"))
+    node = ticket.node
+    subject.rejected_by_node(ticket)
+    subject.leave(ticket)
+    resume(subject, None, "A")
+    assert set(effects.pauses.values()) == {FORGOTTEN_S}
+    resume(subject, None, "A")
+    assert not node.full
 
 
 def test_full_node_sends_its_job_to_another_at_once_and_only_if_all_are_full_it_waits():

@@ -34,7 +34,9 @@ LIMITED = full_response(
 )
 FORBIDDEN_BODY = b'{"error":{"message":"this key may not use the model","code":403}}'
 FORBIDDEN = full_response(FORBIDDEN_BODY, status="403 Forbidden")
-NO_EMBEDDINGS_BODY = b'{"error":{"code":501,"message":"embeddings are not enabled on this server","type":"not_supported_error"}}'
+NO_EMBEDDINGS_BODY = msgspec.json.encode(
+    {"error": {"code": 501, "message": "embeddings are not enabled", "type": "not_supported_error"}}
+)
 NO_EMBEDDINGS = full_response(NO_EMBEDDINGS_BODY, status="501 Not Implemented")
 LATE = full_response(b"<html>504 Gateway Time-out</html>", "text/html", status="504 Gateway Time-out")
 WRONG_KEY = full_response(b'{"error": {"message": "key sk-123 is unknown"}}', status="401 Unauthorized")

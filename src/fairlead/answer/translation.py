@@ -75,7 +75,7 @@ class _Answer:
     def read(
         self, read: Callable[[bytes], UpstreamChat], data: bytes, *, has_begun: bool = False
     ) -> UpstreamChat:
-        """Return what the server has sent. Raises `RelayFailed` if it is unreadable, and as `late_refusal`."""
+        """Return what the server has sent. Raises `RelayFailed` if it is unreadable; see `late_refusal`."""
         try:
             content = read(data)
         except ValueError as error:

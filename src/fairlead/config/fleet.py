@@ -96,8 +96,9 @@ class HealthConfig(msgspec.Struct, frozen=True, rename=spelled):
     """Probe interval."""
     failures: AtLeastOne = 3
     """Number of consecutive failures, of probes or of connections for requests, after which a node gets no
-    more jobs, until a probe succeeds. When as many probes get no answer, its running jobs end, too. A command
-    that fails to answer as many probes, and computes nothing meanwhile, is restarted."""
+    more jobs, until a probe succeeds. Failed connections do not count while requests of another tenant are
+    served. When as many probes get no answer, its running jobs end, too. A command that fails to answer as
+    many probes, and computes nothing meanwhile, is restarted."""
     timeout_s: Seconds = 5.0
     """Probe timeout: no response within this time is a failure."""
 

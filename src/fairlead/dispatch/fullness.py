@@ -16,6 +16,8 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 10.0
 # The longest time that a node may name.
 LONGEST_NAMED_S = 60.0
+# How long a job may try, before the pause is forgotten if none does.
+FORGOTTEN_S = 60.0
 # Of a model's tenants, only so many are paused at a time. The first ones are forgotten.
 MOST_TENANTS = 100
 
@@ -112,16 +114,29 @@ class FullModel:
         self._rejected.clear()
         self.of_tenants.pop(ticket.job.tenant, None)
 
-    def resume(self, tenant: str | None) -> None:
-        """Let one job try, because a pause is over."""
+    def resume(self, tenant: str | None) -> bool:
+        """Let one job try, because a pause is over; return whether there is such a pause.
+
+        If a job might have tried already, and none has, the pause is forgotten.
+        """
         pause = self.of_all if tenant is None else self.of_tenants.get(tenant)
-        if pause is not None:
+        if pause is None:
+            return False
+        if not pause.may_try:
             pause.may_try = True
+            return True
+        if tenant is None:
+            self.of_all = None
+            self._rejected.clear()
+        else:
+            del self.of_tenants[tenant]
+        return False
 
     def trial_ended(self, ticket: Ticket) -> None:
         """Let another job try, because the one that tried has ended without a result."""
-        self.resume(None)
-        self.resume(ticket.job.tenant)
+        for pause in (self.of_all, self.of_tenants.get(ticket.job.tenant)):
+            if pause is not None:
+                pause.may_try = True
 
     def job_ended(self) -> None:
         """Let one job try, because a job of the node has ended, unless the node has named a time."""

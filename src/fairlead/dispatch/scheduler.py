@@ -152,10 +152,8 @@ class Scheduler:
     def resume(self, pause: PausedModel) -> None:
         """Let one job try a model of a node after a pause."""
         node = self._nodes.get(pause.node_id)
-        full = None if node is None else node.full.get(pause.model)
-        if node is not None and full is not None:
-            full.resume(pause.tenant)
-            self._nodes.update_full(node)
+        if node is not None and pause.model in node.full:
+            self._tickets.resume(node, pause)
             self._pump()
 
     def deadline(self, ticket: Ticket, error: FairleadError) -> None:

@@ -4,7 +4,7 @@ Pure. Does not decide when: the scheduler calls a method for each event.
 """
 
 from fairlead.dispatch.effects import Effects, PausedModel
-from fairlead.dispatch.fullness import FullModel
+from fairlead.dispatch.fullness import FORGOTTEN_S, FullModel
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.node_groups import WIDE
 from fairlead.dispatch.node_pool import NodePool
@@ -104,10 +104,17 @@ class Tickets:
 
     def left_node(self, ticket: Ticket, node: NodeState) -> None:
         """Let jobs try the full models of a node after the end of a job there: there may be room."""
-        for full in node.full.values():
-            full.job_ended()
+        if node.full:
+            for full in node.full.values():
+                full.job_ended()
+            self._nodes.update_full(node)
+            self.end_trial(ticket, node)
+
+    def resume(self, node: NodeState, pause: PausedModel) -> None:
+        """Let one job try a full model after a pause."""
+        if node.full[pause.model].resume(pause.tenant):
+            self._effects.pause(pause, FORGOTTEN_S)
         self._nodes.update_full(node)
-        self.end_trial(ticket, node)
 
     def end_trial(self, ticket: Ticket, node: NodeState) -> None:
         """Let another job try if this one has left without a result."""

@@ -102,6 +102,7 @@ export default {
   bodies_full: "The server’s memory for large requests is full. Try again in {wait}.",
   rate_limited: "This key has reached its limit for now.",
   invalid_api_key: "This key is not valid here.",
+  nodes_full: "All nodes that have this model are full. Please try again later.",
   no_node: "No node can serve this model now.",
   model_loading: "The model is being loaded. Try again in {wait}.",
   load_failed: "The model could not be loaded: {reason}",

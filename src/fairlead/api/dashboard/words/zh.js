@@ -102,6 +102,7 @@ export default {
   bodies_full: "服务器已接收的大型请求达到上限。请在 {wait} 后重试。",
   rate_limited: "这个密钥目前已用完限额。",
   invalid_api_key: "此密钥在该服务器上无效。",
+  nodes_full: "拥有这个模型的所有节点都已满，请稍后再试。",
   no_node: "目前没有节点可以运行这个模型。",
   model_loading: "模型正在加载，请在 {wait} 后重试。",
   load_failed: "模型无法加载：{reason}",
