@@ -48,7 +48,7 @@ def left_in_dispatcher(found) -> dict[str, int]:
         "waiting": statistics.waiting,
         "running": statistics.running,
         "busy seats": sum(node.busy for node in dispatcher.scheduler.nodes()),
-        "alarms": alarms - 1 - len(dispatcher._full),  # one is for charging
+        "alarms": alarms - 1 - len(dispatcher._pauses) - len(dispatcher._failed),  # one is for charging
         "waiters": len(dispatcher._waiters) + len(dispatcher._by_id),
         "running estimates": len(dispatcher.estimator._running),
         "jobs at the server": sum(len(front.jobs) for front in server.fronts),

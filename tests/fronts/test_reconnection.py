@@ -40,7 +40,7 @@ async def test_refusal_of_a_requeued_job_is_reported_after_a_reconnection(autoju
     await front.send(wire.SubmitJob(1, job))
     (granted,) = front.of(wire.SeatGranted)
     system.dispatcher.scheduler.node_down("x")
-    await front.send(wire.RequeueJob(1, False, None))
+    await front.send(wire.RequeueJob(1, SeatLoss()))
     await front.cut()
     again = await scripted_front(system, "a")
     await again.send(wire.DeclareJob(1, job, 1.0, released=granted.grant), wire.Declared())
@@ -50,7 +50,7 @@ async def test_refusal_of_a_requeued_job_is_reported_after_a_reconnection(autoju
 async def test_job_that_is_declared_twice_in_the_grace_time_is_requeued_once(autojump_clock, system):
     await started(system, expected=("a", "b"))
     front = await scripted_front(system, "a")
-    await front.send(wire.DeclareJob(1, spec(), 1.0, held("x")), wire.RequeueJob(1, False, None))
+    await front.send(wire.DeclareJob(1, spec(), 1.0, held("x")), wire.RequeueJob(1, SeatLoss()))
     await front.cut()
     again = await scripted_front(system, "a")
     await again.send(wire.DeclareJob(1, spec(), 1.0, released=OLD), wire.Declared())

@@ -204,7 +204,8 @@ def _left_behind(system: SimulatedSystem) -> list[str]:
     alarms = sum(not alarm.dropped for _, _, alarm in dispatcher._timer._alarms)
     # The regular charge, full nodes and load requests keep their alarms. A load request outlives its callers.
     loads = [load.alarm for load in dispatcher.models._loads.values()]
-    alarms -= 1 + len(dispatcher._full) + sum(alarm is not None and not alarm.dropped for alarm in loads)
+    kept = len(dispatcher._pauses) + len(dispatcher._failed)
+    alarms -= 1 + kept + sum(alarm is not None and not alarm.dropped for alarm in loads)
     left = {
         "waiting": statistics.waiting,
         "running": statistics.running,
