@@ -21,7 +21,8 @@ from structlog.testing import capture_logs
 
 from fairlead.answer.attempt import retry_sink
 from fairlead.answer.sink import Sink
-from fairlead.dispatch.dispatcher import FULL_FOR_S, Dispatcher
+from fairlead.dispatch.dispatcher import Dispatcher
+from fairlead.dispatch.fullness import LONGEST_PAUSE_S
 from fairlead.dispatch.ticket import Ticket
 from fairlead.errors import Cancelled, FairleadError, LoadFailed, NodeFailed
 from fairlead.gateway import ATTEMPTS, spec_of
@@ -237,7 +238,7 @@ async def _every_seat_is_free(system: SimulatedSystem) -> bool:
             await trio.sleep(1)
     for node in system.nodes:
         await node.wait_back()
-    await trio.sleep(2 * FULL_FOR_S)  # until then a node that rejected a job has no seats
+    await trio.sleep(LONGEST_PAUSE_S + 1)  # until then a node that rejected a job has no seats
     job = ClientPlan(
         "canary", "canary", stream=False, arrives_s=0, first_s=0, rest_s=0, model=system.model
     ).job

@@ -15,6 +15,7 @@ from fairlead.answer.attempt import retry_sink
 from fairlead.answer.deltas import Deltas
 from fairlead.answer.sink import Sink
 from fairlead.dispatch.dispatcher import Dispatcher, Seat
+from fairlead.dispatch.effects import PausedModel
 from fairlead.dispatch.job_spec import JobSpec
 from fairlead.dispatch.ticket import Ticket
 from fairlead.dispatch.waiter import SeatLoss, Waiter, WaitingTask
@@ -246,10 +247,10 @@ class UncancellableSecondWait(Dispatcher):
 
 
 class FullUntilAJobEnds(Dispatcher):
-    """A node that rejected a job gets no other job until one of its jobs ends."""
+    """A node that has rejected a job stays full when no other job of it ends: its pauses never end."""
 
-    def _expect_room(self, node_id: str, after_s: float) -> None:
-        """Do nothing."""
+    def pause(self, pause: PausedModel, pause_s: float) -> None:
+        """Set no alarm."""
 
 
 def from_the_start(deltas: Deltas, reader: UpstreamReader | None = None) -> Sink | None:
