@@ -303,7 +303,12 @@ _add = Queue._add
 
 
 # In longer runs these are detected in a fraction of the time.
-DETECTED_LATE = {removes_busy_nodes, evicts_a_busy_model, ignores_a_deadline_that_passed_in_a_seat}
+DETECTED_LATE = {
+    removes_busy_nodes,
+    evicts_a_busy_model,
+    ignores_a_deadline_that_passed_in_a_seat,
+    gives_back_as_many_seats_as_it_would_take_now,
+}
 
 
 @pytest.mark.slow  # all parameters together
