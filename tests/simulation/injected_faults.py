@@ -27,6 +27,7 @@ ENDS_OF_JOBS = frozenset(
     {
         "node_failed",
         "load_failed",
+        "nodes_full",
         "no_node",
         "queue_timeout",
         "queue_full",
