@@ -34,7 +34,7 @@ class ScriptedLink(Link):
 
     def __init__(self, server: "ScriptedServer") -> None:
         self._server = server
-        self._pieces: Iterator[bytes | float] = iter(())
+        self._pieces: Iterator[bytes | float] | None = None
         self.read_bytes = 0
         self.is_closed = False
 
@@ -44,6 +44,8 @@ class ScriptedLink(Link):
 
     async def receive(self) -> bytes:
         await trio.lowlevel.checkpoint()
+        while self._pieces is None:  # a large request is sent by another task
+            await trio.lowlevel.checkpoint()
         piece = next(self._pieces, b"")
         while isinstance(piece, float):
             await trio.sleep(piece)

@@ -1,8 +1,11 @@
 """An HTTP client: requests to one server over a bounded pool of connections, responses as they arrive.
 
 An exchange that is cancelled, fails or is left early closes its connection, at once and without waiting. One
-that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded. Independent of jobs
-and API formats.
+that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded unless asked for.
+Independent of jobs and API formats.
+
+A response may come before its request has been sent. A success is read while the rest is sent. After any
+other response nothing more is sent, as the server does not want it, and the connection is closed.
 """
 
 import ssl
@@ -19,11 +22,14 @@ from fairlead.errors import NodeFailed, NodeFull
 from fairlead.http.client_connection import ClientConnection, Clock, describe, is_local_shortage, reason_of
 from fairlead.http.idle_connections import IdleConnections
 from fairlead.http.links import connect, connect_to_path
-from fairlead.http.request_head import RequestHeads
+from fairlead.http.request_head import RequestHeads, StreamedBody
 from fairlead.http.response_parser import InvalidResponse, ResponseHead, ResponseParser
+from fairlead.http.sending import Sending
 
 # How much of a body is read and dropped to reuse its connection; beyond that a new one is cheaper.
 DRAIN_BYTES = 64 * 1024
+# A request of this size fits every system's send buffer, so sending it does not wait for the server.
+SENT_AT_ONCE_BYTES = 16 * 1024
 
 
 class UpstreamFailed(NodeFailed):
@@ -185,7 +191,7 @@ class Upstream:
         self,
         method: str,
         path: str,
-        body: bytes = b"",
+        body: bytes | StreamedBody = b"",
         *,
         accept: str = "application/json",
         headers: Mapping[str, str] | None = None,
@@ -193,10 +199,14 @@ class Upstream:
     ) -> AsyncIterator[UpstreamResponse]:
         """Send a request; yield its response when the head has been received. `within_s` bounds all of it.
 
+        The source of a `StreamedBody` runs in a task of the exchange; what it raises ends the exchange.
+
         Of `headers`, which come from clients, empty and invalid ones are left out. Raises `UpstreamFailed`,
         also within the block.
         """
-        request = self._heads.request(method, path, body, {"Accept": accept, **(headers or {})})
+        own = {"Accept": accept, "Accept-Encoding": "identity"}
+        request = self._heads.request(method, path, body, {**own, **(headers or {})})
+        streamed = body if isinstance(body, StreamedBody) else None
         # A loop, because others may take the free connection before the task that was woken for it runs.
         while self._busy >= self._capacity:
             await self._waiting.park()
@@ -205,7 +215,12 @@ class Upstream:
         clock = Clock(within_s)
         try:
             with clock.scope:
-                yield await self._open(request, clock, lease)
+                if streamed is None and len(request) <= SENT_AT_ONCE_BYTES:
+                    yield await self._open(request, clock, lease)
+                else:
+                    async with Sending(streamed, clock) as sending:
+                        yield await self._open(request, clock, lease, sending)
+                        await sending.settle()
             if clock.scope.cancelled_caught:
                 raise UpstreamFailed(f"{self.name} {clock.reason}")
         except (OSError, InvalidResponse) as error:
@@ -241,20 +256,25 @@ class Upstream:
 
     # One exchange ------------------------------------------------------------------------------------
 
-    async def _open(self, request: bytes, clock: Clock, lease: "_Lease") -> UpstreamResponse:
+    async def _open(
+        self, request: bytes, clock: Clock, lease: "_Lease", sending: Sending | None = None
+    ) -> UpstreamResponse:
         """Send the request and wait for the head of the response.
 
         A kept connection may have been closed meanwhile. If so, and if nothing was received, the request is
-        sent again, once, over a new one.
+        sent again, once, over a new one. A streamed body cannot be sent again, and gets a new one.
         """
-        lease.connection = self._idle.take()
+        if sending is None or sending.may_be_repeated:
+            lease.connection = self._idle.take()
         if lease.connection is not None:
             self._reused += 1
             try:
-                return await self._send(request, clock, lease.connection)
+                return await self._send(request, clock, lease.connection, sending)
             except OSError:
                 if lease.connection.parser.has_begun:
                     raise
+                if sending is not None:
+                    await sending.stop()
                 lease.connection.link.close()
                 lease.connection = None
         clock.begin("did not accept a connection", self._timeouts.connect_s)
@@ -270,16 +290,24 @@ class Upstream:
             raise kind(f"{self.name} cannot be reached: {reason_of(error)}") from error
         self._opened += 1
         lease.connection = ClientConnection(link, self._on_data)
-        return await self._send(request, clock, lease.connection)
+        return await self._send(request, clock, lease.connection, sending)
 
-    async def _send(self, request: bytes, clock: Clock, connection: ClientConnection) -> UpstreamResponse:
-        connection.parser = ResponseParser(has_body=not request.startswith(b"HEAD "))
+    async def _send(
+        self, request: bytes, clock: Clock, connection: ClientConnection, sending: Sending | None
+    ) -> UpstreamResponse:
+        connection.parser = parser = ResponseParser(has_body=not request.startswith(b"HEAD "))
+        connection.is_sent = False
         clock.begin("did not respond", self._timeouts.first_byte_s)
-        await connection.link.send(request)
+        if sending is None:
+            connection.is_sent = await connection.send(request)
+        else:
+            sending.start(connection, request)
         first = b""
-        while connection.parser.head is None:
+        while parser.head is None:
             first = await connection.receive()
         clock.begin("did not continue its response", self._timeouts.between_bytes_s)
+        if sending is not None and parser.head.status >= HTTPStatus.MULTIPLE_CHOICES:
+            await sending.stop()
         return UpstreamResponse(self.name, connection, clock, first, self._secrets)
 
     def _on_data(self) -> None:

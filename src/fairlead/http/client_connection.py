@@ -15,16 +15,31 @@ _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class ClientConnection:
-    """A link and the response received through it. `on_data` is called whenever bytes arrive."""
+    """A link and the response received through it. `on_data` is called whenever bytes arrive.
 
-    __slots__ = ("_on_data", "idle_since", "is_closed", "link", "parser")
+    `is_sent`: the whole request has been sent. `is_closed`: the server has closed the connection.
+    """
+
+    __slots__ = ("_on_data", "idle_since", "is_closed", "is_sent", "link", "parser")
 
     def __init__(self, link: Link, on_data: Callable[[], None]) -> None:
         self.link = link
         self.parser = ResponseParser()
         self.idle_since = 0.0
+        self.is_sent = False
         self.is_closed = False
         self._on_data = on_data
+
+    async def send(self, data: bytes) -> bool:
+        """Send all of it; return False if the server takes no more. Raises `OSError` for other failures.
+
+        A server that resets the connection may have answered before. Only `receive` shows that.
+        """
+        try:
+            await self.link.send(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
 
     async def receive(self) -> bytes:
         """Wait for bytes; return those of the body. Raises `OSError` if the connection ends too early."""

@@ -24,7 +24,7 @@ class IdleConnections:
         """Keep a connection if its response was read to the end and there is space; else close it."""
         parser = connection.parser
         is_good = parser.head is not None and parser.head.keep_alive and not parser.surplus
-        is_reusable = is_good and parser.is_complete and not connection.is_closed
+        is_reusable = is_good and parser.is_complete and connection.is_sent and not connection.is_closed
         if is_reusable and len(self._connections) < MAX_IDLE:
             connection.idle_since = trio.current_time()
             self._connections.append(connection)

@@ -1,7 +1,8 @@
 """What is sent to a server before a body: the HTTP/1.1 request line and headers. Uses no connection."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
+from typing import NamedTuple
 from urllib.parse import SplitResult
 
 from fairlead.config.urls import is_deployment, roots_of
@@ -14,6 +15,13 @@ _QUERY = re.compile(r"[!-~]*")
 _HEADER_VALUE = re.compile(r"[ -~]*")
 _WITH_LENGTH = frozenset({"POST", "PUT", "PATCH"})
 _MESSAGES = "/v1/messages"
+
+
+class StreamedBody(NamedTuple):
+    """A body that is sent as it arrives, once. `length`: its bytes; None if unknown: it is chunked then."""
+
+    pieces: AsyncIterable[bytes]
+    length: int | None = None
 
 
 class RequestHeads:
@@ -50,8 +58,10 @@ class RequestHeads:
         self._has_key = api_key is not None
         self._same = "".join(f"{line}\r\n" for line in lines).encode("ascii")
 
-    def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        """Return a request with its body. Headers with empty or invalid values are left out."""
+    def request(
+        self, method: str, path: str, body: bytes | StreamedBody, headers: Mapping[str, str]
+    ) -> bytes:
+        """Return a request, without a streamed body. Headers with empty or invalid values are left out."""
         if _PATH.fullmatch(path) is None:
             raise ValueError(f"{path!r} is not a path")
         head = f"{method} {self._target(path)} HTTP/1.1\r\n"
@@ -65,8 +75,10 @@ class RequestHeads:
         if body or method in _WITH_LENGTH:
             if "Content-Type" not in headers:
                 head += "Content-Type: application/json\r\n"
-            head += f"Content-Length: {len(body)}\r\n"
-        return b"%s%s\r\n%s" % (head.encode("ascii"), self._same, body)
+            length = body.length if isinstance(body, StreamedBody) else len(body)
+            head += "Transfer-Encoding: chunked\r\n" if length is None else f"Content-Length: {length}\r\n"
+        sent_at_once = b"" if isinstance(body, StreamedBody) else body
+        return b"%s%s\r\n%s" % (head.encode("ascii"), self._same, sent_at_once)
 
     def _requires_version(self, method: str, path: str) -> bool:
         """Return whether Anthropic's API, if this is it, would refuse the request without a version."""
