@@ -1,13 +1,12 @@
 """The pool of connections: bounded, reused, and with correct counts."""
 
-import ssl
 from functools import partial
 
 import pytest
 import trio
 
 from fairlead.http.client import Upstream, UpstreamFailed
-from nodes.listening import CHAT, stub, upstream_for
+from nodes.listening import CHAT, stub, tls_contexts, upstream_for
 
 
 async def fetch(upstream, how="well", *, stream=False, **stub_options):
@@ -310,7 +309,7 @@ async def test_secrets_that_a_server_repeats_in_an_error_or_a_redirect_are_maske
 
 
 async def test_tls_connections_are_reused_and_an_unknown_certificate_is_refused(tmp_path):
-    server_side, client_side = _tls(tmp_path)
+    server_side, client_side = tls_contexts(tmp_path)
 
     async def serve(stream):
         async with trio.SSLStream(stream, server_side, server_side=True, https_compatible=True) as secure:
@@ -333,17 +332,3 @@ async def test_tls_connections_are_reused_and_an_unknown_certificate_is_refused(
         with pytest.raises(UpstreamFailed, match=r"(?i)certificate"):
             await fetch(other)
         nursery.cancel_scope.cancel()
-
-
-def _tls(folder):
-    import subprocess
-
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_side.load_cert_chain(certificate, key)
-    return server_side, ssl.create_default_context(cafile=str(certificate))

@@ -1,7 +1,10 @@
 """Shared by tests of nodes: a recording listener and sink, jobs, and a stub server in a nursery."""
 
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -181,3 +184,16 @@ async def generated(node: RemoteNode, job: Job) -> CollectedDeltas:
     async with node.generate(job, into):
         await into.over.wait()
     return into
+
+
+def tls_contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the contexts of a server at `localhost` and of a client that trusts its certificate."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(certificate, key)
+    return server_side, ssl.create_default_context(cafile=str(certificate))

@@ -77,7 +77,8 @@ class TlsLink:
 
     def __init__(self, stream: trio.SocketStream, context: ssl.SSLContext, host: str) -> None:
         self._transport = stream
-        self._stream = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
+        self._below = _BelowTls(stream)
+        self._stream = trio.SSLStream(self._below, context, server_hostname=host, https_compatible=True)
 
     async def handshake(self) -> None:
         """Agree on keys and verify the server's certificate. Raises `OSError`."""
@@ -90,6 +91,7 @@ class TlsLink:
         """See `Link`."""
         try:
             await self._stream.send_all(data)
+            self._below.check()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise _as_os_error(error, "the TLS connection broke") from error
 
@@ -109,6 +111,41 @@ class TlsLink:
     def close(self) -> None:
         """See `Link`. Sends no close_notify: HTTP's own framing shows whether a response is complete."""
         self._transport.socket.close()
+
+
+class _BelowTls(trio.abc.Stream):
+    """The stream below TLS. After a failure to send it can still be read.
+
+    `SSLStream` refuses to read after such a failure, but the server's answer may have arrived before.
+    """
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._failure: trio.BrokenResourceError | None = None
+
+    def check(self) -> None:
+        """Raise the failure of an earlier send, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send the bytes, or drop them after a failure."""
+        try:
+            await self._stream.send_all(data)
+        except trio.BrokenResourceError as error:
+            self._failure = error
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See `trio.abc.SendStream`."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """See `trio.abc.ReceiveStream`."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """See `trio.abc.AsyncResource`."""
+        await self._stream.aclose()
 
 
 async def connect_to_path(path: str) -> Link:

@@ -18,7 +18,10 @@ _MESSAGES = "/v1/messages"
 
 
 class StreamedBody(NamedTuple):
-    """A body that is sent as it arrives, once. `length`: its bytes; None if unknown: it is chunked then."""
+    """A body that is sent as it arrives, once. `length`: its bytes; None if unknown: it is chunked then.
+
+    The iterator is never closed, so it must not be a generator.
+    """
 
     pieces: AsyncIterable[bytes]
     length: int | None = None
