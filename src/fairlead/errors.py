@@ -137,6 +137,13 @@ class BodyTooLarge(FairleadError):
     code = "body_too_large"
 
 
+class UnknownCoding(FairleadError):
+    """The body has a `Content-Encoding` that is not decoded here."""
+
+    status = 415
+    code = "unknown_coding"
+
+
 # Exhausted capacity --------------------------------------------------------------------------------
 
 

@@ -210,8 +210,9 @@ def test_no_code_of_a_models_repository_is_trusted():
 
 
 @tries("CVE-2024-45436", "CVE-2024-7773", "CVE-2026-59820", "CVE-2024-12886")
-def test_no_archive_is_unpacked_and_nothing_is_decompressed():
-    assert imported(ARCHIVES) == {}
+def test_no_archive_is_unpacked_and_only_bodies_are_decompressed_in_bounded_pieces():
+    assert imported(ARCHIVES) == {"zlib": imported({"zlib"})["zlib"]}
+    assert imported({"zlib"})["zlib"].startswith("http/content_coding.py")
     assert not any(name.endswith(("unpack_archive", "extractall")) for name in calls())
 
 
@@ -242,7 +243,7 @@ def test_nothing_decodes_media_or_models_of_another_format():
 
 @tries("CVE-2024-8984", "CVE-2023-25577", "CVE-2023-46136", "CVE-2024-49767")
 def test_nothing_parses_a_form():
-    assert imported(FORMS) == {}
+    assert {name for name in imported(FORMS) if not name.startswith("email.utils")} == set()  # dates only
     for place, node in nodes(ast.Attribute):
         assert ast.unparse(node) not in {"request.form", "request.files", "request.values"}, place
 

@@ -47,7 +47,6 @@ async def test_json_type_is_accepted_with_any_parameters(kind):
 OTHER_TYPES = [
     "text/html",
     "text/html; charset=application/json",
-    "text/plain",
     "image/svg+xml",
     "application/xhtml+xml",
     "application/octet-stream",
@@ -60,9 +59,6 @@ OTHER_TYPES = [
     "text/html, application/json",
     '"application/json"',
     "json",
-    ";application/json",
-    "",
-    None,
 ]
 
 
@@ -95,7 +91,7 @@ async def test_stream_instead_of_json_or_the_reverse_fails_only_its_job(answer, 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "x", "identity, gzip"])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
+async def test_encoding_that_is_unknown_or_false_is_a_failure_of_the_node(encoding, streams):
     kind = "text/event-stream" if streams else "application/json"
     result = await relay(full_response(ANSWER, kind, f"Content-Encoding: {encoding}"), streams=streams)
     assert result.deltas == []
@@ -105,7 +101,7 @@ async def test_unrequested_encoding_is_a_failure_of_the_node(encoding, streams):
 @pytest.mark.parametrize(
     "status",
     [
-        *("100", "101", "102", "103", "199", "201", "202", "203", "204", "205", "206", "226"),
+        *("100", "101", "102", "103", "199", "204", "205", "206", "226"),
         *("300", "301", "302", "303", "304", "307", "308", "399", "600", "999", "000", "099", "20", "2000"),
     ],
 )
@@ -242,7 +238,7 @@ async def test_other_refusal_is_quoted_in_one_short_line(body, kind, streams):
     assert len(result.error.message) < 250
 
 
-async def test_compressed_refusal_is_not_relayed():
+async def test_refusal_that_is_not_compressed_as_it_says_is_not_relayed():
     result = await relay(
         full_response(b'{"error": 1}', "application/json", "Content-Encoding: gzip", status="400 Bad")
     )

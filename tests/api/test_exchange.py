@@ -9,7 +9,8 @@ from quart_trio import QuartTrio
 from api.raw_http import get, post, serving
 from fairlead.api.exchange import CutStream, Exchange, FairleadRequest, read_body, unwrap
 from fairlead.config import Limits
-from fairlead.errors import BodyTimeout, BodyTooLarge, FairleadError, InvalidRequest, NodeFailed, QueueFull
+from fairlead.errors import BodyTimeout, BodyTooLarge, FairleadError, NodeFailed, QueueFull
+from nodes.coded import CODINGS, ENCODE
 
 
 class App(QuartTrio):
@@ -284,18 +285,39 @@ async def test_body_that_is_not_sent_times_out(app):
     assert (answer.status, answer.headers["connection"]) == (408, "close")
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
-async def test_compressed_body_is_refused_by_the_name_of_its_header(app, encoding):
+@pytest.mark.parametrize(
+    ("encoding", "status"), [("gzip", 400), ("zstd", 400), ("br", 415), ("identity, gzip", 415)]
+)
+async def test_body_that_cannot_be_decoded_is_refused_by_the_name_of_its_header(app, encoding, status):
     seen = []
 
-    @app.errorhandler(InvalidRequest)
+    @app.errorhandler(FairleadError)
     async def fail(error):
         seen.append(error.param)
         return "", error.status
 
     async with serving(app) as server:
         answer = await server.fetch(post(b"\x1f\x8b", "/echo", f"Content-Encoding: {encoding}"))
-    assert (answer.status, seen) == (400, ["Content-Encoding"])
+    assert (answer.status, seen) == (status, ["Content-Encoding"])
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_encoded_body_is_decoded_within_the_limit(app, coding):
+    header = f"Content-Encoding: {coding.upper()}"
+    async with serving(app, Limits(body_bytes=1000)) as server:
+        answer = await server.fetch(post(ENCODE[coding](b"x" * 1000), "/echo", header))
+        assert (answer.status, answer.body) == (200, b"x" * 1000)
+        for large in (b"x" * 1001, bytes(10_000_000)):
+            refused = await server.fetch(post(ENCODE[coding](large)[:1000], "/echo", header))
+            assert refused.status == 413
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_encoded_body_that_is_cut_off_is_refused(app, coding):
+    async with serving(app) as server:
+        body = ENCODE[coding](bytes(range(256)))[:-1]
+        answer = await server.fetch(post(body, "/echo", f"Content-Encoding: {coding}"))
+    assert answer.status == 400
 
 
 async def test_body_is_read_with_quarts_test_client_too(app):

@@ -24,6 +24,7 @@ from fairlead.job import Delta
 from fairlead.tenancy.access import Authenticator
 from fairlead.tenancy.key_quotas import LocalQuotas
 from fairlead.text.model import TextModel
+from nodes.coded import CODINGS, ENCODE
 
 COMPLETIONS = "/v1/completions"
 
@@ -76,10 +77,18 @@ async def test_body_that_is_not_sent_times_out():
     assert (answer.status, answer.error["code"]) == (408, "body_timeout")
 
 
-async def test_compressed_body_is_refused_by_the_name_of_its_header():
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_encoded_body_is_decoded(coding):
     async with serving(served(echo)) as server:
-        answer = await server.fetch(post(b"x", "/", "Content-Encoding: gzip"))
-    assert (answer.status, answer.error["param"]) == (400, "Content-Encoding")
+        answer = await server.fetch(post(ENCODE[coding](b"hello"), "/", f"Content-Encoding: {coding}"))
+    assert (answer.status, answer.body) == (200, b"hello")
+
+
+async def test_unknown_coding_is_refused_with_those_that_are_known():
+    async with serving(served(echo)) as server:
+        answer = await server.fetch(post(b"x", "/", "Content-Encoding: br"))
+    assert (answer.status, answer.error["param"]) == (415, "Content-Encoding")
+    assert answer.headers["accept-encoding"] == "zstd, gzip"
 
 
 # Streams -------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ async def test_content_type_may_be_anything(client, chat):
     assert reply.status == 200
 
 
-async def test_compressed_body_is_refused(client, chat):
+async def test_body_that_is_not_encoded_as_it_says_is_refused(client, chat):
     reply = await client.post(CHAT, chat(), headers={"Content-Encoding": "gzip"})
     assert (reply.status, reply.error["param"]) == (400, "Content-Encoding")
 

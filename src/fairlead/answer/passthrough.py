@@ -22,6 +22,7 @@ _HOP_BY_HOP = frozenset(
 _NOT_FORWARDED = _HOP_BY_HOP | {
     *("authorization", "content-length", "cookie", "expect", "host", "user-agent", "x-api-key"),
     *("x-request-id",),
+    "content-encoding",  # the body has been decoded
 }
 # Headers that concern the whole origin, which is ours, or that our listener sets.
 _NOT_RETURNED = _HOP_BY_HOP | {

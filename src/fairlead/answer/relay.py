@@ -25,9 +25,12 @@ from fairlead.errors import FairleadError, InvalidRequest, NodeRefused
 from fairlead.http.client import ResponseTooLarge, Upstream, UpstreamFailed, UpstreamResponse
 from fairlead.http.headers import USER_HEADER
 from fairlead.http.response_parser import InvalidResponse, ResponseHead
+from fairlead.http.server_sent_events import BYTE_ORDER_MARK
 from fairlead.job import CHAT_DIALECT, ChatRelay, Delta, Job, Relay
 from fairlead.upstream_events import EVENTS, UpstreamReader
 
+ANSWERS = (HTTPStatus.OK, HTTPStatus.CREATED, HTTPStatus.ACCEPTED, HTTPStatus.NON_AUTHORITATIVE_INFORMATION)
+_VAGUE = ("", "text/plain")  # types that say nothing
 ERROR_BYTES = 1024 * 1024
 ERROR_BODY_S = 10.0
 
@@ -94,6 +97,10 @@ async def relay(
         if response.head.status >= HTTPStatus.BAD_REQUEST:
             raise await _refusal(upstream.name, response, is_shown=target is request)
         _check(upstream.name, response.head, kind)
+        response.decode()
+        if request.stream and response.head.content_type == JSON:
+            content = await _read_whole(upstream.name, response, answer_bytes)
+            raise _whole_for_a_stream(upstream.name, target, content)
         if request.stream:
             await _stream(upstream.name, job, target, sink, answer_bytes).run(response)
         else:
@@ -135,18 +142,28 @@ def _deltas(name: str, job: Job, target: Relay | ChatRelay, body: bytes) -> list
 
 
 def _check(name: str, head: ResponseHead, kind: str) -> None:
-    """Raise `RelayFailed` unless the response is a success of the media type that was requested."""
-    if head.status != HTTPStatus.OK:
+    """Raise `RelayFailed` unless the response is a success that may be an answer.
+
+    Its media type is the one that was requested, or one that says nothing: then only an answer of the right
+    form counts. JSON in place of a stream may be an error.
+    """
+    if head.status not in ANSWERS:
         raise RelayFailed(f"{name} answered {head.status}")
-    if _is_encoded(head):
-        raise RelayFailed(f"{name} sent a content encoding that was not requested")
-    if head.content_type != kind:
-        got = excerpt(head.content_type) or "no content type"
+    if head.content_type not in (kind, JSON, *_VAGUE):
+        got = excerpt(head.content_type)
         raise RelayFailed(f"{name} answered with {got} instead of {kind}")
 
 
-def _is_encoded(head: ResponseHead) -> bool:
-    return head.headers.get("content-encoding", "identity").lower() != "identity"
+def _whole_for_a_stream(name: str, target: Relay | ChatRelay, content: bytes) -> FairleadError:
+    """Return the error of a server that has sent a whole response in place of a stream: mostly its own."""
+    assert target.reader is not None
+    try:
+        error = target.reader.read_response(content).error
+    except ValueError:
+        error = None
+    if error is None:
+        return RelayFailed(f"{name} answered with {JSON} instead of {_stream_type(target)}")
+    return late_refusal(name, error)
 
 
 async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> FairleadError:
@@ -157,9 +174,8 @@ async def _refusal(name: str, response: UpstreamResponse, *, is_shown: bool) -> 
     """
     body = b""
     with trio.move_on_after(ERROR_BODY_S), suppress(OSError, InvalidResponse, UpstreamFailed):
+        response.decode()
         body = await response.read_all(ERROR_BYTES)
-    if _is_encoded(response.head):
-        body = b""
     return refusal(name, response.head, body, is_shown=is_shown)
 
 
@@ -168,6 +184,7 @@ async def _read_whole(name: str, response: UpstreamResponse, answer_bytes: int) 
         body = await response.read_all(answer_bytes)
     except ResponseTooLarge as error:
         raise RelayFailed(error.message) from error  # a request may cause that
+    body = body.removeprefix(BYTE_ORDER_MARK)
     if not body:
         raise RelayFailed(f"{name} sent an empty answer")
     return body

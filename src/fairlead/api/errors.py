@@ -24,7 +24,9 @@ from fairlead.errors import (
     ModelUnloaded,
     NodeRefused,
     NotFound,
+    UnknownCoding,
 )
+from fairlead.http.content_coding import ContentDecoder
 
 logger = structlog.get_logger("fairlead.api")
 
@@ -99,6 +101,8 @@ def _headers(error: FairleadError) -> dict[str, str]:
     headers = {name: str(value) for name, value in hints.items() if value is not None}
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
+    if isinstance(error, UnknownCoding):
+        headers["Accept-Encoding"] = ", ".join(ContentDecoder.CODINGS)  # RFC 9110, 12.5.3
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return headers

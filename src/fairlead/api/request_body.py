@@ -16,10 +16,19 @@ import trio
 
 from fairlead.api.shares import Holding, Shares
 from fairlead.config import Limits
-from fairlead.errors import BodiesFull, BodyTimeout, BodyTooLarge, FairleadError, InvalidRequest
+from fairlead.errors import (
+    BodiesFull,
+    BodyTimeout,
+    BodyTooLarge,
+    FairleadError,
+    InvalidRequest,
+    UnknownCoding,
+)
+from fairlead.http.content_coding import ContentDecoder, coding_of
 from fairlead.http.headers import Headers
 
 FULL_RETRY_S = 2
+CONTENT_ENCODING = "Content-Encoding"
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -46,17 +55,20 @@ class IncomingBody:
     async def read(self, body_memory: Shares, tenant: str) -> bytes:
         """Return the whole body, once. Count it for the tenant.
 
-        Raises `BodyTooLarge` as soon as more than `limits.body_bytes` is announced or received, `BodyTimeout`
-        after `limits.body_timeout_s`, `BodiesFull`, and `InvalidRequest` for a compressed body. If a body was
-        not read to its end, the listener closes the connection after the response.
+        It is decoded, and counts both as it was sent and as it is then. Raises `BodyTooLarge` as soon as more
+        than `limits.body_bytes` is announced, received or decoded, `BodyTimeout` after
+        `limits.body_timeout_s`, `BodiesFull`, and as `decoder_of`. If a body was not read to its end, the
+        listener closes the connection after the response.
         """
-        check_encoding(self._headers.get("Content-Encoding", ""))
+        decoder = decoder_of(self._headers.get("Content-Encoding", ""))
         announced = self._headers.get("Content-Length", "")
         if announced.isdigit() and int(announced) > self._limits.body_bytes:
             raise self._too_large()
         self._shares = body_memory
         with trio.move_on_after(self._limits.body_timeout_s):
             body = await self._collect(tenant)
+            if decoder is not None:
+                body = await self._decode(decoder, body)
             if not self._cancels:
                 self._nursery.start_soon(self.watch)
             return body
@@ -94,6 +106,20 @@ class IncomingBody:
             piece, more = await self._next()
             size += buffer.write(piece)
             self._count(piece, size)
+        return buffer.getvalue()
+
+    async def _decode(self, decoder: ContentDecoder, body: bytes) -> bytes:
+        buffer = BytesIO()
+        size = 0
+        try:
+            for piece in decoder.feed(body):
+                size += buffer.write(piece)
+                self._count(piece, size)
+                await trio.lowlevel.checkpoint()  # a body of some kilobytes may take a second
+        except ValueError as error:
+            raise InvalidRequest(f"the body is {error}", param=CONTENT_ENCODING) from error
+        if not decoder.is_complete:
+            raise InvalidRequest("the encoded body is cut off", param=CONTENT_ENCODING)
         return buffer.getvalue()
 
     async def _next(self) -> tuple[bytes, bool]:
@@ -135,10 +161,18 @@ class IncomingBody:
         return BodyTooLarge(f"the body is larger than {self._limits.body_bytes} bytes")
 
 
-def check_encoding(encoding: str) -> None:
-    """Raise `InvalidRequest` unless this `Content-Encoding` means that the body is not encoded."""
-    if encoding.strip().lower() not in {"", "identity"}:
-        raise InvalidRequest(f"the body must not be encoded, but is {encoding!r}", param="Content-Encoding")
+def decoder_of(encoding: str) -> ContentDecoder | None:
+    """Return what decodes a body with this `Content-Encoding`; None if it is not encoded.
+
+    Raises `UnknownCoding` for any other, or several: a body that was compressed twice helps only attackers.
+    """
+    coding = coding_of(encoding)
+    if coding is None:
+        return None
+    try:
+        return ContentDecoder(coding)
+    except ValueError as error:
+        raise UnknownCoding(f"the body has {error}", param=CONTENT_ENCODING) from error
 
 
 async def _raise(error: FairleadError) -> None:

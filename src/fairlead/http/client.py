@@ -1,7 +1,7 @@
 """An HTTP client: requests to one server over a bounded pool of connections, responses as they arrive.
 
 An exchange that is cancelled, fails or is left early closes its connection, at once and without waiting. One
-that was read to its end keeps it for reuse. No redirect is followed, nothing is decoded unless asked for.
+that was read to its end keeps it for reuse. No redirect is followed; content codings are decoded on request.
 Independent of jobs and API formats.
 
 A response may come before its request has been sent. A success is read while the rest is sent. After any
@@ -9,7 +9,7 @@ other response nothing more is sent, as the server does not want it, and the con
 """
 
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ import trio
 from fairlead.config.urls import is_http_url, secrets_in, shown_url
 from fairlead.errors import NodeFailed, NodeFull
 from fairlead.http.client_connection import ClientConnection, Clock, describe, is_local_shortage, reason_of
+from fairlead.http.content_coding import ContentDecoder, coding_of
 from fairlead.http.idle_connections import IdleConnections
 from fairlead.http.links import connect, connect_to_path
 from fairlead.http.request_head import RequestHeads, StreamedBody
@@ -86,6 +87,17 @@ class UpstreamResponse:
         self._connection = connection
         self._clock = clock
         self._first = first
+        self._decoder: ContentDecoder | None = None
+        self._decoded: Iterator[bytes] = iter(())
+
+    def decode(self) -> None:
+        """Decode the body from now on, if it is encoded. Raises `UpstreamFailed` for an unknown coding."""
+        coding = coding_of(self.head.headers.get("content-encoding", ""))
+        if coding is not None:
+            try:
+                self._decoder = ContentDecoder(coding)
+            except ValueError as error:
+                raise UpstreamFailed(f"{self._name} sent {error}") from error
 
     @property
     def is_complete(self) -> bool:
@@ -97,6 +109,20 @@ class UpstreamResponse:
 
         Raises `UpstreamFailed` when the connection ends before the body does.
         """
+        if self._decoder is None:
+            return await self._read()
+        try:
+            while not (piece := next(self._decoded, b"")):
+                if not (data := await self._read()):
+                    if not self._decoder.is_complete:
+                        raise ValueError("an encoded body that is cut off")
+                    return b""
+                self._decoded = self._decoder.feed(data)
+        except ValueError as error:
+            raise UpstreamFailed(f"{self._name} sent {error}") from error
+        return piece
+
+    async def _read(self) -> bytes:
         if self._first:
             first, self._first = self._first, b""
             return self._shown(first)

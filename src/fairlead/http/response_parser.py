@@ -106,6 +106,8 @@ class ResponseParser:
                     raise InvalidResponse(f"a head of more than {HEAD_BYTES} bytes")
                 if not data.startswith(b"HTTP/1."[: len(data)]):
                     raise InvalidResponse("bytes that are not HTTP/1.1")
+                if b"\n" in data.replace(b"\r\n", b""):  # it would never end
+                    raise InvalidResponse("a head in which a line ends with LF alone")
                 self._rest = data
                 return b""
             message = _Message()

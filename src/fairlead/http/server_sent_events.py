@@ -10,7 +10,7 @@ from collections.abc import Iterator
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 _LONGEST_END = 4
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventSplitter:
@@ -113,7 +113,7 @@ def _last_end(data: bytes) -> int:
 
 def _values(event: bytes, field: bytes) -> Iterator[bytes]:
     """Yield the values of a field; of the comments for the empty name."""
-    for line in _LINE_END.split(event.removeprefix(_BYTE_ORDER_MARK)):
+    for line in _LINE_END.split(event.removeprefix(BYTE_ORDER_MARK)):
         name, colon, value = line.partition(b":")
         if name == field and (colon or field):
             yield value.removeprefix(b" ")
