@@ -79,7 +79,8 @@ def third_party(modules: set[str]) -> set[str]:
     """Return the modules without the standard library, this package, and those of tests and bench."""
     folders = [ROOT / "tests", ROOT / "bench", ROOT / "bench" / "demo"]
     local_modules = {path.stem for folder in folders for path in folder.iterdir()}
-    return modules - sys.stdlib_module_names - local_modules - {"fairlead", "_testcapi"}
+    # `compression` is in the standard library from 3.14 on.
+    return modules - sys.stdlib_module_names - local_modules - {"fairlead", "_testcapi", "compression"}
 
 
 def distributions(modules: set[str]) -> set[str]:
