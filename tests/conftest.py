@@ -23,7 +23,10 @@ TESTS = Path(__file__).parent
 # The mark of each folder; "unit" is that of all others.
 MARKS = {
     **dict.fromkeys(
-        ("cli", "clients", "cluster", "e2e", "fleet", "nodes", "process", "roles", "settings", "worker"),
+        (
+            *("cli", "clients", "cluster", "e2e", "fleet", "nodes", "peers", "process", "roles", "settings"),
+            "worker",
+        ),
         "process",
     ),
     "browser": "browser",

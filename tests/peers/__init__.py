@@ -1,0 +1,1 @@
+"""A package, because `bench/peers.py` has the same name."""
