@@ -242,7 +242,8 @@ class _Round:
             "seats": sum(node.status().busy for node in self._nodes),
             "exchanges": sum(each.busy + each.waiting for each in upstreams),
             "connections of no pool": wires - sum(each.idle for each in upstreams),
-            "alarms": len(alarms) - 1,  # the alarm of the meter
+            # One is for charging; nodes that are full or have failed keep theirs.
+            "alarms": len(alarms) - 1 - len(self._dispatcher._pauses) - len(self._dispatcher._failed),
             "waiters": len(self._dispatcher._waiters),
         }
         self._problems += [f"leak: {count} {what}" for what, count in left.items() if count]

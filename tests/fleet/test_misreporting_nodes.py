@@ -178,11 +178,11 @@ def test_full_node_is_retried_in_time_for_any_retry_after(retry_after):
         lines = ("application/json", f"Retry-After: {retry_after}")
         made.responses = {CHAT: [full_response(refusal, *lines, status="503 Stopping")]}
         reply = await made.post_chat("ann", "lies")
-        assert reply.status == 504
+        assert reply.status == 503
         assert 1 <= int(reply.headers.get("retry-after", "1")) <= 60
-        # At most once a second, and at least every ten seconds.
+        # At most once a second, and at least every minute.
         posts = sum(b"POST" in request for request in made.server.requests)
-        assert 5 <= posts <= 65
+        assert 1 <= posts <= 65
         made.responses = {}
         assert (await made.post_chat("ann", "lies")).status == 200
 
@@ -209,10 +209,13 @@ def test_slow_trickle_of_bytes_does_not_extend_the_timeouts(name):
         made.responses = {CHAT: chain(begin, cycle([1.0, drip]))}
         began = trio.current_time()
         reply = await made.post_chat("ann", "lies", stream=STREAM_HEAD in begin)
-        # The first token of a stream has the queue timeout; a whole response has the request timeout.
+        # The first token of a stream has the queue timeout, a whole response the request timeout. A status
+        # is an answer, whose body has ten seconds.
         has_token = STREAM_HEAD not in begin or chunk(BEGUN) in begin
-        assert trio.current_time() - began == pytest.approx(600 if has_token else 60, abs=1)
-        code = b"request_timeout" if has_token else b"queue_timeout"
+        took_s, code = (600, b"request_timeout") if has_token else (60, b"queue_timeout")
+        if name == "refusal":
+            took_s, code = 10, b"refused"
+        assert trio.current_time() - began == pytest.approx(took_s, abs=1)
         assert code in reply.body
         assert made.server.open_links <= 2  # the connections of probes
         made.check()
@@ -293,7 +296,11 @@ def test_html_page_of_a_node_is_never_relayed(status, streams):
             CHAT: [full_response(page, "text/html", "Location: https://elsewhere.example", status=status)]
         }
         reply = await made.post_chat("ann", "lies", stream=streams)
-        assert reply.status == (int(status[:3]) if status.startswith("4") else 502)
+        if streams and status.startswith("503"):  # it waits for the node, and has begun by then
+            assert b"nodes_full" in reply.body
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            return
+        assert reply.status == (int(status[:3]) if status[:3] in ("400", "404", "503") else 502)
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert json.loads(reply.body)["error"]["message"]
